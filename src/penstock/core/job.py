@@ -1,0 +1,120 @@
+"""The canonical job: what is asked (`JobRequest`), what came of it (`JobResult`), and
+the record of both (`Job`).
+
+All values are frozen; `msgspec.structs.replace` makes a changed copy. Times are seconds
+since the epoch, UTC, and are read from a Clock, never here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from penstock.lifecycles.canonical import TERMINAL, JobState
+
+
+class Priority(StrEnum):
+    """A hint to the scheduler; `penstock.core.policy.rank` gives it its meaning."""
+
+    CRITICAL = "critical"
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class RetryPolicy(Struct, frozen=True, omit_defaults=True):
+    """Which failures are tried again, how often, and after how long."""
+
+    retries: int = 0
+    delay: float = 1.0
+    factor: float = 2.0
+    max_delay: float = 300.0
+    jitter: float = 0.5
+    """The share of a delay that is left to chance."""
+    on: tuple[str, ...] = ()
+    """Error codes or exception classes to retry; empty means every one."""
+    never: tuple[str, ...] = ()
+    """Error codes or exception classes never to retry."""
+
+
+NO_RETRY = RetryPolicy()
+
+
+class JobRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a caller asks for. `penstock.core.check` says what is acceptable."""
+
+    job_id: str
+    topic: str
+    priority: Priority = Priority.BATCH
+    context_ptr: str = ""
+    """An opaque URI of the input payload; empty means no input."""
+    adapter_id: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    parent_job_id: str | None = None
+    workflow_id: str | None = None
+    step_index: int | None = None
+    tenant: str = "default"
+    labels: dict[str, str] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    timeout: float | None = None
+    """Seconds one attempt may run; None takes the engine's default."""
+    dispatch_timeout: float | None = None
+    """Seconds a worker may hold the job before it starts; None: the engine's default."""
+    deadline: float | None = None
+    """The time by which the job must have ended, whatever it waits for."""
+    run_at: float | None = None
+    """The time before which the job must not start."""
+    retry: RetryPolicy = NO_RETRY
+    idempotent: bool = False
+    """Whether the same job may safely run again after its worker was lost mid-run."""
+    retry_number: int = 0
+    """0 for what a caller submitted, n for the n-th retry that the engine emitted."""
+
+
+class JobResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker, or the control plane in its stead, says came of a job."""
+
+    job_id: str
+    status: JobState
+    result_ptr: str | None = None
+    worker_id: str | None = None
+    execution_ms: float | None = None
+    error_code: str | None = None
+    error_message: str | None = None
+    attempt: int = 0
+    error_kinds: tuple[str, ...] = ()
+    """The classes of the exception, most special first: what a RetryPolicy matches."""
+    retry_after: float | None = None
+    """Seconds, when the job itself asked to be tried again."""
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """The record of one job: always the fold of its transitions."""
+
+    seq: int
+    """The order of acceptance; unique within one store."""
+    request: JobRequest
+    state: JobState
+    version: int
+    """How many transitions it has had."""
+    accepted_at: float
+    updated_at: float
+    attempt: int = 0
+    """Which dispatch is the live one: the fence. 0 before the first."""
+    worker_id: str | None = None
+    pool: str | None = None
+    dispatched_at: float | None = None
+    started_at: float | None = None
+    finished_at: float | None = None
+    cancel_requested: bool = False
+    result: JobResult | None = None
+    successor: str | None = None
+    """The job that retries this one."""
+
+    @property
+    def job_id(self) -> str:
+        return self.request.job_id
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in TERMINAL

@@ -1,0 +1,82 @@
+"""Retries, backoff, deadlines and order, as functions of plain values."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
+from penstock.lifecycles.canonical import JobState
+
+HEAD_START: dict[Priority, float] = {
+    Priority.CRITICAL: 3600.0,
+    Priority.INTERACTIVE: 300.0,
+    Priority.BATCH: 0.0,
+}
+"""Seconds by which a priority is treated as if it had waited longer."""
+
+RETRY_REQUESTED = "RETRY"
+"""The error code of a job that raised `penstock.Retry`."""
+
+
+def ready_at(request: JobRequest, accepted_at: float) -> float:
+    """The time from which a job may start."""
+    return accepted_at if request.run_at is None else max(accepted_at, request.run_at)
+
+
+def rank(request: JobRequest, accepted_at: float) -> float:
+    """The order within a tenant: the lowest goes first.
+
+    All waiting jobs age alike, so comparing "waited so long plus head start" at any
+    moment is comparing this fixed number. A batch job is therefore overtaken only by
+    interactive jobs that came less than five minutes after it, and never starves.
+    """
+    return ready_at(request, accepted_at) - HEAD_START[request.priority]
+
+
+def backoff(retry: RetryPolicy, number: int, chance: float) -> float:
+    """Seconds to wait before retry `number` (1 is the first); `chance` is in [0, 1)."""
+    steps = min(number - 1, 64)
+    delay = min(retry.delay * retry.factor**steps, retry.max_delay)
+    return delay * (1 - retry.jitter * chance)
+
+
+def may_retry(request: JobRequest, result: JobResult) -> bool:
+    """Whether the policy wants this ending tried again."""
+    retry = request.retry
+    if request.retry_number >= retry.retries:
+        return False
+    if result.status not in (JobState.FAILED, JobState.TIMEOUT):
+        return False
+    if result.error_code == RETRY_REQUESTED:
+        return True
+    kinds = {result.error_code or "", *result.error_kinds}
+    if kinds & set(retry.never):
+        return False
+    return not retry.on or bool(kinds & set(retry.on))
+
+
+def retry_of(
+    job: Job, result: JobResult, job_id: str, now: float, chance: float
+) -> JobRequest:
+    """The new job that tries `job` again: everything is kept but id, link and time."""
+    request = job.request
+    number = request.retry_number + 1
+    after = result.retry_after
+    delay = backoff(request.retry, number, chance) if after is None else after
+    return replace(
+        request,
+        job_id=job_id,
+        parent_job_id=request.job_id,
+        idempotency_key=None,
+        run_at=now + delay,
+        retry_number=number,
+    )
+
+
+def runs_until(job: Job, default_timeout: float) -> float | None:
+    """When a started job must have ended, by its timeout and its deadline."""
+    if job.started_at is None:
+        return job.request.deadline
+    limit = job.request.timeout if job.request.timeout is not None else default_timeout
+    end = job.started_at + limit
+    return end if job.request.deadline is None else min(end, job.request.deadline)

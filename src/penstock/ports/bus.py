@@ -1,0 +1,159 @@
+"""How the roles talk to workers.
+
+At least once, in order per sender and subject, in batches. Messages carry the attempt
+they speak of, and the store checks it, so a repeated or late message is harmless.
+
+Subjects are those of the CAP wire, so that another bus can carry the same traffic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from penstock.core.job import JobRequest, JobResult
+
+HANDSHAKE = "sys.handshake"
+HEARTBEAT = "sys.heartbeat"
+RESULT = "sys.job.result"
+PROGRESS = "sys.job.progress"
+
+
+def jobs_of(worker_id: str) -> str:
+    """The subject on which one worker is given work and told to end it."""
+    return f"worker.{worker_id}.jobs"
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True):
+    """Anything on the bus. Fields are only ever added, at the end."""
+
+
+class Handshake(Message, frozen=True):
+    """A worker is here: what it serves, how much it takes, and what it still runs."""
+
+    worker_id: str
+    pool: str
+    topics: tuple[str, ...]
+    """Globs."""
+    slots: int
+    """How many jobs it runs at once."""
+    labels: Mapping[str, str]
+    held: tuple[tuple[str, int], ...] = ()
+    """(job_id, attempt) of what it holds: a worker that comes back keeps its work."""
+    host: str = ""
+    pid: int = 0
+    local: bool = False
+    """It lives in the engine's own process, and dies with it."""
+
+
+class Heartbeat(Message, frozen=True):
+    """One beat keeps every lease of the worker that sends it."""
+
+    worker_id: str
+    active: int = 0
+
+
+class Credit(Message, frozen=True):
+    """How many jobs the worker wants to hold: its slots, and more if they are short."""
+
+    worker_id: str
+    limit: int
+
+
+class Farewell(Message, frozen=True):
+    """A worker takes no more work. `lost`: it vanished, said by the link in its stead."""
+
+    worker_id: str
+    lost: bool = False
+
+
+class Dispatch(Message, frozen=True):
+    """Run this."""
+
+    request: JobRequest
+    attempt: int
+    timeout: float
+    deadline: float | None = None
+
+
+class JobCancel(Message, frozen=True):
+    """End this attempt, and say when it has ended."""
+
+    job_id: str
+    attempt: int
+    reason: str
+    requested_by: str
+
+
+class Started(Message, frozen=True):
+    job_id: str
+    attempt: int
+    worker_id: str
+
+
+class Returned(Message, frozen=True):
+    """Handed back before it started: give it to another."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+    reason: str
+
+
+class Finished(Message, frozen=True):
+    result: JobResult
+
+
+class JobProgress(Message, frozen=True):
+    job_id: str
+    attempt: int
+    fraction: float | None
+    """0 to 1, where the job can say."""
+    message: str = ""
+
+
+class JobLog(Message, frozen=True):
+    job_id: str
+    attempt: int
+    at: float
+    level: str
+    text: str
+
+
+AnyMessage = (
+    Handshake
+    | Heartbeat
+    | Credit
+    | Farewell
+    | Dispatch
+    | JobCancel
+    | Started
+    | Returned
+    | Finished
+    | JobProgress
+    | JobLog
+)
+
+Handler = Callable[[list[AnyMessage]], Awaitable[None]]
+
+
+class Subscription(Protocol):
+    async def close(self) -> None:
+        """Deliver no more; returns when the handler is not running."""
+
+
+class Bus(Protocol):
+    def publish(self, subject: str, messages: Sequence[AnyMessage]) -> None:
+        """Hand the messages over; delivery happens later and never blocks the caller."""
+
+    def subscribe(
+        self, subject: str, handler: Handler, *, group: str | None = None
+    ) -> Subscription:
+        """Deliver to `handler` whatever has gathered, in order, one call at a time.
+
+        Subscribers with the same group share a subject's messages; others each get all.
+        """
+
+    async def close(self) -> None: ...

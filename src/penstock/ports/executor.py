@@ -1,0 +1,99 @@
+"""What a job can be.
+
+An executor runs one attempt of one job and tells how it ended. It never touches the
+store: everything it may do to the outside goes through its `Context`.
+
+Executors are found through the entry-point group `penstock.executors`; each entry is a
+callable that takes the worker's application (or None) and returns an Executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from penstock.core.job import JobRequest
+from penstock.lifecycles.canonical import JobState
+
+
+class Task(Struct, frozen=True):
+    """One attempt of one job."""
+
+    request: JobRequest
+    attempt: int
+    payload: bytes
+    """What context_ptr points to; empty when there is none."""
+    deadline: float
+    """When it must have ended: the sooner of timeout and deadline."""
+
+
+class Outcome(Struct, frozen=True):
+    """How an attempt ended."""
+
+    status: JobState
+    payload: bytes | None = None
+    """The result, when it succeeded."""
+    media_type: str = "application/json"
+    error_code: str | None = None
+    error_message: str | None = None
+    error_kinds: tuple[str, ...] = ()
+    retry_after: float | None = None
+
+
+class CancelToken(Protocol):
+    """Tells running work that it should end. Safe to use from any thread."""
+
+    @property
+    def requested(self) -> bool: ...
+
+    @property
+    def reason(self) -> str: ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block a thread until it is requested; False when the time ran out first."""
+
+    def raise_if_requested(self) -> None:
+        """Raise `penstock.Cancelled` if the work should end."""
+
+
+class Context(Protocol):
+    """What an executor may use while it runs. Safe to call from any thread."""
+
+    @property
+    def job_id(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+    @property
+    def request(self) -> JobRequest: ...
+
+    @property
+    def cancel(self) -> CancelToken: ...
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None: ...
+
+    def log(self, text: str, level: str = "info") -> None: ...
+
+    def remaining(self) -> float:
+        """Seconds until the attempt must have ended."""
+
+
+class Executor(Protocol):
+    topics: tuple[str, ...]
+    """The topics (globs) that this executor can run."""
+
+    async def run(self, task: Task, ctx: Context) -> Outcome:
+        """Run to an end. On asyncio cancellation end the work, *then* let it pass.
+
+        The caller sets `ctx.cancel` first; when `run` returns or raises, nothing of the
+        attempt may still be running. What can't be ended is reported in the Outcome.
+        """
+
+    async def close(self) -> None: ...
+
+
+class ExecutorFactory(Protocol):
+    def __call__(self, app: Any, options: Mapping[str, Any]) -> Executor: ...

@@ -1,0 +1,140 @@
+"""Where jobs are kept.
+
+A store takes *changes* (accept this request; let these events happen to that job), many
+at a time, and answers each with moved, repeated or refused. Three promises:
+
+* `apply` returns only after its answers are as durable as `durability` says. Concurrent
+  callers are merged into one commit.
+* Every change goes through `penstock.core.transition`: the table decides, the store
+  writes down. The log is append-only and the record is its fold.
+* Listeners hear of a change after its commit and never otherwise, in commit order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+from penstock.core.job import Job
+from penstock.core.transition import Answer, Change, Transition
+from penstock.lifecycles.canonical import JobState
+
+
+class Durability(StrEnum):
+    """What an acknowledged change survives."""
+
+    DISK = "disk"
+    """Power loss: every commit is flushed to disk."""
+    OS = "os"
+    """The death of the process, but not of the machine."""
+    MEMORY = "memory"
+    """Nothing: for tests."""
+
+
+class JobQuery(Struct, frozen=True, kw_only=True):
+    """Which jobs, newest first. All conditions must hold."""
+
+    states: tuple[JobState, ...] = ()
+    topic: str | None = None
+    """A glob, as in `job.text.*`."""
+    tenant: str | None = None
+    parent_job_id: str | None = None
+    workflow_id: str | None = None
+    """Jobs of a workflow come in the order of their step_index instead."""
+    labels: Mapping[str, str] = {}
+    before: int | None = None
+    """Only jobs accepted before this `seq`: where the page before ended."""
+    limit: int = 50
+
+
+class LogLine(Struct, frozen=True):
+    """One line that a job wrote."""
+
+    job_id: str
+    attempt: int
+    at: float
+    level: str
+    text: str
+    n: int = 0
+    """Its place in the job's output, given by the store: where a reader resumes."""
+
+
+class Mismatch(Struct, frozen=True):
+    """A job whose record is not the fold of its log."""
+
+    job_id: str
+    problem: str
+
+
+class Verified(Struct, frozen=True):
+    """What a whole reading of the store found."""
+
+    jobs: int
+    transitions: int
+    mismatches: tuple[Mismatch, ...]
+
+
+class Pruned(Struct, frozen=True):
+    """What a clean-up removed."""
+
+    jobs: int
+    transitions: int
+    log_lines: int
+
+
+Listener = Callable[[Sequence[Answer]], None]
+
+
+class Store(Protocol):
+    durability: Durability
+
+    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
+        """Make the changes, in order, in one commit; answer each.
+
+        An Accept whose job_id or (tenant, idempotency_key) is taken is REPEATED, with the
+        job that has it. Raises StoreFailed, with nothing written, if the commit fails.
+        """
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call `listener` with what moved, after each commit. Returns the way to stop."""
+
+    async def get(self, job_id: str) -> Job | None: ...
+
+    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
+        """The records with these `seq`s that exist, in the order asked for."""
+
+    async def find(self, query: JobQuery) -> list[Job]: ...
+
+    async def unfinished(self) -> list[Job]:
+        """Every job that is in no final state, in the order of acceptance."""
+
+    async def history(self, job_id: str) -> list[Transition]: ...
+
+    async def tally(self) -> dict[JobState, int]:
+        """How many jobs are in each state."""
+
+    def write_log(self, lines: Sequence[LogLine]) -> None:
+        """Keep these lines; they ride with the next commit, and nobody waits for it."""
+
+    async def read_log(
+        self, job_id: str, after: int = 0, limit: int = 1000
+    ) -> list[LogLine]: ...
+
+    async def verify(self) -> Verified:
+        """Fold every job's log and compare it with its record."""
+
+    async def prune(self, finished_before: float, limit: int) -> Pruned:
+        """Forget up to `limit` jobs that ended before a time, with logs and history."""
+
+    async def pointers(self) -> Iterable[str]:
+        """Every context_ptr and result_ptr that names a stored blob."""
+
+    async def remember(self, name: str, value: bytes) -> None:
+        """Keep a small named fact of the engine itself."""
+
+    async def recall(self, name: str) -> bytes | None: ...
+
+    async def close(self) -> None: ...
