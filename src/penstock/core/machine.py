@@ -10,6 +10,10 @@ Three rules hold for every table:
 2. An event that leads to the state one is already in is a *repeat*: it is accepted
    and changes nothing, so that a message may arrive twice.
 3. Nothing leaves a final state.
+
+A table may name two things beside its moves. What is *refused* at the door ends there:
+it is answered and never stored. *Absent* is what a lookup answers about a job that
+isn't there: a word of the same vocabulary, but no job is ever in it.
 """
 
 from __future__ import annotations
@@ -42,10 +46,14 @@ class StateMachine(Generic[S, E]):
         states: type[S],
         initial: tuple[E, S],
         moves: Mapping[tuple[S, E], S],
+        refused: tuple[E, S] | None = None,
+        absent: S | None = None,
     ) -> None:
         self.name = name
-        self.states: tuple[S, ...] = tuple(states)
+        self.absent = absent
+        self.states: tuple[S, ...] = tuple(state for state in states if state is not absent)
         self.birth, self.initial = initial
+        self.births: Mapping[E, S] = dict([initial, refused] if refused else [initial])
         self._moves = dict(moves)
         left = {state for (state, _), after in moves.items() if after is not state}
         self.final: frozenset[S] = frozenset(self.states) - left
@@ -55,9 +63,11 @@ class StateMachine(Generic[S, E]):
         self._check()
 
     def _check(self) -> None:
-        reached = {self.initial} | set(self._moves.values())
+        reached = set(self.births.values()) | set(self._moves.values())
         if stranded := set(self.states) - reached:
             raise ValueError(f"{self.name}: no move leads to {sorted(stranded)}")
+        if self.absent in reached | {before for before, _ in self._moves}:
+            raise ValueError(f"{self.name}: no job can be {self.absent}, yet a move names it")
 
     def judge(self, state: S, event: E) -> Step:
         """Say whether `event` moves `state`, repeats it, or may not happen to it."""
