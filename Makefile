@@ -1,0 +1,59 @@
+# Everything runs in .venv, which is made on first use and brought up to date when
+# pyproject.toml changes.
+
+PYTHON ?= python3
+JOBS   ?= 2
+BIN    := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format types unit coverage bench clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: .venv/.installed ## run a handful of jobs and show each one's way
+	$(BIN)/python examples/demo.py
+
+test: lint types unit ## all checks: lint, types, layers, every test
+
+lint: .venv/.installed-test ## style, format and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: .venv/.installed-test ## mend what lint can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: .venv/.installed-test ## mypy, strict
+	$(BIN)/mypy
+
+unit: .venv/.installed-test ## the tests alone, chaos included; ARGS="-k name" narrows them
+	$(BIN)/pytest -n $(JOBS) $(ARGS)
+
+coverage: .venv/.installed-test ## the tests, and which lines they reach
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
+
+bench: .venv/.installed-bench ## side by side with other engines; prints ratios
+	$(BIN)/python benchmarks/engine.py $(ARGS)
+
+clean: ## remove .venv and everything made
+	rm -rf .venv .demo build dist htmlcov .coverage .coverage.*
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Penstock needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+.venv/.installed-%: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@ .venv/.installed
