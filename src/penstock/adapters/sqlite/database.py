@@ -1,0 +1,185 @@
+"""Opening the database file: one writer, the right durability, the newest schema.
+
+The writer takes a lock file beside the database, so a second engine on the same folder is
+refused rather than left to fight over pages. Readers open the file read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Generator, Iterable
+from importlib.resources import files
+from pathlib import Path
+
+import apsw
+
+from penstock.core.errors import AlreadyRunning, StoreCorrupt, StoreFailed, StoreFull
+from penstock.lifecycles.canonical import CANONICAL, HELD, TERMINAL, JobState
+from penstock.ports.store import Durability
+
+APPLICATION_ID = 0x50454E53  # "PENS": how we know a file to be ours
+STATE_CODES = {state: code for code, state in enumerate(JobState, start=1)}
+"""How a state is stored: its number on the CAP wire. Final states come last."""
+FIRST_FINAL = min(STATE_CODES[state] for state in TERMINAL)
+_SYNCHRONOUS = {Durability.DISK: "FULL", Durability.OS: "NORMAL", Durability.MEMORY: "OFF"}
+
+
+class WriterLock:
+    """Holds a folder for one engine until closed or until the process ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = open(path, "a+")  # noqa: SIM115: held for the engine's life
+        except OSError as error:
+            raise StoreFailed(
+                f"can't write in {path.parent}: {error.strerror}",
+                hint="choose another folder with --data, or change its permissions",
+            ) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise AlreadyRunning(
+                f"another engine (process {holder}) owns {path.parent}",
+                hint="use it through penstock.connect() or the command line, or stop it first",
+            ) from None
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def open_writer(path: Path, durability: Durability) -> apsw.Connection:
+    with storage_errors(path):
+        connection = apsw.Connection(str(path))
+        try:
+            _prepare(connection, path, durability)
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+def open_reader(path: Path) -> apsw.Connection:
+    with storage_errors(path):
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        connection.set_busy_timeout(5000)
+        connection.pragma("cache_size", -16_384)
+        _check_ours(connection, path)
+    return connection
+
+
+def _prepare(connection: apsw.Connection, path: Path, durability: Durability) -> None:
+    connection.set_busy_timeout(5000)
+    version = connection.pragma("user_version")
+    if version or connection.execute("SELECT count(*) FROM sqlite_schema").get:
+        _check_ours(connection, path)
+    connection.pragma("journal_mode", "wal")
+    connection.pragma("synchronous", _SYNCHRONOUS[durability])
+    connection.pragma("cache_size", -65_536)
+    connection.pragma("temp_store", "memory")
+    connection.pragma("foreign_keys", True)
+    connection.pragma("wal_autocheckpoint", 4000)
+    migrate(connection, path)
+
+
+def _check_ours(connection: apsw.Connection, path: Path) -> None:
+    if connection.pragma("application_id") != APPLICATION_ID:
+        raise StoreCorrupt(
+            f"{path} is a database, but not one of Penstock's",
+            hint="choose another folder with --data",
+        )
+
+
+def migrate(connection: apsw.Connection, path: Path) -> None:
+    """Bring the schema to the newest version, one numbered file at a time."""
+    version = connection.pragma("user_version")
+    steps = migrations()
+    if version > len(steps):
+        raise StoreCorrupt(
+            f"{path} was written by a newer Penstock (schema {version}, this one knows"
+            f" {len(steps)})",
+            hint="upgrade Penstock, or choose another folder with --data",
+        )
+    for number, sql in enumerate(steps[version:], start=version + 1):
+        with connection:
+            connection.execute(sql)
+            connection.pragma("application_id", APPLICATION_ID)
+            connection.pragma("user_version", number)
+
+
+def migrations() -> list[str]:
+    """The numbered migration files, in order, with the lifecycle's rules filled in."""
+    folder = files("penstock.adapters.sqlite").joinpath("migrations")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    rules = _rules()
+    return [
+        re.sub(r"\{(\w+)\}", lambda found: rules[found[1]], folder.joinpath(name).read_text())
+        for name in names
+    ]
+
+
+def _rules() -> dict[str, str]:
+    birth: tuple[str | None, str, str] = (None, CANONICAL.birth, CANONICAL.initial)
+    moves = [birth, *CANONICAL]
+    codes = STATE_CODES.values()
+    return {
+        "states": _values(enumerate(JobState, start=1)),
+        "moves": _values((code, *move) for code, move in enumerate(moves, start=1)),
+        "last_state": str(max(codes)),
+        "first_final": str(FIRST_FINAL),
+        "succeeded": str(STATE_CODES[JobState.SUCCEEDED]),
+        "held": ", ".join(sorted(str(STATE_CODES[state]) for state in HELD)),
+    }
+
+
+def _values(rows: Iterable[tuple[object, ...]]) -> str:
+    return ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
+
+
+def _literal(value: object) -> str:
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, int) else f"'{value}'"
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Generator[None]:
+    """Turn SQLite's errors into ours, each with its cause and what to do."""
+    try:
+        yield
+    except apsw.FullError as error:
+        raise StoreFull(
+            f"no space left for {path}", hint="free some space; nothing was stored"
+        ) from error
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise StoreCorrupt(
+            f"{path} is not a readable database: {error}",
+            hint="restore it from a backup, or choose another folder with --data",
+        ) from error
+    except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
+        raise StoreFailed(
+            f"can't write {path}: {error}",
+            hint="check the permissions of the file and its folder",
+        ) from error
+    except apsw.IOError as error:
+        if "disk" in str(error).lower() and _is_full(path):
+            raise StoreFull(
+                f"no space left for {path}", hint="free some space; nothing was stored"
+            ) from error
+        raise StoreFailed(f"the disk refused to write {path}: {error}") from error
+    except apsw.Error as error:
+        raise StoreFailed(f"the database {path} refused: {error}") from error
+
+
+def _is_full(path: Path) -> bool:
+    stat = os.statvfs(path.parent)
+    return stat.f_bavail * stat.f_frsize < 1 << 20

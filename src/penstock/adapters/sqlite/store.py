@@ -1,0 +1,282 @@
+"""The default store: one SQLite file, one writer, many changes a commit.
+
+While a commit is under way, changes gather; the next commit takes them all. At low load a
+commit carries one change and costs one flush, at high load it carries a thousand for the
+same price. Nothing waits on a timer.
+
+A commit runs in the event loop itself, which is fastest while a flush takes a fraction of
+a millisecond; on a slow disk (`threaded`) it runs in a thread of its own, so that the
+engine stays responsive meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.adapters.sqlite import rows, upkeep
+from penstock.adapters.sqlite.commit import Commit, number_lines
+from penstock.adapters.sqlite.database import (
+    STATE_CODES,
+    WriterLock,
+    open_reader,
+    open_writer,
+    storage_errors,
+)
+from penstock.adapters.sqlite.finding import find_sql
+from penstock.core.errors import NotFound, Unavailable
+from penstock.core.job import Job
+from penstock.core.transition import Answer, Change, Transition
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.failpoint import failpoint
+from penstock.ports.store import Durability, JobQuery, Listener, LogLine, Pruned, Verified
+
+T = TypeVar("T")
+Waiting = list[tuple[Sequence[Change], asyncio.Future[list[Answer]]]]
+
+_CACHED = 20_000
+"""How many unfinished jobs are kept at hand; others are read when they are needed."""
+
+
+class SqliteStore:
+    """See the module and `penstock.ports.store.Store`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability = Durability.DISK,
+        threaded: bool = False,
+        max_log_lines: int = 10_000,
+    ) -> None:
+        self.path = path
+        self.durability = durability
+        self._sql = rows.load_queries()
+        self._lock = WriterLock(path.with_suffix(".lock"))
+        try:
+            self._writer = open_writer(path, durability)
+            self._reader = open_reader(path)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._thread = ThreadPoolExecutor(1, "penstock-store") if threaded else None
+        self._codec = rows.JournalCodec(self._writer.execute(self._sql["legal_moves"]))
+        self._next_seq: int = self._writer.execute(self._sql["last_seq"]).get + 1
+        self._cache: dict[str, Job] = {}
+        self._by_seq: dict[int, Job] = {}
+        self._listeners: list[Listener] = []
+        self._waiting: Waiting = []
+        self._lines: list[LogLine] = []
+        self._line_counts: dict[int, int] = {}
+        self._max_log_lines = max_log_lines
+        self._committing: asyncio.Handle | asyncio.Task[None] | None = None
+        self._closed = False
+
+    # -- changing -----------------------------------------------------------------
+
+    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
+        if self._closed:
+            raise Unavailable("the store is closed")
+        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((changes, future))
+        self._commit_soon()
+        return await future
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def write_log(self, lines: Sequence[LogLine]) -> None:
+        self._lines.extend(lines)
+        self._commit_soon()
+
+    def _commit_soon(self) -> None:
+        if self._committing is None:
+            loop = asyncio.get_running_loop()
+            if self._thread is None:
+                self._committing = loop.call_soon(self._commit_inline)
+            else:
+                self._committing = loop.create_task(self._commit_in_thread(self._thread))
+
+    def _commit_inline(self) -> None:
+        self._committing = None
+        waiting, work, commit = self._gather()
+        try:
+            work()
+        except Exception as error:
+            _refuse(waiting, error)
+        else:
+            self._adopt(commit, waiting)
+
+    async def _commit_in_thread(self, thread: ThreadPoolExecutor) -> None:
+        loop = asyncio.get_running_loop()
+        while self._waiting or self._lines:
+            waiting, work, commit = self._gather()
+            try:
+                await loop.run_in_executor(thread, work)
+            except Exception as error:
+                _refuse(waiting, error)
+            else:
+                self._adopt(commit, waiting)
+        self._committing = None
+
+    def _gather(self) -> tuple[Waiting, Callable[[], None], Commit]:
+        """Everything that has gathered, and the work of committing it."""
+        waiting, self._waiting = self._waiting, []
+        lines, self._lines = self._lines, []
+        commit = Commit(
+            self._writer, self.path, self._sql, self._codec, self._cache, self._next_seq
+        )
+        groups = [changes for changes, _ in waiting]
+        numbered = number_lines(lines, self._line_counts, self._max_log_lines)
+        return waiting, lambda: commit.write(groups, numbered), commit
+
+    def _adopt(self, commit: Commit, waiting: Waiting) -> None:
+        """What was committed is now true: tell the listeners, then the callers."""
+        failpoint("after-commit")
+        self._next_seq = commit.next_seq
+        self._cache_heads(commit.heads)
+        if commit.moved:
+            for listener in tuple(self._listeners):
+                listener(commit.moved)
+        for (_, future), answers in zip(waiting, commit.answers, strict=True):
+            if not future.done():
+                future.set_result(answers)
+
+    def _cache_heads(self, heads: dict[str, Job]) -> None:
+        cache, by_seq = self._cache, self._by_seq
+        for job_id, job in heads.items():
+            if job.finished_at is None:
+                cache[job_id] = by_seq[job.seq] = job
+            else:
+                cache.pop(job_id, None)
+                by_seq.pop(job.seq, None)
+                self._line_counts.pop(job.seq, None)
+        while len(cache) > _CACHED:
+            by_seq.pop(cache.pop(next(iter(cache))).seq, None)
+
+    # -- reading ------------------------------------------------------------------
+
+    async def get(self, job_id: str) -> Job | None:
+        cached = self._cache.get(job_id)
+        if cached is not None:
+            return cached
+        with storage_errors(self.path):
+            row = self._reader.execute(self._sql["job_by_id"], (job_id,)).fetchone()
+        return None if row is None else rows.read_job(row)
+
+    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
+        found = {seq: job for seq in seqs if (job := self._by_seq.get(seq)) is not None}
+        if len(found) < len(seqs):
+            missing = json.dumps([seq for seq in seqs if seq not in found])
+            with storage_errors(self.path):
+                for row in self._reader.execute(self._sql["jobs_by_seq"], (missing,)):
+                    found[row[0]] = rows.read_job(row)
+        return [found[seq] for seq in seqs if seq in found]
+
+    async def find(self, query: JobQuery) -> list[Job]:
+        sql, values = find_sql(query)
+
+        def read(rows_of: upkeep.Read) -> list[Job]:
+            found: list[Job] = []
+            for row in rows_of(sql, values):
+                job = rows.read_job(row)
+                if query.labels.items() <= job.request.labels.items():
+                    found.append(job)
+                    if len(found) == query.limit:
+                        break
+            return found
+
+        return await self._aside(read)
+
+    async def unfinished(self) -> list[Job]:
+        with storage_errors(self.path):
+            return [rows.read_job(r) for r in self._reader.execute(self._sql["jobs_unfinished"])]
+
+    async def history(self, job_id: str) -> list[Transition]:
+        job = await self.get(job_id)
+        if job is None:
+            raise NotFound(f"no job {job_id}")
+        with storage_errors(self.path):
+            found = self._reader.execute(self._sql["journal_of_job"], (job.seq,))
+            return [self._codec.read(job_id, row) for row in found]
+
+    async def tally(self) -> dict[JobState, int]:
+        counted: dict[int, int] = await self._aside(lambda read: dict(read(self._sql["tally"])))
+        return {state: count for state in JobState if (count := counted.get(STATE_CODES[state], 0))}
+
+    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
+        with storage_errors(self.path):
+            found = self._reader.execute(self._sql["read_log"], (job_id, after, limit))
+            return [LogLine(job_id, *row) for row in found]
+
+    async def recall(self, name: str) -> bytes | None:
+        with storage_errors(self.path):
+            row = self._reader.execute(self._sql["recall"], (name,)).fetchone()
+        return None if row is None else row[0]
+
+    async def pointers(self) -> Iterable[str]:
+        return await self._aside(lambda read: [row[0] for row in read(self._sql["pointers"])])
+
+    async def _aside(self, work: Callable[[upkeep.Read], T]) -> T:
+        """Read at length, in a thread with a connection of its own."""
+
+        def run() -> T:
+            reader = open_reader(self.path)
+            try:
+                with storage_errors(self.path):
+                    return work(reader.execute)
+            finally:
+                reader.close()
+
+        return await asyncio.to_thread(run)
+
+    # -- upkeep -------------------------------------------------------------------
+
+    async def verify(self) -> Verified:
+        return await self._aside(lambda read: upkeep.verify(read, self._sql, self._codec))
+
+    async def prune(self, finished_before: float, limit: int) -> Pruned:
+        seqs = await self._aside(
+            lambda read: upkeep.prunable(read, self._sql, finished_before, limit)
+        )
+        return await self._alone(lambda: upkeep.delete(self._writer, self._sql, seqs))
+
+    async def remember(self, name: str, value: bytes) -> None:
+        await self._alone(lambda: self._writer.execute(self._sql["remember"], (name, value)))
+
+    async def _alone(self, work: Callable[[], T]) -> T:
+        """Write something else than changes, in a transaction of its own."""
+
+        def run() -> T:
+            with storage_errors(self.path):
+                with self._writer:
+                    done = work()
+                return done
+
+        if self._thread is None:
+            return run()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+
+    async def close(self) -> None:
+        """Finish what is under way, then let go of the file."""
+        if self._closed:
+            return
+        self._closed = True
+        while self._committing is not None:
+            await asyncio.sleep(0)
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._reader.close()
+        self._writer.close()
+        self._lock.close()
+
+
+def _refuse(waiting: Waiting, error: Exception) -> None:
+    for _, future in waiting:
+        if not future.done():
+            future.set_exception(error)

@@ -1,0 +1,84 @@
+"""Reading the whole store for what should not be there, and forgetting what is old."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+
+import apsw
+
+from penstock.adapters.sqlite import rows
+from penstock.core.transition import BrokenLog, Folded, fold
+from penstock.ports.store import Mismatch, Pruned, Verified
+
+Read = Callable[..., Iterable[rows.Row]]
+
+
+def verify(read: Read, sql: Mapping[str, str], codec: rows.JournalCodec) -> Verified:
+    """Fold each job's log and compare it with the record, walking both in step."""
+    jobs = transitions = 0
+    mismatches: list[Mismatch] = []
+    logs = groupby(read(sql["whole_journal"]), key=itemgetter(0))
+    pending = next(logs, None)
+    for row in read(sql["all_jobs"]):
+        jobs += 1
+        job = rows.read_job(row)
+        while pending is not None and pending[0] < job.seq:
+            mismatches.append(Mismatch(f"seq {pending[0]}", "has a log but no record"))
+            pending = next(logs, None)
+        entries = []
+        if pending is not None and pending[0] == job.seq:
+            entries = [codec.read(job.job_id, entry[1:]) for entry in pending[1]]
+            pending = next(logs, None)
+        transitions += len(entries)
+        try:
+            folded = fold(entries)
+        except BrokenLog as error:
+            mismatches.append(Mismatch(job.job_id, str(error)))
+            continue
+        if folded != (recorded := Folded.of(job)):
+            mismatches.append(Mismatch(job.job_id, _difference(folded, recorded)))
+    for seq, _ in _rest(pending, logs):
+        mismatches.append(Mismatch(f"seq {seq}", "has a log but no record"))
+    return Verified(jobs, transitions, tuple(mismatches))
+
+
+def _rest(pending: object, logs: Iterator[object]) -> Iterator[tuple[int, object]]:
+    while pending is not None:
+        yield pending  # type: ignore[misc]
+        pending = next(logs, None)
+
+
+def _difference(folded: Folded, recorded: Folded) -> str:
+    parts = [
+        f"{name} is {getattr(recorded, name)!r}, its log says {getattr(folded, name)!r}"
+        for name in Folded.__struct_fields__
+        if getattr(folded, name) != getattr(recorded, name)
+    ]
+    return "; ".join(parts)
+
+
+def prunable(read: Read, sql: Mapping[str, str], finished_before: float, limit: int) -> list[int]:
+    """The oldest jobs that ended before a time.
+
+    Jobs come in the order of acceptance, so the walk ends at the first that was accepted
+    too late to qualify, and costs nothing when there is nothing to do.
+    """
+    found: list[int] = []
+    for seq, finished_at, accepted_at in read(sql["prunable"]):
+        if accepted_at >= finished_before or len(found) >= limit:
+            break
+        if finished_at is not None and finished_at < finished_before:
+            found.append(seq)
+    return found
+
+
+def delete(writer: apsw.Connection, sql: Mapping[str, str], seqs: Sequence[int]) -> Pruned:
+    """Remove these jobs with their history and output. Runs inside a transaction."""
+    counts = []
+    for name in ("prune_job", "prune_journal", "prune_log"):
+        before = writer.total_changes()
+        writer.executemany(sql[name], [(seq,) for seq in seqs])
+        counts.append(writer.total_changes() - before)
+    return Pruned(*counts)
