@@ -1,0 +1,193 @@
+"""What every `Blobs` must do, as tests. Subclass, make the store, and run pytest:
+
+class TestMyBlobs(BlobsContract):
+    def make(self, folder, *, inline_limit, max_size):
+        return MyBlobs(folder, inline_limit=inline_limit, max_size=max_size)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import InvalidRequest, TooLarge, UnreadablePointer
+from penstock.ports.blobs import Blobs
+from penstock.testing.aio import run_async
+
+INLINE_LIMIT = 64
+MAX_SIZE = 100_000
+
+TINY = b'{"text":"hello"}'
+LARGE = b'["' + b"x" * 10_000 + b'"]'
+LONG_AGO = 0.0
+
+
+class BlobsContract(ABC):
+    @abstractmethod
+    def make(self, folder: Path, *, inline_limit: int, max_size: int) -> Blobs:
+        """A new, empty store; `folder` is a place of its own to keep it in."""
+
+    @pytest.fixture
+    def blobs(self, tmp_path: Path) -> Blobs:
+        return self.make(tmp_path, inline_limit=INLINE_LIMIT, max_size=MAX_SIZE)
+
+    @pytest.mark.parametrize("size", [0, 1, INLINE_LIMIT, INLINE_LIMIT + 1, MAX_SIZE])
+    @run_async
+    async def test_what_was_put_is_what_one_gets(self, blobs: Blobs, size: int) -> None:
+        data = bytes(i * 7 % 256 for i in range(size))
+        assert await blobs.get(await blobs.put(data)) == data
+
+    @run_async
+    async def test_a_tiny_payload_rides_in_its_pointer(self, blobs: Blobs) -> None:
+        uri = await blobs.put(TINY)
+        assert uri == "data:application/json;base64,eyJ0ZXh0IjoiaGVsbG8ifQ=="
+
+    @run_async
+    async def test_a_larger_payload_is_named_by_its_content(self, blobs: Blobs) -> None:
+        uri = await blobs.put(LARGE)
+        assert uri.startswith("blob:sha256-")
+        assert await blobs.put(LARGE) == uri
+        assert await blobs.put(LARGE + b" ") != uri
+
+    @pytest.mark.parametrize("data", [TINY, LARGE])
+    @run_async
+    async def test_stat_tells_size_and_media_type(self, blobs: Blobs, data: bytes) -> None:
+        uri = await blobs.put(data)
+        stat = await blobs.stat(uri)
+        assert (stat.uri, stat.size, stat.media_type) == (uri, len(data), "application/json")
+
+    @pytest.mark.parametrize("data", [TINY, LARGE])
+    @pytest.mark.parametrize("media_type", ["image/png", "text/plain;charset=utf-8"])
+    @run_async
+    async def test_a_media_type_travels_with_the_pointer(
+        self, blobs: Blobs, data: bytes, media_type: str
+    ) -> None:
+        uri = await blobs.put(data, media_type)
+        assert (await blobs.stat(uri)).media_type == media_type
+        assert await blobs.get(uri) == data
+
+    @pytest.mark.parametrize("data", [TINY, LARGE])
+    @pytest.mark.parametrize("media_type", ["", "png", "a/b,c", "a/b\nc/d", "a/" + "b" * 200])
+    @run_async
+    async def test_what_is_no_media_type_is_refused(
+        self, blobs: Blobs, data: bytes, media_type: str
+    ) -> None:
+        with pytest.raises(InvalidRequest, match="media_type"):
+            await blobs.put(data, media_type)
+
+    @pytest.mark.parametrize("data", [b"", TINY, LARGE])
+    @pytest.mark.parametrize("chunk", [1000, 1 << 20])
+    @run_async
+    async def test_a_stream_gives_the_whole_in_pieces(
+        self, blobs: Blobs, data: bytes, chunk: int
+    ) -> None:
+        pieces = [piece async for piece in blobs.stream(await blobs.put(data), chunk)]
+        assert b"".join(pieces) == data
+        assert all(0 < len(piece) <= chunk for piece in pieces)
+
+    @run_async
+    async def test_a_payload_over_the_limit_is_refused(self, blobs: Blobs) -> None:
+        with pytest.raises(TooLarge, match="100,001 bytes; at most 100,000"):
+            await blobs.put(b"x" * (MAX_SIZE + 1))
+
+    @run_async
+    async def test_a_pointer_that_carries_more_than_the_limit_is_refused(
+        self, blobs: Blobs
+    ) -> None:
+        with pytest.raises(TooLarge):
+            await blobs.get("data:," + "x" * (MAX_SIZE + 1))
+
+    @pytest.mark.parametrize(
+        "uri",
+        [
+            "",
+            "hello",
+            "/etc/hostname",
+            "data:no-comma",
+            "data:application/json;base64,!!!!",
+            "data:application/json;base64,YQ",
+            "data:,50%",
+            "blob:",
+            "blob:sha256-",
+            "blob:sha256-" + "0" * 63,
+            "blob:sha256-" + "A" * 64,
+            "blob:md5-" + "0" * 32,
+            "blob:sha256-" + "0" * 64 + ";type=",
+            "blob:sha256-" + "0" * 64 + "/../x",
+            "file:///etc/hostname",
+            "https://example.com/",
+            "nothing-knows-this:x",
+        ],
+    )
+    @run_async
+    async def test_a_pointer_that_is_malformed_or_not_allowed_is_refused(
+        self, blobs: Blobs, uri: str
+    ) -> None:
+        with pytest.raises(UnreadablePointer) as refusal:
+            await blobs.get(uri)
+        assert refusal.value.field == "pointer"
+        with pytest.raises(UnreadablePointer):
+            await blobs.stat(uri)
+        with pytest.raises(UnreadablePointer):
+            _ = [piece async for piece in blobs.stream(uri)]
+
+    @run_async
+    async def test_a_blob_that_was_never_put_is_unreadable(self, blobs: Blobs) -> None:
+        with pytest.raises(UnreadablePointer, match="there is no blob"):
+            await blobs.get("blob:sha256-" + "0" * 64)
+
+    @run_async
+    async def test_many_at_once_do_not_disturb_each_other(self, blobs: Blobs) -> None:
+        payloads = [b"%d" % (i // 2) * 100 for i in range(16)]
+        uris = await asyncio.gather(*map(blobs.put, payloads))
+        assert await asyncio.gather(*map(blobs.get, uris)) == payloads
+
+    @run_async
+    async def test_collect_deletes_what_is_neither_kept_nor_new(self, blobs: Blobs) -> None:
+        kept, dropped = await blobs.put(LARGE), await blobs.put(LARGE + b" ")
+        tomorrow = time.time() + 86_400
+        assert await blobs.collect([kept, await blobs.put(TINY)], tomorrow) == 1
+        assert await blobs.get(kept) == LARGE
+        with pytest.raises(UnreadablePointer):
+            await blobs.get(dropped)
+
+    @run_async
+    async def test_collect_keeps_a_blob_under_any_of_its_media_types(self, blobs: Blobs) -> None:
+        uri = await blobs.put(LARGE, "text/plain")
+        assert await blobs.collect([uri], time.time() + 86_400) == 0
+        assert await blobs.get(uri) == LARGE
+
+    @run_async
+    async def test_collect_spares_what_was_put_lately(self, blobs: Blobs) -> None:
+        uri = await blobs.put(LARGE)
+        assert await blobs.collect([], LONG_AGO) == 0
+        assert await blobs.get(uri) == LARGE
+
+    @pytest.mark.parametrize("again", ["put", "stat"])
+    @run_async
+    async def test_collect_spares_an_old_blob_that_was_named_again(
+        self, blobs: Blobs, again: str
+    ) -> None:
+        uri = await blobs.put(LARGE)
+        await asyncio.sleep(0.02)
+        between = time.time()
+        await asyncio.sleep(0.02)
+        await (blobs.put(LARGE) if again == "put" else blobs.stat(uri))
+        assert await blobs.collect([], between) == 0
+        assert await blobs.get(uri) == LARGE
+
+    @run_async
+    async def test_collect_ignores_pointers_to_what_it_does_not_keep(self, blobs: Blobs) -> None:
+        foreign = ["", "data:,x", "s3://bucket/key", "blob:nonsense"]
+        assert await blobs.collect(foreign, time.time() + 86_400) == 0
+
+    @run_async
+    async def test_what_was_collected_can_be_put_again(self, blobs: Blobs) -> None:
+        uri = await blobs.put(LARGE)
+        assert await blobs.collect([], time.time() + 86_400) == 1
+        assert await blobs.put(LARGE) == uri
+        assert await blobs.get(uri) == LARGE

@@ -1,0 +1,20 @@
+"""The blob stores of this project, held to the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.adapters.files.blobs import FileBlobs
+from penstock.adapters.memory.blobs import MemoryBlobs
+from penstock.ports.blobs import Blobs
+from penstock.testing.blobs import BlobsContract
+
+
+class TestFileBlobs(BlobsContract):
+    def make(self, folder: Path, *, inline_limit: int, max_size: int) -> Blobs:
+        return FileBlobs(folder / "blobs", inline_limit=inline_limit, max_size=max_size)
+
+
+class TestMemoryBlobs(BlobsContract):
+    def make(self, folder: Path, *, inline_limit: int, max_size: int) -> Blobs:
+        return MemoryBlobs(inline_limit=inline_limit, max_size=max_size)
