@@ -119,9 +119,7 @@ class Store(Protocol):
     def write_log(self, lines: Sequence[LogLine]) -> None:
         """Keep these lines; they ride with the next commit, and nobody waits for it."""
 
-    async def read_log(
-        self, job_id: str, after: int = 0, limit: int = 1000
-    ) -> list[LogLine]: ...
+    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]: ...
 
     async def verify(self) -> Verified:
         """Fold every job's log and compare it with its record."""

@@ -1,0 +1,98 @@
+"""Tells whoever waits: callers of `wait`, and readers of a job's updates.
+
+It hears only what was committed (and what workers say of progress), so nobody learns of
+an end that could still be lost. A slow reader loses old progress, never a transition.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+
+from penstock.core.job import Job
+from penstock.core.transition import Answer
+from penstock.ports.bus import PROGRESS, AnyMessage, Bus, JobLog, JobProgress, Subscription
+from penstock.ports.desk import JobUpdate, Logged, Moved, Progressed
+from penstock.ports.store import LogLine, Store
+
+
+class Feed:
+    """Waiters and readers, by job."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiters: dict[str, list[asyncio.Future[Job]]] = defaultdict(list)
+        self._readers: dict[str, list[asyncio.Queue[JobUpdate | None]]] = defaultdict(list)
+        self._progress: dict[str, Progressed] = {}
+
+    def hear(self, moved: Sequence[Answer]) -> None:
+        """After a commit."""
+        for answer in moved:
+            job = answer.job
+            assert job is not None
+            job_id = job.request.job_id
+            if self._readers and job_id in self._readers:
+                for entry in answer.transitions:
+                    self._tell(job_id, Moved(entry))
+                if job.finished_at is not None:
+                    self._tell(job_id, None)
+            if job.finished_at is not None:
+                self._progress.pop(job_id, None)
+                for waiter in self._waiters.pop(job_id, ()):
+                    if not waiter.done():
+                        waiter.set_result(job)
+
+    def _tell(self, job_id: str, update: JobUpdate | None) -> None:
+        for reader in self._readers[job_id]:
+            reader.put_nowait(update)
+
+    def subscribe(self, bus: Bus) -> Subscription:
+        return bus.subscribe(PROGRESS, self._take_in)
+
+    async def _take_in(self, messages: list[AnyMessage]) -> None:
+        lines: list[LogLine] = []
+        for message in messages:
+            match message:
+                case JobProgress(job_id, _, fraction, said):
+                    progress = Progressed(job_id, fraction, said)
+                    self._progress[job_id] = progress
+                    if job_id in self._readers:
+                        self._tell(job_id, progress)
+                case JobLog(job_id, attempt, at, level, text):
+                    line = LogLine(job_id, attempt, at, level, text)
+                    lines.append(line)
+                    if job_id in self._readers:
+                        self._tell(job_id, Logged(line))
+        if lines:
+            self._store.write_log(lines)
+
+    def progress_of(self, job_id: str) -> Progressed | None:
+        return self._progress.get(job_id)
+
+    async def ended(self, job_id: str) -> Job:
+        """The final record of a job that is not final yet when this is called."""
+        waiter: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        waiters = self._waiters[job_id]
+        waiters.append(waiter)
+        try:
+            return await waiter
+        finally:
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._waiters.pop(job_id, None)
+
+    async def updates(self, job_id: str) -> AsyncIterator[JobUpdate]:
+        """What happens to a job from now on, until it has ended."""
+        queue: asyncio.Queue[JobUpdate | None] = asyncio.Queue()
+        self._readers[job_id].append(queue)
+        if (progress := self._progress.get(job_id)) is not None:
+            queue.put_nowait(progress)
+        try:
+            while (update := await queue.get()) is not None:
+                yield update
+        finally:
+            self._readers[job_id].remove(queue)
+            if not self._readers[job_id]:
+                del self._readers[job_id]

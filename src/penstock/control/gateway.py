@@ -1,0 +1,188 @@
+"""Admits: validates, de-duplicates, accepts; and ends what a user wants ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+from msgspec.structs import replace
+
+from penstock.control.board import Board
+from penstock.core.check import check_request
+from penstock.core.errors import Conflict, InvalidRequest, NotFound, UnknownTopic
+from penstock.core.ids import IdSource
+from penstock.core.job import Job, JobRequest, JobResult
+from penstock.core.transition import Accept, Change, Move, Verdict
+from penstock.lifecycles.canonical import HELD, JobEvent, JobState, Role
+from penstock.ports.blobs import Blobs
+from penstock.ports.clock import Clock
+from penstock.ports.store import JobQuery, Store
+
+_GATEWAY = Role.GATEWAY.value
+_CHUNK = 1000
+_CHILDREN = 10_000
+
+
+class Gateway:
+    """The one way in."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        board: Board,
+        clock: Clock,
+        *,
+        refuse_unknown: bool = True,
+        ids: IdSource | None = None,
+    ) -> None:
+        self.store, self.blobs, self.board, self.clock = store, blobs, board, clock
+        self._refuse_unknown = refuse_unknown
+        self._ids = ids or IdSource()
+        self._known: set[str] = set()
+
+    # -- in -----------------------------------------------------------------------
+
+    async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
+        """Accept all durably, or none. See `penstock.ports.desk.Desk.submit`."""
+        now = self.clock.now()
+        accepts = [await self._admissible(request, now) for request in requests]
+        jobs: list[Job] = []
+        for start in range(0, len(accepts), _CHUNK):
+            chunk: list[Change] = list(accepts[start : start + _CHUNK])
+            for answer, accept in zip(await self.store.apply(chunk), chunk, strict=True):
+                assert answer.job is not None
+                assert isinstance(accept, Accept)
+                if answer.verdict is Verdict.REPEATED:
+                    _check_same(accept.request, answer.job)
+                jobs.append(answer.job)
+        return jobs
+
+    async def _admissible(self, request: JobRequest, now: float) -> Accept:
+        fresh = not request.job_id
+        if fresh:
+            request = replace(request, job_id=self._ids.next(now))
+        check_request(request, now)
+        if request.topic not in self._known:
+            self._check_topic(request.topic)
+        pointer = request.context_ptr
+        if pointer and not pointer.startswith("data:application/json;base64,"):
+            await self.blobs.stat(pointer)
+        return Accept(request, now, _GATEWAY, fresh=fresh)
+
+    def _check_topic(self, topic: str) -> None:
+        if self._refuse_unknown and not self.board.knows(topic):
+            near = get_close_matches(topic, sorted(self.board.topics), 1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise UnknownTopic(
+                "topic",
+                f"nothing here serves {topic!r}",
+                hint=meant + "start a worker that does, or set unknown_topics to 'hold'",
+            )
+        self._known.add(topic)
+
+    # -- out ----------------------------------------------------------------------
+
+    async def cancel(self, job_id: str, *, reason: str, children: bool) -> Job:
+        """Ask for the end of a job; a waiting one ends at once. Follows retries."""
+        job = await self._latest(job_id)
+        if children:
+            await self._cancel_children(job, reason)
+        while not job.is_final:
+            move = _cancel_move(job, reason or "cancelled by a user", self.clock.now())
+            (answer,) = await self.store.apply([move])
+            assert answer.job is not None
+            job = answer.job
+            if answer.verdict is not Verdict.REFUSED:
+                break
+        return job
+
+    async def _cancel_children(self, parent: Job, reason: str) -> None:
+        query = JobQuery(parent_job_id=parent.job_id, limit=_CHILDREN)
+        for child in await self.store.find(query):
+            if child.job_id != parent.successor and not child.is_final:
+                why = reason or f"its parent {parent.job_id} was cancelled"
+                await self.cancel(child.job_id, reason=why, children=True)
+
+    async def _latest(self, job_id: str) -> Job:
+        job = await self.find(job_id)
+        while job.successor is not None:
+            job = await self.find(job.successor)
+        return job
+
+    async def find(self, job_id: str) -> Job:
+        job = await self.store.get(job_id)
+        if job is None:
+            raise NotFound(f"no job {job_id!r}", hint="'penstock ps' lists the jobs there are")
+        return job
+
+    async def retry(self, job_id: str) -> Job:
+        """Emit a new job for one that ended badly, linked both ways in one commit."""
+        job = await self.find(job_id)
+        if not job.is_final:
+            raise Conflict(f"job {job_id} is {job.state}: it has not ended yet")
+        if job.state is JobState.SUCCEEDED:
+            raise Conflict(f"job {job_id} SUCCEEDED: there is nothing to retry")
+        if job.successor is not None:
+            raise Conflict(f"job {job_id} was already retried as {job.successor}")
+        now = self.clock.now()
+        again = replace(
+            job.request,
+            job_id=self._ids.next(now),
+            parent_job_id=job.job_id,
+            idempotency_key=None,
+            run_at=None,
+            deadline=None,
+            retry_number=0,
+        )
+        accept = Accept(again, now, _GATEWAY, f"retry of {job_id} by a user", fresh=True)
+        move = Move(
+            job_id,
+            (JobEvent.NOTE,),
+            _GATEWAY,
+            now,
+            f"retried as {again.job_id} by a user",
+            version=job.version,
+            then=(accept,),
+        )
+        (answer,) = await self.store.apply([move])
+        if not answer.moved:
+            raise Conflict(f"job {job_id} was just changed by somebody else: {answer.why}")
+        return await self.find(again.job_id)
+
+
+def _cancel_move(job: Job, reason: str, now: float) -> Move:
+    if job.state in HELD:
+        event, result = JobEvent.REQUEST_CANCEL, None
+    else:
+        event = JobEvent.CANCEL
+        result = JobResult(
+            job_id=job.job_id,
+            status=JobState.CANCELLED,
+            error_code="CANCELLED",
+            error_message=reason,
+        )
+    return Move(job.job_id, (event,), _GATEWAY, now, reason, version=job.version, result=result)
+
+
+_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number"})
+"""What the same request may have otherwise the second time: ids we gave, times from now."""
+
+
+def _check_same(request: JobRequest, held: Job) -> None:
+    for field in JobRequest.__struct_fields__:
+        if field not in _MAY_DIFFER and getattr(request, field) != getattr(held.request, field):
+            taken = (
+                f"job_id {held.job_id!r}"
+                if request.job_id == held.job_id
+                else f"idempotency_key {request.idempotency_key!r}"
+            )
+            raise Conflict(
+                f"{taken} is taken by a different request: {field} differs",
+                hint="use another id or key, or submit exactly the same request",
+            )
+
+
+def check_batch(requests: Sequence[JobRequest], most: int) -> None:
+    if len(requests) > most:
+        raise InvalidRequest("requests", f"{len(requests)} at once; at most {most} are allowed")

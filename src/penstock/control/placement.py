@@ -1,0 +1,96 @@
+"""Which worker gets a job, and why none does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from penstock.control.backlog import Lane
+from penstock.control.roster import Pool, WorkerRecord
+
+
+@lru_cache(maxsize=4096)
+def matches(topic: str, glob: str) -> bool:
+    """Whether a topic is meant by a glob; a star crosses dots."""
+    return fnmatchcase(topic, glob)
+
+
+def serves(pool: Pool, worker: WorkerRecord, lane: Lane) -> bool:
+    """Whether the worker could ever run what is in this lane."""
+    if pool.topics and not any(matches(lane.topic, glob) for glob in pool.topics):
+        return False
+    if not any(matches(lane.topic, glob) for glob in worker.topics):
+        return False
+    return all(worker.labels.get(key, pool.labels.get(key)) == value for key, value in lane.needs)
+
+
+def placer(
+    workers: Iterable[WorkerRecord], pools: Mapping[str, Pool]
+) -> Callable[[Lane], str | None]:
+    """A function that finds the least busy worker for a lane, counting what it gives out."""
+    ready = [worker for worker in workers if worker.ready]
+    room = {worker.worker_id: worker.limit - len(worker.held) for worker in ready}
+    pool_room = {
+        name: pool.capacity - sum(len(w.held) for w in ready if w.pool == name)
+        for name, pool in pools.items()
+        if pool.capacity is not None
+    }
+    able: dict[Lane, list[WorkerRecord]] = {}
+
+    def place(lane: Lane) -> str | None:
+        candidates = able.get(lane)
+        if candidates is None:
+            candidates = able[lane] = [w for w in ready if serves(pools[w.pool], w, lane)]
+        best: WorkerRecord | None = None
+        most = 0.0
+        for worker in candidates:
+            free = room[worker.worker_id]
+            if free <= 0 or pool_room.get(worker.pool, 1) <= 0:
+                continue
+            share = free / worker.limit
+            if share > most:
+                best, most = worker, share
+        if best is None:
+            return None
+        room[best.worker_id] -= 1
+        if best.pool in pool_room:
+            pool_room[best.pool] -= 1
+        return best.worker_id
+
+    return place
+
+
+def why_waiting(lane: Lane, workers: Iterable[WorkerRecord], pools: Mapping[str, Pool]) -> str:
+    """The reason, in a sentence, why nothing in this lane is dispatched right now."""
+    everyone = list(workers)
+    open_pools = [p for p in pools.values() if _may_serve(p, lane.topic)]
+    if not open_pools:
+        return f"no pool serves the topic {lane.topic}"
+    known = [w for w in everyone if any(matches(lane.topic, glob) for glob in w.topics)]
+    if not known:
+        return f"no worker is here that serves the topic {lane.topic}"
+    able = [w for w in known if serves(pools[w.pool], w, lane)]
+    if not able:
+        wanted = ", ".join(f"{key}={value}" for key, value in sorted(lane.needs))
+        return f"no worker that serves {lane.topic} has the labels {wanted}"
+    present = [w for w in able if w.ready]
+    if not present:
+        return "every worker that could run it is missing or draining"
+    full = {w.pool for w in present if _is_full(pools[w.pool], everyone)}
+    if full >= {w.pool for w in present}:
+        return f"the pool {', '.join(sorted(full))} is at its capacity"
+    if all(len(w.held) >= w.limit for w in present):
+        held = sum(len(w.held) for w in present)
+        return f"all workers that could run it are busy ({held} jobs on {len(present)})"
+    return "it is about to be dispatched"
+
+
+def _may_serve(pool: Pool, topic: str) -> bool:
+    return not pool.topics or any(matches(topic, glob) for glob in pool.topics)
+
+
+def _is_full(pool: Pool, workers: Iterable[WorkerRecord]) -> bool:
+    if pool.capacity is None:
+        return False
+    return sum(len(w.held) for w in workers if w.pool == pool.name) >= pool.capacity

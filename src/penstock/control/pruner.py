@@ -1,0 +1,59 @@
+"""Forgets what is old: finished jobs beyond their retention, and blobs nobody points to."""
+
+from __future__ import annotations
+
+import logging
+
+from penstock.core.errors import PenstockError
+from penstock.ports.blobs import Blobs
+from penstock.ports.clock import Clock
+from penstock.ports.desk import Cleaned
+from penstock.ports.store import Store
+
+log = logging.getLogger(__name__)
+
+_CHUNK = 1000
+_BLOB_AGE = 3600.0
+"""Blobs younger than this are left alone: their job may be about to be accepted."""
+
+
+class Pruner:
+    """A service that looks once an hour, and does the same on request."""
+
+    def __init__(
+        self,
+        store: Store,
+        blobs: Blobs,
+        clock: Clock,
+        *,
+        retention: float | None,
+        interval: float = 3600.0,
+    ) -> None:
+        self._store, self._blobs, self._clock = store, blobs, clock
+        self._retention, self._interval = retention, interval
+
+    async def run(self) -> None:
+        while True:
+            await self._clock.sleep(self._interval)
+            if self._retention is not None:
+                try:
+                    cleaned = await self.prune(self._retention)
+                except PenstockError as error:
+                    log.error("can't prune: %s", error)
+                else:
+                    log.info("pruned %d jobs and %d blobs", cleaned.jobs, cleaned.blobs)
+
+    async def prune(self, older_than: float) -> Cleaned:
+        now = self._clock.now()
+        jobs = transitions = lines = 0
+        while True:
+            # In small commits, so that nobody waits long behind one.
+            pruned = await self._store.prune(now - older_than, _CHUNK)
+            jobs += pruned.jobs
+            transitions += pruned.transitions
+            lines += pruned.log_lines
+            if pruned.jobs < _CHUNK:
+                break
+        keep = await self._store.pointers()
+        blobs = await self._blobs.collect(keep, now - _BLOB_AGE)
+        return Cleaned(jobs, transitions, lines, blobs)

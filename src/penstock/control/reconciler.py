@@ -1,0 +1,219 @@
+"""Mends what nobody else will: timeouts, lost workers, deadlines.
+
+`findings` is the judgement, a pure function of the board and two times; `Reconciler` is the
+loop that acts on it. A worker is lost when its lease ran out in silence, or when its
+connection dropped and it did not come back in time. If the reconciler itself was held up
+(a suspended laptop, a stalled disk), it does not blame the workers for the silence: their
+leases are extended by what it slept too long.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from penstock.control.board import Board
+from penstock.control.endings import ending
+from penstock.control.limits import Limits
+from penstock.control.roster import WorkerRecord
+from penstock.core.errors import StoreFailed
+from penstock.core.ids import IdSource
+from penstock.core.job import Job, JobResult
+from penstock.core.policy import runs_until
+from penstock.core.transition import Answer, Change, Move
+from penstock.lifecycles.canonical import JobEvent, JobState, Role
+from penstock.ports.bus import Bus, JobCancel, jobs_of
+from penstock.ports.clock import Clock
+from penstock.ports.store import Store
+
+log = logging.getLogger(__name__)
+
+_RECONCILER = Role.RECONCILER.value
+_SLACK = 2.0
+"""Seconds beyond a limit that a worker gets to report the end itself."""
+
+
+class Overdue(Struct, frozen=True):
+    """A held job that is past a limit."""
+
+    job: Job
+    code: str
+    why: str
+
+
+class TooLate(Struct, frozen=True):
+    """A waiting job whose deadline has passed."""
+
+    seq: int
+
+
+class Lost(Struct, frozen=True):
+    """A worker that is gone."""
+
+    worker: WorkerRecord
+    why: str
+
+
+Finding = Overdue | TooLate | Lost
+
+
+def findings(board: Board, limits: Limits, now: float, monotonic: float) -> Iterator[Finding]:
+    """Everything that is wrong at this moment. Pure."""
+    for worker in board.roster.workers.values():
+        if (why := _why_lost(worker, limits, monotonic)) is not None:
+            yield Lost(worker, why)
+    for job in board.held.values():
+        if job.job_id not in board.adrift and (found := _overdue(job, limits, now)) is not None:
+            yield found
+    for seq, deadline in board.deadlines.items():
+        if deadline <= now and seq in board.backlog:
+            yield TooLate(seq)
+
+
+def _why_lost(worker: WorkerRecord, limits: Limits, monotonic: float) -> str | None:
+    if worker.local and worker.missing_since is None:
+        return None
+    if worker.missing_since is not None:
+        if monotonic - worker.missing_since >= limits.lost_grace:
+            return f"worker {worker.worker_id} lost its connection and did not come back"
+    elif monotonic - worker.heard_at > limits.lease:
+        return f"worker {worker.worker_id} was silent for more than {limits.lease:g} s"
+    return None
+
+
+def _overdue(job: Job, limits: Limits, now: float) -> Overdue | None:
+    request = job.request
+    if job.state is JobState.DISPATCHED:
+        limit = request.dispatch_timeout or limits.dispatch_timeout
+        if job.dispatched_at is not None and now - job.dispatched_at > limit:
+            why = f"worker {job.worker_id} did not start it within {limit:g} s"
+            return Overdue(job, "NOT_STARTED", why)
+    end = runs_until(job, limits.timeout)
+    if end is None or now <= end + limits.kill_grace + _SLACK:
+        return None
+    if request.deadline is not None and end >= request.deadline:
+        return Overdue(job, "DEADLINE_EXCEEDED", "its deadline passed while it was running")
+    limit = limits.timeout if request.timeout is None else request.timeout
+    return Overdue(job, "TIMEOUT", f"it ran for more than {limit:g} s")
+
+
+class Reconciler:
+    """A service: `run` until cancelled."""
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Bus,
+        board: Board,
+        clock: Clock,
+        limits: Limits,
+        *,
+        nudge: Callable[[], None] = lambda: None,
+        ids: IdSource | None = None,
+        chance: Callable[[], float] = random.random,
+        interval: float = 0.5,
+    ) -> None:
+        self.store, self.bus, self.board, self.clock, self.limits = store, bus, board, clock, limits
+        self._nudge = nudge
+        self._ids = ids or IdSource()
+        self._chance = chance
+        self._interval = interval
+        self._last = clock.monotonic()
+
+    async def run(self) -> None:
+        self._last = self.clock.monotonic()
+        while True:
+            await self.clock.sleep(self._interval)
+            try:
+                await self.sweep()
+            except StoreFailed as error:
+                log.error("can't commit what should be mended: %s", error)
+
+    async def sweep(self) -> None:
+        """Look once, and mend what is found."""
+        monotonic = self.clock.monotonic()
+        self._forgive(monotonic - self._last - self._interval)
+        self._last = monotonic
+        now = self.clock.now()
+        changes: list[Change] = []
+        for finding in list(findings(self.board, self.limits, now, monotonic)):
+            changes.extend([c async for c in self._mend(finding, now)])
+        if changes:
+            self._tell(await self.store.apply(changes))
+
+    def _forgive(self, overslept: float) -> None:
+        if overslept > self._interval:
+            for worker in self.board.roster.workers.values():
+                worker.heard_at += overslept
+                if worker.missing_since is not None:
+                    worker.missing_since += overslept
+
+    async def _mend(self, finding: Finding, now: float):  # type: ignore[no-untyped-def]
+        match finding:
+            case Overdue(job, code, why):
+                yield self._expire(job, code, why, now)
+            case TooLate(seq):
+                for job in await self.store.fetch([seq]):
+                    yield _cancel(
+                        job, "DEADLINE_EXCEEDED", "its deadline passed before it ran", now
+                    )
+            case Lost(worker, why):
+                for change in self._lose(worker, why, now):
+                    yield change
+
+    def _lose(self, worker: WorkerRecord, why: str, now: float) -> list[Change]:
+        log.warning("%s; it held %d jobs", why, len(worker.held))
+        changes: list[Change] = []
+        for job_id, attempt in list(worker.held.items()):
+            job = self.board.held.get(job_id)
+            if job is None or job.attempt != attempt:
+                continue
+            if job.cancel_requested:
+                changes.append(_cancel(job, "CANCELLED", f"cancelled; {why}", now))
+            elif job.state is JobState.DISPATCHED or self._may_repeat(job):
+                self.board.set_adrift(job, why)
+            else:
+                changes.append(self._expire(job, "WORKER_LOST", why, now))
+        self.board.roster.workers.pop(worker.worker_id, None)
+        self._nudge()
+        return changes
+
+    def _may_repeat(self, job: Job) -> bool:
+        return job.request.idempotent and job.attempt < self.limits.max_attempts
+
+    def _expire(self, job: Job, code: str, why: str, now: float) -> Move:
+        result = JobResult(
+            job_id=job.job_id,
+            status=JobState.TIMEOUT,
+            worker_id=job.worker_id,
+            attempt=job.attempt,
+            error_code=code,
+            error_message=why,
+        )
+        return ending(job, result, now, self._ids, self._chance())
+
+    def _tell(self, answers: list[Answer]) -> None:
+        """The worker that still holds what just ended is told to let go of it."""
+        for answer in answers:
+            job = answer.job
+            if answer.moved and job is not None and job.attempt:
+                order = JobCancel(
+                    job.job_id, job.attempt, f"the job ended {job.state}", _RECONCILER
+                )
+                self.bus.publish(jobs_of(job.worker_id or ""), [order])
+
+
+def _cancel(job: Job, code: str, why: str, now: float) -> Move:
+    result = JobResult(
+        job_id=job.job_id,
+        status=JobState.CANCELLED,
+        attempt=job.attempt,
+        error_code=code,
+        error_message=why,
+    )
+    return Move(
+        job.job_id, (JobEvent.CANCEL,), _RECONCILER, now, why, version=job.version, result=result
+    )

@@ -1,0 +1,366 @@
+"""Moves jobs PENDING -> SCHEDULED -> DISPATCHED, and takes in what workers say of them.
+
+The scheduler works in turns. A turn takes everything that has happened since the last one,
+decides, and makes one commit of it: results free slots, and the slots are filled again in
+the same commit. Dispatches go out after the commit and never before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from penstock.control.board import Board
+from penstock.control.endings import ending
+from penstock.control.limits import Limits
+from penstock.control.placement import placer
+from penstock.control.safety import SafetyKernel
+from penstock.core.errors import StoreFailed
+from penstock.core.ids import IdSource
+from penstock.core.job import Job, JobResult
+from penstock.core.transition import Answer, Change, Move
+from penstock.lifecycles.canonical import JobEvent, JobState, Role
+from penstock.ports.bus import (
+    HANDSHAKE,
+    HEARTBEAT,
+    RESULT,
+    AnyMessage,
+    Bus,
+    Credit,
+    Dispatch,
+    Farewell,
+    Finished,
+    Handshake,
+    Heartbeat,
+    JobCancel,
+    Returned,
+    Started,
+    jobs_of,
+)
+from penstock.ports.clock import Clock
+from penstock.ports.failpoint import failpoint
+from penstock.ports.store import Store
+
+log = logging.getLogger(__name__)
+
+_SCHEDULER = Role.SCHEDULER.value
+_MOST_A_TURN = 2000
+"""Jobs dispatched in one commit at most, so that no turn is long."""
+_KERNEL_RETRY = 1.0
+"""Seconds between tries while the safety kernel can't answer."""
+_DISK_RETRY = 0.5
+"""Seconds between tries while the store can't write."""
+
+
+class Scheduler:
+    """A service: `run` until cancelled."""
+
+    def __init__(
+        self,
+        store: Store,
+        bus: Bus,
+        board: Board,
+        kernel: SafetyKernel,
+        clock: Clock,
+        limits: Limits,
+        *,
+        ids: IdSource | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.store, self.bus, self.board, self.kernel = store, bus, board, kernel
+        self.clock, self.limits = clock, limits
+        self._ids = ids or IdSource()
+        self._chance = chance
+        self._inbox: list[AnyMessage] = []
+        self._wake = asyncio.Event()
+        self._next_ready: float | None = None
+
+    async def run(self) -> None:
+        """Listen, then take turns for ever."""
+        stop_listening = self.store.listen(self.hear)
+        readers = [
+            self.bus.subscribe(subject, self.receive) for subject in (RESULT, HANDSHAKE, HEARTBEAT)
+        ]
+        try:
+            while True:
+                await self.turn()
+                await self._until_needed()
+        finally:
+            stop_listening()
+            for reader in readers:
+                await reader.close()
+
+    async def receive(self, messages: list[AnyMessage]) -> None:
+        self._inbox.extend(messages)
+        self._wake.set()
+
+    def hear(self, moved: Sequence[Answer]) -> None:
+        """After a commit, by whoever made it: pass on cancels, and wake for new work."""
+        for answer in moved:
+            job = answer.job
+            assert job is not None
+            if job.cancel_requested and any(
+                entry.event is JobEvent.REQUEST_CANCEL for entry in answer.transitions
+            ):
+                self.tell_to_end(job, answer.transitions[-1].reason)
+        self._wake.set()
+
+    def tell_to_end(self, job: Job, reason: str) -> None:
+        order = JobCancel(job.job_id, job.attempt, reason, _SCHEDULER)
+        self.bus.publish(jobs_of(job.worker_id or ""), [order])
+
+    async def _until_needed(self) -> None:
+        pauses = [] if self._next_ready is None else [self._next_ready - self.clock.now()]
+        if self.board.doubtful:
+            pauses.append(_KERNEL_RETRY)
+        if not pauses:
+            await self._wake.wait()
+        else:
+            pause = max(0.0, min(pauses))
+            waiter = asyncio.ensure_future(self._wake.wait())
+            sleeper = asyncio.ensure_future(self.clock.sleep(pause))
+            try:
+                await asyncio.wait((waiter, sleeper), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiter.cancel()
+                sleeper.cancel()
+
+    # -- a turn -------------------------------------------------------------------
+
+    async def turn(self) -> None:
+        """Take in what came, decide, commit, and send what the commit allows."""
+        self._wake.clear()
+        now = self.clock.now()
+        inbox, self._inbox = self._inbox, []
+        changes: list[Change] = []
+        for message in inbox:
+            if (change := self._take_in(message, now)) is not None:
+                changes.append(change)
+        finished = len(changes)
+        fresh = self._judge(changes, now)
+        self._next_ready = self.board.backlog.wake(now)
+        judged = len(changes)
+        picked = await self._pick()
+        changes.extend(self._dispatch(job, worker_id, now) for job, worker_id in picked)
+        dispatched = len(changes)
+        changes.extend(self._admit_waiting(fresh, picked, now))
+        if not changes:
+            return
+        answers = await self._commit(changes)
+        self._send(answers[judged:dispatched], picked)
+        await self._note_refused(changes[:finished], answers[:finished])
+
+    async def _commit(self, changes: list[Change]) -> list[Answer]:
+        """Commit, however long the disk refuses: what workers reported must not be lost."""
+        while True:
+            try:
+                return await self.store.apply(changes)
+            except StoreFailed as error:
+                log.error("can't commit %d changes: %s", len(changes), error)
+                await self.clock.sleep(_DISK_RETRY)
+
+    # -- what workers say ---------------------------------------------------------
+
+    def _take_in(self, message: AnyMessage, now: float) -> Move | None:
+        roster = self.board.roster
+        match message:
+            case Finished(result):
+                roster.heard(result.worker_id or "", self.clock.monotonic())
+                roster.release(result.worker_id, result.job_id, result.attempt)
+                return self._finish(result, now)
+            case Started(job_id, attempt, worker_id):
+                return Move(
+                    job_id, (JobEvent.START,), f"{Role.WORKER}:{worker_id}", now, attempt=attempt
+                )
+            case Heartbeat(worker_id):
+                roster.heard(worker_id, self.clock.monotonic())
+            case Credit(worker_id, limit):
+                roster.heard(worker_id, self.clock.monotonic())
+                roster.worker(worker_id).limit = limit
+            case Returned(job_id, attempt, _, reason):
+                if self.board.is_live(job_id, attempt):
+                    self.board.set_adrift(self.board.held[job_id], reason)
+            case Handshake():
+                self._greet(message)
+            case Farewell(worker_id, lost):
+                self._see_off(worker_id, lost)
+        return None
+
+    def _finish(self, result: JobResult, now: float) -> Move:
+        job = self.board.held.get(result.job_id)
+        return ending(job, result, now, self._ids, self._chance())
+
+    def _greet(self, hello: Handshake) -> None:
+        roster = self.board.roster
+        roster.pool(hello.pool)
+        record = roster.worker(hello.worker_id)
+        missed = [
+            self.board.held[job_id]
+            for job_id, attempt in record.held.items()
+            if (job_id, attempt) not in hello.held and self.board.is_live(job_id, attempt)
+        ]
+        record.greet(hello, self.clock.monotonic())
+        self.board.topics.update(hello.topics)
+        for job in missed:
+            self._resend_or_lose(job, hello)
+        for job_id, attempt in hello.held:
+            if not self.board.reclaim(job_id, attempt):
+                record.held.pop(job_id, None)
+                order = JobCancel(job_id, attempt, "this attempt is not live", _SCHEDULER)
+                self.bus.publish(jobs_of(hello.worker_id), [order])
+            elif (job := self.board.held[job_id]).cancel_requested:
+                self.tell_to_end(job, "cancelled while the worker was away")
+
+    def _resend_or_lose(self, job: Job, hello: Handshake) -> None:
+        """The worker is back and does not know a job that we gave it."""
+        if job.state is JobState.DISPATCHED:
+            self.board.set_adrift(job, f"{hello.worker_id} came back without it")
+        else:
+            lost = JobResult(
+                job_id=job.job_id,
+                status=JobState.TIMEOUT,
+                worker_id=hello.worker_id,
+                attempt=job.attempt,
+                error_code="WORKER_LOST",
+                error_message=f"worker {hello.worker_id} restarted while it ran the job",
+            )
+            if job.request.idempotent and job.attempt < self.limits.max_attempts:
+                self.board.set_adrift(job, lost.error_message or "")
+            else:
+                self._inbox.append(Finished(lost))
+                self._wake.set()
+
+    def _see_off(self, worker_id: str, lost: bool) -> None:
+        record = self.board.roster.workers.get(worker_id)
+        if record is None:
+            return
+        if lost:
+            record.missing_since = self.clock.monotonic()
+        elif record.held:
+            record.draining = True
+        else:
+            del self.board.roster.workers[worker_id]
+
+    # -- safety -------------------------------------------------------------------
+
+    def _judge(self, changes: list[Change], now: float) -> list[Job]:
+        """Show new jobs to the kernel; queue the allowed ones and return them."""
+        allowed: list[Job] = []
+        unjudged = self.board.unjudged
+        undecided: list[Job] = []
+        for _ in range(min(len(unjudged), _MOST_A_TURN)):
+            job = unjudged.popleft()
+            try:
+                verdict = self.kernel.decide(job.request)
+            except Exception as error:
+                log.exception("the safety kernel could not judge job %s", job.job_id)
+                self.board.doubtful[job.seq] = f"the safety kernel failed: {error}"
+                undecided.append(job)
+                continue
+            if verdict.allows:
+                self.board.queue(job)
+                allowed.append(job)
+            else:
+                changes.append(_denial(job, verdict.rule_id, verdict.reason, now))
+        unjudged.extend(undecided)
+        if unjudged and not undecided:
+            self._wake.set()
+        return allowed
+
+    def _admit_waiting(
+        self, fresh: list[Job], picked: list[tuple[Job, str]], now: float
+    ) -> list[Change]:
+        """New jobs that found no room are SCHEDULED: they passed, and wait."""
+        gone = {job.seq for job, _ in picked}
+        return [
+            Move(job.job_id, (JobEvent.SCHEDULE,), _SCHEDULER, now, version=job.version)
+            for job in fresh
+            if job.seq not in gone and job.state is JobState.PENDING
+        ]
+
+    # -- dispatch -----------------------------------------------------------------
+
+    async def _pick(self) -> list[tuple[Job, str]]:
+        roster = self.board.roster
+        place = placer(roster.workers.values(), roster.pools)
+        chosen = dict(islice(self.board.backlog.pick(place), _MOST_A_TURN))
+        if not chosen:
+            return []
+        if len(chosen) == _MOST_A_TURN:
+            self._wake.set()
+        jobs = await self.store.fetch(list(chosen))
+        return [(job, chosen[job.seq]) for job in jobs if not job.is_final]
+
+    def _dispatch(self, job: Job, worker_id: str, now: float) -> Move:
+        pool = self.board.roster.workers[worker_id].pool
+        events: tuple[JobEvent, ...]
+        match job.state:
+            case JobState.PENDING:
+                events = (JobEvent.SCHEDULE, JobEvent.DISPATCH)
+            case JobState.SCHEDULED:
+                events = (JobEvent.DISPATCH,)
+            case _:
+                events = (JobEvent.REDISPATCH,)
+        reason = self.board.adrift.get(job.job_id, "")
+        return Move(
+            job.job_id,
+            events,
+            _SCHEDULER,
+            now,
+            reason,
+            version=job.version,
+            worker_id=worker_id,
+            pool=pool,
+        )
+
+    def _send(self, answers: list[Answer], picked: list[tuple[Job, str]]) -> None:
+        orders: dict[str, list[Dispatch]] = defaultdict(list)
+        for answer, (job, worker_id) in zip(answers, picked, strict=True):
+            if answer.moved and answer.job is not None:
+                orders[worker_id].append(self._order(answer.job))
+            elif answer.job is not None and not answer.job.is_final:
+                self.board.queue(answer.job)
+                self._wake.set()
+        for worker_id, batch in orders.items():
+            self.bus.publish(jobs_of(worker_id), batch)
+        if orders:
+            failpoint("after-dispatch")
+
+    def _order(self, job: Job) -> Dispatch:
+        request = job.request
+        timeout = self.limits.timeout if request.timeout is None else request.timeout
+        return Dispatch(request, job.attempt, timeout, request.deadline)
+
+    async def _note_refused(self, changes: Sequence[Change], answers: Sequence[Answer]) -> None:
+        """A result that came too late, or for a dead attempt, is logged and changes nothing."""
+        notes: list[Change] = []
+        for change, answer in zip(changes, answers, strict=True):
+            if answer.moved or not isinstance(change, Move) or answer.job is None:
+                continue
+            if change.result is not None and answer.why:
+                said = f"{change.result.status} of attempt {change.attempt} ignored: {answer.why}"
+                actor = f"{Role.WORKER}:{change.result.worker_id}"
+                notes.append(Move(change.job_id, (JobEvent.NOTE,), actor, change.at, said))
+        if notes:
+            await self._commit(notes)
+
+
+def _denial(job: Job, rule_id: str, reason: str, now: float) -> Move:
+    said = f"rule {rule_id}" + (f": {reason}" if reason else "")
+    events = (JobEvent.SCHEDULE, JobEvent.DENY)
+    result = JobResult(
+        job_id=job.job_id, status=JobState.DENIED, error_code="DENIED", error_message=said
+    )
+    return Move(
+        job.job_id,
+        events if job.state is JobState.PENDING else events[1:],
+        _SCHEDULER,
+        now,
+        said,
+        version=job.version,
+        result=result,
+    )

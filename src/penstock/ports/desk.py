@@ -1,0 +1,145 @@
+"""Everything a caller can ask of an engine, in one place.
+
+The engine has its own Desk; a link to an engine elsewhere is a Desk as well. The Python
+API, the command line and whatever door comes next are written against this and can't tell
+the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Protocol
+
+from msgspec import Struct
+
+from penstock.core.job import Job, JobRequest
+from penstock.core.transition import Transition
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.store import Durability, JobQuery, LogLine, Verified
+
+
+class Cancellation(Struct, frozen=True):
+    """The answer to a cancel: the record as it is, and whether the work has ended.
+
+    Cancel and finish race; `job.state` says which won. `ended` is False only while a
+    worker still holds work that was asked to end and has not done so yet.
+    """
+
+    job: Job
+    ended: bool
+
+
+class Moved(Struct, frozen=True, tag="moved"):
+    transition: Transition
+
+
+class Progressed(Struct, frozen=True, tag="progress"):
+    job_id: str
+    fraction: float | None
+    message: str
+
+
+class Logged(Struct, frozen=True, tag="log"):
+    line: LogLine
+
+
+JobUpdate = Moved | Progressed | Logged
+
+
+class WorkerView(Struct, frozen=True, kw_only=True):
+    worker_id: str
+    pool: str
+    topics: tuple[str, ...]
+    slots: int
+    limit: int
+    """How many jobs it wants to hold now."""
+    held: int
+    labels: Mapping[str, str]
+    host: str
+    pid: int
+    local: bool
+    status: str
+    """ready, draining or missing"""
+    silent_for: float
+    """Seconds since it was last heard of."""
+
+
+class PoolView(Struct, frozen=True, kw_only=True):
+    name: str
+    topics: tuple[str, ...]
+    capacity: int | None
+    held: int
+    workers: int
+    labels: Mapping[str, str]
+
+
+class EngineStatus(Struct, frozen=True, kw_only=True):
+    version: str
+    pid: int
+    started_at: float
+    durability: Durability
+    data_dir: str
+    rules: str
+    """The snapshot of the safety rules in force."""
+    tally: dict[JobState, int]
+    waiting: int
+    held: int
+    workers: int
+    finished: int
+    """Jobs that ended since the engine started."""
+
+
+class Cleaned(Struct, frozen=True):
+    jobs: int
+    transitions: int
+    log_lines: int
+    blobs: int
+
+
+class Desk(Protocol):
+    async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
+        """Accept all of them durably, or none: InvalidRequest, Conflict, UnknownTopic …
+
+        A request that was accepted before (same job_id, or same tenant and idempotency
+        key) is answered with the job it became. An empty job_id asks for a new one.
+        """
+
+    async def get(self, job_id: str) -> Job: ...
+
+    async def find(self, query: JobQuery) -> list[Job]: ...
+
+    async def history(self, job_id: str) -> list[Transition]: ...
+
+    async def why(self, job_id: str) -> str:
+        """What the job waits for, or what is happening to it, in one sentence."""
+
+    async def wait(self, job_id: str, timeout: float | None = None) -> Job:
+        """The final record, following retries. Raises WaitTimedOut."""
+
+    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]: ...
+
+    def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
+        """Log lines so far, then everything that happens, until the job has ended."""
+
+    async def cancel(
+        self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0
+    ) -> Cancellation:
+        """End the job (and its children), waiting up to `timeout` for running work to end."""
+
+    async def retry(self, job_id: str) -> Job:
+        """Emit a new job for one that ended badly, keeping every field."""
+
+    async def workers(self) -> list[WorkerView]: ...
+
+    async def pools(self) -> list[PoolView]: ...
+
+    async def status(self) -> EngineStatus: ...
+
+    async def verify(self) -> Verified: ...
+
+    async def prune(self, older_than: float) -> Cleaned:
+        """Forget what ended more than so many seconds ago, and blobs nobody points to."""
+
+    async def put_blob(self, data: bytes, media_type: str = "application/json") -> str: ...
+
+    async def get_blob(self, uri: str) -> bytes: ...
