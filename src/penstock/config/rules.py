@@ -1,0 +1,147 @@
+"""What a setting may be, where its type does not say it all.
+
+Each rule takes a value and raises ValueError with what is wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, get_args
+from urllib.parse import urlsplit
+
+from msgspec.inspect import (
+    DictType,
+    EnumType,
+    FloatType,
+    IntType,
+    StrType,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
+
+from penstock.config.settings import MAX_SOCKET_PATH, Pool, Settings, fits_socket
+from penstock.core.check import check_name, check_pairs
+from penstock.core.errors import InvalidRequest
+from penstock.core.source import Source, parse_source
+
+_GLOB = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,200}", re.ASCII)
+
+
+def _check_data_dir(path: Path) -> None:
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f"{path} is not a folder")
+
+
+def _check_rules_file(path: Path | None) -> None:
+    if path is not None and not os.path.isfile(path):
+        raise ValueError(f"there is no file {path}")
+
+
+def _check_listen(addresses: tuple[str, ...]) -> None:
+    if not addresses:
+        raise ValueError("names no address: leave it out for the socket in data_dir")
+    for address in addresses:
+        if address.startswith("unix:"):
+            _check_unix(address.removeprefix("unix:"))
+        elif address.startswith("tcp://"):
+            _check_tcp(address)
+        else:
+            raise ValueError(f"{address!r} is not unix:, unix:/path or tcp://127.0.0.1:PORT")
+
+
+def _check_unix(path: str) -> None:
+    if path and not path.startswith("/"):
+        raise ValueError(f"{path!r} is not an absolute path")
+    if not fits_socket(Path(path)):
+        raise ValueError(f"{path!r} is longer than the {MAX_SOCKET_PATH} bytes a socket may have")
+
+
+def _check_tcp(address: str) -> None:
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", None
+    if port is None or parts.path or parts.query or parts.username:
+        raise ValueError(f"{address!r} is not tcp://127.0.0.1:PORT, with a port of 0 to 65535")
+    if host != "localhost" and not _is_loopback(host):
+        raise ValueError(
+            f"{address!r} is not on this machine's loopback; to reach the engine from "
+            "elsewhere, tunnel to it (as with ssh -L)"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_pools(pools: dict[str, Pool]) -> None:
+    for name, pool in pools.items():
+        try:
+            check_name(f"pool {name!r}", name)
+            check_pairs(f"{name}.labels", pool.labels)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from None
+        for topic in pool.topics:
+            if not _GLOB.fullmatch(topic):
+                raise ValueError(f"{name}.topics: {topic!r} is no topic or glob, as job.text.*")
+
+
+def _check_sources(sources: tuple[str, ...]) -> None:
+    for source in sources:
+        parse_source(source)
+
+
+RULES: Mapping[str, Callable[[Any], None]] = {
+    "data_dir": _check_data_dir,
+    "rules": _check_rules_file,
+    "listen": _check_listen,
+    "pools": _check_pools,
+    "sources": _check_sources,
+}
+
+
+def check_together(settings: Settings) -> tuple[str, str] | None:
+    """The first setting that does not go with another, and why."""
+    if settings.lost_grace > settings.lease:
+        return "lost_grace", f"is longer than the lease ({settings.lease:g})"
+    for limit in ("max_input", "max_result"):
+        if settings.inline_limit > getattr(settings, limit):
+            return limit, f"is less than inline_limit ({settings.inline_limit})"
+    for source in settings.sources:
+        if _holds(parse_source(source), settings.data_dir):
+            return "sources", f"{source!r} would let jobs read the engine's token and database"
+    return None
+
+
+def _holds(source: Source, data_dir: Path) -> bool:
+    return source.scheme == "file" and data_dir.is_relative_to(os.path.realpath(source.path))
+
+
+def allowed(kind: Any) -> str:
+    """What a value of this type may be, in a few words."""
+    match type_info(kind):
+        case IntType(ge=low, le=high):
+            return f"a whole number from {low} to {high}"
+        case FloatType(ge=low, le=high):
+            return f"a number from {low:g} to {high:.10g}"
+        case EnumType(cls=cls):
+            return "one of " + ", ".join(f'"{member.value}"' for member in cls)
+        case VarTupleType():
+            return "a list of strings"
+        case DictType(value_type=StrType()):
+            return "a table of strings"
+        case DictType():
+            return "a table of pools"
+        case UnionType():
+            return allowed(next(t for t in get_args(kind) if t is not type(None)))
+        case _:
+            return "a path"

@@ -1,0 +1,148 @@
+"""What can be set, and where an engine keeps its things.
+
+The sentence below each field is its documentation: docs/reference/settings.md is made of
+them. `penstock.config.load` makes checked Settings; a Struct alone checks nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from penstock.core.check import DAY, MAX_TIMEOUT
+from penstock.ports.store import Durability
+
+MAX_SOCKET_PATH = 103
+"""Bytes a Unix socket's path may have: 107 on Linux, 103 on macOS, the same for all here."""
+
+Seconds = Annotated[float, Meta(ge=0.001, le=MAX_TIMEOUT)]
+GraceSeconds = Annotated[float, Meta(ge=0, le=3600)]
+Size = Annotated[int, Meta(ge=1, le=16 << 30)]
+
+
+class UnknownTopics(StrEnum):
+    """What becomes of a job whose topic no pool and no worker serves."""
+
+    REFUSE = "refuse"
+    HOLD = "hold"
+
+
+class Pool(Struct, frozen=True, forbid_unknown_fields=True):
+    """A set of workers that serve the same topics."""
+
+    topics: tuple[str, ...] = ()
+    """The topics (globs) that it serves; none means whatever its workers announce."""
+    capacity: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """How many jobs it may hold at once; none means as many as its workers can."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What its workers have in common, for rules and for people."""
+
+
+def default_data_dir() -> Path:
+    import platformdirs
+
+    return Path(os.path.realpath(platformdirs.user_data_path("penstock", appauthor=False)))
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Everything about an engine that can be set."""
+
+    data_dir: Path = field(default_factory=default_data_dir)
+    """The folder in which the engine keeps everything; one engine at a time can use it."""
+    durability: Durability = Durability.DISK
+    """What an acknowledged job survives: power loss, the process's death, or nothing."""
+    listen: tuple[str, ...] = ("unix:",)
+    """Where clients and workers connect: `unix:` (the socket in data_dir), `unix:/path` or
+    `tcp://127.0.0.1:PORT`, which also needs the token that the engine leaves in data_dir."""
+    pools: dict[str, Pool] = field(default_factory=dict)
+    """The pools by name; workers that name none join the pool `default`, always there."""
+    rules: Path | None = None
+    """The file of safety rules; without one every job is allowed."""
+    unknown_topics: UnknownTopics = UnknownTopics.REFUSE
+    """Whether a job that nobody serves is refused, or held until somebody does."""
+    timeout: Seconds = 3600.0
+    """Seconds an attempt may run, unless the job says otherwise."""
+    dispatch_timeout: Seconds = 300.0
+    """Seconds a worker may hold a job before it starts it."""
+    lease: Annotated[float, Meta(ge=1, le=3600)] = 15.0
+    """Seconds of silence after which a worker counts as lost."""
+    lost_grace: GraceSeconds = 3.0
+    """Seconds a worker has to come back after its connection dropped; at most the lease."""
+    kill_grace: GraceSeconds = 5.0
+    """Seconds that work has to end by itself after it was asked to, before it is killed."""
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
+    """How often an idempotent job may lose its worker before it ends TIMEOUT."""
+    inline_limit: Annotated[int, Meta(ge=0, le=12_000)] = 4096
+    """Bytes up to which a payload rides in its pointer instead of a file."""
+    max_input: Size = 64 << 20
+    """Bytes that a job's input may have."""
+    max_result: Size = 64 << 20
+    """Bytes that a job's result may have."""
+    sources: tuple[str, ...] = ()
+    """The URI prefixes below which a job may point to others' data, as `s3://bucket/in`;
+    `file:` pointers are followed in `<data_dir>/files` and in folders listed here."""
+    retention: Annotated[float, Meta(ge=0, le=3650 * DAY)] = 7 * DAY
+    """Seconds for which finished jobs and their payloads are kept; 0 means for ever."""
+    concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
+    """How many jobs the engine's own worker runs at once."""
+    max_log_lines: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000
+    """How many lines of output are kept of each job."""
+
+    @property
+    def database(self) -> Path:
+        return self.data_dir / "penstock.db"
+
+    @property
+    def blobs(self) -> Path:
+        return self.data_dir / "blobs"
+
+    @property
+    def files(self) -> Path:
+        """The folder whose files a job may name with `file:`.
+
+        Not the whole data directory, which also holds the token and the database.
+        """
+        return self.data_dir / "files"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the engine that owns the data directory."""
+        return self.data_dir / "penstock.lock"
+
+    @property
+    def token_file(self) -> Path:
+        """What who connects over TCP must know; the engine makes it, with mode 0600."""
+        return self.data_dir / "token"
+
+    @property
+    def socket(self) -> Path:
+        """The engine's own Unix socket.
+
+        In a data directory whose path is too long for one, it is a file in a private folder
+        under /tmp, named by a hash of that path and by nothing from the environment, so
+        that the engine and its clients come to the same place.
+        """
+        inside = self.data_dir / "penstock.sock"
+        if fits_socket(inside):
+            return inside
+        name = sha256(os.fsencode(self.data_dir)).hexdigest()[:24]
+        return Path("/tmp", f"penstock-{os.getuid()}", f"{name}.sock")
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """`listen`, with the socket's path written out."""
+        return tuple(f"unix:{self.socket}" if a == "unix:" else a for a in self.listen)
+
+    @property
+    def allowed_sources(self) -> tuple[str, ...]:
+        """`sources`, and the folder that is always allowed."""
+        return (self.files.as_uri(), *self.sources)
+
+
+def fits_socket(path: Path) -> bool:
+    return len(os.fsencode(path)) <= MAX_SOCKET_PATH
