@@ -1,0 +1,75 @@
+"""Penstock: one durable job engine for AI and compute work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from penstock.app import App, Client, JobHandle, connect
+    from penstock.core.errors import (
+        Conflict,
+        InvalidRequest,
+        JobCancelled,
+        JobDenied,
+        JobEnded,
+        JobFailed,
+        JobTimedOut,
+        NotFound,
+        PenstockError,
+        UnknownTopic,
+        WaitTimedOut,
+    )
+    from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
+    from penstock.core.signals import Cancelled, Retry
+    from penstock.lifecycles.canonical import JobState
+    from penstock.ports.executor import Context
+    from penstock.workloads.function.context import current
+
+_HOMES = {
+    "App": "penstock.app",
+    "Client": "penstock.app",
+    "JobHandle": "penstock.app",
+    "connect": "penstock.app",
+    "Conflict": "penstock.core.errors",
+    "InvalidRequest": "penstock.core.errors",
+    "JobCancelled": "penstock.core.errors",
+    "JobDenied": "penstock.core.errors",
+    "JobEnded": "penstock.core.errors",
+    "JobFailed": "penstock.core.errors",
+    "JobTimedOut": "penstock.core.errors",
+    "NotFound": "penstock.core.errors",
+    "PenstockError": "penstock.core.errors",
+    "UnknownTopic": "penstock.core.errors",
+    "WaitTimedOut": "penstock.core.errors",
+    "Job": "penstock.core.job",
+    "JobRequest": "penstock.core.job",
+    "JobResult": "penstock.core.job",
+    "Priority": "penstock.core.job",
+    "RetryPolicy": "penstock.core.job",
+    "Cancelled": "penstock.core.signals",
+    "Retry": "penstock.core.signals",
+    "JobState": "penstock.lifecycles.canonical",
+    "Context": "penstock.ports.executor",
+    "current": "penstock.workloads.function.context",
+}
+"""Where each public name lives; it is imported when it is first asked for, so that
+`import penstock` and `penstock --help` stay light."""
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -122,21 +122,27 @@ class EngineDesk:
         return await self._store.read_log(job_id, after, limit)
 
     async def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
-        updates = self._feed.updates(job_id)
-        job = await self.get(job_id)
-        upcoming = None if job.is_final else asyncio.ensure_future(anext(updates, None))
-        try:
-            await asyncio.sleep(0)
-            for line in await self._store.read_log(job_id, after_log):
-                yield Logged(line)
-            while upcoming is not None and (update := await upcoming) is not None:
-                upcoming = asyncio.ensure_future(anext(updates, None))
-                yield update
-        finally:
-            if upcoming is not None:
-                upcoming.cancel()
-                await asyncio.gather(upcoming, return_exceptions=True)
-            await updates.aclose()  # type: ignore[attr-defined]
+        with self._feed.reading(job_id) as updates:
+            ended = (await self.get(job_id)).is_final
+            update: JobUpdate | None = None
+            while True:
+                if update is None or isinstance(update, Logged):
+                    async for line in self._new_lines(job_id, after_log):
+                        after_log = line.n
+                        yield Logged(line)
+                else:
+                    yield update
+                if ended:
+                    return
+                update = await updates.get()
+                ended = update is None
+
+    async def _new_lines(self, job_id: str, after: int) -> AsyncIterator[LogLine]:
+        await self._store.apply([])  # lines ride with a commit: see this one through
+        while lines := await self._store.read_log(job_id, after):
+            for line in lines:
+                yield line
+            after = lines[-1].n
 
     async def cancel(
         self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0

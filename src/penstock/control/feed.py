@@ -1,14 +1,15 @@
 """Tells whoever waits: callers of `wait`, and readers of a job's updates.
 
 It hears only what was committed (and what workers say of progress), so nobody learns of
-an end that could still be lost. A slow reader loses old progress, never a transition.
+an end that could still be lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from penstock.core.job import Job
 from penstock.core.transition import Answer
@@ -83,15 +84,15 @@ class Feed:
             if not waiters:
                 self._waiters.pop(job_id, None)
 
-    async def updates(self, job_id: str) -> AsyncIterator[JobUpdate]:
-        """What happens to a job from now on, until it has ended."""
+    @contextmanager
+    def reading(self, job_id: str) -> Generator[asyncio.Queue[JobUpdate | None]]:
+        """A queue of what happens to a job from now on; None when it has ended."""
         queue: asyncio.Queue[JobUpdate | None] = asyncio.Queue()
         self._readers[job_id].append(queue)
         if (progress := self._progress.get(job_id)) is not None:
             queue.put_nowait(progress)
         try:
-            while (update := await queue.get()) is not None:
-                yield update
+            yield queue
         finally:
             self._readers[job_id].remove(queue)
             if not self._readers[job_id]:

@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import islice
 
+import msgspec
+
 from penstock.control.board import Board
 from penstock.control.endings import ending
 from penstock.control.limits import Limits
@@ -38,6 +40,7 @@ from penstock.ports.bus import (
     Heartbeat,
     JobCancel,
     Returned,
+    Settled,
     Started,
     jobs_of,
 )
@@ -48,6 +51,7 @@ from penstock.ports.store import Store
 log = logging.getLogger(__name__)
 
 _SCHEDULER = Role.SCHEDULER.value
+_TOPICS = "topics"
 _MOST_A_TURN = 2000
 """Jobs dispatched in one commit at most, so that no turn is long."""
 _KERNEL_RETRY = 1.0
@@ -78,6 +82,7 @@ class Scheduler:
         self._inbox: list[AnyMessage] = []
         self._wake = asyncio.Event()
         self._next_ready: float | None = None
+        self._new_topics = False
 
     async def run(self) -> None:
         """Listen, then take turns for ever."""
@@ -86,6 +91,7 @@ class Scheduler:
             self.bus.subscribe(subject, self.receive) for subject in (RESULT, HANDSHAKE, HEARTBEAT)
         ]
         try:
+            await self._recall_topics()
             while True:
                 await self.turn()
                 await self._until_needed()
@@ -93,6 +99,11 @@ class Scheduler:
             stop_listening()
             for reader in readers:
                 await reader.close()
+
+    async def _recall_topics(self) -> None:
+        known = await self.store.recall(_TOPICS)
+        if known is not None:
+            self.board.topics.update(msgspec.json.decode(known, type=list[str]))
 
     async def receive(self, messages: list[AnyMessage]) -> None:
         self._inbox.extend(messages)
@@ -112,6 +123,10 @@ class Scheduler:
     def tell_to_end(self, job: Job, reason: str) -> None:
         order = JobCancel(job.job_id, job.attempt, reason, _SCHEDULER)
         self.bus.publish(jobs_of(job.worker_id or ""), [order])
+
+    def nudge(self) -> None:
+        """Something changed that no commit tells of: take a turn."""
+        self._wake.set()
 
     async def _until_needed(self) -> None:
         pauses = [] if self._next_ready is None else [self._next_ready - self.clock.now()]
@@ -140,6 +155,9 @@ class Scheduler:
         for message in inbox:
             if (change := self._take_in(message, now)) is not None:
                 changes.append(change)
+        if self._new_topics:
+            self._new_topics = False
+            await self.store.remember(_TOPICS, msgspec.json.encode(sorted(self.board.topics)))
         finished = len(changes)
         fresh = self._judge(changes, now)
         self._next_ready = self.board.backlog.wake(now)
@@ -151,6 +169,7 @@ class Scheduler:
         if not changes:
             return
         answers = await self._commit(changes)
+        self._settle(changes[:finished])
         self._send(answers[judged:dispatched], picked)
         await self._note_refused(changes[:finished], answers[:finished])
 
@@ -204,7 +223,9 @@ class Scheduler:
             if (job_id, attempt) not in hello.held and self.board.is_live(job_id, attempt)
         ]
         record.greet(hello, self.clock.monotonic())
-        self.board.topics.update(hello.topics)
+        if not self.board.topics.issuperset(hello.topics):
+            self.board.topics.update(hello.topics)
+            self._new_topics = True
         for job in missed:
             self._resend_or_lose(job, hello)
         for job_id, attempt in hello.held:
@@ -329,6 +350,18 @@ class Scheduler:
             self.bus.publish(jobs_of(worker_id), batch)
         if orders:
             failpoint("after-dispatch")
+
+    def _settle(self, changes: Sequence[Change]) -> None:
+        """Tell workers elsewhere which of their results are safe (or known to be late)."""
+        workers = self.board.roster.workers
+        settled: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        for change in changes:
+            if isinstance(change, Move) and (result := change.result) is not None:
+                record = workers.get(result.worker_id or "")
+                if record is not None and not record.local:
+                    settled[record.worker_id].append((result.job_id, result.attempt))
+        for worker_id, jobs in settled.items():
+            self.bus.publish(jobs_of(worker_id), [Settled(tuple(jobs))])
 
     def _order(self, job: Job) -> Dispatch:
         request = job.request

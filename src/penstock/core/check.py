@@ -44,9 +44,7 @@ def check_request(request: JobRequest, now: float) -> None:
     if request.adapter_id is not None:
         check_name("adapter_id", request.adapter_id)
     if request.idempotency_key is not None:
-        _check_text(
-            "idempotency_key", request.idempotency_key, MAX_KEY * 2, empty=False
-        )
+        _check_text("idempotency_key", request.idempotency_key, MAX_KEY * 2, empty=False)
     if request.step_index is not None:
         check_number("step_index", request.step_index, 0, 1_000_000_000)
     if request.timeout is not None:
@@ -92,9 +90,7 @@ def check_name(field: str, value: str) -> None:
 
 def check_pairs(field: str, pairs: Mapping[str, str]) -> None:
     if len(pairs) > MAX_PAIRS:
-        raise InvalidRequest(
-            field, f"{len(pairs)} entries; at most {MAX_PAIRS} are allowed"
-        )
+        raise InvalidRequest(field, f"{len(pairs)} entries; at most {MAX_PAIRS} are allowed")
     for key, value in pairs.items():
         _check_text(f"{field} key {_shown(key)}", key, MAX_KEY, empty=False)
         _check_text(f"{field}.{key}", value, MAX_VALUE, empty=True)
@@ -115,9 +111,7 @@ def check_number(field: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value):
         raise InvalidRequest(field, f"{value} is not a number")
     if not low <= value <= high:
-        raise InvalidRequest(
-            field, f"{value:g} is out of range", hint=f"{low:g} to {high:g}"
-        )
+        raise InvalidRequest(field, f"{value:g} is out of range", hint=f"{low:g} to {high:g}")
 
 
 def check_finite(field: str, value: Any) -> None:
@@ -137,9 +131,7 @@ def _check_text(field: str, value: str, most: int, *, empty: bool) -> None:
     if not value and not empty:
         raise InvalidRequest(field, "is empty")
     if len(value) > most:
-        raise InvalidRequest(
-            field, f"is {len(value)} characters long; at most {most} are allowed"
-        )
+        raise InvalidRequest(field, f"is {len(value)} characters long; at most {most} are allowed")
     if _CONTROL.search(value):
         raise InvalidRequest(field, "has a control character")
 

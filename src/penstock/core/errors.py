@@ -143,9 +143,7 @@ class JobEnded(PenstockError):
     def __init__(self, job: Job) -> None:
         result = job.result
         why = (result.error_message or result.error_code) if result else ""
-        super().__init__(
-            f"job {job.job_id} ended {job.state}" + (f": {why}" if why else "")
-        )
+        super().__init__(f"job {job.job_id} ended {job.state}" + (f": {why}" if why else ""))
         self.job = job
 
     @property

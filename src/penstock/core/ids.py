@@ -16,17 +16,13 @@ _MASK = (1 << 80) - 1
 
 
 def _encode(value: int, pairs: int) -> str:
-    return "".join(
-        [_PAIRS[value >> shift & 1023] for shift in range(10 * (pairs - 1), -1, -10)]
-    )
+    return "".join([_PAIRS[value >> shift & 1023] for shift in range(10 * (pairs - 1), -1, -10)])
 
 
 class IdSource:
     """Makes unique, sortable ids; never goes back, even if the clock does."""
 
-    def __init__(
-        self, entropy: Callable[[], int] = lambda: secrets.randbits(79)
-    ) -> None:
+    def __init__(self, entropy: Callable[[], int] = lambda: secrets.randbits(79)) -> None:
         self._entropy = entropy
         self._millis = -1
         self._stem = ""

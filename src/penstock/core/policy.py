@@ -55,9 +55,7 @@ def may_retry(request: JobRequest, result: JobResult) -> bool:
     return not retry.on or bool(kinds & set(retry.on))
 
 
-def retry_of(
-    job: Job, result: JobResult, job_id: str, now: float, chance: float
-) -> JobRequest:
+def retry_of(job: Job, result: JobResult, job_id: str, now: float, chance: float) -> JobRequest:
     """The new job that tries `job` again: everything is kept but id, link and time."""
     request = job.request
     number = request.retry_number + 1

@@ -129,13 +129,9 @@ def admit(accept: Accept, seq: int) -> Answer:
 def advance(job: Job, move: Move) -> Answer:
     """Apply a move to a record, or say why not. Pure."""
     if move.version is not None and move.version != job.version:
-        return Answer(
-            _REFUSED, job, why=f"the job has moved on to version {job.version}"
-        )
+        return Answer(_REFUSED, job, why=f"the job has moved on to version {job.version}")
     if move.attempt is not None and move.attempt != job.attempt:
-        return Answer(
-            _REFUSED, job, why=f"attempt {move.attempt} is not live: {job.attempt} is"
-        )
+        return Answer(_REFUSED, job, why=f"attempt {move.attempt} is not live: {job.attempt} is")
 
     role = move.actor.partition(":")[0]
     at = max(move.at, job.updated_at)
@@ -151,14 +147,10 @@ def advance(job: Job, move: Move) -> Answer:
 
     for event in _spelled_out(state, move.events):
         step = CANONICAL.judge(state, event)
-        if step is Step.REPEAT or (
-            event is JobEvent.REQUEST_CANCEL and cancel_requested
-        ):
+        if step is Step.REPEAT or (event is JobEvent.REQUEST_CANCEL and cancel_requested):
             continue
         if step is Step.ILLEGAL:
-            return Answer(
-                _REFUSED, job, why=f"'{event}' can't happen to a job that is {state}"
-            )
+            return Answer(_REFUSED, job, why=f"'{event}' can't happen to a job that is {state}")
         if role not in ACTORS[event]:
             return Answer(_REFUSED, job, why=f"'{event}' is not for a {role} to do")
         before, state = state, CANONICAL.after(state, event)
@@ -169,9 +161,7 @@ def advance(job: Job, move: Move) -> Answer:
             worker_id = given_to = move.worker_id
             pool = move.pool
             dispatched_at = at
-            started_at = (
-                at if event is JobEvent.REDISPATCH and started_at is not None else None
-            )
+            started_at = at if event is JobEvent.REDISPATCH and started_at is not None else None
         elif event is JobEvent.START:
             started_at = at
         elif event is JobEvent.REQUEST_CANCEL:
@@ -278,26 +268,18 @@ def _next(so_far: Folded, entry: Transition) -> Folded:
     if entry.n != so_far.version + 1:
         raise BrokenLog(f"entry {entry.n} follows entry {so_far.version}")
     if entry.before is not so_far.state:
-        raise BrokenLog(
-            f"entry {entry.n} starts from {entry.before}, not {so_far.state}"
-        )
+        raise BrokenLog(f"entry {entry.n} starts from {entry.before}, not {so_far.state}")
     if CANONICAL.judge(so_far.state, entry.event) is not Step.MOVE:
-        raise BrokenLog(
-            f"entry {entry.n}: '{entry.event}' is not legal from {so_far.state}"
-        )
+        raise BrokenLog(f"entry {entry.n}: '{entry.event}' is not legal from {so_far.state}")
     if CANONICAL.after(so_far.state, entry.event) is not entry.after:
-        raise BrokenLog(
-            f"entry {entry.n}: '{entry.event}' does not lead to {entry.after}"
-        )
+        raise BrokenLog(f"entry {entry.n}: '{entry.event}' does not lead to {entry.after}")
     if entry.at < so_far.updated_at:
         raise BrokenLog(f"entry {entry.n} is older than the one before it")
     now = replace(so_far, state=entry.after, version=entry.n, updated_at=entry.at)
     match entry.event:
         case JobEvent.DISPATCH | JobEvent.REDISPATCH:
             if entry.attempt != so_far.attempt + 1:
-                raise BrokenLog(
-                    f"entry {entry.n}: attempt {entry.attempt} after {so_far.attempt}"
-                )
+                raise BrokenLog(f"entry {entry.n}: attempt {entry.attempt} after {so_far.attempt}")
             restarted = entry.at if so_far.state is JobState.RUNNING else None
             now = replace(
                 now,

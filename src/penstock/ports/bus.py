@@ -106,6 +106,13 @@ class Finished(Message, frozen=True):
     result: JobResult
 
 
+class Settled(Message, frozen=True):
+    """These results are durable: the worker may forget them."""
+
+    jobs: tuple[tuple[str, int], ...]
+    """(job_id, attempt)"""
+
+
 class JobProgress(Message, frozen=True):
     job_id: str
     attempt: int
@@ -132,6 +139,7 @@ AnyMessage = (
     | Started
     | Returned
     | Finished
+    | Settled
     | JobProgress
     | JobLog
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import cycle
 
 from penstock.ports.bus import AnyMessage, Handler
+
+log = logging.getLogger(__name__)
 
 
 class MemoryBus:
@@ -67,8 +70,10 @@ class _Reader:
             await self._wake.wait()
             self._wake.clear()
             batch, self._gathered = self._gathered, []
-            if batch:
+            try:
                 await self._handler(batch)
+            except Exception:
+                log.exception("a reader of %s failed on %d messages", self.subject, len(batch))
 
     async def close(self) -> None:
         self._bus._forget(self)

@@ -1,0 +1,35 @@
+"""Where an engine listens: a Unix socket or a TCP port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import Struct
+
+from penstock.core.errors import Misconfigured
+
+
+class Address(Struct, frozen=True):
+    path: Path | None = None
+    host: str = ""
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """`unix:/run/penstock.sock`, a bare path, or `tcp://127.0.0.1:7077`."""
+        if text.startswith("tcp://"):
+            host, _, port = text.removeprefix("tcp://").rpartition(":")
+            if not host or not port.isdecimal() or int(port) > 65535:
+                raise Misconfigured(
+                    f"{text!r} is not an address", hint="write tcp://HOST:PORT, or unix:/PATH"
+                )
+            return cls(host=host.strip("[]"), port=int(port))
+        path = text.removeprefix("unix:").removeprefix("//")
+        if not path or "://" in path:
+            raise Misconfigured(
+                f"{text!r} is not an address", hint="write tcp://HOST:PORT, or unix:/PATH"
+            )
+        return cls(path=Path(path))
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else f"tcp://{self.host}:{self.port}"

@@ -1,0 +1,87 @@
+"""A Desk whose engine is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from penstock.adapters.link.client import Link
+from penstock.core.job import Job, JobRequest
+from penstock.core.transition import Transition
+from penstock.ports.desk import (
+    Cancellation,
+    Cleaned,
+    EngineStatus,
+    JobUpdate,
+    PoolView,
+    WorkerView,
+)
+from penstock.ports.store import JobQuery, LogLine, Verified
+
+
+class RemoteDesk:
+    """See `penstock.ports.desk.Desk`."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
+        return await self._link.call("submit", list[Job], requests=requests)
+
+    async def get(self, job_id: str) -> Job:
+        return await self._link.call("get", Job, job_id=job_id)
+
+    async def find(self, query: JobQuery) -> list[Job]:
+        return await self._link.call("find", list[Job], query=query)
+
+    async def history(self, job_id: str) -> list[Transition]:
+        return await self._link.call("history", list[Transition], job_id=job_id)
+
+    async def why(self, job_id: str) -> str:
+        return await self._link.call("why", str, job_id=job_id)
+
+    async def wait(self, job_id: str, timeout: float | None = None) -> Job:
+        return await self._link.call("wait", Job, job_id=job_id, timeout=timeout)
+
+    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
+        return await self._link.call(
+            "read_log", list[LogLine], job_id=job_id, after=after, limit=limit
+        )
+
+    def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
+        return self._link.stream("follow", JobUpdate, job_id=job_id, after_log=after_log)
+
+    async def cancel(
+        self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0
+    ) -> Cancellation:
+        return await self._link.call(
+            "cancel",
+            Cancellation,
+            job_id=job_id,
+            reason=reason,
+            children=children,
+            timeout=timeout,
+        )
+
+    async def retry(self, job_id: str) -> Job:
+        return await self._link.call("retry", Job, job_id=job_id)
+
+    async def workers(self) -> list[WorkerView]:
+        return await self._link.call("workers", list[WorkerView])
+
+    async def pools(self) -> list[PoolView]:
+        return await self._link.call("pools", list[PoolView])
+
+    async def status(self) -> EngineStatus:
+        return await self._link.call("status", EngineStatus)
+
+    async def verify(self) -> Verified:
+        return await self._link.call("verify", Verified)
+
+    async def prune(self, older_than: float) -> Cleaned:
+        return await self._link.call("prune", Cleaned, older_than=older_than)
+
+    async def put_blob(self, data: bytes, media_type: str = "application/json") -> str:
+        return await self._link.call("put_blob", str, data=data, media_type=media_type)
+
+    async def get_blob(self, uri: str) -> bytes:
+        return await self._link.call("get_blob", bytes, uri=uri)

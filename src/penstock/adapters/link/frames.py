@@ -1,0 +1,176 @@
+"""What crosses a link: length-framed msgpack, both ways.
+
+A frame is four bytes of length and then one of the values below. `Pub` carries bus traffic,
+`Call` asks for something by name, and `Item` streams an answer that has no fixed length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from penstock.ports.bus import AnyMessage
+
+PROTOCOL = 1
+MAX_FRAME = 128 << 20
+
+
+class Frame(Struct, frozen=True, array_like=True, tag=True):
+    pass
+
+
+class Hello(Frame, frozen=True):
+    """The first frame of a connection."""
+
+    protocol: int
+    token: str = ""
+
+
+class Welcome(Frame, frozen=True):
+    protocol: int
+
+
+class Sub(Frame, frozen=True):
+    subject: str
+
+
+class Unsub(Frame, frozen=True):
+    subject: str
+
+
+class Pub(Frame, frozen=True):
+    subject: str
+    messages: list[AnyMessage]
+
+
+class Will(Frame, frozen=True):
+    """Published by the server if the connection ends without a Bye."""
+
+    subject: str
+    messages: list[AnyMessage]
+
+
+class Bye(Frame, frozen=True):
+    pass
+
+
+class Call(Frame, frozen=True):
+    id: int
+    method: str
+    params: Raw
+    stream: bool = False
+
+
+class Reply(Frame, frozen=True):
+    id: int
+    value: Raw
+
+
+class Item(Frame, frozen=True):
+    id: int
+    value: Raw
+
+
+class End(Frame, frozen=True):
+    id: int
+
+
+class Stop(Frame, frozen=True):
+    """The caller wants no more of this stream or call."""
+
+    id: int
+
+
+class Failure(Frame, frozen=True):
+    id: int
+    code: str
+    message: str
+    hint: str = ""
+    facts: Mapping[str, Any] = {}
+
+
+AnyFrame = (
+    Hello | Welcome | Sub | Unsub | Pub | Will | Bye | Call | Reply | Item | End | Stop | Failure
+)
+
+encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyFrame).decode
+
+
+def framed(frame: Frame) -> bytes:
+    body = encode(frame)
+    return len(body).to_bytes(4, "big") + body
+
+
+class FrameProtocol(asyncio.Protocol):
+    """Cuts a byte stream into frames and hands them over, in order."""
+
+    def __init__(
+        self,
+        on_frame: Callable[[AnyFrame], None],
+        on_lost: Callable[[Exception | None], None],
+    ) -> None:
+        self._on_frame, self._on_lost = on_frame, on_lost
+        self._buffer = bytearray()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=4 << 20)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        start, size = 0, len(buffer)
+        while size - start >= 4:
+            length = int.from_bytes(buffer[start : start + 4], "big")
+            if length > MAX_FRAME:
+                self.abort(ValueError(f"a frame of {length} bytes"))
+                return
+            end = start + 4 + length
+            if end > size:
+                break
+            try:
+                frame = _decode(bytes(buffer[start + 4 : end]))
+            except msgspec.MsgspecError as error:
+                self.abort(error)
+                return
+            start = end
+            self._on_frame(frame)
+        del buffer[:start]
+
+    def send(self, frame: Frame) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(framed(frame))
+
+    async def sendable(self) -> None:
+        """Wait while the other side is too slow to read."""
+        await self._writable.wait()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def abort(self, error: Exception) -> None:
+        self._buffer.clear()
+        if self.transport is not None:
+            self.transport.abort()
+        self._on_lost(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._writable.set()
+        self.transport = None
+        self._on_lost(error)
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()

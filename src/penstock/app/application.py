@@ -1,0 +1,231 @@
+"""`penstock.App`: functions that are jobs, and the ways to run them."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, Unpack
+
+from penstock.adapters.link.address import Address
+from penstock.adapters.link.client import Link
+from penstock.adapters.link.desk import RemoteDesk
+from penstock.app.client import Client
+from penstock.app.engine import Engine
+from penstock.app.portal import LoopThread, Portal
+from penstock.config import Settings, load
+from penstock.core.errors import Misconfigured
+from penstock.ports.executor import Executor
+from penstock.workloads.function.definition import JobFunction, make_function
+from penstock.workloads.function.options import Definition
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class App:
+    """A set of functions that can be submitted as jobs."""
+
+    def __init__(self) -> None:
+        self.functions: dict[str, JobFunction[..., Any]] = {}
+        self._client: Client | None = None
+
+    def job(
+        self, topic: str, **definition: Unpack[Definition]
+    ) -> Callable[[Callable[..., Any]], JobFunction[..., Any]]:
+        """Make the function below a job with this topic.
+
+        `timeout`, `retries`, `retry_on`, `retry_never`, `priority`, `idempotent`, `mode`
+        ('async', 'thread' or 'process') and `memory_limit` are its defaults.
+        """
+
+        def register(fn: Callable[..., Any]) -> JobFunction[..., Any]:
+            if topic in self.functions:
+                raise Misconfigured(f"the topic {topic} has a function already")
+            made = make_function(fn, topic, lambda: self.client().bound, **definition)
+            self.functions[topic] = made
+            return made
+
+        return register
+
+    def client(self) -> Client:
+        """The client that functions submit through, while there is one."""
+        if self._client is None:
+            raise Misconfigured(
+                "the application is not running, so there is nobody to submit to",
+                hint="submit inside 'with app.run():' or 'with app.connect():'",
+            )
+        return self._client
+
+    def bind(self, client: Client | None) -> None:
+        """Let this application's functions submit through `client`."""
+        self._client = client
+
+    def run(
+        self, data: str | Path | None = None, *, settings: Settings | None = None, **flags: Any
+    ) -> Session:
+        """An engine embedded in this process, with a worker for these functions.
+
+        Use it with `with` (it runs in a thread of its own) or `async with` (it runs in your
+        event loop). `data` is its folder; other settings can be given by name.
+        """
+        if settings is None:
+            if data is not None:
+                flags["data_dir"] = str(data)
+            settings = load(flags=flags)
+        return _Embedded(self, settings)
+
+    def connect(
+        self, address: str | None = None, *, data: str | Path | None = None, token: str = ""
+    ) -> Session:
+        """A running engine; these functions submit to it."""
+        return _Connected(self, address, data, token)
+
+
+def connect(
+    address: str | None = None, *, data: str | Path | None = None, token: str = ""
+) -> Session:
+    """A running engine: by its address, or by its data folder (the default one if none)."""
+    return _Connected(None, address, data, token)
+
+
+class Session:
+    """Something to enter with `with` or `async with`; gives a Client."""
+
+    def __init__(self, app: App | None) -> None:
+        self._app = app
+        self._thread: LoopThread | None = None
+
+    async def _open(self) -> Client:
+        raise NotImplementedError
+
+    async def _close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Client:
+        self._thread = LoopThread("penstock")
+        try:
+            client = self._thread.run(self._open())
+        except BaseException:
+            self._thread.close()
+            raise
+        self._bind(client)
+        return client
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._thread is not None
+        try:
+            self._thread.run(self._close())
+        finally:
+            self._bind(None)
+            self._thread.close()
+
+    async def __aenter__(self) -> Client:
+        client = await self._open()
+        self._bind(client)
+        return client
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._close()
+        finally:
+            self._bind(None)
+
+    def _bind(self, client: Client | None) -> None:
+        if self._app is not None:
+            self._app.bind(client)
+
+
+class _Embedded(Session):
+    def __init__(self, app: App, settings: Settings) -> None:
+        super().__init__(app)
+        self._settings = settings
+        self._functions = app.functions
+        self._engine: Engine | None = None
+
+    async def _open(self) -> Client:
+        executors = make_executors(self._app, self._settings)
+        self._engine = Engine(self._settings, executors)
+        await self._engine.start()
+        portal = Portal(asyncio.get_running_loop())
+        return Client(self._engine.desk, portal, time.time, self._functions)
+
+    async def _close(self) -> None:
+        if self._engine is not None:
+            await self._engine.stop()
+
+
+class _Connected(Session):
+    def __init__(
+        self, app: App | None, address: str | None, data: str | Path | None, token: str
+    ) -> None:
+        super().__init__(app)
+        self._where = engine_address(address, data, token)
+        self._link: Link | None = None
+
+    async def _open(self) -> Client:
+        address, token = self._where
+        self._link = Link(address, token=token)
+        await self._link.connect()
+        portal = Portal(asyncio.get_running_loop())
+        functions = self._app.functions if self._app is not None else {}
+        return Client(RemoteDesk(self._link), portal, time.time, functions)
+
+    async def _close(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+
+
+def engine_address(address: str | None, data: str | Path | None, token: str) -> tuple[Address, str]:
+    """Where the engine of a data folder listens, and the token it wants."""
+    settings = load(flags={} if data is None else {"data_dir": str(data)})
+    where = Address.parse(address) if address else Address(path=settings.socket)
+    if where.path is None and not token and settings.token_file.is_file():
+        token = settings.token_file.read_text().strip()
+    return where, token
+
+
+def make_executors(app: App | None, settings: Settings) -> list[Executor]:
+    """Every executor that is installed, given this application."""
+    options: Mapping[str, Any] = {
+        "kill_grace": settings.kill_grace,
+        "max_result": settings.max_result,
+        "threads": settings.concurrency,
+    }
+    return [entry.load()(app, options) for entry in entry_points(group="penstock.executors")]
+
+
+def load_app(reference: str) -> App:
+    """Import `module:name`. Raises Misconfigured, saying what is wrong with it."""
+    import importlib
+    import sys
+
+    module_name, _, name = reference.partition(":")
+    if not module_name or not name:
+        raise Misconfigured(f"{reference!r} is not an application", hint="write module:app")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise Misconfigured(f"can't import {module_name}: {error}") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, App):
+        apps = [key for key, value in vars(module).items() if isinstance(value, App)]
+        near = difflib.get_close_matches(name, apps, 1) or apps[:1]
+        hint = f"did you mean {module_name}:{near[0]}?" if near else "it has no penstock.App"
+        raise Misconfigured(f"{module_name} has no application {name!r}", hint=hint)
+    return found

@@ -1,0 +1,183 @@
+"""A caller's view of an engine, here or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+import msgspec
+
+from penstock.app.handle import JobHandle
+from penstock.app.portal import Portal
+from penstock.core.check import check_finite
+from penstock.core.errors import InvalidRequest
+from penstock.core.job import Job, JobRequest
+from penstock.core.pointer import encode_data
+from penstock.ports.desk import Desk
+from penstock.ports.store import JobQuery
+from penstock.workloads.function.context import running
+from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.options import SubmitOptions, checked
+
+_INLINE = 4096
+_encode = msgspec.json.Encoder().encode
+
+
+class Client:
+    """Submits and looks up jobs. Every method has an async twin with an `a` before its name."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        portal: Portal,
+        now: Callable[[], float],
+        functions: Mapping[str, JobFunction[..., Any]] | None = None,
+    ) -> None:
+        self.desk = desk
+        self._portal, self._now = portal, now
+        self._functions = functions or {}
+        self.bound = Bound(self, portal)
+
+    # -- submitting ---------------------------------------------------------------
+
+    def submit(
+        self,
+        topic: str,
+        input: Mapping[str, Any] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> JobHandle:
+        """Submit one job; returns when it is durable.
+
+        Raises InvalidRequest and its kin, with nothing stored.
+        """
+        return self._portal.run(self._submit(topic, [input], options))[0]
+
+    async def asubmit(
+        self,
+        topic: str,
+        input: Mapping[str, Any] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> JobHandle:
+        return (await self._portal.arun(self._submit(topic, [input], options)))[0]
+
+    def submit_many(
+        self,
+        topic: str,
+        inputs: Sequence[Mapping[str, Any] | None],
+        **options: Unpack[SubmitOptions],
+    ) -> list[JobHandle]:
+        """Submit a job for each input, all of them or none."""
+        return self._portal.run(self._submit(topic, inputs, options))
+
+    async def asubmit_many(
+        self,
+        topic: str,
+        inputs: Sequence[Mapping[str, Any] | None],
+        **options: Unpack[SubmitOptions],
+    ) -> list[JobHandle]:
+        return await self._portal.arun(self._submit(topic, inputs, options))
+
+    async def _submit(
+        self,
+        topic: str,
+        inputs: Sequence[Mapping[str, Any] | None],
+        options: Mapping[str, Any],
+    ) -> list[JobHandle]:
+        """Submit with what the function of the topic, if we know it, wants and defaults to."""
+        function = self._functions.get(topic)
+        if function is not None:
+            options = {**function.submit_defaults, **options}
+            inputs = [function.signature.bind((), given or {}) for given in inputs]
+        return await self.submit_bound(topic, inputs, options)
+
+    async def submit_bound(
+        self,
+        topic: str,
+        inputs: Sequence[Mapping[str, Any] | None],
+        options: Mapping[str, Any],
+    ) -> list[JobHandle]:
+        """Submit inputs that were checked against their function already."""
+        fields = request_fields(checked(options), self._now())
+        requests = []
+        for given in inputs:
+            pointer = "" if given is None else await self._pointer(given)
+            requests.append(JobRequest(topic=topic, context_ptr=pointer, **fields))
+        jobs = await self.desk.submit(requests)
+        return [self._handle(job) for job in jobs]
+
+    async def _pointer(self, given: Mapping[str, Any]) -> str:
+        payload = encode_input(given)
+        if len(payload) <= _INLINE:
+            return encode_data(payload)
+        return await self.desk.put_blob(payload)
+
+    # -- looking up ---------------------------------------------------------------
+
+    def get(self, job_id: str) -> JobHandle:
+        """The job with this id. Raises NotFound."""
+        return self._handle(self._portal.run(self.desk.get(job_id)))
+
+    async def aget(self, job_id: str) -> JobHandle:
+        return self._handle(await self._portal.arun(self.desk.get(job_id)))
+
+    def jobs(self, **query: Any) -> list[JobHandle]:
+        """Jobs, newest first; the conditions are those of `penstock.JobQuery`."""
+        return self._portal.run(self._jobs(query))
+
+    async def ajobs(self, **query: Any) -> list[JobHandle]:
+        return await self._portal.arun(self._jobs(query))
+
+    async def _jobs(self, query: dict[str, Any]) -> list[JobHandle]:
+        return [self._handle(job) for job in await self.desk.find(JobQuery(**query))]
+
+    def _handle(self, job: Job) -> JobHandle:
+        return JobHandle(self.desk, self._portal, job)
+
+
+class Bound:
+    """What functions submit through: their inputs are checked already."""
+
+    def __init__(self, client: Client, portal: Portal) -> None:
+        self._client, self._portal = client, portal
+
+    def submit(self, topic: str, input: Mapping[str, Any], **options: Any) -> JobHandle:
+        return self._portal.run(self._client.submit_bound(topic, [input], options))[0]
+
+    async def asubmit(self, topic: str, input: Mapping[str, Any], **options: Any) -> JobHandle:
+        return (await self._portal.arun(self._client.submit_bound(topic, [input], options)))[0]
+
+    def submit_many(
+        self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Any
+    ) -> list[JobHandle]:
+        return self._portal.run(self._client.submit_bound(topic, inputs, options))
+
+    async def asubmit_many(
+        self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Any
+    ) -> list[JobHandle]:
+        return await self._portal.arun(self._client.submit_bound(topic, inputs, options))
+
+
+def encode_input(given: Any) -> bytes:
+    """A job's input as JSON. Raises InvalidRequest for what JSON can't say."""
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("input", f"expected a mapping, got {type(given).__name__}")
+    check_finite("input", given)
+    try:
+        return _encode(given)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest("input", f"can't be stored as JSON: {error}") from error
+
+
+def request_fields(options: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """A caller's options as fields of a JobRequest. Inside a job, that job is the parent."""
+    fields = dict(options)
+    fields.setdefault("job_id", "")
+    if (key := fields.pop("key", None)) is not None:
+        fields["idempotency_key"] = key
+    if (parent := fields.pop("parent", None)) is not None:
+        fields["parent_job_id"] = parent
+    elif (ctx := running.get()) is not None:
+        fields["parent_job_id"] = ctx.job_id
+    if (delay := fields.pop("delay", None)) is not None:
+        fields["run_at"] = now + delay
+    return fields

@@ -1,0 +1,307 @@
+"""One running engine, put together from its settings.
+
+This package is the only place that names adapters. Parts are made here and handed to each
+other; nothing is looked up, and nothing runs before `start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from statistics import median
+from types import TracebackType
+from typing import Any, Self
+
+from penstock import __version__
+from penstock.adapters.files.blobs import FileBlobs
+from penstock.adapters.link.address import Address
+from penstock.adapters.link.server import LinkServer
+from penstock.adapters.memory.bus import MemoryBus
+from penstock.adapters.memory.store import MemoryStore
+from penstock.adapters.sqlite.store import SqliteStore
+from penstock.config import Settings, UnknownTopics
+from penstock.control.board import Board
+from penstock.control.desk import EngineDesk
+from penstock.control.feed import Feed
+from penstock.control.gateway import Gateway
+from penstock.control.limits import Limits
+from penstock.control.pruner import Pruner
+from penstock.control.reconciler import Reconciler
+from penstock.control.roster import Pool, Roster
+from penstock.control.rules import load_rules
+from penstock.control.safety import SafetyKernel
+from penstock.control.scheduler import Scheduler
+from penstock.core.errors import StoreFailed
+from penstock.core.ids import IdSource
+from penstock.ports.clock import Clock, SystemClock
+from penstock.ports.desk import EngineStatus
+from penstock.ports.executor import Executor
+from penstock.ports.store import Durability, Store
+from penstock.worker.worker import Worker, WorkerOptions
+
+log = logging.getLogger(__name__)
+
+LOCAL = "local-"
+"""How the ids of workers inside an engine begin: they end with it."""
+_SLOW_FLUSH = 0.005
+"""Seconds; a disk slower than this gets a thread of its own."""
+
+
+class Engine:
+    """Gateway, scheduler, reconciler, a local worker and a listener, in one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        executors: Sequence[Executor] = (),
+        *,
+        clock: Clock | None = None,
+        listen: bool = True,
+    ) -> None:
+        self.settings = settings
+        self._executors = [executor for executor in executors if executor.topics]
+        self._clock: Clock = clock or SystemClock()
+        self._listen = listen
+        self._services: list[asyncio.Task[None]] = []
+        self._worker: asyncio.Task[None] | None = None
+        self._server: LinkServer | None = None
+        self._failed: asyncio.Future[None] | None = None
+        self.addresses: list[Address] = []
+        self.worker_id = ""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    # -- start --------------------------------------------------------------------
+
+    async def start(self) -> None:
+        settings, clock = self.settings, self._clock
+        self._failed = asyncio.get_running_loop().create_future()
+        make_private(settings.data_dir)
+        kernel = SafetyKernel(load_rules(settings.rules)) if settings.rules else SafetyKernel()
+        self.store = self._open_store()
+        try:
+            self._assemble(kernel)
+            await self._restore()
+            self._run_services()
+            if self._executors:
+                self._start_worker()
+            if self._listen:
+                await self._start_listening()
+        except BaseException:
+            await self.stop()
+            raise
+        log.info("engine started at %s (%s)", settings.data_dir, clock.now())
+
+    def _open_store(self) -> Store:
+        settings = self.settings
+        if settings.durability is Durability.MEMORY:
+            return MemoryStore()
+        slow = flush_time(settings.data_dir) > _SLOW_FLUSH
+        return SqliteStore(
+            settings.database,
+            durability=settings.durability,
+            threaded=slow,
+            max_log_lines=settings.max_log_lines,
+        )
+
+    def _assemble(self, kernel: SafetyKernel) -> None:
+        settings, clock, store = self.settings, self._clock, self.store
+        limits = Limits(
+            timeout=settings.timeout,
+            dispatch_timeout=settings.dispatch_timeout,
+            lease=settings.lease,
+            lost_grace=settings.lost_grace,
+            kill_grace=settings.kill_grace,
+            max_attempts=settings.max_attempts,
+        )
+        ids = IdSource()
+        self.blobs = FileBlobs(
+            settings.blobs,
+            inline_limit=settings.inline_limit,
+            max_size=max(settings.max_input, settings.max_result),
+            sources=settings.allowed_sources,
+        )
+        self.bus = MemoryBus()
+        pools = {
+            name: Pool(name, pool.topics, pool.capacity, pool.labels)
+            for name, pool in settings.pools.items()
+        }
+        self.board = Board(Roster(pools), clock.now)
+        store.listen(self.board.observe)
+        self._feed = Feed(store)
+        store.listen(self._feed.hear)
+        self.scheduler = Scheduler(store, self.bus, self.board, kernel, clock, limits, ids=ids)
+        self.reconciler = Reconciler(
+            store, self.bus, self.board, clock, limits, nudge=self.scheduler.nudge, ids=ids
+        )
+        pruner = Pruner(store, self.blobs, clock, retention=settings.retention or None)
+        gateway = Gateway(
+            store,
+            self.blobs,
+            self.board,
+            clock,
+            refuse_unknown=settings.unknown_topics is UnknownTopics.REFUSE,
+            ids=ids,
+        )
+        about = EngineStatus(
+            version=__version__,
+            pid=os.getpid(),
+            started_at=clock.now(),
+            durability=settings.durability,
+            data_dir=str(settings.data_dir),
+            rules=kernel.rules.snapshot,
+            tally={},
+            waiting=0,
+            held=0,
+            workers=0,
+            finished=0,
+        )
+        self.desk = EngineDesk(
+            store, self.blobs, self.board, gateway, self._feed, pruner, kernel, clock, about
+        )
+        self._pruner = pruner
+
+    async def _restore(self) -> None:
+        """Take up what an earlier engine left; its own workers are gone with it."""
+        self.board.restore(await self.store.unfinished())
+        monotonic = self._clock.monotonic()
+        for record in self.board.roster.workers.values():
+            gone = record.worker_id.startswith(LOCAL)
+            record.missing_since = float("-inf") if gone else monotonic
+
+    def _run_services(self) -> None:
+        self._feed.subscribe(self.bus)
+        for name, service in (
+            ("scheduler", self.scheduler.run()),
+            ("reconciler", self.reconciler.run()),
+            ("pruner", self._pruner.run()),
+        ):
+            self._services.append(self._supervise(name, service))
+
+    def _supervise(self, name: str, service: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(service, name=f"penstock {name}")
+        task.add_done_callback(self._service_ended)
+        return task
+
+    def _service_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is None:
+            return
+        error = task.exception()
+        log.critical("%s failed", task.get_name(), exc_info=error)
+        if self._failed is not None and not self._failed.done():
+            assert error is not None
+            self._failed.set_exception(error)
+
+    def _start_worker(self) -> None:
+        self.worker_id = LOCAL + IdSource().next(self._clock.now())[-8:]
+        options = WorkerOptions(
+            worker_id=self.worker_id, slots=self.settings.concurrency, local=True
+        )
+        worker = Worker(self.bus, self.blobs, self._executors, self._clock, options)
+        self.board.topics.update(worker.topics)
+        self._worker = self._supervise("worker", worker.run())
+
+    async def _start_listening(self) -> None:
+        settings = self.settings
+        self._server = LinkServer(self.bus, self.desk, make_token(settings.token_file))
+        for text in settings.addresses:
+            address = Address.parse(text)
+            if address.path is not None:
+                make_private(address.path.parent)
+            self.addresses.append(await self._server.listen(address))
+
+    # -- stop ---------------------------------------------------------------------
+
+    async def wait(self) -> None:
+        """Wait for ever; raises if a service fails."""
+        assert self._failed is not None
+        await asyncio.shield(self._failed)
+
+    async def stop(self) -> None:
+        """Let the local worker finish, take in what it says, then stop the rest."""
+        if self._worker is not None:
+            await _end(self._worker)
+            await self._take_in_results()
+            self._worker = None
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+        for task in self._services:
+            await _end(task)
+        self._services.clear()
+        if hasattr(self, "bus"):
+            await self.bus.close()
+        await self.store.close()
+        if self._failed is not None and not self._failed.done():
+            self._failed.cancel()
+
+    async def _take_in_results(self) -> None:
+        async def settled() -> None:
+            while any(job.worker_id == self.worker_id for job in self.board.held.values()):
+                await asyncio.sleep(0.005)
+
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(settled(), 5)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can look into, or say why not."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreFailed(
+            f"can't make the folder {folder}: {error.strerror}",
+            hint="choose another with --data, or change the permissions",
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreFailed(
+            f"can't write in the folder {folder}",
+            hint="choose another with --data, or change its permissions",
+        )
+
+
+def make_token(path: Path) -> str:
+    """Read the engine's token, or make one that only its owner can read."""
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        token = secrets.token_urlsafe(32)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(token)
+        return token
+
+
+def flush_time(folder: Path) -> float:
+    """Seconds that one small durable write takes here, measured."""
+    times = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(5):
+            start = time.perf_counter()
+            file.write(bytes(4096))
+            file.flush()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - start)
+    return median(times)

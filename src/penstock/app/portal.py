@@ -1,0 +1,59 @@
+"""One event loop, many callers: coroutines inside, a thin blocking front outside."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Portal:
+    """Runs coroutines on a loop, from other threads or from other loops."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Block until it is done."""
+        if _running_loop() is self.loop:
+            work.close()
+            raise RuntimeError(
+                "this would block the engine's own event loop:"
+                " use the async twin (asubmit, aresult, …) here"
+            )
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+
+    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await it, on whichever loop it lives."""
+        if asyncio.get_running_loop() is self.loop:
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
+
+
+class LoopThread(Portal):
+    """A loop in a thread of its own, until closed."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(asyncio.new_event_loop())
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def close(self) -> None:
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

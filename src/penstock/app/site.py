@@ -1,0 +1,78 @@
+"""A worker in a process of its own, joined to an engine over a link."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Mapping
+
+from penstock.adapters.link.address import Address
+from penstock.adapters.link.blobs import RemoteBlobs
+from penstock.adapters.link.client import Link
+from penstock.adapters.link.desk import RemoteDesk
+from penstock.adapters.link.pulse import Pulse
+from penstock.app.application import App, make_executors
+from penstock.app.client import Client
+from penstock.app.portal import Portal
+from penstock.config import Settings
+from penstock.core.errors import Misconfigured
+from penstock.ports.bus import HANDSHAKE, Farewell
+from penstock.ports.clock import SystemClock
+from penstock.worker.worker import Worker, WorkerOptions
+
+
+class Site:
+    """One worker process: `run` until cancelled, then it drains."""
+
+    def __init__(
+        self,
+        app: App,
+        address: Address,
+        settings: Settings,
+        *,
+        token: str = "",
+        worker_id: str = "",
+        pool: str = "default",
+        labels: Mapping[str, str] | None = None,
+        drain_timeout: float = 30.0,
+    ) -> None:
+        self._app, self._address, self._settings, self._token = app, address, settings, token
+        self.options = WorkerOptions(
+            worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
+            pool=pool,
+            slots=settings.concurrency,
+            labels=labels or {},
+            drain_timeout=drain_timeout,
+        )
+
+    async def run(self) -> None:
+        options, settings = self.options, self._settings
+        executors = [e for e in make_executors(self._app, settings) if e.topics]
+        if not executors:
+            raise Misconfigured("the application has no jobs, so a worker has nothing to serve")
+        will = (HANDSHAKE, Farewell(options.worker_id, lost=True))
+        link = Link(self._address, token=self._token, will=will)
+        blobs = RemoteBlobs(link, inline_limit=settings.inline_limit, max_size=settings.max_result)
+        worker = Worker(link, blobs, executors, SystemClock(), options)
+        portal = Portal(asyncio.get_running_loop())
+        self._app.bind(Client(RemoteDesk(link), portal, time.time, self._app.functions))
+        pulse = Pulse(
+            self._address, options.worker_id, token=self._token, interval=settings.lease / 5
+        )
+        await link.connect()
+        keeping = asyncio.create_task(link.keep())
+        pulse.start()
+        working = asyncio.create_task(worker.run())
+        link.on_connect = worker.announce
+        try:
+            await working
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await asyncio.to_thread(pulse.stop)
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await link.close()
+            self._app.bind(None)

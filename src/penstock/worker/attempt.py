@@ -1,0 +1,144 @@
+"""One attempt of one job, from dispatch to result."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from penstock.core.errors import PenstockError
+from penstock.core.job import JobRequest, JobResult
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.blobs import Blobs
+from penstock.ports.bus import AnyMessage, Dispatch, JobLog, JobProgress
+from penstock.ports.clock import Clock
+from penstock.ports.executor import Executor, Outcome, Task
+from penstock.worker.token import Token
+
+log = logging.getLogger(__name__)
+
+_LINE = 8192
+"""Characters of one log line that are kept."""
+
+
+class Attempt:
+    """Runs one dispatch, and is the Context of what runs."""
+
+    __slots__ = (
+        "_clock",
+        "_say",
+        "cancel",
+        "deadline",
+        "dispatch",
+        "ended_as",
+        "received_at",
+        "started_at",
+        "task",
+    )
+
+    def __init__(self, dispatch: Dispatch, clock: Clock, say: Callable[[AnyMessage], None]) -> None:
+        self.dispatch = dispatch
+        self.cancel = Token()
+        self.task: asyncio.Task[None] | None = None
+        self.ended_as = JobState.CANCELLED
+        """What a requested end counts as: CANCELLED or TIMEOUT."""
+        self.received_at = clock.monotonic()
+        self.started_at = 0.0
+        self.deadline = 0.0
+        self._clock = clock
+        self._say = say
+
+    # -- as a Context -------------------------------------------------------------
+
+    @property
+    def job_id(self) -> str:
+        return self.dispatch.request.job_id
+
+    @property
+    def attempt(self) -> int:
+        return self.dispatch.attempt
+
+    @property
+    def request(self) -> JobRequest:
+        return self.dispatch.request
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        if fraction is not None:
+            fraction = min(1.0, max(0.0, fraction))
+        self._say(JobProgress(self.job_id, self.attempt, fraction, message))
+
+    def log(self, text: str, level: str = "info") -> None:
+        for line in text.splitlines() or [""]:
+            self._say(JobLog(self.job_id, self.attempt, self._clock.now(), level, line[:_LINE]))
+
+    def remaining(self) -> float:
+        return max(0.0, self.deadline - self._clock.now())
+
+    # -- running ------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Set the clock running."""
+        now = self._clock.now()
+        self.started_at = self._clock.monotonic()
+        self.deadline = now + self.dispatch.timeout
+        if self.dispatch.deadline is not None:
+            self.deadline = min(self.deadline, self.dispatch.deadline)
+
+    def end(self, reason: str, as_state: JobState) -> None:
+        """Ask the work to end; the first reason counts."""
+        if not self.cancel.requested:
+            self.ended_as = as_state
+            self.cancel.request(reason)
+            if self.task is not None:
+                self.task.cancel()
+
+    async def run(self, executor: Executor, blobs: Blobs, worker_id: str) -> JobResult:
+        """Run to an end of any kind, and say which. Only returns when nothing runs any more."""
+        self.task = asyncio.current_task()
+        try:
+            if self.cancel.requested:
+                raise asyncio.CancelledError
+            outcome = await self._outcome(executor, blobs)
+            pointer = None
+            if outcome.payload is not None:
+                pointer = await blobs.put(outcome.payload, outcome.media_type)
+        except asyncio.CancelledError:
+            if not self.cancel.requested:
+                raise
+            outcome, pointer = self._was_ended(), None
+        except PenstockError as error:
+            outcome, pointer = _failure(error.code, str(error)), None
+        except Exception as error:
+            log.exception("the executor failed on job %s", self.job_id)
+            outcome, pointer = _failure("EXECUTOR_ERROR", repr(error)), None
+        return JobResult(
+            job_id=self.job_id,
+            status=outcome.status,
+            result_ptr=pointer,
+            worker_id=worker_id,
+            execution_ms=round((self._clock.monotonic() - self.started_at) * 1000, 3),
+            error_code=outcome.error_code,
+            error_message=outcome.error_message,
+            attempt=self.attempt,
+            error_kinds=outcome.error_kinds,
+            retry_after=outcome.retry_after,
+        )
+
+    async def _outcome(self, executor: Executor, blobs: Blobs) -> Outcome:
+        pointer = self.request.context_ptr
+        payload = await blobs.get(pointer) if pointer else b""
+        outcome = await executor.run(Task(self.request, self.attempt, payload, self.deadline), self)
+        if outcome.status is JobState.CANCELLED and self.cancel.requested:
+            return self._was_ended()
+        return outcome
+
+    def _was_ended(self) -> Outcome:
+        if self.ended_as is JobState.TIMEOUT:
+            return Outcome(JobState.TIMEOUT, error_code="TIMEOUT", error_message=self.cancel.reason)
+        if self.ended_as is JobState.FAILED:
+            return _failure("WORKER_STOPPED", self.cancel.reason)
+        return Outcome(JobState.CANCELLED, error_code="CANCELLED", error_message=self.cancel.reason)
+
+
+def _failure(code: str, message: str) -> Outcome:
+    return Outcome(JobState.FAILED, error_code=code, error_message=message)

@@ -1,0 +1,82 @@
+"""What a worker has to say, gathered so that it says much at once.
+
+Results leave at the loop's next turn. The news that a job started may wait a few
+milliseconds, because a short job's end then travels with it and costs one commit instead
+of two. Progress waits longer and only the newest of a job is kept. Any thread may add.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from penstock.ports.bus import (
+    PROGRESS,
+    RESULT,
+    AnyMessage,
+    Bus,
+    JobLog,
+    JobProgress,
+    Started,
+)
+
+_START_DELAY = 0.005
+_PROGRESS_DELAY = 0.1
+
+
+class Outbox:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._results: list[AnyMessage] = []
+        self._lines: list[AnyMessage] = []
+        self._progress: dict[str, JobProgress] = {}
+        self._due: asyncio.Handle | None = None
+        self._due_in = 0.0
+
+    def add(self, message: AnyMessage) -> None:
+        if threading.get_ident() == self._thread:
+            self._add(message)
+        else:
+            self._loop.call_soon_threadsafe(self._add, message)
+
+    def _add(self, message: AnyMessage) -> None:
+        match message:
+            case JobProgress():
+                self._progress[message.job_id] = message
+                self._flush_in(_PROGRESS_DELAY)
+            case JobLog():
+                self._lines.append(message)
+                self._flush_in(_START_DELAY)
+            case Started():
+                self._results.append(message)
+                self._flush_in(_START_DELAY)
+            case _:
+                self._results.append(message)
+                self._flush_in(0)
+
+    def _flush_in(self, delay: float) -> None:
+        if self._due is not None:
+            if delay >= self._due_in:
+                return
+            self._due.cancel()
+        self._due_in = delay
+        if delay:
+            self._due = self._loop.call_later(delay, self.flush)
+        else:
+            self._due = self._loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Send everything, progress and lines first: an end should find them all told."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        if self._progress or self._lines:
+            told, self._lines = self._lines, []
+            told.extend(self._progress.values())
+            self._progress.clear()
+            self._bus.publish(PROGRESS, told)
+        if self._results:
+            results, self._results = self._results, []
+            self._bus.publish(RESULT, results)

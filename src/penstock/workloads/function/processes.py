@@ -1,0 +1,202 @@
+"""Processes for functions that must be killable, or that need a core of their own.
+
+Children are started when they are first needed, stay warm, run one job at a time and
+are replaced when they die. A job that should end is asked first, then told (SIGTERM),
+then killed with everything it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import Context, Outcome, Task
+from penstock.workloads.function import child, frames
+from penstock.workloads.function.children import ChildProcess, Ended
+from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.outcomes import EXITED, KILLED, cancelled
+
+NOT_STARTED = "NOT_STARTED"
+
+LOOK = 0.2
+"""Seconds between looks at the cancel token, for callers that only set that."""
+MAX_TERM_GRACE = 2.0
+"""Seconds at most between SIGTERM and SIGKILL."""
+
+
+class ProcessPool:
+    """Up to `size` warm children."""
+
+    def __init__(self, size: int, *, kill_grace: float, max_result: int) -> None:
+        self._room = asyncio.Semaphore(size)
+        self._idle: list[ChildProcess] = []
+        self._busy: set[ChildProcess] = set()
+        self._kill_grace = kill_grace
+        self._max_result = max_result
+
+    async def run(self, function: JobFunction[..., Any], task: Task, ctx: Context) -> Outcome:
+        async with self._room:
+            while True:
+                try:
+                    one = self._take()
+                except (OSError, RuntimeError) as problem:
+                    return _not_started(problem)
+                outcome = await self._run_in(one, self._order(function, task, ctx), ctx)
+                if outcome is not None:
+                    return outcome
+
+    async def _run_in(self, one: ChildProcess, order: frames.Run, ctx: Context) -> Outcome | None:
+        self._busy.add(one)
+        try:
+            return await Attempt(one, ctx, self._kill_grace).run(order)
+        finally:
+            self._busy.discard(one)
+            if one.is_idle and not one.gone.done():
+                self._idle.append(one)
+
+    async def close(self) -> None:
+        """End every child: the idle by themselves, the rest by force."""
+        children = [*self._idle, *self._busy]
+        for one in self._idle:
+            one.hang_up()
+        for one in self._busy:
+            one.kill()
+        if children:
+            await asyncio.wait([one.gone for one in children], timeout=self._kill_grace)
+        for one in children:
+            if not one.gone.done():
+                one.kill()
+                await asyncio.wait((one.gone,))
+        self._idle.clear()
+
+    def _take(self) -> ChildProcess:
+        if child.preparing:
+            raise RuntimeError(
+                "this process is itself one; guard what a script starts with"
+                " if __name__ == '__main__'"
+            )
+        while self._idle:
+            if (one := self._idle.pop()).is_alive:
+                return one
+        return ChildProcess()
+
+    def _order(self, function: JobFunction[..., Any], task: Task, ctx: Context) -> frames.Run:
+        return frames.Run(
+            module=function.fn.__module__,
+            qualname=function.fn.__qualname__,
+            payload=task.payload,
+            request=task.request,
+            attempt=task.attempt,
+            remaining=ctx.remaining(),
+            memory_limit=function.defaults.memory_limit,
+            max_result=self._max_result,
+        )
+
+
+class Attempt:
+    """One job in one child, from its start to its end, whoever brings that about."""
+
+    def __init__(self, one: ChildProcess, ctx: Context, kill_grace: float) -> None:
+        self._child = one
+        self._ctx = ctx
+        self._clock = asyncio.get_running_loop().time
+        self._kill_grace = kill_grace
+        self._cancelled = False
+        self._force = ""
+
+    async def run(self, order: frames.Run) -> Outcome | None:
+        """The Outcome; None if the child had died idle, and the job has not begun."""
+        ended = self._child.begin(order, self._ctx)
+        while not ended.done() and not self._should_end:
+            await self._wait(ended, LOOK)
+        if not ended.done():
+            await self._end(ended)
+        outcome = await self._conclude(ended.result(), order.memory_limit)
+        if self._cancelled:
+            raise asyncio.CancelledError
+        return outcome
+
+    @property
+    def _should_end(self) -> bool:
+        return self._cancelled or self._ctx.cancel.requested
+
+    async def _end(self, ended: asyncio.Future[Ended]) -> None:
+        self._child.ask(self._ctx.cancel.reason)
+        await self._wait_all(ended, self._kill_grace)
+        if not ended.done():
+            self._force = "SIGTERM"
+            self._child.terminate()
+            await self._wait_all(ended, min(self._kill_grace, MAX_TERM_GRACE))
+        if not ended.done():
+            self._force = "SIGKILL"
+            self._child.kill()
+            await self._wait_all(ended, None)
+
+    async def _conclude(self, end: Ended, memory_limit: int | None) -> Outcome | None:
+        if isinstance(end, frames.Done):
+            if not end.clean or self._force:
+                if not end.clean:
+                    self._ctx.log(
+                        "the job left processes or threads running; they were ended",
+                        level="warning",
+                    )
+                self._child.kill()
+                await self._wait_all(self._child.gone, None)
+            return end.outcome
+        await self._wait_all(self._child.gone, None)
+        if self._force:
+            return cancelled(self._ctx, f"it did not end by itself and was sent {self._force}")
+        if self._child.is_used and not self._child.began:
+            return None
+        return _died(end, memory_limit)
+
+    async def _wait(self, future: asyncio.Future[Any], timeout: float | None) -> None:
+        try:
+            await asyncio.wait((future,), timeout=timeout)
+        except asyncio.CancelledError:
+            self._cancelled = True
+
+    async def _wait_all(self, future: asyncio.Future[Any], timeout: float | None) -> None:
+        """Wait out the whole time, however often the caller cancels."""
+        until = None if timeout is None else self._clock() + timeout
+        while not future.done():
+            left = None if until is None else until - self._clock()
+            if left is not None and left <= 0:
+                return
+            await self._wait(future, left)
+
+
+def _not_started(problem: Exception) -> Outcome:
+    return Outcome(
+        JobState.FAILED,
+        error_code=NOT_STARTED,
+        error_message=f"no process could be started for the job: {problem}",
+    )
+
+
+def _died(status: int, memory_limit: int | None) -> Outcome:
+    """The Outcome of a job whose process ended under it."""
+    if status >= 0:
+        return Outcome(
+            JobState.FAILED,
+            error_code=EXITED,
+            error_message=f"the job's process exited with code {status}",
+        )
+    name = _signal_name(-status)
+    message = f"the job's process was killed by {name}"
+    if -status == signal.SIGKILL:
+        limit = "no memory_limit is" if memory_limit is None else f"a limit of {memory_limit} was"
+        message += (
+            ", which Penstock did not send: it did so itself, or the system ran out of memory"
+            f" ({limit} set)"
+        )
+    return Outcome(JobState.FAILED, error_code=KILLED, error_message=message)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
