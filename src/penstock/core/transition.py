@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
+from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -132,50 +133,40 @@ def advance(job: Job, move: Move) -> Answer:
         return Answer(_REFUSED, job, why=f"the job has moved on to version {job.version}")
     if move.attempt is not None and move.attempt != job.attempt:
         return Answer(_REFUSED, job, why=f"attempt {move.attempt} is not live: {job.attempt} is")
+    path = _path(job.state, move.events, move.actor.partition(":")[0])
+    if isinstance(path, str):
+        return Answer(_REFUSED, job, why=path)
 
-    role = move.actor.partition(":")[0]
     at = max(move.at, job.updated_at)
     state, version, attempt = job.state, job.version, job.attempt
     worker_id, pool = job.worker_id, job.pool
-    dispatched_at, started_at, finished_at = (
-        job.dispatched_at,
-        job.started_at,
-        job.finished_at,
-    )
+    dispatched_at, started_at, finished_at = job.dispatched_at, job.started_at, job.finished_at
     cancel_requested, result = job.cancel_requested, job.result
     entries: list[Transition] = []
 
-    for event in _spelled_out(state, move.events):
-        step = CANONICAL.judge(state, event)
-        if step is Step.REPEAT or (event is JobEvent.REQUEST_CANCEL and cancel_requested):
-            continue
-        if step is Step.ILLEGAL:
-            return Answer(_REFUSED, job, why=f"'{event}' can't happen to a job that is {state}")
-        if role not in ACTORS[event]:
-            return Answer(_REFUSED, job, why=f"'{event}' is not for a {role} to do")
-        before, state = state, CANONICAL.after(state, event)
-        version += 1
+    for before, event, after in path:
         given_to = None
         if event in _GIVES:
             attempt += 1
             worker_id = given_to = move.worker_id
             pool = move.pool
             dispatched_at = at
-            started_at = at if event is JobEvent.REDISPATCH and started_at is not None else None
+            started_at = at if before is JobState.RUNNING else None
         elif event is JobEvent.START:
             started_at = at
         elif event is JobEvent.REQUEST_CANCEL:
+            if cancel_requested:
+                continue
             cancel_requested = True
-        if state in TERMINAL and before not in TERMINAL:
-            finished_at = at
-            result = move.result
+        state = after
+        version += 1
         entries.append(
             Transition(
                 job.request.job_id,
                 version,
                 before,
                 event,
-                state,
+                after,
                 attempt,
                 move.actor,
                 at,
@@ -186,6 +177,9 @@ def advance(job: Job, move: Move) -> Answer:
 
     if not entries:
         return Answer(_REPEATED, job)
+    if state in TERMINAL and finished_at is None:
+        finished_at = at
+        result = move.result
     changed = Job(
         seq=job.seq,
         request=job.request,
@@ -206,11 +200,27 @@ def advance(job: Job, move: Move) -> Answer:
     return Answer(_MOVED, changed, tuple(entries))
 
 
-def _spelled_out(state: JobState, events: tuple[JobEvent, ...]) -> tuple[JobEvent, ...]:
-    """A result that overtakes the news of the start implies the start."""
+Path = tuple[tuple[JobState, JobEvent, JobState], ...]
+
+
+@cache
+def _path(state: JobState, events: tuple[JobEvent, ...], role: str) -> Path | str:
+    """The steps that these events are from this state, or why they can't be taken."""
     if state is JobState.DISPATCHED and events[0] in _ENDS_OF_WORK:
-        return (JobEvent.START, *events)
-    return events
+        # A result that overtakes the news of the start implies the start.
+        events = (JobEvent.START, *events)
+    steps = []
+    for event in events:
+        step = CANONICAL.judge(state, event)
+        if step is Step.ILLEGAL:
+            return f"'{event}' can't happen to a job that is {state}"
+        if step is Step.REPEAT:
+            continue
+        if role not in ACTORS[event]:
+            return f"'{event}' is not for a {role} to do"
+        before, state = state, CANONICAL.after(state, event)
+        steps.append((before, event, state))
+    return tuple(steps)
 
 
 class Folded(Struct, frozen=True):

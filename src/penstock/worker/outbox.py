@@ -1,7 +1,7 @@
 """What a worker has to say, gathered so that it says much at once.
 
 Results leave at the loop's next turn. The news that a job started may wait a few
-milliseconds, because a short job's end then travels with it and costs one commit instead
+milliseconds: a short job's end then overtakes it, implies it, and costs one commit instead
 of two. Progress waits longer and only the newest of a job is kept. Any thread may add.
 """
 
@@ -15,6 +15,7 @@ from penstock.ports.bus import (
     RESULT,
     AnyMessage,
     Bus,
+    Finished,
     JobLog,
     JobProgress,
     Started,
@@ -30,6 +31,7 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._results: list[AnyMessage] = []
+        self._starts: dict[tuple[str, int], Started] = {}
         self._lines: list[AnyMessage] = []
         self._progress: dict[str, JobProgress] = {}
         self._due: asyncio.Handle | None = None
@@ -50,8 +52,12 @@ class Outbox:
                 self._lines.append(message)
                 self._flush_in(_START_DELAY)
             case Started():
-                self._results.append(message)
+                self._starts[message.job_id, message.attempt] = message
                 self._flush_in(_START_DELAY)
+            case Finished(result):
+                self._starts.pop((result.job_id, result.attempt), None)
+                self._results.append(message)
+                self._flush_in(0)
             case _:
                 self._results.append(message)
                 self._flush_in(0)
@@ -77,6 +83,7 @@ class Outbox:
             told.extend(self._progress.values())
             self._progress.clear()
             self._bus.publish(PROGRESS, told)
-        if self._results:
-            results, self._results = self._results, []
+        if self._results or self._starts:
+            results, self._results = [*self._starts.values(), *self._results], []
+            self._starts.clear()
             self._bus.publish(RESULT, results)

@@ -61,7 +61,7 @@ class Commit:
         if job is None:
             return Answer(Verdict.REFUSED, None, why=f"no job {change.job_id}")
         answer = advance(job, change)
-        if answer.moved:
+        if answer.verdict is Verdict.MOVED:
             self._keep(answer)
             for follower in change.then:
                 self._accept(follower)

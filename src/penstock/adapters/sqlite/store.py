@@ -175,7 +175,9 @@ class SqliteStore:
             missing = json.dumps([seq for seq in seqs if seq not in found])
             with storage_errors(self.path):
                 for row in self._reader.execute(self._sql["jobs_by_seq"], (missing,)):
-                    found[row[0]] = rows.read_job(row)
+                    found[row[0]] = job = rows.read_job(row)
+                    if job.finished_at is None:  # it was asked for to be changed
+                        self._cache[job.job_id] = self._by_seq[job.seq] = job
         return [found[seq] for seq in seqs if seq in found]
 
     async def find(self, query: JobQuery) -> list[Job]:
