@@ -22,7 +22,7 @@ class Priority(StrEnum):
     BATCH = "batch"
 
 
-class RetryPolicy(Struct, frozen=True, omit_defaults=True):
+class RetryPolicy(Struct, frozen=True, gc=False, omit_defaults=True):
     """Which failures are tried again, how often, and after how long."""
 
     retries: int = 0
@@ -40,7 +40,7 @@ class RetryPolicy(Struct, frozen=True, omit_defaults=True):
 NO_RETRY = RetryPolicy()
 
 
-class JobRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What a caller asks for. `penstock.core.check` says what is acceptable."""
 
     job_id: str
@@ -71,7 +71,7 @@ class JobRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """0 for what a caller submitted, n for the n-th retry that the engine emitted."""
 
 
-class JobResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class JobResult(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What a worker, or the control plane in its stead, says came of a job."""
 
     job_id: str
@@ -88,7 +88,7 @@ class JobResult(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds, when the job itself asked to be tried again."""
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class Job(Struct, frozen=True, gc=False, kw_only=True):
     """The record of one job: always the fold of its transitions."""
 
     seq: int

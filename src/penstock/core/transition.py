@@ -27,7 +27,7 @@ from penstock.lifecycles.canonical import (
 )
 
 
-class Transition(Struct, frozen=True, omit_defaults=True):
+class Transition(Struct, frozen=True, gc=False, omit_defaults=True):
     """One entry of the append-only log."""
 
     job_id: str
@@ -45,7 +45,7 @@ class Transition(Struct, frozen=True, omit_defaults=True):
     """Set where the entry gives the job to a worker."""
 
 
-class Accept(Struct, frozen=True):
+class Accept(Struct, frozen=True, gc=False):
     """Make this request a durable PENDING job."""
 
     request: JobRequest
@@ -56,7 +56,7 @@ class Accept(Struct, frozen=True):
     """The id was just generated here, so nobody can hold it yet."""
 
 
-class Move(Struct, frozen=True):
+class Move(Struct, frozen=True, gc=False):
     """Let these events happen to one job, all or none, if the guards hold."""
 
     job_id: str
@@ -84,7 +84,7 @@ class Verdict(Enum):
     REFUSED = "refused"
 
 
-class Answer(Struct, frozen=True):
+class Answer(Struct, frozen=True, gc=False):
     """What became of one change, and the record as it now is."""
 
     verdict: Verdict
@@ -223,7 +223,7 @@ def _path(state: JobState, events: tuple[JobEvent, ...], role: str) -> Path | st
     return tuple(steps)
 
 
-class Folded(Struct, frozen=True):
+class Folded(Struct, frozen=True, gc=False):
     """What a log says of its job."""
 
     state: JobState

@@ -26,11 +26,11 @@ def jobs_of(worker_id: str) -> str:
     return f"worker.{worker_id}.jobs"
 
 
-class Message(Struct, frozen=True, array_like=True, tag=True):
+class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
     """Anything on the bus. Fields are only ever added, at the end."""
 
 
-class Handshake(Message, frozen=True):
+class Handshake(Message, frozen=True, gc=False):
     """A worker is here: what it serves, how much it takes, and what it still runs."""
 
     worker_id: str
@@ -48,28 +48,28 @@ class Handshake(Message, frozen=True):
     """It lives in the engine's own process, and dies with it."""
 
 
-class Heartbeat(Message, frozen=True):
+class Heartbeat(Message, frozen=True, gc=False):
     """One beat keeps every lease of the worker that sends it."""
 
     worker_id: str
     active: int = 0
 
 
-class Credit(Message, frozen=True):
+class Credit(Message, frozen=True, gc=False):
     """How many jobs the worker wants to hold: its slots, and more if they are short."""
 
     worker_id: str
     limit: int
 
 
-class Farewell(Message, frozen=True):
+class Farewell(Message, frozen=True, gc=False):
     """A worker takes no more work. `lost`: it vanished, said by the link in its stead."""
 
     worker_id: str
     lost: bool = False
 
 
-class Dispatch(Message, frozen=True):
+class Dispatch(Message, frozen=True, gc=False):
     """Run this."""
 
     request: JobRequest
@@ -78,7 +78,7 @@ class Dispatch(Message, frozen=True):
     deadline: float | None = None
 
 
-class JobCancel(Message, frozen=True):
+class JobCancel(Message, frozen=True, gc=False):
     """End this attempt, and say when it has ended."""
 
     job_id: str
@@ -87,13 +87,13 @@ class JobCancel(Message, frozen=True):
     requested_by: str
 
 
-class Started(Message, frozen=True):
+class Started(Message, frozen=True, gc=False):
     job_id: str
     attempt: int
     worker_id: str
 
 
-class Returned(Message, frozen=True):
+class Returned(Message, frozen=True, gc=False):
     """Handed back before it started: give it to another."""
 
     job_id: str
@@ -102,18 +102,18 @@ class Returned(Message, frozen=True):
     reason: str
 
 
-class Finished(Message, frozen=True):
+class Finished(Message, frozen=True, gc=False):
     result: JobResult
 
 
-class Settled(Message, frozen=True):
+class Settled(Message, frozen=True, gc=False):
     """These results are durable: the worker may forget them."""
 
     jobs: tuple[tuple[str, int], ...]
     """(job_id, attempt)"""
 
 
-class JobProgress(Message, frozen=True):
+class JobProgress(Message, frozen=True, gc=False):
     job_id: str
     attempt: int
     fraction: float | None
@@ -121,7 +121,7 @@ class JobProgress(Message, frozen=True):
     message: str = ""
 
 
-class JobLog(Message, frozen=True):
+class JobLog(Message, frozen=True, gc=False):
     job_id: str
     attempt: int
     at: float

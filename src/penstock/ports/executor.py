@@ -18,7 +18,7 @@ from penstock.core.job import JobRequest
 from penstock.lifecycles.canonical import JobState
 
 
-class Task(Struct, frozen=True):
+class Task(Struct, frozen=True, gc=False):
     """One attempt of one job."""
 
     request: JobRequest
@@ -29,7 +29,7 @@ class Task(Struct, frozen=True):
     """When it must have ended: the sooner of timeout and deadline."""
 
 
-class Outcome(Struct, frozen=True):
+class Outcome(Struct, frozen=True, gc=False):
     """How an attempt ended."""
 
     status: JobState
