@@ -84,6 +84,7 @@ class Worker:
         self._unsettled: dict[tuple[str, int], JobResult] = {}
         self._deadlines: list[tuple[float, tuple[str, int]]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_for = 0.0
         self._done = 0
         self._credit = options.slots
         self._draining = False
@@ -216,6 +217,7 @@ class Worker:
             key = (attempt.job_id, attempt.attempt)
             self._active[key] = attempt
             attempt.begin()
+            heapq.heappush(self._deadlines, (attempt.deadline, key))
             task = asyncio.get_running_loop().create_task(self._work(key, attempt))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -228,7 +230,6 @@ class Worker:
         executor = self._executor_for(attempt.request.topic)
         try:
             self._outbox.add(Started(*key, worker_id))
-            heapq.heappush(self._deadlines, (attempt.deadline, key))
             result = await attempt.run(executor, self.blobs, worker_id)
             if not self.options.local:
                 self._unsettled[key] = result
@@ -254,10 +255,17 @@ class Worker:
         """Keep one timer for all: set for the soonest deadline of what still runs."""
         while self._deadlines and self._deadlines[0][1] not in self._active:
             heapq.heappop(self._deadlines)
-        if self._timer is None and self._deadlines:
-            wait = max(0.0, self._deadlines[0][0] - self.clock.now())
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(min(wait, 1.0), self._on_timer)
+        if not self._deadlines:
+            return
+        soonest = self._deadlines[0][0]
+        if self._timer is not None:
+            if soonest >= self._timer_for:
+                return
+            self._timer.cancel()
+        self._timer_for = soonest
+        wait = max(0.0, soonest - self.clock.now())
+        # Never for long: it is the wall clock that counts, and it may be set.
+        self._timer = asyncio.get_running_loop().call_later(min(wait, 1.0), self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
