@@ -1,0 +1,99 @@
+"""The functions that the demo runs as jobs.
+
+`app` is embedded in the demo's own process; `converter` and `till` are served by worker
+processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import penstock
+
+app = penstock.App()
+converter = penstock.App()
+till = penstock.App()
+
+
+@app.job("job.text.shout")
+async def shout(text: str) -> str:
+    return text.upper() + "!"
+
+
+@app.job("job.text.count")
+def count_words(ctx: penstock.Context, lines: list[str]) -> int:
+    """A plain function: it runs in a thread, and tells how far it is."""
+    words = 0
+    for done, line in enumerate(lines, start=1):
+        words += len(line.split())
+        time.sleep(0.05)
+        ctx.progress(done / len(lines), f"line {done} of {len(lines)}")
+    ctx.log(f"{words} words")
+    return words
+
+
+@app.job("job.text.book")
+async def book(chapters: list[str]) -> str:
+    """A parent: each chapter is a job of its own."""
+    children = await shout.asubmit_many([(chapter,) for chapter in chapters])
+    return " ".join([await child for child in children])
+
+
+@app.job("job.math.divide")
+async def divide(a: float, b: float) -> float:
+    return a / b
+
+
+@app.job("job.net.fetch", retries=penstock.RetryPolicy(retries=3, delay=0.3))
+async def fetch(ctx: penstock.Context, url: str) -> str:
+    """The first try fails, as first tries do."""
+    if ctx.request.retry_number == 0:
+        raise ConnectionError(f"{url} does not answer")
+    return f"the page at {url}"
+
+
+@app.job("job.net.poll", retries=5)
+async def poll(ctx: penstock.Context, order: int) -> str:
+    """Asks to be tried again when it knows that it makes sense."""
+    if ctx.request.retry_number == 0:
+        raise penstock.Retry(f"order {order} is not ready", after=0.4)
+    return "delivered"
+
+
+@app.job("job.slow.wait", timeout=0.5)
+async def wait_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+@app.job("job.slow.render")
+async def render(frames: int) -> int:
+    for _ in range(frames):
+        await asyncio.sleep(0.05)
+    return frames
+
+
+@app.job("job.mail.send")
+async def send_mail(text: str) -> None:
+    raise AssertionError("the safety kernel let it pass")
+
+
+@app.job("job.native.crash", mode="process")
+def crash() -> None:
+    """Dies as native code may, or as the kernel kills what eats all memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@converter.job("job.elsewhere.convert", idempotent=True)
+async def convert(pages: int) -> int:
+    for _ in range(pages):
+        await asyncio.sleep(0.05)
+    return pages
+
+
+@till.job("job.elsewhere.charge")
+async def charge(cents: int) -> int:
+    await asyncio.sleep(1)
+    return cents
