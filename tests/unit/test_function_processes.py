@@ -367,9 +367,11 @@ SCRIPT = """
 """
 
 
-def start_script(tmp_path: Path, text: str) -> subprocess.Popen[str]:
+def start_script(
+    tmp_path: Path, text: str, *, guard: str = '__name__ == "__main__"'
+) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
-    script.write_text(textwrap.dedent(SCRIPT))
+    script.write_text(textwrap.dedent(SCRIPT).replace('__name__ == "__main__"', guard))
     return subprocess.Popen(
         [sys.executable, str(script), f'{{"text":"{text}"}}'],
         stdout=subprocess.PIPE,
@@ -383,6 +385,12 @@ def test_a_function_of_a_script_runs_in_a_child(tmp_path: Path) -> None:
         assert script.stdout is not None
         assert script.stdout.read().splitlines()[-1] == '"HELLO"'
     assert script.returncode == 0
+
+
+def test_a_script_without_a_guard_does_not_start_processes_without_end(tmp_path: Path) -> None:
+    with start_script(tmp_path, "hello", guard="True") as script:
+        assert script.stdout is not None
+        assert script.stdout.read().splitlines()[-1] == '"HELLO"'
 
 
 def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
