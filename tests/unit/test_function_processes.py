@@ -359,7 +359,7 @@ SCRIPT = """
         executor = FunctionExecutor({"job.it": job})
         task = Task(JobRequest(job_id="j", topic="job.it"), 1, payload, math.inf)
         outcome = await executor.run(task, Announcing())
-        print(outcome.payload.decode(), flush=True)
+        print(outcome.payload.decode() if outcome.payload else outcome.error_code, flush=True)
         await executor.close()
 
     if __name__ == "__main__":
