@@ -1,0 +1,772 @@
+"""What every `Store` must do, as tests. Subclass, make the store, and run pytest:
+
+class TestMyStore(StoreContract):
+    def make(self, folder):
+        return MyStore(folder / "jobs")
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import NotFound, StoreFailed, Unavailable
+from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
+from penstock.core.transition import Accept, Answer, Change, Folded, Move, Verdict, fold
+from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.ports.store import JobQuery, LogLine, Store
+from penstock.testing.aio import run_async
+
+T0 = 1_700_000_000.0
+"""When these tests take place."""
+
+_S, _E = JobState, JobEvent
+ROLE = {
+    _E.SCHEDULE: "scheduler",
+    _E.DENY: "scheduler",
+    _E.DISPATCH: "scheduler",
+    _E.REDISPATCH: "scheduler",
+    _E.START: "worker:w1",
+    _E.SUCCEED: "worker:w1",
+    _E.FAIL: "worker:w1",
+    _E.EXPIRE: "reconciler",
+    _E.REQUEST_CANCEL: "gateway",
+    _E.CANCEL: "gateway",
+    _E.NOTE: "gateway",
+}
+
+
+def request(job_id: str, **fields: object) -> JobRequest:
+    return JobRequest(**{"job_id": job_id, "topic": "job.test", **fields})  # type: ignore[arg-type]
+
+
+def accept(job_id: str, at: float = T0, **fields: object) -> Accept:
+    return Accept(request(job_id, **fields), at)
+
+
+def move(job_id: str, *events: JobEvent, at: float = T0, **fields: object) -> Move:
+    """A move by whoever may make its first event."""
+    defaults: dict[str, object] = {"actor": ROLE[events[0]], "worker_id": "w1", "pool": "default"}
+    return Move(job_id, events, at=at, **{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def succeeded(job_id: str, **fields: object) -> JobResult:
+    return JobResult(job_id=job_id, status=_S.SUCCEEDED, **fields)  # type: ignore[arg-type]
+
+
+class StoreContract(ABC):
+    """The promises of `penstock.ports.store.Store`."""
+
+    @abstractmethod
+    def make(self, folder: Path) -> Store:
+        """A new, empty store; `folder` is a place of its own to keep it in."""
+
+    def failing(self, store: Store) -> AbstractContextManager[None]:
+        """Within this context, commits that add something fail."""
+        pytest.skip("nothing can make this store fail")
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = self.make(tmp_path)
+        yield store
+        asyncio.run(store.close())
+
+    # -- accepting ----------------------------------------------------------------
+
+    @run_async
+    async def test_an_accepted_request_is_a_pending_job(self, store: Store) -> None:
+        (answer,) = await store.apply([accept("a")])
+        assert answer.verdict is Verdict.MOVED
+        job = await one(store, "a")
+        assert answer.job == job
+        assert (job.state, job.version, job.attempt) == (_S.PENDING, 1, 0)
+        assert job.accepted_at == job.updated_at == T0
+        (entry,) = await store.history("a")
+        assert answer.transitions == (entry,)
+        assert (entry.n, entry.before, entry.event, entry.after) == (1, None, _E.ACCEPT, _S.PENDING)
+
+    @run_async
+    async def test_every_field_is_kept(self, store: Store) -> None:
+        full = JobRequest(
+            job_id="full",
+            topic="job.full.of-fields",
+            priority=Priority.CRITICAL,
+            context_ptr="blob:sha256-" + "0" * 64,
+            adapter_id="adapter",
+            env={"k": "ü", "empty": ""},
+            parent_job_id="parent",
+            workflow_id="flow",
+            step_index=0,
+            tenant="acme",
+            labels={"l": "v"},
+            idempotency_key="key",
+            timeout=1.5,
+            dispatch_timeout=2.5,
+            deadline=T0 + 9.25,
+            run_at=T0 + 0.125,
+            retry=RetryPolicy(retries=2, on=("ValueError",), never=("OOM",)),
+            idempotent=True,
+            retry_number=1,
+        )
+        result = JobResult(
+            job_id="full",
+            status=_S.FAILED,
+            result_ptr="data:,x",
+            worker_id="w1",
+            execution_ms=0.1,
+            error_code="E",
+            error_message="ümlaut\n",
+            attempt=1,
+            error_kinds=("ValueError", "Exception"),
+            retry_after=3.0,
+        )
+        await store.apply([Accept(full, T0, "gateway", "why not")])
+        await store.apply([move("full", _E.SCHEDULE, _E.DISPATCH, at=T0 + 1)])
+        await store.apply([move("full", _E.FAIL, at=T0 + 2, result=result, attempt=1)])
+        for job in (await one(store, "full"), *await store.fetch([1]), *await found(store)):
+            assert job.request == full
+            assert job.result == result
+            assert (job.worker_id, job.pool, job.attempt) == ("w1", "default", 1)
+            assert job.dispatched_at == T0 + 1
+            assert job.started_at == job.finished_at == job.updated_at == T0 + 2
+        assert (await store.history("full"))[0].reason == "why not"
+
+    @run_async
+    async def test_an_id_that_is_taken_is_answered_with_the_job_that_has_it(
+        self, store: Store
+    ) -> None:
+        await store.apply([accept("a", topic="job.first")])
+        (answer,) = await store.apply([accept("a", topic="job.second")])
+        assert answer.verdict is Verdict.REPEATED
+        assert answer.job == await one(store, "a")
+        assert answer.job.request.topic == "job.first"
+        assert answer.transitions == ()
+        assert len(await store.history("a")) == 1
+
+    @run_async
+    async def test_the_id_of_an_ended_job_stays_taken(self, store: Store) -> None:
+        await store.apply([accept("a"), move("a", _E.CANCEL)])
+        (answer,) = await store.apply([accept("a")])
+        assert (answer.verdict, state_of(answer)) == (Verdict.REPEATED, _S.CANCELLED)
+
+    @run_async
+    async def test_a_key_is_taken_within_its_tenant(self, store: Store) -> None:
+        key = {"idempotency_key": "k"}
+        await store.apply([accept("a", tenant="t1", **key), move("a", _E.CANCEL)])
+        again, other = await store.apply(
+            [accept("b", tenant="t1", **key), accept("c", tenant="t2", **key)]
+        )
+        assert again.verdict is Verdict.REPEATED
+        assert again.job is not None
+        assert again.job.job_id == "a"
+        assert other.verdict is Verdict.MOVED
+        assert await store.get("b") is None
+
+    @run_async
+    async def test_ids_and_keys_are_taken_within_one_batch_too(self, store: Store) -> None:
+        answers = await store.apply(
+            [
+                accept("a", idempotency_key="k"),
+                accept("a"),
+                accept("b", idempotency_key="k"),
+                accept("c"),
+            ]
+        )
+        assert verdicts(answers) == "MRRM"
+        assert [a.job.job_id for a in answers if a.job] == ["a", "a", "a", "c"]
+
+    @run_async
+    async def test_jobs_are_numbered_in_the_order_of_acceptance(self, store: Store) -> None:
+        first = await store.apply([accept("b"), accept("a")])
+        second = await store.apply([accept("c")])
+        seqs = [answer.job.seq for answer in (*first, *second) if answer.job]
+        assert seqs == sorted(set(seqs))
+
+    # -- moving -------------------------------------------------------------------
+
+    @run_async
+    async def test_changes_of_one_batch_build_on_each_other(self, store: Store) -> None:
+        answers = await store.apply(
+            [
+                accept("a"),
+                move("a", _E.SCHEDULE),
+                move("a", _E.DISPATCH),
+                move("a", _E.START, attempt=1),
+                move("a", _E.SUCCEED, attempt=1, result=succeeded("a")),
+            ]
+        )
+        assert verdicts(answers) == "MMMMM"
+        assert [state_of(a) for a in answers] == [
+            _S.PENDING,
+            _S.SCHEDULED,
+            _S.DISPATCHED,
+            _S.RUNNING,
+            _S.SUCCEEDED,
+        ]
+        assert [t.n for t in await store.history("a")] == [1, 2, 3, 4, 5]
+
+    @run_async
+    async def test_what_the_table_does_not_have_is_refused_and_leaves_no_trace(
+        self, store: Store
+    ) -> None:
+        await store.apply([accept("a")])
+        before = await one(store, "a")
+        (answer,) = await store.apply([move("a", _E.SUCCEED)])
+        assert answer.verdict is Verdict.REFUSED
+        assert "PENDING" in answer.why
+        assert answer.job == before == await one(store, "a")
+        assert len(await store.history("a")) == 1
+
+    @run_async
+    async def test_a_move_by_the_wrong_role_is_refused(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        (answer,) = await store.apply([move("a", _E.SCHEDULE, actor="worker:w1")])
+        assert (answer.verdict, "worker" in answer.why) == (Verdict.REFUSED, True)
+
+    @run_async
+    async def test_a_move_of_an_unknown_job_is_refused(self, store: Store) -> None:
+        (answer,) = await store.apply([move("nobody", _E.CANCEL)])
+        assert (answer.verdict, answer.job) == (Verdict.REFUSED, None)
+        assert "nobody" in answer.why
+
+    @run_async
+    async def test_a_repeat_is_accepted_and_changes_nothing(self, store: Store) -> None:
+        await store.apply([accept("a"), move("a", _E.SCHEDULE)])
+        before = await one(store, "a")
+        (answer,) = await store.apply([move("a", _E.SCHEDULE, at=T0 + 5)])
+        assert answer.verdict is Verdict.REPEATED
+        assert answer.job == before == await one(store, "a")
+        assert len(await store.history("a")) == 2
+
+    @run_async
+    async def test_a_final_state_is_never_overwritten(self, store: Store) -> None:
+        await store.apply([accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH)])
+        await store.apply([move("a", _E.SUCCEED, attempt=1, result=succeeded("a"))])
+        before = await one(store, "a")
+        late = JobResult(job_id="a", status=_S.FAILED)
+        answers = await store.apply(
+            [
+                move("a", _E.FAIL, attempt=1, result=late),
+                move("a", _E.CANCEL),
+                move("a", _E.EXPIRE),
+                move("a", _E.SUCCEED, attempt=1, result=succeeded("a", worker_id="w2")),
+            ]
+        )
+        assert verdicts(answers) == "XXXR"
+        assert await one(store, "a") == before
+
+    @run_async
+    async def test_a_note_on_an_ended_job_is_logged_and_changes_nothing_else(
+        self, store: Store
+    ) -> None:
+        await store.apply([accept("a"), move("a", _E.CANCEL)])
+        before = await one(store, "a")
+        await store.apply([move("a", _E.NOTE, at=T0 + 3, reason="a late result")])
+        after = await one(store, "a")
+        assert (after.state, after.finished_at) == (before.state, before.finished_at)
+        assert after.version == before.version + 1
+        assert (await store.history("a"))[-1].reason == "a late result"
+
+    @run_async
+    async def test_the_events_of_a_move_happen_all_or_none(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        (answer,) = await store.apply([move("a", _E.SCHEDULE, _E.START)])
+        assert answer.verdict is Verdict.REFUSED
+        assert (await one(store, "a")).state is _S.PENDING
+        assert len(await store.history("a")) == 1
+
+    @run_async
+    async def test_a_result_that_overtakes_the_start_implies_it(self, store: Store) -> None:
+        await store.apply([accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH)])
+        await store.apply([move("a", _E.SUCCEED, attempt=1, result=succeeded("a"))])
+        events = [entry.event for entry in await store.history("a")]
+        assert events[-2:] == [_E.START, _E.SUCCEED]
+
+    @run_async
+    async def test_a_move_for_another_version_is_refused(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        answers = await store.apply(
+            [
+                move("a", _E.SCHEDULE, version=2),
+                move("a", _E.SCHEDULE, version=1),
+                move("a", _E.CANCEL, version=1),
+            ]
+        )
+        assert verdicts(answers) == "XMX"
+        assert (await one(store, "a")).state is _S.SCHEDULED
+
+    @run_async
+    async def test_a_move_for_another_attempt_is_refused(self, store: Store) -> None:
+        await store.apply([accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH)])
+        await store.apply([move("a", _E.REDISPATCH, worker_id="w2")])
+        stale, live = await store.apply(
+            [
+                move("a", _E.SUCCEED, attempt=1, result=succeeded("a", worker_id="w1")),
+                move("a", _E.SUCCEED, attempt=2, result=succeeded("a", worker_id="w2")),
+            ]
+        )
+        assert (stale.verdict, live.verdict) == (Verdict.REFUSED, Verdict.MOVED)
+        assert "attempt 1" in stale.why
+        job = await one(store, "a")
+        assert job.result is not None
+        assert job.result.worker_id == job.worker_id == "w2"
+
+    @run_async
+    async def test_time_never_goes_back_within_a_log(self, store: Store) -> None:
+        await store.apply([accept("a", at=T0)])
+        await store.apply([move("a", _E.SCHEDULE, at=T0 - 100)])
+        assert [entry.at for entry in await store.history("a")] == [T0, T0]
+
+    @run_async
+    async def test_an_empty_batch_is_answered_with_nothing(self, store: Store) -> None:
+        assert await store.apply([]) == []
+
+    # -- followers ----------------------------------------------------------------
+
+    @run_async
+    async def test_a_follower_is_accepted_with_the_move_that_it_follows(self, store: Store) -> None:
+        heard: list[list[str]] = []
+        await store.apply([accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH)])
+        store.listen(lambda moved: heard.append([a.job.job_id for a in moved if a.job]))
+        again = accept("b", parent_job_id="a", retry_number=1)
+        (answer,) = await store.apply([move("a", _E.FAIL, attempt=1, then=(again,))])
+        assert answer.job is not None
+        assert answer.job.successor == "b"
+        assert (await one(store, "a")).successor == "b"
+        assert (await one(store, "b")).state is _S.PENDING
+        assert heard == [["a", "b"]]
+
+    @pytest.mark.parametrize("attempt", [2, None], ids=["refused", "repeated"])
+    @run_async
+    async def test_no_move_no_follower(self, store: Store, attempt: int | None) -> None:
+        await store.apply([accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH)])
+        await store.apply([move("a", _E.EXPIRE, attempt=1)])
+        late = move("a", _E.EXPIRE, attempt=attempt, then=(accept("b"),))
+        (answer,) = await store.apply([late])
+        assert not answer.moved
+        assert await store.get("b") is None
+        assert (await one(store, "a")).successor is None
+
+    # -- telling ------------------------------------------------------------------
+
+    @run_async
+    async def test_listeners_hear_what_moved_and_nothing_else(self, store: Store) -> None:
+        heard: list[Answer] = []
+        store.listen(heard.extend)
+        answers = await store.apply(
+            [accept("a"), accept("a"), move("a", _E.START), move("a", _E.SCHEDULE)]
+        )
+        assert heard == [answers[0], answers[3]]
+        await store.apply([move("a", _E.SCHEDULE), move("nobody", _E.CANCEL)])
+        await store.apply([])
+        assert len(heard) == 2
+
+    @run_async
+    async def test_listeners_hear_before_the_caller_does_and_in_commit_order(
+        self, store: Store
+    ) -> None:
+        told: list[str] = []
+
+        def listener(moved: Sequence[Answer]) -> None:
+            told.extend(f"heard {answer.job.job_id}" for answer in moved if answer.job)
+
+        async def submit(job_id: str) -> None:
+            await store.apply([accept(job_id)])
+            told.append(f"answered {job_id}")
+
+        store.listen(listener)
+        await asyncio.gather(*(submit(f"j{i}") for i in range(20)))
+        heard = [line.removeprefix("heard ") for line in told if line.startswith("heard")]
+        by_seq = sorted(await found(store), key=lambda job: job.seq)
+        assert heard == [job.job_id for job in by_seq]
+        for job_id in heard:
+            assert told.index(f"heard {job_id}") < told.index(f"answered {job_id}")
+
+    @run_async
+    async def test_a_listener_finds_the_change_in_the_store(self, store: Store) -> None:
+        asked: list[asyncio.Task[Job | None]] = []
+
+        def listener(moved: Sequence[Answer]) -> None:
+            for answer in moved:
+                assert answer.job is not None
+                asked.append(asyncio.ensure_future(store.get(answer.job.job_id)))
+
+        store.listen(listener)
+        await store.apply([accept("a")])
+        await store.apply([move("a", _E.CANCEL)])
+        seen = await asyncio.gather(*asked)
+        assert [job.state for job in seen if job][-1] is _S.CANCELLED
+        assert None not in seen
+
+    @run_async
+    async def test_a_listener_can_stop(self, store: Store) -> None:
+        heard: list[Answer] = []
+        stop = store.listen(heard.extend)
+        await store.apply([accept("a")])
+        stop()
+        await store.apply([accept("b")])
+        assert len(heard) == 1
+
+    # -- many callers -------------------------------------------------------------
+
+    @run_async
+    async def test_concurrent_callers_each_get_their_own_answers(self, store: Store) -> None:
+        batches = [[accept(f"j{i}-{k}") for k in range(i % 4)] for i in range(50)]
+        answers = await asyncio.gather(*map(store.apply, batches))
+        for batch, answered in zip(batches, answers, strict=True):
+            assert [a.job.job_id for a in answered if a.job] == [b.request.job_id for b in batch]
+        seqs = [answer.job.seq for answered in answers for answer in answered if answer.job]
+        assert sorted(seqs) == sorted(set(seqs))
+
+    @run_async
+    async def test_of_concurrent_moves_from_one_version_one_wins(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        moves = [
+            move("a", _E.CANCEL if i % 2 else _E.SCHEDULE, version=1, reason=str(i))
+            for i in range(20)
+        ]
+        answers = await asyncio.gather(*(store.apply([each]) for each in moves))
+        assert sum(answer.moved for (answer,) in answers) == 1
+        assert len(await store.history("a")) == 2
+
+    @run_async
+    async def test_of_concurrent_submissions_with_one_id_one_wins(self, store: Store) -> None:
+        answers = await asyncio.gather(*(store.apply([accept("a")]) for _ in range(20)))
+        assert sum(answer.moved for (answer,) in answers) == 1
+
+    @run_async
+    async def test_a_caller_that_gives_up_harms_nobody(self, store: Store) -> None:
+        impatient = asyncio.ensure_future(store.apply([accept("a")]))
+        patient = asyncio.ensure_future(store.apply([accept("b")]))
+        await asyncio.sleep(0)
+        impatient.cancel()
+        assert verdicts(await patient) == "M"
+        assert verdicts(await store.apply([accept("c")])) == "M"
+
+    # -- reading ------------------------------------------------------------------
+
+    @run_async
+    async def test_an_unknown_job_is_none(self, store: Store) -> None:
+        assert await store.get("nobody") is None
+
+    @run_async
+    async def test_fetch_keeps_the_order_asked_for_and_skips_what_is_not_there(
+        self, store: Store
+    ) -> None:
+        await store.apply([accept(name) for name in "abc"])
+        await store.apply([move("b", _E.CANCEL)])
+        seq = {job.job_id: job.seq for job in await found(store)}
+        jobs = await store.fetch([seq["c"], 999, seq["a"], seq["b"]])
+        assert [job.job_id for job in jobs] == ["c", "a", "b"]
+        assert await store.fetch([]) == []
+
+    @run_async
+    async def test_find_answers_the_newest_first(self, store: Store) -> None:
+        await store.apply([accept(name) for name in "abcd"])
+        assert await names(store, limit=3) == "dcb"
+
+    @run_async
+    async def test_pages_are_stable_while_jobs_are_added_and_changed(self, store: Store) -> None:
+        await store.apply([accept(f"j{i:02}") for i in range(10)])
+        seen: list[str] = []
+        before: int | None = None
+        while page := await store.find(JobQuery(limit=3, before=before)):
+            seen.extend(job.job_id for job in page)
+            before = page[-1].seq
+            await store.apply([accept(f"new{before}"), move(page[-1].job_id, _E.CANCEL)])
+        assert seen == [f"j{i:02}" for i in reversed(range(10))]
+
+    @run_async
+    async def test_find_filters_by_every_condition_at_once(self, store: Store) -> None:
+        await store.apply(
+            [
+                accept("a", topic="job.text.shout", tenant="t1", labels={"x": "1", "y": "2"}),
+                accept("b", topic="job.text.shout.loud", tenant="t2", labels={"x": "1"}),
+                accept("c", topic="job.image", tenant="t1", parent_job_id="a"),
+                move("b", _E.CANCEL),
+            ]
+        )
+        assert await names(store, topic="job.text.*") == "ba"
+        assert await names(store, topic="job.image") == "c"
+        assert await names(store, topic="job.?mage") == "c"
+        assert await names(store, topic="job.[a-i]*") == "c"
+        assert await names(store, topic="job.[!a-i]*") == "ba"
+        assert await names(store, topic="JOB.*") == ""
+        assert await names(store, tenant="t1") == "ca"
+        assert await names(store, parent_job_id="a") == "c"
+        assert await names(store, labels={"x": "1"}) == "ba"
+        assert await names(store, labels={"x": "1", "y": "2"}) == "a"
+        assert await names(store, states=(_S.CANCELLED,)) == "b"
+        assert await names(store, states=(_S.CANCELLED, _S.PENDING)) == "cba"
+        assert await names(store, tenant="t1", topic="job.text.*", states=(_S.PENDING,)) == "a"
+        assert await names(store, tenant="t2", states=(_S.PENDING,)) == ""
+
+    @run_async
+    async def test_a_label_filter_fills_its_page(self, store: Store) -> None:
+        await store.apply([accept(f"{i:02}", labels={"odd": str(i % 2)}) for i in range(40)])
+        jobs = await store.find(JobQuery(labels={"odd": "1"}, limit=5))
+        assert [job.job_id for job in jobs] == ["39", "37", "35", "33", "31"]
+
+    @run_async
+    async def test_a_workflow_comes_in_the_order_of_its_steps(self, store: Store) -> None:
+        flow = {"workflow_id": "flow"}
+        await store.apply(
+            [
+                accept("c", step_index=10, **flow),
+                accept("a", step_index=0, **flow),
+                accept("b", step_index=2, **flow),
+                accept("x", workflow_id="other", step_index=1),
+                accept("B", step_index=2, **flow),
+            ]
+        )
+        assert await names(store, workflow_id="flow") == "abBc"
+
+    @run_async
+    async def test_unfinished_are_all_that_are_not_final_in_order(self, store: Store) -> None:
+        await store.apply([accept(name) for name in "dcba"])
+        await store.apply([move("c", _E.CANCEL), move("a", _E.SCHEDULE, _E.DISPATCH)])
+        jobs = await store.unfinished()
+        assert [job.job_id for job in jobs] == ["d", "b", "a"]
+        assert jobs[-1] == await one(store, "a")
+
+    @run_async
+    async def test_the_history_of_an_unknown_job_is_not_found(self, store: Store) -> None:
+        with pytest.raises(NotFound):
+            await store.history("nobody")
+
+    @run_async
+    async def test_the_tally_counts_jobs_by_state(self, store: Store) -> None:
+        assert await store.tally() == {}
+        await store.apply([accept(name) for name in "abc"])
+        await store.apply([move("a", _E.CANCEL)])
+        assert await store.tally() == {_S.PENDING: 2, _S.CANCELLED: 1}
+
+    # -- what jobs write ----------------------------------------------------------
+
+    @run_async
+    async def test_lines_are_numbered_in_order_for_each_job(self, store: Store) -> None:
+        await store.apply([accept("a"), accept("b")])
+        store.write_log([line("a", "one"), line("b", "other")])
+        store.write_log([line("a", "two")])
+        await store.apply([])
+        store.write_log([line("a", "three")])
+        await store.apply([])
+        lines = await store.read_log("a")
+        assert [(kept.n, kept.text) for kept in lines] == [(1, "one"), (2, "two"), (3, "three")]
+        (other,) = await store.read_log("b")
+        assert other == LogLine("b", 1, T0, "info", "other", 1)
+
+    @run_async
+    async def test_a_reader_resumes_where_it_stopped(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        store.write_log([line("a", str(i)) for i in range(10)])
+        await store.apply([])
+        first = await store.read_log("a", limit=4)
+        rest = await store.read_log("a", after=first[-1].n)
+        assert [kept.text for kept in (*first, *rest)] == [str(i) for i in range(10)]
+        assert await store.read_log("a", after=10) == []
+
+    @run_async
+    async def test_lines_of_an_ended_job_are_kept_and_go_on(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        store.write_log([line("a", "one")])
+        await store.apply([move("a", _E.CANCEL)])
+        store.write_log([line("a", "two")])
+        await store.apply([])
+        assert [kept.n for kept in await store.read_log("a")] == [1, 2]
+
+    @run_async
+    async def test_lines_of_an_unknown_job_are_dropped(self, store: Store) -> None:
+        store.write_log([line("nobody", "?")])
+        await store.apply([accept("a")])
+        assert await store.read_log("nobody") == []
+        await store.apply([accept("nobody")])
+        assert await store.read_log("nobody") == []
+
+    # -- upkeep -------------------------------------------------------------------
+
+    @run_async
+    async def test_an_honest_store_verifies(self, store: Store) -> None:
+        await self._some_lives(store)
+        verified = await store.verify()
+        assert verified.mismatches == ()
+        assert verified.jobs == 4
+        counted = [len(await store.history(job.job_id)) for job in await found(store)]
+        assert verified.transitions == sum(counted)
+
+    @run_async
+    async def test_each_record_is_the_fold_of_its_log(self, store: Store) -> None:
+        await self._some_lives(store)
+        for job in await found(store):
+            assert fold(await store.history(job.job_id)) == Folded.of(job)
+
+    async def _some_lives(self, store: Store) -> None:
+        await store.apply([accept(name, at=T0) for name in "abcd"])
+        await store.apply([move(n, _E.SCHEDULE, _E.DISPATCH, at=T0 + 1) for n in "abc"])
+        await store.apply(
+            [
+                move("a", _E.START, at=T0 + 2),
+                move("b", _E.REDISPATCH, at=T0 + 2, worker_id="w2"),
+                move("a", _E.REQUEST_CANCEL, at=T0 + 2),
+                move("c", _E.EXPIRE, at=T0 + 2),
+            ]
+        )
+        await store.apply(
+            [
+                move("a", _E.REDISPATCH, at=T0 + 3, worker_id="w3"),
+                move("b", _E.SUCCEED, at=T0 + 3, result=succeeded("b")),
+                move("b", _E.NOTE, at=T0 + 4),
+            ]
+        )
+
+    @run_async
+    async def test_pruning_forgets_what_ended_before_a_time_and_nothing_else(
+        self, store: Store
+    ) -> None:
+        for i, name in enumerate("abc"):
+            await store.apply([accept(name, at=T0 + i)])
+        await store.apply([accept("open", at=T0), accept("late", at=T0)])
+        await store.apply([move(name, _E.CANCEL, at=T0 + i) for i, name in enumerate("abc")])
+        await store.apply([move("late", _E.CANCEL, at=T0 + 50)])
+        store.write_log([line("a", "x"), line("a", "y"), line("late", "z")])
+        await store.apply([])
+
+        pruned = await store.prune(T0 + 10, limit=2)
+        assert (pruned.jobs, pruned.transitions, pruned.log_lines) == (2, 4, 2)
+        assert await names(store) == "lateopenc"
+        assert (await store.prune(T0 + 10, limit=2)).jobs == 1
+        assert (await store.prune(T0 + 10, limit=2)).jobs == 0
+        assert await store.get("a") is None
+        with pytest.raises(NotFound):
+            await store.history("a")
+        assert await store.read_log("a") == []
+        assert len(await store.read_log("late")) == 1
+        assert (await store.verify()).mismatches == ()
+
+    @run_async
+    async def test_what_was_pruned_frees_its_id_and_key(self, store: Store) -> None:
+        await store.apply([accept("a", idempotency_key="k"), move("a", _E.CANCEL)])
+        await store.prune(T0 + 1, limit=10)
+        assert verdicts(await store.apply([accept("a", idempotency_key="k")])) == "M"
+        assert (await one(store, "a")).state is _S.PENDING
+
+    @run_async
+    async def test_pointers_are_those_that_name_a_stored_blob(self, store: Store) -> None:
+        await store.apply(
+            [
+                accept("a", context_ptr="blob:sha256-a"),
+                accept("b", context_ptr="data:,x"),
+                accept("c"),
+                accept("d", context_ptr="blob:sha256-a"),
+                move("b", _E.SCHEDULE, _E.DISPATCH),
+                move("c", _E.SCHEDULE, _E.DISPATCH),
+            ]
+        )
+        await store.apply(
+            [
+                move("b", _E.SUCCEED, result=succeeded("b", result_ptr="blob:sha256-b")),
+                move("c", _E.SUCCEED, result=succeeded("c", result_ptr="data:,y")),
+            ]
+        )
+        assert sorted(await store.pointers()) == ["blob:sha256-a", "blob:sha256-b"]
+
+    @run_async
+    async def test_facts_are_remembered_and_replaced(self, store: Store) -> None:
+        assert await store.recall("x") is None
+        await store.remember("x", b"one")
+        await store.remember("x", b"two\x00")
+        await store.remember("y", b"")
+        assert await store.recall("x") == b"two\x00"
+        assert await store.recall("y") == b""
+
+    # -- trouble ------------------------------------------------------------------
+
+    @run_async
+    async def test_a_failed_commit_leaves_nothing_and_the_store_goes_on(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        before = await one(store, "a")
+        heard: list[Answer] = []
+        store.listen(heard.extend)
+        with self.failing(store):
+            doomed: list[list[Change]] = [
+                [move("a", _E.SCHEDULE)],
+                [accept("b" + "x" * 90_000)],
+                [accept("c")],
+            ]
+            ends = await asyncio.gather(*map(store.apply, doomed), return_exceptions=True)
+            assert all(isinstance(end, StoreFailed) for end in ends)
+            assert heard == []
+            assert await one(store, "a") == before
+            assert await store.get("c") is None
+            assert await names(store) == "a"
+        answers = await store.apply([move("a", _E.SCHEDULE, version=1), accept("c")])
+        assert verdicts(answers) == "MM"
+        assert [a.job.job_id for a in heard if a.job] == ["a", "c"]
+        assert (await store.verify()).mismatches == ()
+
+    @run_async
+    async def test_lines_that_met_a_failing_commit_are_kept(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        with self.failing(store):
+            store.write_log([line("a", "x" * 90_000)])
+            with pytest.raises(StoreFailed):
+                await store.apply([accept("b" + "x" * 90_000)])
+        store.write_log([line("a", "last")])
+        await store.apply([])
+        kept = await store.read_log("a")
+        assert [(each.n, each.text[:4]) for each in kept] == [(1, "xxxx"), (2, "last")]
+
+    @run_async
+    async def test_a_closed_store_takes_nothing(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path)
+        await store.apply([accept("a")])
+        await store.close()
+        await store.close()
+        with pytest.raises(Unavailable):
+            await store.apply([accept("b")])
+
+    @run_async
+    async def test_closing_waits_for_what_is_under_way(self, tmp_path: Path) -> None:
+        store = self.make(tmp_path)
+        under_way = asyncio.ensure_future(store.apply([accept("a")]))
+        await asyncio.sleep(0)
+        await store.close()
+        (end,) = await asyncio.gather(under_way, return_exceptions=True)
+        if isinstance(end, BaseException):
+            assert isinstance(end, Unavailable)
+        else:
+            assert verdicts(end) == "M"
+
+
+async def one(store: Store, job_id: str) -> Job:
+    job = await store.get(job_id)
+    assert job is not None
+    return job
+
+
+async def found(store: Store) -> list[Job]:
+    return await store.find(JobQuery(limit=1000))
+
+
+async def names(store: Store, **conditions: object) -> str:
+    jobs = await store.find(JobQuery(**conditions))  # type: ignore[arg-type]
+    return "".join(job.job_id for job in jobs)
+
+
+def verdicts(answers: Sequence[Answer]) -> str:
+    """M for moved, R for repeated, X for refused."""
+    letters = {Verdict.MOVED: "M", Verdict.REPEATED: "R", Verdict.REFUSED: "X"}
+    return "".join(letters[answer.verdict] for answer in answers)
+
+
+def state_of(answer: Answer) -> JobState | None:
+    return None if answer.job is None else answer.job.state
+
+
+def line(job_id: str, text: str) -> LogLine:
+    return LogLine(job_id, 1, T0, "info", text)
