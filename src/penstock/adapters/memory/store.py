@@ -126,11 +126,12 @@ class MemoryStore:
 
     def write_log(self, lines: Sequence[LogLine]) -> None:
         for line in lines:
-            kept = self._lines[line.job_id]
-            kept.append(replace(line, n=len(kept) + 1))
+            if line.job_id in self._jobs:
+                kept = self._lines[line.job_id]
+                kept.append(replace(line, n=len(kept) + 1))
 
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
-        return self._lines[job_id][after : after + limit]
+        return self._lines.get(job_id, [])[after : after + limit]
 
     async def verify(self) -> Verified:
         mismatches = []

@@ -38,6 +38,7 @@ class Commit:
         self.heads: dict[str, Job] = {}
         self.moved: list[Answer] = []
         self.answers: list[list[Answer]] = []
+        self.line_counts: dict[int, int] = {}
         self._new: set[int] = set()
         self._keys: dict[tuple[str, str], str] = {}
 
@@ -136,7 +137,7 @@ class Commit:
 
 
 def number_lines(
-    lines: Sequence[LogLine], counts: dict[int, int], most: int
+    lines: Sequence[LogLine], counts: Mapping[int, int], most: int
 ) -> Callable[[Commit], list[rows.Row]]:
     """Give each line its place in its job's output; beyond `most` a job is cut off."""
 
@@ -146,10 +147,10 @@ def number_lines(
             job = commit.find(line.job_id)
             if job is None:
                 continue
-            n = counts.get(job.seq)
+            n = commit.line_counts.get(job.seq, counts.get(job.seq))
             if n is None:
                 n = commit.last_line(job.seq)
-            counts[job.seq] = n = n + 1
+            commit.line_counts[job.seq] = n = n + 1
             if n < most:
                 numbered.append((job.seq, n, line.attempt, line.at, line.level, line.text))
             elif n == most:

@@ -22,7 +22,7 @@ def find_sql(query: JobQuery) -> tuple[str, tuple[object, ...]]:
             *(STATE_CODES[state] for state in query.states),
         )
     if query.topic is not None:
-        where("topic GLOB ?", query.topic)
+        where("topic GLOB ?", query.topic.replace("[!", "[^"))
     if query.tenant is not None:
         where("tenant = ?", query.tenant)
     if query.parent_job_id is not None:

@@ -28,7 +28,7 @@ from penstock.adapters.sqlite.database import (
     storage_errors,
 )
 from penstock.adapters.sqlite.finding import find_sql
-from penstock.core.errors import NotFound, Unavailable
+from penstock.core.errors import NotFound, StoreFailed, Unavailable
 from penstock.core.job import Job
 from penstock.core.transition import Answer, Change, Transition
 from penstock.lifecycles.canonical import JobState
@@ -40,6 +40,8 @@ Waiting = list[tuple[Sequence[Change], asyncio.Future[list[Answer]]]]
 
 _CACHED = 20_000
 """How many unfinished jobs are kept at hand; others are read when they are needed."""
+_MOST_KEPT_LINES = 100_000
+"""Log lines kept while the disk refuses them."""
 
 
 class SqliteStore:
@@ -104,27 +106,29 @@ class SqliteStore:
 
     def _commit_inline(self) -> None:
         self._committing = None
-        waiting, work, commit = self._gather()
+        waiting, lines, work, commit = self._gather()
         try:
             work()
         except Exception as error:
-            _refuse(waiting, error)
+            self._give_up(waiting, lines, error)
         else:
             self._adopt(commit, waiting)
 
     async def _commit_in_thread(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
         while self._waiting or self._lines:
-            waiting, work, commit = self._gather()
+            waiting, lines, work, commit = self._gather()
             try:
                 await loop.run_in_executor(thread, work)
             except Exception as error:
-                _refuse(waiting, error)
+                self._give_up(waiting, lines, error)
+                if not self._waiting:
+                    break
             else:
                 self._adopt(commit, waiting)
         self._committing = None
 
-    def _gather(self) -> tuple[Waiting, Callable[[], None], Commit]:
+    def _gather(self) -> tuple[Waiting, list[LogLine], Callable[[], None], Commit]:
         """Everything that has gathered, and the work of committing it."""
         waiting, self._waiting = self._waiting, []
         lines, self._lines = self._lines, []
@@ -133,13 +137,24 @@ class SqliteStore:
         )
         groups = [changes for changes, _ in waiting]
         numbered = number_lines(lines, self._line_counts, self._max_log_lines)
-        return waiting, lambda: commit.write(groups, numbered), commit
+        return waiting, lines, lambda: commit.write(groups, numbered), commit
+
+    def _give_up(self, waiting: Waiting, lines: list[LogLine], error: Exception) -> None:
+        """Nothing was written: callers hear why, and lines ride with the next commit."""
+        if isinstance(error, StoreFailed):
+            self._lines[:0] = lines[-_MOST_KEPT_LINES:]
+        for _, future in waiting:
+            if not future.done():
+                future.set_exception(error)
 
     def _adopt(self, commit: Commit, waiting: Waiting) -> None:
         """What was committed is now true: tell the listeners, then the callers."""
         failpoint("after-commit")
         self._next_seq = commit.next_seq
         self._cache_heads(commit.heads)
+        for seq, count in commit.line_counts.items():
+            if seq in self._by_seq:
+                self._line_counts[seq] = count
         if commit.moved:
             for listener in tuple(self._listeners):
                 listener(commit.moved)
@@ -276,9 +291,3 @@ class SqliteStore:
         self._reader.close()
         self._writer.close()
         self._lock.close()
-
-
-def _refuse(waiting: Waiting, error: Exception) -> None:
-    for _, future in waiting:
-        if not future.done():
-            future.set_exception(error)
