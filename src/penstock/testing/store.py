@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,22 +42,22 @@ ROLE = {
 }
 
 
-def request(job_id: str, **fields: object) -> JobRequest:
-    return JobRequest(**{"job_id": job_id, "topic": "job.test", **fields})  # type: ignore[arg-type]
+def request(job_id: str, **fields: Any) -> JobRequest:
+    return JobRequest(**{"job_id": job_id, "topic": "job.test", **fields})
 
 
-def accept(job_id: str, at: float = T0, **fields: object) -> Accept:
+def accept(job_id: str, at: float = T0, **fields: Any) -> Accept:
     return Accept(request(job_id, **fields), at)
 
 
-def move(job_id: str, *events: JobEvent, at: float = T0, **fields: object) -> Move:
+def move(job_id: str, *events: JobEvent, at: float = T0, **fields: Any) -> Move:
     """A move by whoever may make its first event."""
-    defaults: dict[str, object] = {"actor": ROLE[events[0]], "worker_id": "w1", "pool": "default"}
-    return Move(job_id, events, at=at, **{**defaults, **fields})  # type: ignore[arg-type]
+    defaults: dict[str, Any] = {"actor": ROLE[events[0]], "worker_id": "w1", "pool": "default"}
+    return Move(job_id, events, at=at, **{**defaults, **fields})
 
 
-def succeeded(job_id: str, **fields: object) -> JobResult:
-    return JobResult(job_id=job_id, status=_S.SUCCEEDED, **fields)  # type: ignore[arg-type]
+def succeeded(job_id: str, **fields: Any) -> JobResult:
+    return JobResult(job_id=job_id, status=_S.SUCCEEDED, **fields)
 
 
 class StoreContract(ABC):
@@ -156,7 +157,7 @@ class StoreContract(ABC):
 
     @run_async
     async def test_a_key_is_taken_within_its_tenant(self, store: Store) -> None:
-        key = {"idempotency_key": "k"}
+        key: dict[str, Any] = {"idempotency_key": "k"}
         await store.apply([accept("a", tenant="t1", **key), move("a", _E.CANCEL)])
         again, other = await store.apply(
             [accept("b", tenant="t1", **key), accept("c", tenant="t2", **key)]
@@ -514,7 +515,7 @@ class StoreContract(ABC):
 
     @run_async
     async def test_a_workflow_comes_in_the_order_of_its_steps(self, store: Store) -> None:
-        flow = {"workflow_id": "flow"}
+        flow: dict[str, Any] = {"workflow_id": "flow"}
         await store.apply(
             [
                 accept("c", step_index=10, **flow),
@@ -753,8 +754,8 @@ async def found(store: Store) -> list[Job]:
     return await store.find(JobQuery(limit=1000))
 
 
-async def names(store: Store, **conditions: object) -> str:
-    jobs = await store.find(JobQuery(**conditions))  # type: ignore[arg-type]
+async def names(store: Store, **conditions: Any) -> str:
+    jobs = await store.find(JobQuery(**conditions))
     return "".join(job.job_id for job in jobs)
 
 
