@@ -66,7 +66,7 @@ class Link:
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Raw]] = {}
         self._streams: dict[int, asyncio.Queue[Item | End | Failure]] = {}
-        self._handlers: dict[str, _LinkReader] = {}
+        self._readers: dict[str, list[_LinkReader]] = {}
         self._unsent: deque[Pub] = deque(maxlen=_BUFFERED)
         self._welcome: asyncio.Future[None] | None = None
         self._down = asyncio.Event()
@@ -108,7 +108,7 @@ class Link:
     def _catch_up(self, protocol: FrameProtocol) -> None:
         if self._will is not None:
             protocol.send(Will(self._will[0], [self._will[1]]))
-        for subject in self._handlers:
+        for subject in self._readers:
             protocol.send(Sub(subject))
         self.on_connect()
         while self._unsent:
@@ -146,7 +146,7 @@ class Link:
     def _take(self, frame: AnyFrame) -> None:
         match frame:
             case Pub(subject, messages):
-                if (reader := self._handlers.get(subject)) is not None:
+                for reader in self._readers.get(subject, ()):
                     reader.take(messages)
             case Reply(call_id, value):
                 if (call := self._calls.get(call_id)) is not None and not call.done():
@@ -166,8 +166,9 @@ class Link:
                     self._welcome.set_result(None)
 
     async def close(self) -> None:
-        for reader in list(self._handlers.values()):
-            await reader.close()
+        for readers in list(self._readers.values()):
+            for reader in list(readers):
+                await reader.close()
         if self._protocol is not None:
             self._protocol.send(Bye())
             self._protocol.close()
@@ -223,14 +224,21 @@ class Link:
     def subscribe(self, subject: str, handler: Handler, *, group: str | None = None) -> _LinkReader:
         if group is not None:
             raise ValueError("a link has no groups: each subscriber gets everything")
-        reader = self._handlers[subject] = _LinkReader(self, subject, handler)
-        if self._protocol is not None:
+        reader = _LinkReader(self, subject, handler)
+        readers = self._readers.setdefault(subject, [])
+        readers.append(reader)
+        if len(readers) == 1 and self._protocol is not None:
             self._protocol.send(Sub(subject))
         return reader
 
-    def unsubscribe(self, subject: str) -> None:
-        if self._handlers.pop(subject, None) is not None and self._protocol is not None:
-            self._protocol.send(Unsub(subject))
+    def forget(self, subject: str, reader: _LinkReader) -> None:
+        readers = self._readers.get(subject, [])
+        if reader in readers:
+            readers.remove(reader)
+            if not readers:
+                del self._readers[subject]
+                if self._protocol is not None:
+                    self._protocol.send(Unsub(subject))
 
 
 class _LinkReader:
@@ -251,10 +259,13 @@ class _LinkReader:
             await self._wake.wait()
             self._wake.clear()
             batch, self._gathered = self._gathered, []
-            await self._handler(batch)
+            try:
+                await self._handler(batch)
+            except Exception:
+                log.exception("a reader of %s failed on %d messages", self._subject, len(batch))
 
     async def close(self) -> None:
-        self._link.unsubscribe(self._subject)
+        self._link.forget(self._subject, self)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
