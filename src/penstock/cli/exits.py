@@ -1,0 +1,59 @@
+"""How a command can end: the one table of exit codes.
+
+docs/reference/exit-codes.md is made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+from penstock.core import errors
+
+
+class Exit(IntEnum):
+    """An exit code, and what it means."""
+
+    meaning: str
+
+    def __new__(cls, code: int, meaning: str) -> Exit:
+        self = int.__new__(cls, code)
+        self._value_ = code
+        self.meaning = meaning
+        return self
+
+    OK = 0, "Done; a job that was waited for SUCCEEDED."
+    FAILED = 1, "The job FAILED, or the command could not do its work."
+    USAGE = 2, "What was asked is wrong: an option, an input, a topic, a setting, a file."
+    NOT_FOUND = 3, "There is no such job."
+    CONFLICT = 4, "The id or key is taken, or the job's state does not allow it (any more)."
+    CANCELLED = 5, "The job was CANCELLED."
+    DENIED = 6, "The job was DENIED, or the caller has no right to this."
+    TIMEOUT = 7, "The job ended TIMEOUT."
+    UNAVAILABLE = 8, "No engine answers, another one owns the folder, or it can't go on."
+    NOT_YET = 9, "The job has not ended: the time to wait was over, or none was asked for."
+    MISMATCH = 10, "`verify` found a job whose record and log disagree."
+    INTERRUPTED = 130, "Interrupted (Ctrl-C)."
+
+
+EXITS: Mapping[type[errors.PenstockError], Exit] = {
+    errors.PenstockError: Exit.FAILED,
+    errors.InvalidRequest: Exit.USAGE,
+    errors.Misconfigured: Exit.USAGE,
+    errors.NotFound: Exit.NOT_FOUND,
+    errors.Conflict: Exit.CONFLICT,
+    errors.IllegalMove: Exit.CONFLICT,
+    errors.NotPermitted: Exit.DENIED,
+    errors.Unavailable: Exit.UNAVAILABLE,
+    errors.WaitTimedOut: Exit.NOT_YET,
+    errors.JobEnded: Exit.FAILED,
+    errors.JobFailed: Exit.FAILED,
+    errors.JobCancelled: Exit.CANCELLED,
+    errors.JobDenied: Exit.DENIED,
+    errors.JobTimedOut: Exit.TIMEOUT,
+}
+"""The code of each error; one that isn't here has that of its nearest ancestor."""
+
+
+def exit_of(error: errors.PenstockError) -> Exit:
+    return next(EXITS[kind] for kind in type(error).__mro__ if kind in EXITS)

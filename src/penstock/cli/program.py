@@ -1,0 +1,178 @@
+"""The `penstock` command itself: finds its commands when they are called, says what went
+wrong in one line, and ends with the code of `penstock.cli.exits`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from penstock.cli.exits import Exit, exit_of
+from penstock.cli.place import placed
+from penstock.core.errors import PenstockError
+
+DEBUG = "PENSTOCK_X_DEBUG"
+"""The variable that asks for stack traces."""
+
+COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Run": {
+        "up": ("up", "Start an engine, with workers for an application."),
+        "worker": ("worker", "Join an engine with a worker process."),
+    },
+    "Jobs": {
+        "submit": ("submit", "Submit a job; prints its id."),
+        "ps": ("ps", "List jobs, newest first."),
+        "show": ("show", "Tell where a job is, why, and how it came there."),
+        "watch": ("watch", "Watch a job until it ends."),
+        "logs": ("logs", "Print what a job wrote."),
+        "result": ("result", "Print what a job returned."),
+        "cancel": ("cancel", "End jobs."),
+        "retry": ("retry", "Submit jobs that ended badly once more."),
+    },
+    "Engine": {
+        "top": ("top", "Watch the engine: jobs, rates, workers."),
+        "workers": ("fleet", "List the workers."),
+        "pools": ("fleet", "List the pools."),
+        "verify": ("upkeep", "Check every job's record against its log."),
+        "prune": ("upkeep", "Forget jobs that ended long ago."),
+        "doctor": ("doctor", "Check this installation and its data directory."),
+        "version": ("version", "Print the version, and those of what matters."),
+    },
+}
+"""By section: each command's module and sentence. A test compares these with the commands."""
+
+_MODULES = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
+
+
+class Program(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _MODULES:
+            return None
+        module = import_module(f"penstock.cli.{_MODULES[cmd_name][0]}")
+        command = getattr(module, cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and not name.startswith("-") and name not in _MODULES:
+            raise click.UsageError(f"there is no command {name!r}{_nearest(name)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for section, commands in COMMANDS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name, sentence) for name, (_, sentence) in commands.items()])
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, _MODULES, 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _use_config(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        # As if the caller had said it there, so that child processes hear of it too.
+        os.environ["PENSTOCK_CONFIG"] = value
+
+
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from penstock import __version__
+
+        click.echo(f"penstock {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Program,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes, --json and shell completion: docs/reference/cli.md.",
+)
+@placed
+@click.option(
+    "--config",
+    metavar="FILE",
+    callback=_use_config,
+    expose_value=False,
+    help="The settings file; else PENSTOCK_CONFIG or ./penstock.toml.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
+)
+def penstock() -> None:
+    """A durable job engine: no accepted job is lost, none is silently run twice."""
+
+
+def run(args: Sequence[str], **extra: Any) -> int:
+    """Run one command and return its exit code."""
+    try:
+        done = penstock.main(list(args), "penstock", standalone_mode=False, **extra)
+        _flush()
+        return done if isinstance(done, int) else Exit.OK
+    except BrokenPipeError:
+        # Whoever read our output has had enough; what is left has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Exit.FAILED
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        return _explain(error)
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return Exit.INTERRUPTED
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+
+
+def _explain(error: Exception) -> int:
+    match error:
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.ctx.get_help(), err=True)
+            return Exit.USAGE
+        case click.Abort():
+            _say("interrupted")
+            return Exit.INTERRUPTED
+        case click.UsageError():
+            path = error.ctx.command_path if error.ctx else "penstock"
+            _say(error.format_message().rstrip("."), f"see '{path} --help'")
+            return Exit.USAGE
+        case click.ClickException():
+            _say(error.format_message())
+            return Exit.USAGE
+        case PenstockError():
+            _say(error.message, error.hint)
+            return exit_of(error)
+        case _:
+            _say(
+                f"unexpected {type(error).__name__}: {error}",
+                f"{DEBUG}=1 shows where; please report it",
+            )
+            return Exit.FAILED
+
+
+def _say(message: str, hint: str = "") -> None:
+    click.echo(f"penstock: {message}", err=True)
+    if hint:
+        click.echo(f"  {hint}", err=True)

@@ -1,0 +1,124 @@
+"""`penstock result`: what a job returned."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+import msgspec
+
+from penstock.app.handle import result_of
+from penstock.cli.exits import Exit
+from penstock.cli.ids import meant
+from penstock.cli.paper import print_bytes, print_json, record
+from penstock.cli.parameters import DURATION, as_json
+from penstock.cli.place import Place, placed, reading_at, run
+from penstock.core.errors import WaitTimedOut
+from penstock.core.job import Job
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.desk import Desk
+
+
+@click.command()
+@click.argument("job")
+@click.option("--wait", is_flag=True, help="Wait for the end.")
+@click.option("--timeout", type=DURATION, help="Wait no longer than this; the job goes on.")
+@click.option("--output", type=click.Path(dir_okay=False), help="Write it to this file as it is.")
+@click.option("-r", "--raw", is_flag=True, help="Print a string without its quotes.")
+@as_json
+@placed
+@click.pass_obj
+def result(
+    place: Place,
+    job: str,
+    wait: bool,
+    timeout: float | None,
+    output: str | None,
+    raw: bool,
+    json: bool,
+) -> int:
+    """Print what a job returned.
+
+    Retries are followed. The exit code says how the job ended. With --json it prints the
+    final record, and what it returned as "value".
+    """
+    return run(_result(place, job, wait or timeout is not None, timeout, output, raw, json))
+
+
+async def _result(
+    place: Place,
+    text: str,
+    wait: bool,
+    timeout: float | None,
+    output: str | None,
+    raw: bool,
+    json: bool,
+) -> int:
+    async with reading_at(place) as desk:
+        job = await meant(desk, text)
+        ended = await desk.wait(job.job_id, timeout) if wait else await _last(desk, job)
+        if json:
+            print_json({**record(ended), "value": await value_of(desk, ended)})
+        return await print_result(desk, ended, output=output, raw=raw, silent=json)
+
+
+async def _last(desk: Desk, job: Job) -> Job:
+    while job.successor is not None:
+        job = await desk.get(job.successor)
+    if not job.is_final:
+        raise WaitTimedOut(
+            f"job {job.job_id} is {job.state}: it has no result yet", hint="--wait waits for it"
+        )
+    return job
+
+
+async def print_result(
+    desk: Desk, job: Job, *, output: str | None = None, raw: bool = False, silent: bool = False
+) -> int:
+    """Print, or write, what an ended job returned; raises the JobEnded of any other end."""
+    if job.state is not JobState.SUCCEEDED:
+        await result_of(desk, job)
+    data = await _payload(desk, job)
+    if output is not None:
+        _write(output, data)
+    elif not silent:
+        print_bytes(_shown(data, raw))
+    return Exit.OK
+
+
+async def value_of(desk: Desk, job: Job) -> Any:
+    """What a job returned, or None."""
+    if job.state is not JobState.SUCCEEDED:
+        return None
+    try:
+        return msgspec.json.decode(await _payload(desk, job))
+    except msgspec.DecodeError:
+        return None
+
+
+async def _payload(desk: Desk, job: Job) -> bytes:
+    pointer = job.result.result_ptr if job.result is not None else None
+    return await desk.get_blob(pointer) if pointer else b"null"
+
+
+def _write(path: str, data: bytes) -> None:
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise click.BadParameter(
+            f"can't write {path}: {error.strerror}", param_hint="--output"
+        ) from error
+
+
+def _shown(data: bytes, raw: bool) -> bytes:
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        if sys.stdout.isatty() and not data.isascii():
+            raise click.UsageError("the result is not text; write it with --output") from None
+        return data
+    if raw and isinstance(value, str):
+        return value.encode()
+    return msgspec.json.format(data, indent=2) if sys.stdout.isatty() else data

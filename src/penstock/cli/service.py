@@ -1,0 +1,79 @@
+"""Running something until a signal ends it: the first asks it to finish, the next hurries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from penstock.cli.exits import Exit
+
+T = TypeVar("T")
+
+log = logging.getLogger("penstock.cli")
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run_service(work: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end."""
+    with asyncio.Runner() as runner:
+        return runner.run(work)
+
+
+class Stop:
+    """The wish of whoever sends signals."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.urgent = asyncio.Event()
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._hear, number)
+
+    def _hear(self, number: int) -> None:
+        if not self.asked.is_set():
+            log.info(
+                "%s: finishing what runs; once more to stop at once", signal.Signals(number).name
+            )
+            self.asked.set()
+        elif not self.urgent.is_set():
+            log.warning("%s again: stopping at once", signal.Signals(number).name)
+            self.urgent.set()
+
+    async def first_of(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run until it is asked to stop; raises what `work` raises before that."""
+        await _race(work, self.asked)
+
+    async def unless_urgent(self, work: Coroutine[Any, Any, None]) -> bool:
+        """See it through unless it gets urgent before that; the answer says whether it ended."""
+        return await _race(work, self.urgent)
+
+
+def leave_at_once(why: str) -> NoReturn:
+    """End this process without waiting for what it runs.
+
+    A thread can't be made to end, so there is no tidier way; what was acknowledged is durable,
+    and a job's own processes die with their parent.
+    """
+    log.warning("%s", why)
+    logging.shutdown()
+    os._exit(Exit.INTERRUPTED)
+
+
+async def _race(work: Coroutine[Any, Any, None], event: asyncio.Event) -> bool:
+    """Whether the work ended before the event; raises what it raised."""
+    working, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        waiting.cancel()
+        working.cancel()

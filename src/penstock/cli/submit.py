@@ -1,0 +1,153 @@
+"""`penstock submit`: one job, or one for each line of a file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.cli.exits import Exit
+from penstock.cli.paper import print_json, record
+from penstock.cli.parameters import (
+    DURATION,
+    MOMENT,
+    PRIORITY,
+    as_json,
+    read_lines,
+    read_object,
+    read_source,
+    several,
+)
+from penstock.cli.place import Place, client_at, placed, run
+from penstock.cli.result import print_result, value_of
+from penstock.core.job import RetryPolicy
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--input", "given", metavar="JSON|@FILE|-", help="The arguments, a JSON object.")
+@click.option(
+    "--each", metavar="@FILE|-", help="Submit a job for each line, a JSON object; all or none."
+)
+@click.option("--wait", is_flag=True, help="Wait for the end; print the result.")
+@click.option("--wait-timeout", type=DURATION, help="Wait no longer than this; the job goes on.")
+@click.option("--priority", type=PRIORITY, help="How urgent it is.")
+@several("--env", "Passed on to the job; may be repeated.")
+@several("--label", "Kept with the job; may be repeated.")
+@click.option("--id", "job_id", help="Its id; the same id again is the same job.")
+@click.option("--key", help="An idempotency key: the same key again is the same job.")
+@click.option("--timeout", type=DURATION, help="How long one attempt may run.")
+@click.option("--deadline", type=MOMENT, metavar="TIME|+DURATION", help="When it must have ended.")
+@click.option("--delay", type=DURATION, help="How long to wait before it may start.")
+@click.option("--retries", type=click.IntRange(0), help="How often to try again if it fails.")
+@click.option("--idempotent/--not-idempotent", default=None, help="Whether it may run twice.")
+@click.option("--tenant", help="Whom it belongs to.")
+@click.option("--parent", metavar="JOB", help="The job that it is part of.")
+@click.option("--workflow", metavar="ID", help="The workflow that it is a step of.")
+@click.option("--step", type=click.IntRange(0), help="Its place in the workflow.")
+@click.option(
+    "--app",
+    metavar="MODULE:APP",
+    help="Check the arguments against this application, and take its defaults.",
+)
+@as_json
+@placed
+@click.pass_obj
+def submit(
+    place: Place,
+    /,
+    topic: str,
+    given: str | None,
+    each: str | None,
+    wait: bool,
+    wait_timeout: float | None,
+    app: str | None,
+    json: bool,
+    **options: Any,
+) -> int:
+    """Submit a job; prints its id.
+
+    With --wait it prints the result instead, and the exit code says how the job ended.
+    """
+    if given is not None and each is not None:
+        raise click.UsageError("--input and --each don't go together")
+    if each is not None and wait:
+        raise click.UsageError("--each and --wait don't go together; see 'penstock result'")
+    if each is not None:
+        inputs = list(read_lines("--each", read_source("--each", each)))
+        return run(_submit_each(place, topic, inputs, _options(options), app, json))
+    payload = None if given is None else read_object("--input", read_source("--input", given))
+    patience = (wait or wait_timeout is not None, wait_timeout)
+    submitted: list[str] = []
+    work = _submit(place, topic, payload, _options(options), app, json, patience, submitted)
+    try:
+        return run(work)
+    except KeyboardInterrupt:
+        if submitted:
+            _say_how_to_go_on(place, submitted[0])
+            return Exit.INTERRUPTED
+        raise
+
+
+async def _submit(
+    place: Place,
+    topic: str,
+    payload: dict[str, Any] | None,
+    options: Any,
+    app: str | None,
+    json: bool,
+    patience: tuple[bool, float | None],
+    submitted: list[str],
+) -> int:
+    async with client_at(place, _application(app)) as client:
+        handle = await client.asubmit(topic, payload, **options)
+        submitted.append(handle.job_id)
+        if not patience[0]:
+            print_json(record(handle.record)) if json else click.echo(handle.job_id)
+            return Exit.OK
+        job = await handle.await_end(patience[1])
+        if json:
+            print_json({**record(job), "value": await value_of(client.desk, job)})
+        return await print_result(client.desk, job, silent=json)
+
+
+async def _submit_each(
+    place: Place,
+    topic: str,
+    inputs: list[dict[str, Any]],
+    options: Any,
+    app: str | None,
+    json: bool,
+) -> int:
+    async with client_at(place, _application(app)) as client:
+        handles = await client.asubmit_many(topic, inputs, **options)
+    if json:
+        print_json([record(handle.record) for handle in handles])
+    else:
+        click.echo("".join(f"{handle.job_id}\n" for handle in handles), nl=False)
+    return Exit.OK
+
+
+def _options(said: dict[str, Any]) -> dict[str, Any]:
+    """The command's options as those of `Client.submit`, without those not given."""
+    renamed = {"workflow": "workflow_id", "step": "step_index", "label": "labels"}
+    options = {renamed.get(name, name): value for name, value in said.items() if value is not None}
+    for name in ("env", "labels"):
+        if pairs := options.pop(name, ()):
+            options[name] = dict(pairs)
+    if (retries := options.pop("retries", None)) is not None:
+        options["retry"] = RetryPolicy(retries=retries)
+    return options
+
+
+def _application(reference: str | None) -> Any:
+    from penstock.app import load_app
+
+    return load_app(reference) if reference else None
+
+
+def _say_how_to_go_on(place: Place, job_id: str) -> None:
+    again = f"penstock {place.spelled()}"
+    click.echo(f"\npenstock: job {job_id} goes on", err=True)
+    click.echo(f"  follow it with '{again}watch {job_id}'", err=True)
+    click.echo(f"  end it with '{again}cancel {job_id}'", err=True)

@@ -1,0 +1,129 @@
+"""`penstock up`: an engine, and workers for an application, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.journal import keep_journal
+from penstock.cli.place import Place, placed
+from penstock.lifecycles.canonical import TERMINAL
+from penstock.ports.store import Durability
+
+if TYPE_CHECKING:
+    from penstock.app import App
+    from penstock.app.engine import Engine
+    from penstock.config import Settings
+
+log = logging.getLogger("penstock.cli")
+
+_SURVIVES = {
+    Durability.DISK: "an acknowledged job survives power loss",
+    Durability.OS: "an acknowledged job survives the process, but not power loss",
+    Durability.MEMORY: "NOTHING is kept: for tests",
+}
+
+
+@click.command()
+@click.option("--app", metavar="MODULE:APP", help="The application whose jobs to run here.")
+@placed
+@click.option(
+    "--listen",
+    multiple=True,
+    metavar="ADDR",
+    help="Where to listen: unix:, unix:/PATH or tcp://127.0.0.1:PORT; may be repeated.",
+)
+@click.option(
+    "--durability",
+    type=click.Choice([durability.value for durability in Durability]),
+    help="What an acknowledged job survives: power loss, the process's death, or nothing.",
+)
+@click.option("--rules", metavar="FILE", help="The file of safety rules.")
+@click.option("--concurrency", type=int, metavar="N", help="How many jobs to run at once here.")
+@click.option("--no-worker", is_flag=True, help="Run no jobs here; workers join from elsewhere.")
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@click.pass_obj
+def up(
+    place: Place,
+    app: str | None,
+    listen: tuple[str, ...],
+    durability: str | None,
+    rules: str | None,
+    concurrency: int | None,
+    no_worker: bool,
+    verbose: bool,
+) -> None:
+    """Start an engine, with workers for an application.
+
+    It runs until SIGTERM or SIGINT, then lets running jobs finish; a second signal stops it
+    at once. Whatever it has accepted is taken up again at the next start.
+    """
+    from penstock.app import load_app
+    from penstock.cli.service import run_service
+
+    if place.connect:
+        raise click.UsageError("--connect makes no sense here: --listen says where to listen")
+    settings = place.settings(
+        listen=listen or None, durability=durability, rules=rules, concurrency=concurrency
+    )
+    application = load_app(app) if app else None
+    keep_journal(verbose=verbose)
+    run_service(_serve(place, settings, None if no_worker else application, no_worker))
+
+
+async def _serve(place: Place, settings: Settings, app: App | None, no_worker: bool) -> None:
+    from penstock.app.application import make_executors
+    from penstock.app.client import Client
+    from penstock.app.engine import Engine
+    from penstock.app.portal import Portal
+    from penstock.cli.service import Stop, leave_at_once
+
+    stop = Stop()
+    stop.listen()
+    engine = Engine(settings, [] if no_worker else make_executors(app, settings))
+    await engine.start()
+    if app is not None:
+        portal = Portal(asyncio.get_running_loop())
+        app.bind(Client(engine.desk, portal, time.time, app.functions))
+    try:
+        click.echo(await _banner(place, engine))
+        await stop.first_of(engine.wait())
+    finally:
+        if not await stop.unless_urgent(engine.stop()):
+            leave_at_once("jobs that still run are left to the next start")
+    log.info("stopped")
+
+
+async def _banner(place: Place, engine: Engine) -> str:
+    from penstock import __version__
+
+    settings, status = engine.settings, await engine.desk.status()
+    workers = await engine.desk.workers()
+    durability = settings.durability
+    rules = f"{settings.rules} ({status.rules})" if settings.rules else "none: all jobs allowed"
+    topics = sorted({topic for worker in workers for topic in worker.topics})
+    facts = [
+        ("data", str(settings.data_dir)),
+        ("durability", f"{durability.value}: {_SURVIVES[durability]}"),
+        ("rules", rules),
+        ("listening", ", ".join(map(str, engine.addresses))),
+        ("worker", _worker(engine, topics)),
+    ]
+    if waiting := sum(n for state, n in status.tally.items() if state not in TERMINAL):
+        facts.append(("taken up", f"{waiting:,} unfinished jobs of an earlier run"))
+    topic = topics[0] if topics else "TOPIC"
+    facts.append(("submit", f"penstock {place.spelled()}submit {topic} --input '{{…}}' --wait"))
+    lines = [f"penstock {__version__}, process {status.pid}"]
+    lines += [f"  {name:<10}  {value}" for name, value in facts]
+    return "\n".join([*lines, "ready; Ctrl-C stops it"])
+
+
+def _worker(engine: Engine, topics: list[str]) -> str:
+    if not engine.worker_id:
+        return "none here; start one with 'penstock worker --app MODULE:APP'"
+    some = ", ".join(topics[:5]) + (f" and {len(topics) - 5} more" if len(topics) > 5 else "")
+    return f"{engine.worker_id}, {engine.settings.concurrency} at once: {some}"

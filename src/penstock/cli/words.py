@@ -1,0 +1,54 @@
+"""Times, sizes and ids in few characters. Pure."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+SHORT = 8
+"""Characters of a generated id that are shown: its end, as ids made in turn begin alike."""
+
+_GENERATED = re.compile(r"[0-9a-hjkmnp-tv-z]{26}")
+
+
+def short_id(job_id: str) -> str:
+    """The end of a generated id, which is enough to name it; other ids as they are."""
+    return job_id[-SHORT:] if _GENERATED.fullmatch(job_id) else job_id
+
+
+def span(seconds: float) -> str:
+    """A duration: 0.4 ms, 312 ms, 4.2 s, 3m 12s, 5h 03m, 12d 4h."""
+    if seconds < 0.01:
+        return f"{max(0.0, seconds) * 1000:.1f} ms"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
+
+
+def moment(at: float, now: float) -> str:
+    """A time: of day if it is today's, with its date if not."""
+    then, today = dt.datetime.fromtimestamp(at), dt.datetime.fromtimestamp(now)
+    if then.date() == today.date():
+        return f"{then:%H:%M:%S}.{then.microsecond // 1000:03}"
+    return f"{then:%Y-%m-%d %H:%M:%S}"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
