@@ -17,7 +17,7 @@ from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -43,6 +43,16 @@ def console(*, err: bool = False) -> Console:
     stream = sys.stderr if err else sys.stdout
     width = None if stream.isatty() else _UNBOUNDED
     return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+def emit(*parts: RenderableType) -> None:
+    """Print things one below the other, without blanks at the ends of lines."""
+    page = console()
+    with page.capture() as captured:
+        for part in parts:
+            page.print(part, soft_wrap=isinstance(part, str))
+    lines = captured.get().splitlines()
+    click.echo("\n".join(line.rstrip() for line in lines), color=True)
 
 
 def table(*columns: str, flexible: Sequence[str] = (), right: Sequence[str] = ()) -> Table:

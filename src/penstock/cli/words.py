@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.core.job import Job
 
 SHORT = 8
 """Characters of a generated id that are shown: its end, as ids made in turn begin alike."""
@@ -32,6 +36,13 @@ def span(seconds: float) -> str:
     if whole < 86_400:
         return f"{whole // 3600}h {whole % 3600 // 60:02}m"
     return f"{whole // 86_400}d {whole % 86_400 // 3600}h"
+
+
+def run_time(job: Job, now: float) -> float:
+    """Seconds for which a job that was started ran, or runs; as its worker measured them."""
+    if job.result is not None and job.result.execution_ms is not None:
+        return job.result.execution_ms / 1000
+    return (job.finished_at or now) - (job.started_at or now)
 
 
 def moment(at: float, now: float) -> str:

@@ -1,0 +1,78 @@
+"""`penstock cancel`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.cli.exits import Exit, exit_of
+from penstock.cli.ids import job_ids, meant
+from penstock.cli.paper import print_json, record
+from penstock.cli.parameters import DURATION, as_json
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.core.errors import PenstockError
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.desk import Cancellation, Desk
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("--children", is_flag=True, help="And the jobs that they are parents of.")
+@click.option("--reason", default="", help="Why; kept in the history.")
+@click.option(
+    "--timeout",
+    type=DURATION,
+    default="10s",
+    show_default=True,
+    help="How long to wait for running work to end.",
+)
+@as_json
+@placed
+@click.pass_obj
+def cancel(
+    place: Place, jobs: tuple[str, ...], children: bool, reason: str, timeout: float, json: bool
+) -> int:
+    """End jobs.
+
+    Says of each which won: the cancellation, or an end that came first (exit code 4). `-`
+    reads ids from standard input.
+    """
+    return run(_cancel(place, job_ids(jobs), children, reason, timeout, json))
+
+
+async def _cancel(
+    place: Place, texts: list[str], children: bool, reason: str, timeout: float, json: bool
+) -> int:
+    code, answers = Exit.OK, []
+    async with desk_at(place) as desk:
+        for text in texts:
+            ended, answer = await _cancel_one(desk, text, children, reason, timeout, json)
+            code = code or ended
+            answers.append(answer)
+    if json:
+        print_json(answers)
+    return code
+
+
+async def _cancel_one(
+    desk: Desk, text: str, children: bool, reason: str, timeout: float, json: bool
+) -> tuple[Exit, Any]:
+    try:
+        job = await meant(desk, text)
+        done = await desk.cancel(job.job_id, reason=reason, children=children, timeout=timeout)
+    except PenstockError as error:
+        click.echo(f"penstock: {error.message}", err=True)
+        return exit_of(error), {"job_id": text, "error": error.code, "message": error.message}
+    code, said = _answer(done)
+    if not json:
+        click.echo(f"{done.job.job_id} {said}")
+    return code, {**record(done.job), "ended": done.ended}
+
+
+def _answer(done: Cancellation) -> tuple[Exit, str]:
+    if done.job.state is JobState.CANCELLED:
+        return Exit.OK, "cancelled"
+    if done.job.is_final:
+        return Exit.CONFLICT, f"had ended already: {done.job.state}"
+    return Exit.NOT_YET, f"was asked to end and is still {done.job.state}"

@@ -1,0 +1,178 @@
+"""`penstock doctor`: is everything here that an engine needs, and what could be better."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import AsyncIterator, Iterator
+from enum import StrEnum
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+import msgspec
+from msgspec import Struct
+
+from penstock import __version__
+from penstock.cli.exits import Exit
+from penstock.cli.paper import emit, print_json, table
+from penstock.cli.parameters import as_json
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.words import size, span
+from penstock.config import Settings
+from penstock.core.errors import NotRunning, PenstockError
+
+_LITTLE_SPACE = 1 << 30
+_SLOW_FLUSH = 0.02
+_OPTIONAL = {"uvloop": ("speed", "a faster event loop")}
+"""Modules that need not be there, the extra that brings each, and what it is good for."""
+
+
+class Health(StrEnum):
+    OK = "ok"
+    NOTE = "note"
+    """Nothing is wrong, but something could be better."""
+    BAD = "bad"
+
+
+class Check(Struct, frozen=True):
+    """One thing that was looked at."""
+
+    what: str
+    health: Health
+    found: str
+    advice: str = ""
+
+
+_COLOURS = {Health.OK: "green", Health.NOTE: "yellow", Health.BAD: "bold red"}
+_OK, _NOTE, _BAD = Health.OK, Health.NOTE, Health.BAD
+
+
+@click.command()
+@as_json
+@placed
+@click.pass_obj
+def doctor(place: Place, json: bool) -> int:
+    """Check this installation and its data directory.
+
+    An optional part that is absent is a note, never a failure; neither is an engine that
+    isn't running. Changes nothing.
+    """
+    checks = run(_examine(place))
+    if json:
+        print_json(msgspec.to_builtins(checks))
+    else:
+        _print(checks)
+    return Exit.FAILED if any(check.health is _BAD for check in checks) else Exit.OK
+
+
+async def _examine(place: Place) -> list[Check]:
+    checks = [*_installation(), *_options()]
+    try:
+        settings = place.settings()
+    except PenstockError as error:
+        return [*checks, Check("settings", _BAD, error.message, error.hint)]
+    checks += _folder(settings)
+    return checks + [check async for check in _engine(place, settings)]
+
+
+def _installation() -> Iterator[Check]:
+    import apsw
+
+    yield Check("penstock", _OK, __version__)
+    python = platform.python_version()
+    enough = sys.version_info >= (3, 11)
+    yield Check("python", _OK if enough else _BAD, python, "" if enough else "3.11 or newer")
+    yield Check("sqlite", _OK, f"{apsw.sqlite_lib_version()} (apsw {apsw.apsw_version()})")
+    names = sorted(entry.name for entry in entry_points(group="penstock.executors"))
+    advice = "" if names else "reinstall penstock: it brings 'function'"
+    yield Check("executors", _OK if names else _BAD, ", ".join(names) or "none", advice)
+
+
+def _options() -> Iterator[Check]:
+    for module, (extra, purpose) in _OPTIONAL.items():
+        if find_spec(module) is not None:
+            yield Check(module, _OK, f"installed: {purpose}")
+        else:
+            advice = f"optional: pip install 'penstock[{extra}]' for {purpose}"
+            yield Check(module, _NOTE, "not installed", advice)
+
+
+def _folder(settings: Settings) -> Iterator[Check]:
+    folder = settings.data_dir
+    if not folder.exists():
+        yield Check("data", _NOTE, f"{folder} is not there yet", "'penstock up' makes it")
+        return
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        advice = "change its permissions, or choose another with --data"
+        yield Check("data", _BAD, f"can't read and write in {folder}", advice)
+        return
+    if (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
+        advice = f"others on this machine may look into it: chmod 700 {folder}"
+        yield Check("data", _NOTE, f"{folder} (mode {mode:o})", advice)
+    else:
+        yield Check("data", _OK, str(folder))
+    yield from _disk(folder)
+    yield from _token(settings.token_file)
+
+
+def _disk(folder: Path) -> Iterator[Check]:
+    from penstock.app.engine import flush_time
+
+    free = shutil.disk_usage(folder).free
+    little = free < _LITTLE_SPACE
+    advice = "little: an engine with no space left refuses new jobs" if little else ""
+    yield Check("free space", _NOTE if little else _OK, size(free), advice)
+    try:
+        flush = flush_time(folder)
+    except OSError as error:
+        yield Check("disk flush", _BAD, str(error.strerror), "the disk refuses to write")
+        return
+    slow = flush > _SLOW_FLUSH
+    advice = "slow: single submissions wait this long; batches hardly notice" if slow else ""
+    yield Check("disk flush", _NOTE if slow else _OK, span(flush), advice)
+
+
+def _token(path: Path) -> Iterator[Check]:
+    if path.exists() and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
+        yield Check("token", _BAD, f"{path} has mode {mode:o}", f"chmod 600 {path}")
+
+
+async def _engine(place: Place, settings: Settings) -> AsyncIterator[Check]:
+    where = place.connect or f"unix:{settings.socket}"
+    try:
+        async with desk_at(place) as desk:
+            status = await desk.status()
+            workers = await desk.workers()
+    except NotRunning:
+        yield Check("engine", _NOTE, f"none answers at {where}", "start one with 'penstock up'")
+        return
+    except PenstockError as error:
+        yield Check("engine", _BAD, error.message, error.hint)
+        return
+    same = status.version == __version__
+    found = f"{status.version}, process {status.pid}, at {where}"
+    advice = "" if same else f"this command is {__version__}: restart the engine"
+    yield Check("engine", _OK if same else _NOTE, found, advice)
+    yield Check("durability", _OK, status.durability.value)
+    yield Check("rules", _OK, status.rules)
+    advice = "" if workers else "start one with 'penstock worker --app MODULE:APP'"
+    yield Check("workers", _OK if workers else _NOTE, str(len(workers)), advice)
+
+
+def _print(checks: list[Check]) -> None:
+    from rich.text import Text
+
+    listing = table("", "", "")
+    listing.show_header = False
+    listing.columns[2].no_wrap = False
+    listing.columns[2].overflow = "fold"
+    for check in checks:
+        health = Text(check.health.value, _COLOURS[check.health])
+        found = check.found + (f"\n{check.advice}" if check.advice else "")
+        listing.add_row(health, check.what, found)
+    emit(listing)

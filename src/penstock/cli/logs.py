@@ -1,0 +1,71 @@
+"""`penstock logs`: what a job wrote."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+import msgspec
+
+from penstock.cli.ids import meant
+from penstock.cli.paper import print_line
+from penstock.cli.place import Place, placed, reading_at, run
+from penstock.cli.words import moment
+from penstock.ports.desk import Desk, Logged
+from penstock.ports.store import LogLine
+
+_COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@click.option("-t", "--times", is_flag=True, help="Say when each line was written.")
+@click.option("--json", "json", is_flag=True, help="Print JSON lines.")
+@placed
+@click.pass_obj
+def logs(place: Place, job: str, follow: bool, times: bool, json: bool) -> None:
+    """Print what a job wrote.
+
+    With --json each line is an object of "job_id", "attempt", "at", "level", "text", "n".
+    """
+    run(_logs(place, job, follow, times, json))
+
+
+async def _logs(place: Place, text: str, follow: bool, times: bool, json: bool) -> None:
+    async with reading_at(place) as desk:
+        job = await meant(desk, text)
+        if follow:
+            await _follow(desk, job.job_id, times, json)
+        else:
+            await _so_far(desk, job.job_id, times, json)
+
+
+async def _so_far(desk: Desk, job_id: str, times: bool, json: bool) -> None:
+    after = 0
+    while lines := await desk.read_log(job_id, after):
+        for line in lines:
+            _print(line, times, json)
+        after = lines[-1].n
+
+
+async def _follow(desk: Desk, job_id: str, times: bool, json: bool) -> None:
+    async for update in desk.follow(job_id):
+        if isinstance(update, Logged):
+            _print(update.line, times, json)
+    job = await desk.get(job_id)
+    if job.successor is not None:
+        click.echo(f"penstock: it was retried as {job.successor}", err=True)
+
+
+def _print(line: LogLine, times: bool, json: bool) -> None:
+    if json:
+        print_line(msgspec.to_builtins(line))
+        return
+    text = line.text
+    if colour := _COLOURS.get(line.level):
+        text = click.style(text, fg=colour)
+    if times:
+        text = f"{click.style(moment(line.at, time.time()), dim=True)} {text}"
+    click.echo(text, color=False if "NO_COLOR" in os.environ else None)

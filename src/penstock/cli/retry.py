@@ -1,0 +1,44 @@
+"""`penstock retry`."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.exits import Exit, exit_of
+from penstock.cli.ids import job_ids, meant
+from penstock.cli.paper import print_json, record
+from penstock.cli.parameters import as_json
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.core.errors import PenstockError
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@as_json
+@placed
+@click.pass_obj
+def retry(place: Place, jobs: tuple[str, ...], json: bool) -> int:
+    """Submit jobs that ended badly once more.
+
+    Prints the ids of the new jobs, which keep every field of the old. `-` reads ids from
+    standard input.
+    """
+    return run(_retry(place, job_ids(jobs), json))
+
+
+async def _retry(place: Place, texts: list[str], json: bool) -> int:
+    code, emitted = Exit.OK, []
+    async with desk_at(place) as desk:
+        for text in texts:
+            try:
+                job = await desk.retry((await meant(desk, text)).job_id)
+            except PenstockError as error:
+                click.echo(f"penstock: {error.message}", err=True)
+                code = code or exit_of(error)
+                continue
+            emitted.append(record(job))
+            if not json:
+                click.echo(job.job_id)
+    if json:
+        print_json(emitted)
+    return code

@@ -1,0 +1,201 @@
+"""`penstock show`: everything about one job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import msgspec
+from msgspec import Struct
+
+from penstock.cli.ids import meant
+from penstock.cli.paper import emit, print_json, record, styled, table
+from penstock.cli.parameters import as_json
+from penstock.cli.place import Place, placed, reading_at, run
+from penstock.cli.words import moment, run_time, short_id, span
+from penstock.core.errors import PenstockError
+from penstock.core.job import NO_RETRY, Job, JobRequest
+from penstock.core.transition import Transition
+from penstock.ports.desk import Desk
+
+_GLANCE = 2000
+"""Characters of a payload that are shown."""
+
+
+class Dossier(Struct, frozen=True):
+    """What there is to know about one job."""
+
+    job: Job
+    why: str
+    history: list[Transition]
+    chain: list[str]
+    """The job and its retries, in order."""
+    given: str
+    returned: str
+
+
+@click.command()
+@click.argument("job")
+@as_json
+@placed
+@click.pass_obj
+def show(place: Place, job: str, json: bool) -> None:
+    """Tell where a job is, why, and how it came there.
+
+    With --json it is an object of "job", "why", "history" and "chain" (the job and its
+    retries, in order).
+    """
+    dossier = run(_gather(place, job))
+    if json:
+        print_json(
+            {
+                "job": record(dossier.job),
+                "why": dossier.why,
+                "history": msgspec.to_builtins(dossier.history),
+                "chain": dossier.chain,
+            }
+        )
+    else:
+        _print(dossier)
+
+
+async def _gather(place: Place, text: str) -> Dossier:
+    async with reading_at(place) as desk:
+        job = await meant(desk, text)
+        result = job.result.result_ptr if job.result is not None else None
+        return Dossier(
+            job,
+            await desk.why(job.job_id),
+            await desk.history(job.job_id),
+            await _chain(desk, job),
+            await _glance(desk, job.request.context_ptr),
+            await _glance(desk, result),
+        )
+
+
+async def _chain(desk: Desk, job: Job) -> list[str]:
+    chain, first = [job.job_id], job
+    while first.request.parent_job_id is not None:
+        try:
+            parent = await desk.get(first.request.parent_job_id)
+        except PenstockError:
+            break
+        if parent.successor != first.job_id:
+            break
+        chain.insert(0, parent.job_id)
+        first = parent
+    while job.successor is not None:
+        job = await desk.get(job.successor)
+        chain.append(job.job_id)
+    return chain
+
+
+async def _glance(desk: Desk, pointer: str | None) -> str:
+    """A payload as far as it fits, or the pointer if it can't be read."""
+    if not pointer:
+        return ""
+    try:
+        text = (await desk.get_blob(pointer)).decode("utf-8", "replace")
+    except PenstockError as error:
+        return f"{pointer} ({error.message})"
+    return text if len(text) <= _GLANCE else text[:_GLANCE] + "…"
+
+
+def _print(dossier: Dossier) -> None:
+    from rich.text import Text
+
+    job, now = dossier.job, time.time()
+    title = Text.assemble("job ", (job.job_id, "bold"), "  ", styled(job.state))
+    facts = table("", "")
+    facts.show_header = False
+    facts.columns[0].style = "dim"
+    facts.columns[1].no_wrap = False
+    facts.columns[1].overflow = "fold"
+    for name, value in _facts(dossier, now):
+        facts.add_row(f"  {name}", value)
+    emit(title, facts, "", _history(dossier.history, now))
+
+
+def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
+    job, request = dossier.job, dossier.job.request
+    yield "now", dossier.why
+    yield "topic", request.topic
+    yield "priority", request.priority.value
+    yield "tenant", request.tenant
+    if dossier.given:
+        yield "input", dossier.given
+    yield from _asked(request, now)
+    yield "accepted", f"{moment(job.accepted_at, now)} ({span(now - job.accepted_at)} ago)"
+    if job.worker_id is not None:
+        yield "worker", f"{job.worker_id}, pool {job.pool}, attempt {job.attempt}"
+    if job.started_at is not None:
+        ran = span(run_time(job, now))
+        yield "ran" if job.is_final else "runs", f"{ran}, from {moment(job.started_at, now)}"
+    if len(dossier.chain) > 1:
+        yield "retries", " → ".join(_named(name, job.job_id) for name in dossier.chain)
+    if (result := job.result) is not None:
+        if result.error_code:
+            yield "error", f"{result.error_code}: {result.error_message or ''}".rstrip(": ")
+        if dossier.returned:
+            yield "result", dossier.returned
+
+
+def _named(job_id: str, this: str) -> str:
+    return f"{short_id(job_id)} (this)" if job_id == this else short_id(job_id)
+
+
+def _asked(request: JobRequest, now: float) -> Iterator[tuple[str, str]]:
+    """The fields of a request that say something beyond the defaults."""
+    retry = request.retry
+    fields: dict[str, Any] = {
+        "timeout": request.timeout and span(request.timeout),
+        "start timeout": request.dispatch_timeout and span(request.dispatch_timeout),
+        "deadline": request.deadline and moment(request.deadline, now),
+        "not before": request.run_at and moment(request.run_at, now),
+        "retry policy": _policy(request) if retry != NO_RETRY else "",
+        "idempotent": "yes" if request.idempotent else "",
+        "key": request.idempotency_key,
+        "parent": request.parent_job_id,
+        "workflow": request.workflow_id,
+        "step": None if request.step_index is None else str(request.step_index),
+        "adapter": request.adapter_id,
+        "labels": _pairs(request.labels),
+        "env": _pairs(request.env),
+    }
+    for name, value in fields.items():
+        if value:
+            yield name, value
+
+
+def _policy(request: JobRequest) -> str:
+    retry = request.retry
+    said = f"{request.retry_number} of {retry.retries} used, first after {span(retry.delay)}"
+    said += f", times {retry.factor:g}, at most {span(retry.max_delay)}"
+    if retry.on:
+        said += f", on {', '.join(retry.on)}"
+    return said + (f", never on {', '.join(retry.never)}" if retry.never else "")
+
+
+def _pairs(pairs: dict[str, str]) -> str:
+    return " ".join(f"{key}={value}" for key, value in sorted(pairs.items()))
+
+
+def _history(history: list[Transition], now: float) -> Any:
+    listing = table("#", "TIME", "AFTER", "EVENT", "STATE", "BY", "REASON", right=("#", "AFTER"))
+    listing.columns[-1].no_wrap = False
+    listing.columns[-1].overflow = "fold"
+    before: float | None = None
+    for entry in history:
+        listing.add_row(
+            str(entry.n),
+            moment(entry.at, now),
+            "" if before is None else span(entry.at - before),
+            f"{entry.event} {entry.attempt}" if entry.worker_id else entry.event.value,
+            styled(entry.after),
+            entry.actor,
+            " ".join(filter(None, (entry.worker_id and f"to {entry.worker_id}", entry.reason))),
+        )
+        before = entry.at
+    return listing

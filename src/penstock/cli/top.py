@@ -1,0 +1,178 @@
+"""`penstock top`: a live view of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+from msgspec import Struct
+
+from penstock.cli.fleet import STATUS
+from penstock.cli.paper import console, emit, print_json, record, styled, table
+from penstock.cli.parameters import DURATION, as_json
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.words import short_id, span
+from penstock.core.job import Job
+from penstock.lifecycles.canonical import TERMINAL, WAITING, JobState
+from penstock.ports.desk import Desk, EngineStatus, WorkerView
+from penstock.ports.store import JobQuery
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_LOOKED_AT = 200
+"""How many waiting jobs are asked for; the oldest of them are shown."""
+_OLDEST = 8
+_WORKERS = 10
+
+
+class Glance(Struct, frozen=True):
+    """An engine at one moment."""
+
+    at: float
+    status: EngineStatus
+    workers: list[WorkerView]
+    waiting: list[tuple[Job, str]]
+    """The oldest of those looked at, with their reasons."""
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.status.tally.values())
+
+
+@click.command()
+@click.option("--interval", type=DURATION, default="1s", show_default=True, help="Between looks.")
+@click.option("--once", is_flag=True, help="Look once; so it does into a pipe.")
+@as_json
+@placed
+@click.pass_obj
+def top(place: Place, interval: float, once: bool, json: bool) -> None:
+    """Watch the engine: jobs, rates, workers.
+
+    Ctrl-C ends it. With --json it prints one look.
+    """
+    with contextlib.suppress(KeyboardInterrupt):
+        run(_top(place, max(0.1, interval), once or not sys.stdout.isatty(), json))
+
+
+async def _top(place: Place, interval: float, once: bool, json: bool) -> None:
+    async with desk_at(place) as desk:
+        glance = await _look(desk)
+        if json:
+            print_json(_as_json(glance))
+        elif once:
+            emit(_page(glance, None))
+        else:
+            await _live(desk, glance, interval)
+
+
+async def _live(desk: Desk, glance: Glance, interval: float) -> None:
+    from rich.live import Live
+
+    with Live(_page(glance, None), console=console(), screen=True, auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(interval)
+            before, glance = glance, await _look(desk)
+            live.update(_page(glance, before), refresh=True)
+
+
+async def _look(desk: Desk) -> Glance:
+    query = JobQuery(states=tuple(s for s in JobState if s in WAITING), limit=_LOOKED_AT)
+    status, workers, waiting = await asyncio.gather(desk.status(), desk.workers(), desk.find(query))
+    oldest = waiting[: -_OLDEST - 1 : -1]
+    reasons = await asyncio.gather(*(desk.why(job.job_id) for job in oldest))
+    return Glance(time.time(), status, workers, list(zip(oldest, reasons, strict=True)))
+
+
+def _as_json(glance: Glance) -> dict[str, Any]:
+    return {
+        "status": msgspec.to_builtins(glance.status),
+        "workers": msgspec.to_builtins(glance.workers),
+        "waiting": [{**record(job), "why": why} for job, why in glance.waiting],
+    }
+
+
+def _page(glance: Glance, before: Glance | None) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [_title(glance), Text(), _states(glance)]
+    parts += [Text(), _rates(glance, before)]
+    if glance.waiting:
+        parts += [Text(), _waiting(glance)]
+    if glance.workers:
+        parts += [Text(), _workers(glance)]
+    return Group(*parts)
+
+
+def _title(glance: Glance) -> RenderableType:
+    from rich.text import Text
+
+    status = glance.status
+    return Text.assemble(
+        ("penstock", "bold"),
+        f" {status.version}  {status.data_dir}  durability {status.durability.value}"
+        f"  up {span(glance.at - status.started_at)}",
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
+def _states(glance: Glance) -> RenderableType:
+    from rich.columns import Columns
+    from rich.text import Text
+
+    tally = glance.status.tally
+    cells = [
+        Text.assemble(styled(state), f" {tally.get(state, 0):,}")
+        for state in JobState
+        if tally.get(state) or state not in TERMINAL
+    ]
+    return Columns(cells, padding=(0, 3))
+
+
+def _rates(glance: Glance, before: Glance | None) -> RenderableType:
+    from rich.text import Text
+
+    status = glance.status
+    counts = f"waiting {status.waiting:,}   held {status.held:,}   ended {status.finished:,}"
+    if before is None:
+        return Text(counts)
+    elapsed = max(0.001, glance.at - before.at)
+    taken_in = max(0, glance.accepted - before.accepted) / elapsed
+    ended = max(0, status.finished - before.status.finished) / elapsed
+    return Text(f"{counts}   in {taken_in:,.0f}/s   out {ended:,.0f}/s")
+
+
+def _waiting(glance: Glance) -> RenderableType:
+    listing = table("WAITING", "STATE", "TOPIC", "SINCE", "WHY", right=("SINCE",))
+    for job, why in glance.waiting:
+        listing.add_row(
+            short_id(job.job_id),
+            styled(job.state),
+            job.request.topic,
+            span(glance.at - job.accepted_at),
+            why,
+        )
+    return listing
+
+
+def _workers(glance: Glance) -> RenderableType:
+    from rich.text import Text
+
+    listing = table("WORKER", "STATUS", "POOL", "HELD", "SLOTS", "TOPICS", right=("HELD", "SLOTS"))
+    for worker in sorted(glance.workers, key=lambda w: -w.held)[:_WORKERS]:
+        listing.add_row(
+            worker.worker_id,
+            Text(worker.status, STATUS.get(worker.status, "")),
+            worker.pool,
+            str(worker.held),
+            str(worker.slots),
+            ", ".join(worker.topics),
+        )
+    return listing
