@@ -37,7 +37,7 @@ class LoopThread(Portal):
     """A loop in a thread of its own, until closed."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(asyncio.new_event_loop())
+        super().__init__(new_event_loop())
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
@@ -50,6 +50,15 @@ class LoopThread(Portal):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The fastest loop there is here."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -17,6 +17,19 @@ HEAD_START: dict[Priority, float] = {
 RETRY_REQUESTED = "RETRY"
 """The error code of a job that raised `penstock.Retry`."""
 
+IN_VAIN = frozenset(
+    {
+        "BAD_INPUT",
+        "UNKNOWN_TOPIC",
+        "NOT_IMPORTABLE",
+        "RESULT_NOT_STORABLE",
+        "RESULT_TOO_LARGE",
+        "UNREADABLE_POINTER",
+        "TOO_LARGE",
+    }
+)
+"""Errors that would only happen again: not retried unless a policy names them."""
+
 
 def ready_at(request: JobRequest, accepted_at: float) -> float:
     """The time from which a job may start."""
@@ -52,7 +65,9 @@ def may_retry(request: JobRequest, result: JobResult) -> bool:
     kinds = {result.error_code or "", *result.error_kinds}
     if kinds & set(retry.never):
         return False
-    return not retry.on or bool(kinds & set(retry.on))
+    if retry.on:
+        return bool(kinds & set(retry.on))
+    return result.error_code not in IN_VAIN
 
 
 def retry_of(job: Job, result: JobResult, job_id: str, now: float, chance: float) -> JobRequest:

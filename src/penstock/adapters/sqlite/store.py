@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
+
+import apsw
 
 from penstock.adapters.sqlite import rows, upkeep
 from penstock.adapters.sqlite.commit import Commit, number_lines
@@ -72,6 +75,7 @@ class SqliteStore:
         self._by_seq: dict[int, Job] = {}
         self._listeners: list[Listener] = []
         self._waiting: Waiting = []
+        self._apart: deque[tuple[Waiting, list[LogLine]]] = deque()
         self._lines: list[LogLine] = []
         self._line_counts: dict[int, int] = {}
         self._max_log_lines = max_log_lines
@@ -113,16 +117,18 @@ class SqliteStore:
             self._give_up(waiting, lines, error)
         else:
             self._adopt(commit, waiting)
+        if self._apart or self._waiting:
+            self._commit_soon()
 
     async def _commit_in_thread(self, thread: ThreadPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting or self._lines:
+        while self._apart or self._waiting or self._lines:
             waiting, lines, work, commit = self._gather()
             try:
                 await loop.run_in_executor(thread, work)
             except Exception as error:
                 self._give_up(waiting, lines, error)
-                if not self._waiting:
+                if not (self._apart or self._waiting):
                     break
             else:
                 self._adopt(commit, waiting)
@@ -130,8 +136,11 @@ class SqliteStore:
 
     def _gather(self) -> tuple[Waiting, list[LogLine], Callable[[], None], Commit]:
         """Everything that has gathered, and the work of committing it."""
-        waiting, self._waiting = self._waiting, []
-        lines, self._lines = self._lines, []
+        if self._apart:
+            waiting, lines = self._apart.popleft()
+        else:
+            waiting, self._waiting = self._waiting, []
+            lines, self._lines = self._lines, []
         commit = Commit(
             self._writer, self.path, self._sql, self._codec, self._cache, self._next_seq
         )
@@ -140,8 +149,17 @@ class SqliteStore:
         return waiting, lines, lambda: commit.write(groups, numbered), commit
 
     def _give_up(self, waiting: Waiting, lines: list[LogLine], error: Exception) -> None:
-        """Nothing was written: callers hear why, and lines ride with the next commit."""
-        if isinstance(error, StoreFailed):
+        """Nothing was written: callers hear why, and lines ride with the next commit.
+
+        If it failed for what was to be written and not for the disk, each caller is tried
+        again alone, so that only the one whose change it is hears of it.
+        """
+        if _is_unwritable(error):
+            if waiting and (lines or len(waiting) > 1):
+                self._apart.extend(([one], []) for one in waiting)
+                self._apart.extend([([], lines)] if lines else ())
+                return
+        else:
             self._lines[:0] = lines[-_MOST_KEPT_LINES:]
         for _, future in waiting:
             if not future.done():
@@ -291,3 +309,10 @@ class SqliteStore:
         self._reader.close()
         self._writer.close()
         self._lock.close()
+
+
+def _is_unwritable(error: Exception) -> bool:
+    """Whether no disk could ever take it: a text that is no text, a broken constraint."""
+    if isinstance(error, StoreFailed):
+        return isinstance(error.__cause__, apsw.ConstraintError)
+    return True
