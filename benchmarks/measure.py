@@ -1,0 +1,76 @@
+"""What the operating system says: processor time, memory, and how long a flush takes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(*pids: int) -> float:
+    """Processor time used so far by these processes and all below them, ended ones included."""
+    used: dict[int, int] = {}
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # it ended while we looked
+        pid = int(entry.name)
+        children[int(fields[1])].append(pid)
+        used[pid] = sum(map(int, fields[11:15]))
+    total, todo = 0, list(pids)
+    while todo:
+        pid = todo.pop()
+        total += used.get(pid, 0)
+        todo += children[pid]
+    return total / _TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    """What the process occupies in memory now."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def flush_times(folder: Path, count: int = 200) -> list[float]:
+    """Seconds that appending 4 KiB and flushing it to disk takes here, again and again."""
+    times = []
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for _ in range(count):
+            start = time.perf_counter()
+            file.write(bytes(4096))
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - start)
+    return times
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def machine() -> dict[str, str]:
+    """What a reader needs to know to judge the figures."""
+    model = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return {
+        "processor": f"{model}, {len(os.sched_getaffinity(0))} cores",
+        "memory": f"{memory:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "Python": f"{platform.python_version()}, its SQLite {sqlite3.sqlite_version}",
+        "load before": f"{os.getloadavg()[0]:.1f}",
+    }

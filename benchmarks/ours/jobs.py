@@ -1,0 +1,29 @@
+"""The jobs that Penstock runs here; the peers' are the same."""
+
+from __future__ import annotations
+
+import time
+
+from marks import mark
+
+import penstock
+
+NOOP, THREAD, NAP = "job.bench.noop", "job.bench.thread", "job.bench.nap"
+
+app = penstock.App()
+
+
+@app.job(NOOP)
+async def noop(sent: int = 0) -> None:
+    mark(sent)
+
+
+@app.job(THREAD)
+def noop_in_a_thread(sent: int = 0) -> None:
+    mark(sent)
+
+
+@app.job(NAP, idempotent=True)
+def nap(sent: int = 0) -> None:
+    time.sleep(0.02)
+    mark(sent)

@@ -1,0 +1,44 @@
+"""Huey on SQLite, with its own defaults otherwise."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from processes import start
+
+MISSING = "huey is not installed: 'make bench' installs it"
+
+
+class HueyPeer:
+    def __init__(self, folder: Path, *, fsync: bool) -> None:
+        self._log = folder / "huey.log"
+        os.environ["BENCH_HUEY_FILE"] = str(folder / "huey.db")
+        os.environ["BENCH_HUEY_FSYNC"] = "1" if fsync else ""
+        from peers import huey_tasks  # made from what was just set
+
+        self._tasks = huey_tasks
+
+    def clear(self) -> None:
+        self._tasks.huey.flush()
+
+    def submit(self, sent: int) -> None:
+        self._tasks.noop(sent)
+
+    def submit_nap(self, sent: int) -> None:
+        self._tasks.nap(sent)
+
+    def start_workers(self, count: int) -> list[subprocess.Popen[bytes]]:
+        consumer = Path(sys.executable).with_name("huey_consumer")
+        if not consumer.exists():
+            consumer = consumer.with_suffix(".py")
+        options = ["-w", str(count), "-k", "process", "-q", "-n"]
+        return [start([str(consumer), "peers.huey_tasks.huey", *options], self._log)]
+
+    def server_pids(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self._tasks.huey.storage.close()

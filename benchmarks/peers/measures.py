@@ -1,0 +1,97 @@
+"""What is measured of every peer, in the same way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from marks import Marks
+from measure import cpu_seconds, percentile
+from peers.peer import Peer
+from processes import kill as kill_process
+from processes import running as started
+
+Figures = dict[str, float | None]
+
+_START = 40.0
+"""Seconds that workers may take to start."""
+
+
+def drain(peer: Peer, *, jobs: int, workers: int) -> Figures:
+    """A backlog worked off by worker processes, to the last execution."""
+    marks = Marks.given()
+    for _ in range(jobs):
+        peer.submit(0)
+    with started(peer.start_workers(workers)) as pids:
+        pids += peer.server_pids()
+        if not _until(lambda: marks.processes() >= workers or marks.count() >= jobs, _START):
+            raise TimeoutError(f"{marks.processes()} of {workers} workers did anything")
+        counted, cpu = jobs - marks.count(), cpu_seconds(*pids)
+        _until(lambda: marks.count() >= jobs, 120)
+        cpu = cpu_seconds(*pids) - cpu
+    done, begin = marks.since_all_worked()
+    figures: Figures = {"rate": done / (marks.last() - begin) * 1e9}
+    if counted * 2 > jobs:  # else most was done before we looked, and the rest says little
+        figures["cpu_us"] = cpu / counted * 1e6
+    return figures
+
+
+def submit(peer: Peer, *, seconds: float) -> Figures:
+    """Submissions accepted from one producer, one after another: none has a bulk call."""
+    end, count = (begin := time.monotonic()) + seconds, 0
+    while time.monotonic() < end:
+        peer.submit(0)
+        count += 1
+    return {"one": count / (time.monotonic() - begin)}
+
+
+def latency(peer: Peer, *, seconds: float, rate: int) -> Figures:
+    """From before the submit until the job is executed, at a steady rate."""
+    marks = Marks.given()
+    with started(peer.start_workers(1)):
+        peer.submit(time.monotonic_ns())
+        if not _until(lambda: marks.count() > 0, _START):
+            raise TimeoutError("its worker did nothing")
+        time.sleep(1)
+        marks.clear()
+        start, jobs = time.monotonic(), int(seconds * rate)
+        for n in range(jobs):
+            peer.submit(time.monotonic_ns())
+            time.sleep(max(0.0, start + (n + 1) / rate - time.monotonic()))
+        _until(lambda: marks.count() >= jobs, 15)
+    times = marks.delays()
+    return {"p50_ms": percentile(times, 0.5) * 1e3, "p99_ms": percentile(times, 0.99) * 1e3}
+
+
+def kill(peer: Peer, *, jobs: int, after: int, window: float) -> Figures:
+    """SIGKILL the worker amid short jobs, start another, and count what became of them."""
+    marks = Marks.given()
+    for n in range(jobs):
+        peer.submit_nap(n)
+    victims = peer.start_workers(1)
+    try:
+        _until(lambda: marks.count() >= after, _START)
+    finally:
+        for victim in victims:
+            kill_process(victim)
+    begin, before = time.monotonic(), marks.count()
+    with started(peer.start_workers(1)):
+        all_done = _until(lambda: len(set(marks.sent())) >= jobs, window)
+        took = time.monotonic() - begin
+        time.sleep(0.5)
+    seen = marks.sent()
+    return {
+        "before_kill": before,
+        "missing": jobs - len(set(seen)),
+        "run_twice": len(seen) - len(set(seen)),
+        "all_done_s": took if all_done else None,
+    }
+
+
+def _until(met: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not met():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True

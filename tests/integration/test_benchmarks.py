@@ -1,0 +1,65 @@
+"""The benchmark runs. How fast is no test's business."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = "# Figures\n\n<!-- figures -->\nold\n<!-- /figures -->\n\nThe end.\n"
+
+
+@pytest.fixture(scope="module")
+def drained(tmp_path_factory):
+    """A small run, with the page and the file that it wrote."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    page, figures = folder / "page.md", folder / "figures.json"
+    page.write_text(PAGE)
+    options = ["--quick", "--no-peers", "--only", "drain", "--jobs", "500"]
+    where = ["--json", str(figures), "--write", str(page), "--folder", str(folder)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "engine.py"), *options, *where],
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, page.read_text(), json.loads(figures.read_text())
+
+
+def test_it_prints_a_table_and_the_command_that_makes_it_again(drained):
+    printed, _, _ = drained
+    assert "| drained by 1 worker process, jobs/s" in printed
+    assert "`python benchmarks/engine.py --quick --only drain --jobs 500 --no-peers`" in printed
+
+
+def test_it_renews_a_page_between_its_marks(drained):
+    printed, page, _ = drained
+    assert page == PAGE.replace("old", f"\n{printed}")
+
+
+def test_it_keeps_every_figure(drained):
+    _, _, figures = drained
+    assert figures["plan"]["jobs"] == 500
+    assert set(figures["results"]) == {
+        "drain-1",
+        "drain-2",
+        "drain-in-process",
+        "drain-threads",
+    }
+    assert all(found["penstock"]["rate"] > 0 for found in figures["results"].values())
+
+
+def test_it_refuses_what_it_does_not_know():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "engine.py"), "--only", "speed"],
+        capture_output=True,
+        text=True,
+        timeout=55,
+    )
+    assert done.returncode == 2
+    assert "nothing is called speed" in done.stderr
