@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from penstock import __version__
 from penstock.cli.exits import Exit
-from penstock.cli.paper import emit, print_json, table
+from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, run
 from penstock.cli.words import size, span
@@ -167,12 +167,10 @@ async def _engine(place: Place, settings: Settings) -> AsyncIterator[Check]:
 def _print(checks: list[Check]) -> None:
     from rich.text import Text
 
-    listing = table("", "", "")
-    listing.show_header = False
-    listing.columns[2].no_wrap = False
-    listing.columns[2].overflow = "fold"
+    listing = Listing("", " ", "found", flexible=("found",), folded=("found",), header=False)
     for check in checks:
         health = Text(check.health.value, _COLOURS[check.health])
-        found = check.found + (f"\n{check.advice}" if check.advice else "")
-        listing.add_row(health, check.what, found)
+        listing.add(health, check.what, check.found)
+        if check.advice:
+            listing.add("", "", check.advice)
     emit(listing)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 import msgspec
 
-from penstock.cli.paper import emit, print_json, table
+from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, run
 from penstock.cli.words import span
@@ -39,12 +39,13 @@ async def _workers(place: Place) -> list[WorkerView]:
 def _print_workers(found: list[WorkerView]) -> None:
     from rich.text import Text
 
-    listing = table(
-        "WORKER", "STATUS", "POOL", "HELD", "SLOTS", "HEARD", "WHERE", "LABELS", "TOPICS",
+    listing = Listing(
+        *("WORKER", "STATUS", "POOL", "HELD", "SLOTS", "HEARD", "WHERE", "LABELS", "TOPICS"),
+        flexible=("WORKER", "WHERE", "LABELS", "TOPICS"),
         right=("HELD", "SLOTS", "HEARD"),
-    )  # fmt: skip
+    )
     for worker in found:
-        listing.add_row(
+        listing.add(
             worker.worker_id,
             Text(worker.status, STATUS.get(worker.status, "")),
             worker.pool,
@@ -68,12 +69,13 @@ def pools(place: Place, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(found))
         return
-    listing = table(
-        "POOL", "WORKERS", "HELD", "CAPACITY", "LABELS", "TOPICS",
+    listing = Listing(
+        *("POOL", "WORKERS", "HELD", "CAPACITY", "LABELS", "TOPICS"),
+        flexible=("POOL", "LABELS", "TOPICS"),
         right=("WORKERS", "HELD", "CAPACITY"),
-    )  # fmt: skip
+    )
     for pool in found:
-        listing.add_row(
+        listing.add(
             pool.name,
             str(pool.workers),
             str(pool.held),

@@ -17,8 +17,7 @@ from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.text import Text
 
 STYLES = {
@@ -35,6 +34,8 @@ STYLES = {
 WIDE = 110
 """Columns from which a table shows more."""
 _UNBOUNDED = 10_000
+_GAP = 2
+_NARROWEST = 6
 
 
 def console(*, err: bool = False) -> Console:
@@ -55,21 +56,61 @@ def emit(*parts: RenderableType) -> None:
     click.echo("\n".join(line.rstrip() for line in lines), color=True)
 
 
-def table(*columns: str, flexible: Sequence[str] = (), right: Sequence[str] = ()) -> Table:
-    """A table without lines; the flexible columns give way when there is too little room."""
-    from rich.table import Table
+class Listing:
+    """A table without lines, drawn as wide as it is printed.
 
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in columns:
-        made.add_column(
-            name,
-            no_wrap=True,
-            overflow="ellipsis",
-            justify="right" if name in right else "left",
-            min_width=None if name in flexible else len(name),
-            ratio=None,
-        )
-    return made
+    When there is too little room the flexible columns are cut short, or wrapped if they are
+    also `folded`; the others never are.
+    """
+
+    def __init__(
+        self,
+        *columns: str,
+        flexible: Sequence[str] = (),
+        folded: Sequence[str] = (),
+        right: Sequence[str] = (),
+        header: bool = True,
+    ) -> None:
+        self._columns, self._flexible, self._folded = columns, flexible, folded
+        self._right, self._header = right, header
+        self._rows: list[tuple[str | Text, ...]] = []
+
+    def add(self, *cells: str | Text) -> None:
+        self._rows.append(cells)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        table.show_header = self._header
+        for name, width in zip(self._columns, self._widths(options.max_width), strict=True):
+            folds = name in self._folded
+            table.add_column(
+                name,
+                width=width,
+                no_wrap=not folds,
+                overflow="fold" if folds else "ellipsis",
+                justify="right" if name in self._right else "left",
+            )
+        for row in self._rows:
+            table.add_row(*row)
+        yield table
+
+    def _widths(self, room: int) -> list[int]:
+        from rich.cells import cell_len
+
+        widths = [
+            max(map(cell_len, map(str, cells)))
+            for cells in zip(self._columns, *self._rows, strict=True)
+        ]
+        flexible = [i for i, name in enumerate(self._columns) if name in self._flexible]
+        room -= sum(widths) - sum(widths[i] for i in flexible) + _GAP * (len(widths) - 1)
+        for left, i in zip(
+            range(len(flexible), 0, -1), sorted(flexible, key=lambda i: widths[i]), strict=True
+        ):
+            widths[i] = max(_NARROWEST, min(widths[i], room // left))
+            room -= widths[i]
+        return widths
 
 
 def styled(state: JobState) -> Text:

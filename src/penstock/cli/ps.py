@@ -6,12 +6,11 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
 
-from penstock.cli.paper import WIDE, console, emit, print_json, record, styled, table
+from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
 from penstock.cli.parameters import STATE, as_json, several
 from penstock.cli.place import Place, placed, reading_at, run
 from penstock.cli.words import run_time, short_id, span
@@ -19,9 +18,6 @@ from penstock.core.job import Job
 from penstock.lifecycles.canonical import HELD, WAITING, JobState
 from penstock.ports.desk import Desk
 from penstock.ports.store import JobQuery
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 _EXPLAINED = 50
 """For how many waiting jobs the reason is asked."""
@@ -108,18 +104,22 @@ async def _every(desk: Desk, query: JobQuery) -> list[Job]:
     return jobs
 
 
-async def _listing(desk: Desk, jobs: Sequence[Job]) -> Table:
+async def _listing(desk: Desk, jobs: Sequence[Job]) -> Listing:
     now, wide = time.time(), console().width >= WIDE
     waiting = [job for job in jobs if job.state in WAITING][:_EXPLAINED]
     reasons = await asyncio.gather(*(desk.why(job.job_id) for job in waiting))
     why = {job.job_id: reason for job, reason in zip(waiting, reasons, strict=True)}
     tenants = {job.request.tenant for job in jobs} != {"default"}
     extra = (["PRIORITY"] if wide else []) + (["TENANT"] if tenants else [])
-    listing = table("JOB", "STATE", "TOPIC", *extra, "AGE", "TOOK", "NOTE", right=("AGE", "TOOK"))
+    listing = Listing(
+        *("JOB", "STATE", "TOPIC", *extra, "AGE", "TOOK", "NOTE"),
+        flexible=("JOB", "TOPIC", "TENANT", "NOTE"),
+        right=("AGE", "TOOK"),
+    )
     for job in jobs:
         request = job.request
         more = ([request.priority.value] if wide else []) + ([request.tenant] if tenants else [])
-        listing.add_row(
+        listing.add(
             request.job_id if wide else short_id(request.job_id),
             styled(job.state),
             request.topic,
@@ -137,7 +137,8 @@ def _note(job: Job) -> str:
         return f"retried as {short_id(job.successor)}"
     result = job.result
     if result is not None and (result.error_code or result.error_message):
-        return ": ".join(filter(None, (result.error_code, result.error_message)))
+        code = None if result.error_code == job.state.value else result.error_code
+        return ": ".join(filter(None, (code, result.error_message)))
     if job.state in HELD:
         asked = ", asked to end" if job.cancel_requested else ""
         attempt = f", attempt {job.attempt}" if job.attempt > 1 else ""

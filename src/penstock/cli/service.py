@@ -43,7 +43,6 @@ class Stop:
             )
             self.asked.set()
         elif not self.urgent.is_set():
-            log.warning("%s again: stopping at once", signal.Signals(number).name)
             self.urgent.set()
 
     async def first_of(self, work: Coroutine[Any, Any, None]) -> None:

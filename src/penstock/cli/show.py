@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.cli.ids import meant
-from penstock.cli.paper import emit, print_json, record, styled, table
+from penstock.cli.paper import Listing, emit, print_json, record, styled
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed, reading_at, run
 from penstock.cli.words import moment, run_time, short_id, span
@@ -108,13 +108,9 @@ def _print(dossier: Dossier) -> None:
 
     job, now = dossier.job, time.time()
     title = Text.assemble("job ", (job.job_id, "bold"), "  ", styled(job.state))
-    facts = table("", "")
-    facts.show_header = False
-    facts.columns[0].style = "dim"
-    facts.columns[1].no_wrap = False
-    facts.columns[1].overflow = "fold"
+    facts = Listing("", "fact", flexible=("fact",), folded=("fact",), header=False)
     for name, value in _facts(dossier, now):
-        facts.add_row(f"  {name}", value)
+        facts.add(Text(f"  {name}", "dim"), value)
     emit(title, facts, "", _history(dossier.history, now))
 
 
@@ -182,13 +178,16 @@ def _pairs(pairs: dict[str, str]) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(pairs.items()))
 
 
-def _history(history: list[Transition], now: float) -> Any:
-    listing = table("#", "TIME", "AFTER", "EVENT", "STATE", "BY", "REASON", right=("#", "AFTER"))
-    listing.columns[-1].no_wrap = False
-    listing.columns[-1].overflow = "fold"
+def _history(history: list[Transition], now: float) -> Listing:
+    listing = Listing(
+        *("#", "TIME", "AFTER", "EVENT", "STATE", "BY", "REASON"),
+        flexible=("REASON",),
+        folded=("REASON",),
+        right=("#", "AFTER"),
+    )
     before: float | None = None
     for entry in history:
-        listing.add_row(
+        listing.add(
             str(entry.n),
             moment(entry.at, now),
             "" if before is None else span(entry.at - before),

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.cli.fleet import STATUS
-from penstock.cli.paper import console, emit, print_json, record, styled, table
+from penstock.cli.paper import Listing, console, emit, print_json, record, styled
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.place import Place, desk_at, placed, run
 from penstock.cli.words import short_id, span
@@ -150,9 +150,13 @@ def _rates(glance: Glance, before: Glance | None) -> RenderableType:
 
 
 def _waiting(glance: Glance) -> RenderableType:
-    listing = table("WAITING", "STATE", "TOPIC", "SINCE", "WHY", right=("SINCE",))
+    listing = Listing(
+        *("WAITING", "STATE", "TOPIC", "SINCE", "WHY"),
+        flexible=("WAITING", "TOPIC", "WHY"),
+        right=("SINCE",),
+    )
     for job, why in glance.waiting:
-        listing.add_row(
+        listing.add(
             short_id(job.job_id),
             styled(job.state),
             job.request.topic,
@@ -165,9 +169,13 @@ def _waiting(glance: Glance) -> RenderableType:
 def _workers(glance: Glance) -> RenderableType:
     from rich.text import Text
 
-    listing = table("WORKER", "STATUS", "POOL", "HELD", "SLOTS", "TOPICS", right=("HELD", "SLOTS"))
+    listing = Listing(
+        *("WORKER", "STATUS", "POOL", "HELD", "SLOTS", "TOPICS"),
+        flexible=("WORKER", "TOPICS"),
+        right=("HELD", "SLOTS"),
+    )
     for worker in sorted(glance.workers, key=lambda w: -w.held)[:_WORKERS]:
-        listing.add_row(
+        listing.add(
             worker.worker_id,
             Text(worker.status, STATUS.get(worker.status, "")),
             worker.pool,

@@ -11,6 +11,7 @@ import click
 
 from penstock.cli.journal import keep_journal
 from penstock.cli.place import Place, placed
+from penstock.cli.words import plural
 from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.store import Durability
 
@@ -94,7 +95,7 @@ async def _serve(place: Place, settings: Settings, app: App | None, no_worker: b
         await stop.first_of(engine.wait())
     finally:
         if not await stop.unless_urgent(engine.stop()):
-            leave_at_once("jobs that still run are left to the next start")
+            leave_at_once("stopped at once; jobs that still ran are left to the next start")
     log.info("stopped")
 
 
@@ -114,7 +115,7 @@ async def _banner(place: Place, engine: Engine) -> str:
         ("worker", _worker(engine, topics)),
     ]
     if waiting := sum(n for state, n in status.tally.items() if state not in TERMINAL):
-        facts.append(("taken up", f"{waiting:,} unfinished jobs of an earlier run"))
+        facts.append(("taken up", f"{plural(waiting, 'unfinished job')} of an earlier run"))
     topic = topics[0] if topics else "TOPIC"
     facts.append(("submit", f"penstock {place.spelled()}submit {topic} --input '{{…}}' --wait"))
     lines = [f"penstock {__version__}, process {status.pid}"]

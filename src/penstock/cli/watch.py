@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import AsyncIterator
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import click
@@ -59,23 +60,36 @@ async def _watch(place: Place, text: str, json: bool) -> int:
 
 
 async def _updates(desk: Desk, job_id: str) -> AsyncIterator[JobUpdate]:
-    """Every move from the first on, and everything else as `Desk.follow` gives it."""
-    told = 0
-    for entry in await desk.history(job_id):
-        told = entry.n
-        yield Moved(entry)
-    async for update in desk.follow(job_id):
-        if isinstance(update, Moved):
-            # What happened between the two is in neither.
-            if update.transition.n <= told:
-                continue
-            if update.transition.n > told + 1:
-                for entry in (await desk.history(job_id))[told : update.transition.n - 1]:
-                    yield Moved(entry)
-            told = update.transition.n
+    """All that happened so far, in its order, and then what `Desk.follow` tells."""
+    told, read = 0, 0
+    for update in await _past(desk, job_id):
+        match update:
+            case Moved(entry):
+                told = entry.n
+            case Logged(line):
+                read = line.n
         yield update
+    async for update in desk.follow(job_id, read):
+        if isinstance(update, Moved):
+            # Moves made before we began to follow are in neither, or in both.
+            for entry in (await desk.history(job_id))[told : update.transition.n]:
+                told = entry.n
+                yield Moved(entry)
+        else:
+            yield update
     for entry in (await desk.history(job_id))[told:]:
         yield Moved(entry)
+
+
+async def _past(desk: Desk, job_id: str) -> list[JobUpdate]:
+    timed: list[tuple[float, JobUpdate]] = [
+        (entry.at, Moved(entry)) for entry in await desk.history(job_id)
+    ]
+    after = 0
+    while lines := await desk.read_log(job_id, after):
+        timed += [(line.at, Logged(line)) for line in lines]
+        after = lines[-1].n
+    return [update for _, update in sorted(timed, key=itemgetter(0))]
 
 
 async def _view(desk: Desk, job: Job) -> None:

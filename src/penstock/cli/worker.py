@@ -92,7 +92,7 @@ async def _serve(place: Place, site: Site, address: str) -> None:
         working.result()
         return
     if not await stop.unless_urgent(_drained(working)):
-        leave_at_once("jobs that still run are left to the engine")
+        leave_at_once("stopped at once; jobs that still ran are left to the engine")
     log.info("stopped")
 
 
