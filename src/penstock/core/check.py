@@ -23,6 +23,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~\[\]-]{0,199}", re.ASCII)
 _TOPIC = re.compile(r"job(\.[A-Za-z0-9_-]+)+", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}", re.ASCII)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def check_request(request: JobRequest, now: float) -> None:
@@ -36,6 +37,7 @@ def check_request(request: JobRequest, now: float) -> None:
         check_pairs("labels", request.labels)
     if len(request.context_ptr) > MAX_POINTER:
         raise InvalidRequest("context_ptr", f"longer than {MAX_POINTER} characters")
+    _check_whole("context_ptr", request.context_ptr)
     for field in ("parent_job_id", "workflow_id"):
         if (value := getattr(request, field)) is not None:
             check_id(field, value)
@@ -134,6 +136,12 @@ def _check_text(field: str, value: str, most: int, *, empty: bool) -> None:
         raise InvalidRequest(field, f"is {len(value)} characters long; at most {most} are allowed")
     if _CONTROL.search(value):
         raise InvalidRequest(field, "has a control character")
+    _check_whole(field, value)
+
+
+def _check_whole(field: str, value: str) -> None:
+    if not value.isascii() and _SURROGATE.search(value):
+        raise InvalidRequest(field, "has half of a character (a lone surrogate)")
 
 
 def _shown(text: str) -> str:

@@ -65,11 +65,12 @@ class Attempt:
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         if fraction is not None:
             fraction = min(1.0, max(0.0, fraction))
-        self._say(JobProgress(self.job_id, self.attempt, fraction, message))
+        self._say(JobProgress(self.job_id, self.attempt, fraction, storable(message)))
 
     def log(self, text: str, level: str = "info") -> None:
         for line in text.splitlines() or [""]:
-            self._say(JobLog(self.job_id, self.attempt, self._clock.now(), level, line[:_LINE]))
+            said = storable(line[:_LINE])
+            self._say(JobLog(self.job_id, self.attempt, self._clock.now(), level, said))
 
     def remaining(self) -> float:
         return max(0.0, self.deadline - self._clock.now())
@@ -117,8 +118,8 @@ class Attempt:
             result_ptr=pointer,
             worker_id=worker_id,
             execution_ms=round((self._clock.monotonic() - self.started_at) * 1000, 3),
-            error_code=outcome.error_code,
-            error_message=outcome.error_message,
+            error_code=outcome.error_code and storable(outcome.error_code),
+            error_message=outcome.error_message and storable(outcome.error_message),
             attempt=self.attempt,
             error_kinds=outcome.error_kinds,
             retry_after=outcome.retry_after,
@@ -138,6 +139,11 @@ class Attempt:
         if self.ended_as is JobState.FAILED:
             return _failure("WORKER_STOPPED", self.cancel.reason)
         return Outcome(JobState.CANCELLED, error_code="CANCELLED", error_message=self.cancel.reason)
+
+
+def storable(text: str) -> str:
+    """The text with a question mark for each half of a character, which nothing can store."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def _failure(code: str, message: str) -> Outcome:
