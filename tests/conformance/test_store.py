@@ -14,7 +14,8 @@ from penstock.adapters.sqlite.store import SqliteStore
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.store import Durability, LogLine, Store
 from penstock.testing.aio import run_async
-from penstock.testing.store import T0, StoreContract, accept, line, move, names, verdicts
+from penstock.testing.samples import T0, accept, move
+from penstock.testing.store import StoreContract, line, names, verdicts
 
 
 class TestMemoryStore(StoreContract):

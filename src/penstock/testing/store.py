@@ -18,46 +18,13 @@ import pytest
 
 from penstock.core.errors import NotFound, StoreFailed, Unavailable
 from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
-from penstock.core.transition import Accept, Answer, Change, Folded, Move, Verdict, fold
+from penstock.core.transition import Accept, Answer, Change, Folded, Verdict, fold
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import JobQuery, LogLine, Store
 from penstock.testing.aio import run_async
-
-T0 = 1_700_000_000.0
-"""When these tests take place."""
+from penstock.testing.samples import T0, accept, move, succeeded
 
 _S, _E = JobState, JobEvent
-ROLE = {
-    _E.SCHEDULE: "scheduler",
-    _E.DENY: "scheduler",
-    _E.DISPATCH: "scheduler",
-    _E.REDISPATCH: "scheduler",
-    _E.START: "worker:w1",
-    _E.SUCCEED: "worker:w1",
-    _E.FAIL: "worker:w1",
-    _E.EXPIRE: "reconciler",
-    _E.REQUEST_CANCEL: "gateway",
-    _E.CANCEL: "gateway",
-    _E.NOTE: "gateway",
-}
-
-
-def request(job_id: str, **fields: Any) -> JobRequest:
-    return JobRequest(**{"job_id": job_id, "topic": "job.test", **fields})
-
-
-def accept(job_id: str, at: float = T0, **fields: Any) -> Accept:
-    return Accept(request(job_id, **fields), at)
-
-
-def move(job_id: str, *events: JobEvent, at: float = T0, **fields: Any) -> Move:
-    """A move by whoever may make its first event."""
-    defaults: dict[str, Any] = {"actor": ROLE[events[0]], "worker_id": "w1", "pool": "default"}
-    return Move(job_id, events, at=at, **{**defaults, **fields})
-
-
-def succeeded(job_id: str, **fields: Any) -> JobResult:
-    return JobResult(job_id=job_id, status=_S.SUCCEEDED, **fields)
 
 
 class StoreContract(ABC):
