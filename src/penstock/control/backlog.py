@@ -118,6 +118,8 @@ class Backlog:
             lane = self._best_lane(queue, blocked)
             if lane is None:
                 heapq.heappop(turns)
+                # Whom nobody can serve saves up no turns for when somebody can.
+                queue.time = max(time, self._clock)
                 continue
             worker = place(lane)
             if worker is None:

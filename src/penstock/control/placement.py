@@ -29,10 +29,11 @@ def placer(
     workers: Iterable[WorkerRecord], pools: Mapping[str, Pool]
 ) -> Callable[[Lane], str | None]:
     """A function that finds the least busy worker for a lane, counting what it gives out."""
-    ready = [worker for worker in workers if worker.ready]
+    everyone = list(workers)
+    ready = [worker for worker in everyone if worker.ready]
     room = {worker.worker_id: worker.limit - len(worker.held) for worker in ready}
     pool_room = {
-        name: pool.capacity - sum(len(w.held) for w in ready if w.pool == name)
+        name: pool.capacity - sum(len(w.held) for w in everyone if w.pool == name)
         for name, pool in pools.items()
         if pool.capacity is not None
     }
