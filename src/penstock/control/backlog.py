@@ -61,6 +61,7 @@ class Backlog:
         self._tenants: dict[str, _Tenant] = {}
         self._delayed: list[tuple[float, int, str, Lane, float]] = []
         self._clock = 0.0
+        self._passed_over: list[_Tenant] = []
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -110,6 +111,10 @@ class Backlog:
         when nobody has room for the lane; the lane is then left alone until the next pick.
         """
         blocked: set[Lane] = set()
+        for queue in self._passed_over:
+            # Whom nobody could serve has saved up no turns for when somebody can.
+            queue.time = max(queue.time, self._clock)
+        self._passed_over.clear()
         turns = [(queue.time, name) for name, queue in self._tenants.items() if queue.lanes]
         heapq.heapify(turns)
         while turns:
@@ -118,8 +123,7 @@ class Backlog:
             lane = self._best_lane(queue, blocked)
             if lane is None:
                 heapq.heappop(turns)
-                # Whom nobody can serve saves up no turns for when somebody can.
-                queue.time = max(time, self._clock)
+                self._passed_over.append(queue)
                 continue
             worker = place(lane)
             if worker is None:
