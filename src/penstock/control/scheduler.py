@@ -24,7 +24,7 @@ from penstock.control.safety import SafetyKernel
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobResult
-from penstock.core.transition import Answer, Change, Move
+from penstock.core.transition import Answer, Change, Move, Verdict
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.bus import (
     HANDSHAKE,
@@ -32,6 +32,7 @@ from penstock.ports.bus import (
     RESULT,
     AnyMessage,
     Bus,
+    Confirmed,
     Credit,
     Dispatch,
     Farewell,
@@ -152,8 +153,11 @@ class Scheduler:
         now = self.clock.now()
         inbox, self._inbox = self._inbox, []
         changes: list[Change] = []
+        asked: list[tuple[int, Started]] = []
         for message in inbox:
             if (change := self._take_in(message, now)) is not None:
+                if type(message) is Started and message.confirm:
+                    asked.append((len(changes), message))
                 changes.append(change)
         if self._new_topics:
             self._new_topics = False
@@ -169,6 +173,7 @@ class Scheduler:
         if not changes:
             return
         answers = await self._commit(changes)
+        self._confirm([(message, answers[index]) for index, message in asked])
         self._settle(changes[:finished])
         self._send(answers[judged:dispatched], picked)
         await self._note_refused(changes[:finished], answers[:finished])
@@ -350,6 +355,18 @@ class Scheduler:
             self.bus.publish(jobs_of(worker_id), batch)
         if orders:
             failpoint("after-dispatch")
+
+    def _confirm(self, asked: list[tuple[Started, Answer]]) -> None:
+        """Let workers begin whose start is durable; the others must drop the job."""
+        confirmed: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        for message, answer in asked:
+            if answer.verdict is not Verdict.REFUSED:
+                confirmed[message.worker_id].append((message.job_id, message.attempt))
+            else:
+                order = JobCancel(message.job_id, message.attempt, answer.why, _SCHEDULER)
+                self.bus.publish(jobs_of(message.worker_id), [order])
+        for worker_id, jobs in confirmed.items():
+            self.bus.publish(jobs_of(worker_id), [Confirmed(tuple(jobs))])
 
     def _settle(self, changes: Sequence[Change]) -> None:
         """Tell workers elsewhere which of their results are safe (or known to be late)."""

@@ -91,6 +91,15 @@ class Started(Message, frozen=True, gc=False):
     job_id: str
     attempt: int
     worker_id: str
+    confirm: bool = False
+    """The worker holds its breath: it begins when it hears that this is durable."""
+
+
+class Confirmed(Message, frozen=True, gc=False):
+    """The start of these is durable: begin."""
+
+    jobs: tuple[tuple[str, int], ...]
+    """(job_id, attempt)"""
 
 
 class Returned(Message, frozen=True, gc=False):
@@ -137,6 +146,7 @@ AnyMessage = (
     | Dispatch
     | JobCancel
     | Started
+    | Confirmed
     | Returned
     | Finished
     | Settled

@@ -53,7 +53,7 @@ class Outbox:
                 self._flush_in(_START_DELAY)
             case Started():
                 self._starts[message.job_id, message.attempt] = message
-                self._flush_in(_START_DELAY)
+                self._flush_in(0 if message.confirm else _START_DELAY)
             case Finished(result):
                 self._starts.pop((result.job_id, result.attempt), None)
                 self._results.append(message)

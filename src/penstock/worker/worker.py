@@ -9,7 +9,6 @@ they are durable, and told again if the connection was lost in between.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 import os
 import socket
@@ -26,6 +25,7 @@ from penstock.ports.bus import (
     HANDSHAKE,
     AnyMessage,
     Bus,
+    Confirmed,
     Credit,
     Dispatch,
     Farewell,
@@ -40,6 +40,7 @@ from penstock.ports.bus import (
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Executor
 from penstock.worker.attempt import Attempt
+from penstock.worker.deadlines import Deadlines
 from penstock.worker.outbox import Outbox
 
 log = logging.getLogger(__name__)
@@ -79,15 +80,15 @@ class Worker:
         self.topics = tuple(dict.fromkeys(t for e in self.executors for t in e.topics))
         self._by_topic: dict[str, Executor] = {}
         self._queue: deque[Attempt] = deque()
+        self._starting: dict[tuple[str, int], Attempt] = {}
+        """Waiting for the engine's word that their start is durable."""
         self._active: dict[tuple[str, int], Attempt] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsettled: dict[tuple[str, int], JobResult] = {}
-        self._deadlines: list[tuple[float, tuple[str, int]]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_for = 0.0
         self._done = 0
         self._credit = options.slots
         self._draining = False
+        self._deadlines = Deadlines(clock, self._active.values, _time_out)
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -128,12 +129,14 @@ class Worker:
         )
         for key in self._active:
             self._outbox.add(Started(*key, options.worker_id))
+        for key in self._starting:
+            self._outbox.add(Started(*key, options.worker_id, confirm=True))
         for result in self._unsettled.values():
             self._outbox.add(Finished(result))
 
     def _held(self) -> list[tuple[str, int]]:
         queued = [(attempt.job_id, attempt.attempt) for attempt in self._queue]
-        return [*queued, *self._active, *self._unsettled]
+        return [*queued, *self._starting, *self._active, *self._unsettled]
 
     async def _review(self) -> None:
         """Now and then: adjust the credit, hand back what can't be started."""
@@ -152,15 +155,18 @@ class Worker:
                 self.bus.publish(HANDSHAKE, [Credit(self.options.worker_id, credit)])
 
     def _hand_back(self, received_before: float, reason: str) -> None:
+        """Return what did not begin: the engine may give it to another, whatever it is."""
         kept: deque[Attempt] = deque()
         for attempt in self._queue:
             if attempt.received_at < received_before:
-                self._outbox.add(
-                    Returned(attempt.job_id, attempt.attempt, self.options.worker_id, reason)
-                )
+                self._return(attempt, reason)
             else:
                 kept.append(attempt)
         self._queue = kept
+
+    def _return(self, attempt: Attempt, reason: str) -> None:
+        worker_id = self.options.worker_id
+        self._outbox.add(Returned(attempt.job_id, attempt.attempt, worker_id, reason))
 
     async def _drain(self) -> None:
         """Take no more, hand back what did not start, and let what runs come to an end."""
@@ -168,6 +174,9 @@ class Worker:
         farewell = Farewell(self.options.worker_id)
         self.bus.publish(HANDSHAKE, [farewell])
         self._hand_back(float("inf"), "the worker is stopping")
+        for attempt in self._starting.values():
+            self._return(attempt, "the worker is stopping")
+        self._starting.clear()
         try:
             async with asyncio.timeout(self.options.drain_timeout):
                 await self._idle.wait()
@@ -175,6 +184,7 @@ class Worker:
             for attempt in list(self._active.values()):
                 attempt.end("the worker was stopped while it ran the job", JobState.FAILED)
             await self._idle.wait()
+        self._deadlines.stop()
         self._outbox.flush()
         self.bus.publish(HANDSHAKE, [farewell])
 
@@ -185,8 +195,12 @@ class Worker:
             match message:
                 case Dispatch():
                     self._take(message)
-                case JobCancel(job_id, attempt, reason, _):
-                    self._end(job_id, attempt, reason)
+                case JobCancel(job_id, number, reason, _):
+                    self._end((job_id, number), reason)
+                case Confirmed(jobs):
+                    for key in jobs:
+                        if (attempt := self._starting.pop(key, None)) is not None:
+                            self._begin(key, attempt)
                 case Settled(jobs):
                     for key in jobs:
                         self._unsettled.pop(key, None)
@@ -194,42 +208,59 @@ class Worker:
 
     def _take(self, dispatch: Dispatch) -> None:
         key = (dispatch.request.job_id, dispatch.attempt)
-        if key in self._active or key in self._unsettled:
+        if key in self._active or key in self._starting or key in self._unsettled:
             return
         attempt = Attempt(dispatch, self.clock, self._outbox.add)
         self._queue.append(attempt)
         if self._draining:
             self._hand_back(float("inf"), "the worker is stopping")
 
-    def _end(self, job_id: str, attempt_number: int, reason: str) -> None:
-        running = self._active.get((job_id, attempt_number))
-        if running is not None:
+    def _end(self, key: tuple[str, int], reason: str) -> None:
+        if (running := self._active.get(key)) is not None:
             running.end(reason, JobState.CANCELLED)
-            return
+        elif (unstarted := self._unstarted(key)) is not None:
+            unstarted.end(reason, JobState.CANCELLED)
+            self._begin(key, unstarted)  # only to report its end
+
+    def _unstarted(self, key: tuple[str, int]) -> Attempt | None:
+        if (starting := self._starting.pop(key, None)) is not None:
+            return starting
         for queued in self._queue:
-            if queued.job_id == job_id and queued.attempt == attempt_number:
-                queued.end(reason, JobState.CANCELLED)
-                return
+            if (queued.job_id, queued.attempt) == key:
+                self._queue.remove(queued)
+                return queued
+        return None
 
     def _start_more(self) -> None:
-        while self._queue and len(self._active) < self.options.slots:
+        """Fill the free slots.
+
+        A job that may run again can begin at once. Any other begins only after its start
+        is durable: should we die now, nobody will think that it had not begun.
+        """
+        slots = self.options.slots
+        while self._queue and len(self._active) + len(self._starting) < slots:
             attempt = self._queue.popleft()
             key = (attempt.job_id, attempt.attempt)
-            self._active[key] = attempt
-            attempt.begin()
-            heapq.heappush(self._deadlines, (attempt.deadline, key))
-            task = asyncio.get_running_loop().create_task(self._work(key, attempt))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        if self._active:
-            self._idle.clear()
-            self._watch_deadlines()
+            if attempt.request.idempotent:
+                self._outbox.add(Started(*key, self.options.worker_id))
+                self._begin(key, attempt)
+            else:
+                self._starting[key] = attempt
+                self._outbox.add(Started(*key, self.options.worker_id, confirm=True))
+
+    def _begin(self, key: tuple[str, int], attempt: Attempt) -> None:
+        self._active[key] = attempt
+        self._idle.clear()
+        attempt.begin()
+        self._deadlines.watch(attempt)
+        task = asyncio.get_running_loop().create_task(self._work(key, attempt))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _work(self, key: tuple[str, int], attempt: Attempt) -> None:
         worker_id = self.options.worker_id
         executor = self._executor_for(attempt.request.topic)
         try:
-            self._outbox.add(Started(*key, worker_id))
             result = await attempt.run(executor, self.blobs, worker_id)
             if not self.options.local:
                 self._unsettled[key] = result
@@ -249,33 +280,9 @@ class Worker:
             )
         return executor
 
-    # -- deadlines ----------------------------------------------------------------
 
-    def _watch_deadlines(self) -> None:
-        """Keep one timer for all: set for the soonest deadline of what still runs."""
-        while self._deadlines and self._deadlines[0][1] not in self._active:
-            heapq.heappop(self._deadlines)
-        if not self._deadlines:
-            return
-        soonest = self._deadlines[0][0]
-        if self._timer is not None:
-            if soonest >= self._timer_for:
-                return
-            self._timer.cancel()
-        self._timer_for = soonest
-        wait = max(0.0, soonest - self.clock.now())
-        # Never for long: it is the wall clock that counts, and it may be set.
-        self._timer = asyncio.get_running_loop().call_later(min(wait, 1.0), self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        now = self.clock.now()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, key = heapq.heappop(self._deadlines)
-            attempt = self._active.get(key)
-            if attempt is not None:
-                attempt.end(_too_long(attempt), JobState.TIMEOUT)
-        self._watch_deadlines()
+def _time_out(attempt: Attempt) -> None:
+    attempt.end(_too_long(attempt), JobState.TIMEOUT)
 
 
 def _too_long(attempt: Attempt) -> str:
