@@ -39,7 +39,8 @@ async def not_repeated(stage: Stage) -> Story:
 async def worker(stage: Stage, name: str, app: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A worker process that serves one of the applications in `scenarios.jobs`."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "scenarios.site", str(stage.data), name, app),
+        *(sys.executable, "-m", "penstock.cli", "worker", "--app", f"scenarios.jobs:{app}"),
+        *("--data", str(stage.data), "--pool", "elsewhere", "--id", name),
         cwd=EXAMPLES,
         stderr=asyncio.subprocess.DEVNULL,
     )
