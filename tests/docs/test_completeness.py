@@ -1,0 +1,198 @@
+"""What can be used, asked for or go wrong is told of, and under one name."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.control.safety import Rule
+from penstock.core import errors
+from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy
+from penstock.core.transition import Transition
+from penstock.lifecycles.canonical import ACTORS, JobState, Role
+from penstock.ports.executor import CancelToken, Context
+from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.options import Definition, SubmitOptions
+
+SOURCE = Path(penstock.__file__).parent
+
+
+def section(text: str, heading: str) -> str:
+    """The part of a page below a heading, up to the next of its rank or higher."""
+    rank = heading.partition(" ")[0]
+    found = re.search(rf"^{re.escape(heading)}$(.*?)(?=^#{{1,{len(rank)}}} |\Z)", text, re.M | re.S)
+    assert found, f"no heading {heading!r}"
+    return found[1]
+
+
+def first_cells(text: str) -> list[str]:
+    """The names in backticks in the first column of the tables in a text."""
+    rows = re.findall(r"^\| (`[^|]*) \|", text, re.M)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+# -- Python API -----------------------------------------------------------------------------
+
+
+def test_every_public_name_has_a_heading(pages: dict[str, str]) -> None:
+    headings = re.findall(r"^### (.+)$", pages["docs/reference/python-api.md"], re.M)
+    told = {name for heading in headings for name in re.findall(r"`(\w+)`", heading)}
+    assert set(penstock.__all__) - told == set()
+
+
+INTERNAL = {"submit_bound"}
+"""What functions submit through; their input is checked already."""
+
+
+@pytest.mark.parametrize("kind", [penstock.App, penstock.Client, penstock.JobHandle, Context])
+def test_every_public_method_is_on_the_page(kind: type, pages: dict[str, str]) -> None:
+    page = pages["docs/reference/python-api.md"]
+    names = [name for name in vars(kind) if not name.startswith("_") and name not in INTERNAL]
+    told = set(re.findall(rf"`{kind.__name__}\.(\w+)", page))
+    assert sorted(set(names) - told) == []
+
+
+def test_a_job_function_s_methods_are_on_the_page(pages: dict[str, str]) -> None:
+    page = pages["docs/reference/python-api.md"]
+    methods = {name for name, _ in inspect.getmembers(JobFunction, inspect.isfunction)}
+    assert [name for name in methods if name[0] != "_" and f"`fn.{name}(" not in page] == []
+
+
+def test_the_cancel_token_s_members_are_on_the_page(pages: dict[str, str]) -> None:
+    told = section(pages["docs/reference/python-api.md"], "### `Context`")
+    members = [name for name in vars(CancelToken) if not name.startswith("_")]
+    assert [name for name in members if f"`{name}" not in told] == []
+
+
+def test_every_option_is_on_the_page(pages: dict[str, str]) -> None:
+    page = pages["docs/reference/python-api.md"]
+    defined = first_cells(section(page, "### `App`"))
+    submitted = first_cells(section(page, "### Options of a job"))
+    assert set(defined) == set(Definition.__annotations__)
+    assert set(submitted) == set(SubmitOptions.__annotations__)
+
+
+# -- the job --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [JobRequest, JobResult, RetryPolicy, Job])
+def test_every_field_is_on_the_page(kind: type, pages: dict[str, str]) -> None:
+    told = first_cells(section(pages["docs/reference/job.md"], f"## {kind.__name__}"))
+    assert set(told) == set(kind.__struct_fields__)  # type: ignore[attr-defined]
+
+
+def test_every_field_of_a_log_entry_is_on_the_page(pages: dict[str, str]) -> None:
+    told = first_cells(section(pages["docs/reference/states.md"], "## The log"))
+    assert set(told) == set(Transition.__struct_fields__)
+
+
+def test_who_may_do_what_is_what_the_table_says(pages: dict[str, str]) -> None:
+    told = section(pages["docs/reference/states.md"], "## Who may make them")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", told, re.M))
+    said = {event: {role for role in Role if role.value in who} for event, who in rows.items()}
+    assert said == {event.value: set(roles) for event, roles in ACTORS.items()}
+
+
+def test_every_condition_of_a_rule_is_told(pages: dict[str, str]) -> None:
+    page = pages["docs/how-to/safety-rules.md"]
+    assert [name for name in Rule.__struct_fields__ if not re.search(rf"\b{name}\b", page)] == []
+
+
+# -- errors ---------------------------------------------------------------------------------
+
+
+def kinds(kind: type[errors.PenstockError]) -> Iterator[type[errors.PenstockError]]:
+    yield kind
+    for special in kind.__subclasses__():
+        yield from kinds(special)
+
+
+def test_every_exception_is_told_with_its_code(pages: dict[str, str]) -> None:
+    told = section(pages["docs/reference/error-codes.md"], "## Of calls")
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", told, re.M))
+    ours = {k.__name__: k.code for k in kinds(errors.PenstockError) if k.__module__ in HOME}
+    assert rows == ours
+
+
+HOME = {errors.__name__}
+NOT_CODES = {state.value for state in JobState} | {"PROTOCOL", "NAME", "SC_PAGE_SIZE"}
+"""Words in capitals that no result carries as its error code."""
+
+
+def codes_in(folder: str) -> Iterator[str]:
+    """Every word in capitals in the code of a part: what may become an error code."""
+    for path in (SOURCE / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and re.fullmatch(r"[A-Z][A-Z_]{3,}", node.value)
+            ):
+                yield node.value
+
+
+def test_every_error_code_of_a_job_is_told(pages: dict[str, str]) -> None:
+    told = set(first_cells(section(pages["docs/reference/error-codes.md"], "## Of jobs")))
+    made = {code for part in ("control", "worker", "workloads/function") for code in codes_in(part)}
+    assert made - told - NOT_CODES - signals() == set()
+    stale = told - made - {"TIMEOUT", "CANCELLED", "DENIED", "RETRY"} - call_codes()
+    assert stale == set()
+
+
+def signals() -> set[str]:
+    import signal
+
+    return {one.name for one in signal.Signals}
+
+
+def call_codes() -> set[str]:
+    return {kind.code for kind in kinds(errors.PenstockError)}
+
+
+# -- words ----------------------------------------------------------------------------------
+
+
+def terms(page: str) -> list[str]:
+    return re.findall(r"^\*\*(.+?)\*\*:", page, re.M)
+
+
+def test_the_glossary_is_in_order_and_has_each_word_once(pages: dict[str, str]) -> None:
+    found = terms(pages["docs/glossary.md"])
+    assert found == sorted(set(found))
+
+
+def test_the_glossary_has_the_words_of_the_engine(pages: dict[str, str]) -> None:
+    words = {role.value for role in Role} | {
+        *("attempt", "durability", "idempotent", "job", "lease", "pool", "priority", "retry"),
+        *("state", "store", "tenant", "topic", "transition", "executor", "bus", "desk"),
+    }
+    assert words - set(terms(pages["docs/glossary.md"])) == set()
+
+
+OTHERS_WORDS = {
+    "enqueue": "submit",
+    "job type": "topic",
+    "job class": "topic",
+    "namespace": "tenant",
+    "terminal state": "final state",
+    "task queue": "backlog",
+}
+"""What others say, and our word for it."""
+ABOUT_OTHERS = ("docs/explanation/comparisons.md", "docs/reference/benchmarks.md", "docs/decisions")
+
+
+def test_pages_use_our_words(pages: dict[str, str]) -> None:
+    found = [
+        f"{name}: say {ours!r}, not {theirs!r}"
+        for name, text in pages.items()
+        if not name.startswith(ABOUT_OTHERS)
+        for theirs, ours in OTHERS_WORDS.items()
+        if re.search(rf"\b{theirs}", text, re.I)
+    ]
+    assert found == []

@@ -1,0 +1,220 @@
+"""What the pages show is run, in order, in a folder and with a data directory of its own.
+
+Python blocks of a page share one interpreter; an `output` block after one is what it must
+print. In `console` blocks the lines after a `$` are commands, the others what they print.
+Three dots stand for anything. `sh` blocks are pieces for the reader's own scripts: only their
+syntax is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DRIVER = """\
+import contextlib, io, json, sys, traceback, types
+
+
+def run(block, page):
+    printed, failure = io.StringIO(), ""
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(compile(block["text"], block["place"], "exec", dont_inherit=True), page)
+    except BaseException:
+        failure = traceback.format_exc()
+    return {"printed": printed.getvalue(), "failure": failure}
+
+
+page = sys.modules["__main__"] = types.ModuleType("__main__")
+for line in sys.stdin:
+    print(json.dumps(run(json.loads(line), page.__dict__)), file=sys.__stdout__, flush=True)
+"""
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RUN = {"python", "console"}
+
+NOT_RUN = {
+    "README.md: $ make demo": "both have a test of their own, and one of them runs this page",
+}
+"""Every example that is not run, and why; a new one has to be added here."""
+
+
+class Reader:
+    """Follows a page as a careful reader would, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "work"
+        self.folder.mkdir()
+        (self.folder / "examples").symlink_to(EXAMPLES)
+        self._environ = {
+            **os.environ,
+            "COLUMNS": "160",
+            "HOME": str(folder),
+            "NO_COLOR": "1",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PENSTOCK_DATA_DIR": str(folder / "data"),
+            "PYTHONPATH": str(self.folder),
+            "TERM": "dumb",
+        }
+        self._python: subprocess.Popen[str] | None = None
+        self._background: list[tuple[subprocess.Popen[bytes], Path]] = []
+
+    def follow(self, block: Any) -> str:
+        """Do what a block says, and return what it printed."""
+        if block.mark == "file":
+            path = self.folder / block.value
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+            return ""
+        if block.kind == "python":
+            return self._run_python(block)
+        self._run_console(block)
+        return ""
+
+    def _run_python(self, block: Any) -> str:
+        if self._python is None:
+            self._python = subprocess.Popen(
+                [sys.executable, "-c", DRIVER],
+                cwd=self.folder,
+                env=self._environ,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        assert self._python.stdin is not None
+        assert self._python.stdout is not None
+        json.dump({"text": block.text, "place": block.place}, self._python.stdin)
+        self._python.stdin.write("\n")
+        self._python.stdin.flush()
+        answer = json.loads(self._python.stdout.readline())
+        assert not answer["failure"], f"{block.place}\n{answer['failure']}"
+        return str(answer["printed"])
+
+    def _run_console(self, block: Any) -> None:
+        for command, shown in commands(block.text):
+            if block.mark == "background":
+                self._start(command, shown, block.place)
+                continue
+            ended = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.folder,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=50,
+            )
+            assert_like(ended.stdout, shown, f"{block.place}\n$ {command}")
+
+    def _start(self, command: str, shown: str, place: str) -> None:
+        log = self.folder.parent / f"background-{len(self._background)}.log"
+        with log.open("wb") as file:
+            started = subprocess.Popen(
+                ["bash", "-c", f"exec {command}"],
+                cwd=self.folder,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self._background.append((started, log))
+        deadline = time.monotonic() + 20
+        while not like(log.read_text(), shown):
+            said = f"{place}\n$ {command}\n{log.read_text()}"
+            assert started.poll() is None, said
+            assert time.monotonic() < deadline, said
+            time.sleep(0.05)
+
+    def close(self) -> None:
+        if self._python is not None:
+            assert self._python.stdin is not None
+            self._python.stdin.close()
+            self._python.wait(20)
+            assert self._python.stdout is not None
+            self._python.stdout.close()
+        for started, _ in reversed(self._background):
+            with suppress(ProcessLookupError):
+                started.terminate()
+            started.wait(20)
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Each command of a console block, and what is shown below it."""
+    assert text.startswith("$ "), f"a console block begins with a command: {text!r}"
+    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
+        lines = part.splitlines()
+        command = [lines.pop(0)]
+        while lines and (command[-1].endswith("\\") or lines[0].startswith("> ")):
+            command.append(lines.pop(0).removeprefix("> "))
+        yield "\n".join(command), "\n".join(lines)
+
+
+def like(printed: str, shown: str) -> bool:
+    """Whether what was printed is what is shown, apart from spaces and what dots hide."""
+    if not shown.strip():
+        return True
+    parts = re.split(r"\s*(?:\.\.\.|…)\s*", " ".join(shown.split()))
+    pattern = ".*".join(re.escape(part) for part in parts)
+    return re.fullmatch(rf"\s*{pattern}\s*", " ".join(printed.split()), re.S) is not None
+
+
+def assert_like(printed: str, shown: str, place: str) -> None:
+    assert like(printed, shown), f"{place}\n--- shown ---\n{shown}\n--- printed ---\n{printed}"
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path)
+    yield reader
+    reader.close()
+
+
+def test_what_the_page_shows_works(blocks: list[Any], reader: Reader) -> None:
+    printed: str | None = None
+    for block in blocks:
+        if block.mark == "not run":
+            printed = None
+        elif block.kind == "output":
+            assert printed is not None, f"{block.place}: there is nothing that could print it"
+            assert_like(printed, block.text, block.place)
+        elif block.kind in RUN or block.mark == "file":
+            printed = reader.follow(block)
+
+
+def test_toml_in_the_page_can_be_read(blocks: list[Any]) -> None:
+    for block in blocks:
+        if block.kind == "toml":
+            tomllib.loads(block.text)
+
+
+def test_shell_in_the_page_has_no_syntax_error(blocks: list[Any]) -> None:
+    for block in blocks:
+        if block.kind == "sh":
+            subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+
+
+def test_what_is_not_run_is_listed_with_its_reason(all_blocks: list[Any]) -> None:
+    found = {}
+    for block in all_blocks:
+        if block.mark == "not run":
+            assert block.value, f"{block.place}: say why it is not run"
+            first = block.text.splitlines()[0].partition("#")[0].strip()
+            found[f"{block.page}: {first}"] = block.value
+    assert found == NOT_RUN
+
+
+def test_every_block_says_what_it_is(all_blocks: list[Any]) -> None:
+    known = RUN | {"output", "sh", "toml", "mermaid", "text", "ini", "json"}
+    assert [block.place for block in all_blocks if block.kind not in known] == []
