@@ -57,7 +57,34 @@ _HOMES = {
 """Where each public name lives; it is imported when it is first asked for, so that
 `import penstock` and `penstock --help` stay light."""
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+__all__ = [
+    "App",
+    "Cancelled",
+    "Client",
+    "Conflict",
+    "Context",
+    "InvalidRequest",
+    "Job",
+    "JobCancelled",
+    "JobDenied",
+    "JobEnded",
+    "JobFailed",
+    "JobHandle",
+    "JobRequest",
+    "JobResult",
+    "JobState",
+    "JobTimedOut",
+    "NotFound",
+    "PenstockError",
+    "Priority",
+    "Retry",
+    "RetryPolicy",
+    "UnknownTopic",
+    "WaitTimedOut",
+    "__version__",
+    "connect",
+    "current",
+]
 
 
 def __getattr__(name: str) -> Any:

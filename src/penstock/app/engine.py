@@ -7,7 +7,6 @@ other; nothing is looked up, and nothing runs before `start`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
@@ -40,6 +39,7 @@ from penstock.control.safety import SafetyKernel
 from penstock.control.scheduler import Scheduler
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
+from penstock.core.transition import Answer
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.desk import EngineStatus
 from penstock.ports.executor import Executor
@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 LOCAL = "local-"
 """How the ids of workers inside an engine begin: they end with it."""
+_LAST_WORDS = 5.0
+"""Seconds that a stopped worker's last results get to be committed."""
 _SLOW_FLUSH = 0.005
 """Seconds; a disk slower than this gets a thread of its own."""
 
@@ -91,7 +93,7 @@ class Engine:
     # -- start --------------------------------------------------------------------
 
     async def start(self) -> None:
-        settings, clock = self.settings, self._clock
+        settings = self.settings
         self._failed = asyncio.get_running_loop().create_future()
         make_private(settings.data_dir)
         kernel = SafetyKernel(load_rules(settings.rules)) if settings.rules else SafetyKernel()
@@ -107,7 +109,7 @@ class Engine:
         except BaseException:
             await self.stop()
             raise
-        log.info("engine started at %s (%s)", settings.data_dir, clock.now())
+        log.info("engine started at %s", settings.data_dir)
 
     def _open_store(self) -> Store:
         settings = self.settings
@@ -253,12 +255,22 @@ class Engine:
             self._failed.cancel()
 
     async def _take_in_results(self) -> None:
-        async def settled() -> None:
-            while any(job.worker_id == self.worker_id for job in self.board.held.values()):
-                await asyncio.sleep(0.005)
+        """Wait until what the local worker had to say is committed."""
+        told = asyncio.Event()
 
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(settled(), 5)
+        def look(_: Sequence[Answer] = ()) -> None:
+            if not any(job.worker_id == self.worker_id for job in self.board.held.values()):
+                told.set()
+
+        stop_listening = self.store.listen(look)
+        look()
+        try:
+            async with asyncio.timeout(_LAST_WORDS):
+                await told.wait()
+        except TimeoutError:
+            log.warning("the local worker left jobs that it did not report on")
+        finally:
+            stop_listening()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

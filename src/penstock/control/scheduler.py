@@ -345,7 +345,7 @@ class Scheduler:
 
     def _send(self, answers: list[Answer], picked: list[tuple[Job, str]]) -> None:
         orders: dict[str, list[Dispatch]] = defaultdict(list)
-        for answer, (job, worker_id) in zip(answers, picked, strict=True):
+        for answer, (_, worker_id) in zip(answers, picked, strict=True):
             if answer.moved and answer.job is not None:
                 orders[worker_id].append(self._order(answer.job))
             elif answer.job is not None and not answer.job.is_final:

@@ -149,10 +149,10 @@ class Worker:
             self._hand_back(self.clock.monotonic() - _PATIENCE, "the worker is busy")
 
     def _set_credit(self, credit: int) -> None:
-        if abs(credit - self._credit) * 4 > self._credit or credit == self.options.slots:
-            if credit != self._credit:
-                self._credit = credit
-                self.bus.publish(HANDSHAKE, [Credit(self.options.worker_id, credit)])
+        much = abs(credit - self._credit) * 4 > self._credit
+        if credit != self._credit and (much or credit == self.options.slots):
+            self._credit = credit
+            self.bus.publish(HANDSHAKE, [Credit(self.options.worker_id, credit)])
 
     def _hand_back(self, received_before: float, reason: str) -> None:
         """Return what did not begin: the engine may give it to another, whatever it is."""

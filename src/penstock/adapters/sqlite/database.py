@@ -33,7 +33,7 @@ class WriterLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._file = open(path, "a+")  # noqa: SIM115: held for the engine's life
+            self._file = open(path, "a+")  # noqa: SIM115 held for the engine's life
         except OSError as error:
             raise StoreFailed(
                 f"can't write in {path.parent}: {error.strerror}",
@@ -149,6 +149,13 @@ def _literal(value: object) -> str:
     if value is None:
         return "NULL"
     return str(value) if isinstance(value, int) else f"'{value}'"
+
+
+@contextlib.contextmanager
+def transaction(connection: apsw.Connection, path: Path) -> Generator[None]:
+    """All of it or nothing."""
+    with storage_errors(path), connection:
+        yield
 
 
 @contextlib.contextmanager

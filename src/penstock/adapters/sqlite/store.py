@@ -29,6 +29,7 @@ from penstock.adapters.sqlite.database import (
     open_reader,
     open_writer,
     storage_errors,
+    transaction,
 )
 from penstock.adapters.sqlite.finding import find_sql
 from penstock.core.errors import NotFound, StoreFailed, Unavailable
@@ -288,10 +289,8 @@ class SqliteStore:
         """Write something else than changes, in a transaction of its own."""
 
         def run() -> T:
-            with storage_errors(self.path):
-                with self._writer:
-                    done = work()
-                return done
+            with transaction(self._writer, self.path):
+                return work()
 
         if self._thread is None:
             return run()
@@ -302,8 +301,11 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        while self._committing is not None:
-            await asyncio.sleep(0)
+        if isinstance(self._committing, asyncio.Task):
+            await self._committing
+        elif self._committing is not None:
+            self._committing.cancel()
+            self._commit_inline()
         if self._thread is not None:
             self._thread.shutdown()
         self._reader.close()

@@ -1,0 +1,54 @@
+"""Time that tests own."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+
+
+class VirtualClock:
+    """A clock that stands still until somebody moves it.
+
+    `advance` lets time pass and wakes sleepers in order; `jump` sets the wall clock to
+    another time, as an administrator or a time server would, and nobody ages by it.
+    """
+
+    def __init__(self, now: float = 1_700_000_000.0) -> None:
+        self._start = now
+        self._offset = 0.0
+        self._elapsed = 0.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._count = itertools.count()
+
+    def now(self) -> float:
+        return self._start + self._offset + self._elapsed
+
+    def monotonic(self) -> float:
+        return self._elapsed
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._elapsed + seconds, next(self._count), sleeper))
+        await sleeper
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock is set forward or back; durations are not touched."""
+        self._offset += seconds
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._elapsed += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._elapsed:
+            _, _, sleeper = heapq.heappop(self._sleepers)
+            if not sleeper.done():
+                sleeper.set_result(None)
+
+    def next_wake(self) -> float | None:
+        """Seconds until the first sleeper is due; None if nobody sleeps."""
+        while self._sleepers and self._sleepers[0][2].done():
+            heapq.heappop(self._sleepers)
+        return max(0.0, self._sleepers[0][0] - self._elapsed) if self._sleepers else None
