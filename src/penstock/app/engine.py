@@ -159,7 +159,9 @@ class Engine:
             self.blobs,
             self.board,
             clock,
+            check_input=self._check_input,
             refuse_unknown=settings.unknown_topics is UnknownTopics.REFUSE,
+            max_input=settings.max_input,
             ids=ids,
         )
         about = EngineStatus(
@@ -179,6 +181,11 @@ class Engine:
             store, self.blobs, self.board, gateway, self._feed, pruner, kernel, clock, about
         )
         self._pruner = pruner
+
+    def _check_input(self, topic: str, payload: bytes) -> None:
+        for executor in self._executors:
+            if topic in executor.topics:
+                executor.check(topic, payload)
 
     async def _restore(self) -> None:
         """Take up what an earlier engine left; its own workers are gone with it."""
@@ -259,7 +266,10 @@ class Engine:
         told = asyncio.Event()
 
         def look(_: Sequence[Answer] = ()) -> None:
-            if not any(job.worker_id == self.worker_id for job in self.board.held.values()):
+            if not any(
+                job.worker_id == self.worker_id and job.job_id not in self.board.adrift
+                for job in self.board.held.values()
+            ):
                 told.set()
 
         stop_listening = self.store.listen(look)

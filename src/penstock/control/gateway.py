@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from msgspec.structs import replace
 
 from penstock.control.board import Board
 from penstock.core.check import check_request
-from penstock.core.errors import Conflict, InvalidRequest, NotFound, UnknownTopic
+from penstock.core.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    UnknownTopic,
+    UnreadablePointer,
+)
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest, JobResult
+from penstock.core.pointer import check_size, decode_data
 from penstock.core.transition import Accept, Change, Move, Verdict
 from penstock.lifecycles.canonical import HELD, JobEvent, JobState, Role
 from penstock.ports.blobs import Blobs
@@ -33,10 +40,13 @@ class Gateway:
         board: Board,
         clock: Clock,
         *,
+        check_input: Callable[[str, bytes], None] = lambda topic, payload: None,
         refuse_unknown: bool = True,
+        max_input: int = 64 << 20,
         ids: IdSource | None = None,
     ) -> None:
         self.store, self.blobs, self.board, self.clock = store, blobs, board, clock
+        self._check_input, self._max_input = check_input, max_input
         self._refuse_unknown = refuse_unknown
         self._ids = ids or IdSource()
         self._known: set[str] = set()
@@ -65,10 +75,19 @@ class Gateway:
         check_request(request, now)
         if request.topic not in self._known:
             self._check_topic(request.topic)
-        pointer = request.context_ptr
-        if pointer and not pointer.startswith("data:application/json;base64,"):
-            await self.blobs.stat(pointer)
+        await self._check_payload(request.topic, request.context_ptr)
         return Accept(request, now, _GATEWAY, fresh=fresh)
+
+    async def _check_payload(self, topic: str, pointer: str) -> None:
+        """What is at hand is checked now; what is elsewhere must at least be readable."""
+        try:
+            if not pointer or pointer.startswith("data:"):
+                self._check_input(topic, decode_data(pointer) if pointer else b"")
+                return
+            stat = await self.blobs.stat(pointer)
+        except UnreadablePointer as error:
+            raise UnreadablePointer("context_ptr", error.problem, hint=error.hint) from error
+        check_size("input", stat.size, self._max_input)
 
     def _check_topic(self, topic: str) -> None:
         if self._refuse_unknown and not self.board.knows(topic):

@@ -85,6 +85,9 @@ class Executor(Protocol):
     topics: tuple[str, ...]
     """The topics (globs) that this executor can run."""
 
+    def check(self, topic: str, payload: bytes) -> None:
+        """Raise InvalidRequest for an input that `run` could only refuse."""
+
     async def run(self, task: Task, ctx: Context) -> Outcome:
         """Run to an end. On asyncio cancellation end the work, *then* let it pass.
 

@@ -56,6 +56,11 @@ class FunctionExecutor:
         BRIDGE.open()
         self._open = True
 
+    def check(self, topic: str, payload: bytes) -> None:
+        function = self._functions.get(topic)
+        if function is not None:
+            function.signature.decode(payload)
+
     async def run(self, task: Task, ctx: Context) -> Outcome:
         function = self._functions.get(task.request.topic)
         if function is None:
