@@ -24,26 +24,25 @@ def ending(job: Job | None, result: JobResult, now: float, ids: IdSource, chance
     if job is not None and not job.cancel_requested and may_retry(job.request, result):
         again = retry_of(job, result, ids.next(now), now, chance)
         reason = f"retry {again.retry_number} of {job.request.retry.retries} of {job.job_id}"
-        then = (Accept(again, now, Role.SCHEDULER.value, reason, fresh=True),)
+        by = Role.SCHEDULER.value
+        then = (Accept(again, now, by, reason, fresh=True, unless_cancelled=True),)
     actor = f"{role}:{result.worker_id}" if role is Role.WORKER else role.value
     return Move(
         result.job_id,
         (event,),
         actor,
         now,
-        _reason(result, then),
+        _reason(result),
         attempt=result.attempt,
         result=result,
         then=then,
     )
 
 
-def _reason(result: JobResult, then: tuple[Accept, ...]) -> str:
+def _reason(result: JobResult) -> str:
     if result.error_code is None:
         return ""
     said = result.error_code
     if result.error_message:
         said += f": {result.error_message[:200]}"
-    if then:
-        said += f" (retried as {then[0].request.job_id})"
     return said

@@ -57,6 +57,8 @@ class Gateway:
         """Accept all durably, or none. See `penstock.ports.desk.Desk.submit`."""
         now = self.clock.now()
         accepts = [await self._admissible(request, now) for request in requests]
+        if len(accepts) > 1:
+            await self._check_conflicts(accepts)
         jobs: list[Job] = []
         for start in range(0, len(accepts), _CHUNK):
             chunk: list[Change] = list(accepts[start : start + _CHUNK])
@@ -64,7 +66,7 @@ class Gateway:
                 assert answer.job is not None
                 assert isinstance(accept, Accept)
                 if answer.verdict is Verdict.REPEATED:
-                    _check_same(accept.request, answer.job)
+                    _check_same(accept.request, answer.job.request)
                 jobs.append(answer.job)
         return jobs
 
@@ -88,6 +90,31 @@ class Gateway:
         except UnreadablePointer as error:
             raise UnreadablePointer("context_ptr", error.problem, hint=error.hint) from error
         check_size("input", stat.size, self._max_input)
+
+    async def _check_conflicts(self, accepts: Sequence[Accept]) -> None:
+        """Look for ids and keys that are taken while nothing of the batch is stored yet."""
+        taken: dict[tuple[str, str | None], JobRequest] = {}
+        for accept in accepts:
+            request = accept.request
+            by_id, by_key = (request.job_id, None), (request.tenant, request.idempotency_key)
+            held = taken.get(by_id)
+            if held is None and not accept.fresh:
+                job = await self.store.get(request.job_id)
+                held = None if job is None else job.request
+            if held is None and request.idempotency_key is not None:
+                held = taken.get(by_key) or await self._holder(request)
+            if held is not None:
+                _check_same(request, held)
+                continue
+            taken[by_id] = request
+            if request.idempotency_key is not None:
+                taken[by_key] = request
+
+    async def _holder(self, request: JobRequest) -> JobRequest | None:
+        key = request.idempotency_key
+        query = JobQuery(tenant=request.tenant, idempotency_key=key, limit=1)
+        found = await self.store.find(query)
+        return found[0].request if found else None
 
     def _check_topic(self, topic: str) -> None:
         if self._refuse_unknown and not self.board.knows(topic):
@@ -119,7 +146,7 @@ class Gateway:
     async def _cancel_children(self, parent: Job, reason: str) -> None:
         query = JobQuery(parent_job_id=parent.job_id, limit=_CHILDREN)
         for child in await self.store.find(query):
-            if child.job_id != parent.successor and not child.is_final:
+            if child.job_id != parent.successor:
                 why = reason or f"its parent {parent.job_id} was cancelled"
                 await self.cancel(child.job_id, reason=why, children=True)
 
@@ -188,9 +215,9 @@ _MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number"})
 """What the same request may have otherwise the second time: ids we gave, times from now."""
 
 
-def _check_same(request: JobRequest, held: Job) -> None:
+def _check_same(request: JobRequest, held: JobRequest) -> None:
     for field in JobRequest.__struct_fields__:
-        if field not in _MAY_DIFFER and getattr(request, field) != getattr(held.request, field):
+        if field not in _MAY_DIFFER and getattr(request, field) != getattr(held, field):
             taken = (
                 f"job_id {held.job_id!r}"
                 if request.job_id == held.job_id

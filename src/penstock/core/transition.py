@@ -54,6 +54,8 @@ class Accept(Struct, frozen=True, gc=False):
     reason: str = ""
     fresh: bool = False
     """The id was just generated here, so nobody can hold it yet."""
+    unless_cancelled: bool = False
+    """Where it follows a move: not if that job was asked to end in the meantime."""
 
 
 class Move(Struct, frozen=True, gc=False):
@@ -127,6 +129,13 @@ def admit(accept: Accept, seq: int) -> Answer:
     return Answer(_MOVED, job, (entry,))
 
 
+def followers(job: Job, move: Move) -> tuple[Accept, ...]:
+    """What is accepted with a move if it moves `job` as it is now."""
+    if not (move.then and job.cancel_requested):
+        return move.then
+    return tuple(accept for accept in move.then if not accept.unless_cancelled)
+
+
 def advance(job: Job, move: Move) -> Answer:
     """Apply a move to a record, or say why not. Pure."""
     if move.version is not None and move.version != job.version:
@@ -142,6 +151,7 @@ def advance(job: Job, move: Move) -> Answer:
     worker_id, pool = job.worker_id, job.pool
     dispatched_at, started_at, finished_at = job.dispatched_at, job.started_at, job.finished_at
     cancel_requested, result = job.cancel_requested, job.result
+    then = followers(job, move)
     entries: list[Transition] = []
 
     for before, event, after in path:
@@ -158,6 +168,9 @@ def advance(job: Job, move: Move) -> Answer:
             if cancel_requested:
                 continue
             cancel_requested = True
+        reason = move.reason
+        if then and after in TERMINAL and before not in TERMINAL:
+            reason = f"{reason} (retried as {then[0].request.job_id})".lstrip()
         state = after
         version += 1
         entries.append(
@@ -170,7 +183,7 @@ def advance(job: Job, move: Move) -> Answer:
                 attempt,
                 move.actor,
                 at,
-                move.reason,
+                reason,
                 given_to,
             )
         )
@@ -195,7 +208,7 @@ def advance(job: Job, move: Move) -> Answer:
         finished_at=finished_at,
         cancel_requested=cancel_requested,
         result=result,
-        successor=move.then[0].request.job_id if move.then else job.successor,
+        successor=then[0].request.job_id if then else job.successor,
     )
     return Answer(_MOVED, changed, tuple(entries))
 

@@ -45,6 +45,7 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     workflow_id: str | None = None
     """Jobs of a workflow come in the order of their step_index instead."""
     labels: Mapping[str, str] = {}
+    idempotency_key: str | None = None
     before: int | None = None
     """Only jobs accepted before this `seq`: where the page before ended."""
     limit: int = 50

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.errors import NotFound, StoreFailed, Unavailable
 from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
@@ -309,6 +310,20 @@ class StoreContract(ABC):
         assert (await one(store, "b")).state is _S.PENDING
         assert heard == [["a", "b"]]
 
+    @pytest.mark.parametrize("unless_cancelled", [False, True])
+    @run_async
+    async def test_a_follower_may_give_way_to_a_cancel(
+        self, store: Store, unless_cancelled: bool
+    ) -> None:
+        await store.apply([accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH)])
+        again = replace(accept("b", parent_job_id="a"), unless_cancelled=unless_cancelled)
+        _, answer = await store.apply(
+            [move("a", _E.REQUEST_CANCEL), move("a", _E.FAIL, attempt=1, then=(again,))]
+        )
+        assert answer.moved
+        assert (await store.get("b") is None) is unless_cancelled
+        assert (await one(store, "a")).successor == (None if unless_cancelled else "b")
+
     @pytest.mark.parametrize("attempt", [2, None], ids=["refused", "repeated"])
     @run_async
     async def test_no_move_no_follower(self, store: Store, attempt: int | None) -> None:
@@ -455,7 +470,7 @@ class StoreContract(ABC):
             [
                 accept("a", topic="job.text.shout", tenant="t1", labels={"x": "1", "y": "2"}),
                 accept("b", topic="job.text.shout.loud", tenant="t2", labels={"x": "1"}),
-                accept("c", topic="job.image", tenant="t1", parent_job_id="a"),
+                accept("c", topic="job.image", tenant="t1", parent_job_id="a", idempotency_key="k"),
                 move("b", _E.CANCEL),
             ]
         )
@@ -468,6 +483,8 @@ class StoreContract(ABC):
         assert await names(store, tenant="t1") == "ca"
         assert await names(store, parent_job_id="a") == "c"
         assert await names(store, labels={"x": "1"}) == "ba"
+        assert await names(store, idempotency_key="k") == "c"
+        assert await names(store, idempotency_key="k", tenant="t2") == ""
         assert await names(store, labels={"x": "1", "y": "2"}) == "a"
         assert await names(store, states=(_S.CANCELLED,)) == "b"
         assert await names(store, states=(_S.CANCELLED, _S.PENDING)) == "cba"

@@ -22,6 +22,7 @@ from penstock.core.transition import (
     admit,
     advance,
     fold,
+    followers,
 )
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.store import (
@@ -71,7 +72,7 @@ class MemoryStore:
         answer = advance(job, change)
         if answer.moved:
             self._keep(answer, moved)
-            for follower in change.then:
+            for follower in followers(job, change):
                 self._accept(follower, moved)
         return answer
 
@@ -183,6 +184,7 @@ def _matches(query: JobQuery, job: Job) -> bool:
         and (query.tenant is None or request.tenant == query.tenant)
         and (query.parent_job_id is None or request.parent_job_id == query.parent_job_id)
         and (query.workflow_id is None or request.workflow_id == query.workflow_id)
+        and query.idempotency_key in (None, request.idempotency_key)
         and (query.before is None or job.seq < query.before)
         and query.labels.items() <= request.labels.items()
     )

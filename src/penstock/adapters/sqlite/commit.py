@@ -10,7 +10,7 @@ import apsw
 from penstock.adapters.sqlite import rows
 from penstock.adapters.sqlite.database import storage_errors
 from penstock.core.job import Job
-from penstock.core.transition import Accept, Answer, Change, Move, Verdict, admit, advance
+from penstock.core.transition import Accept, Answer, Change, Move, Verdict, admit, advance, followers
 from penstock.ports.failpoint import failpoint
 from penstock.ports.store import LogLine
 
@@ -64,7 +64,7 @@ class Commit:
         answer = advance(job, change)
         if answer.verdict is Verdict.MOVED:
             self._keep(answer)
-            for follower in change.then:
+            for follower in followers(job, change):
                 self._accept(follower)
         return answer
 

@@ -29,6 +29,8 @@ def find_sql(query: JobQuery) -> tuple[str, tuple[object, ...]]:
         where("parent_job_id = ?", query.parent_job_id)
     if query.workflow_id is not None:
         where("workflow_id = ?", query.workflow_id)
+    if query.idempotency_key is not None:
+        where("idempotency_key = ?", query.idempotency_key)
     if query.before is not None:
         where("seq < ?", query.before)
 
