@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +13,9 @@ from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent
 from scenarios.scenario import Row
 
+WAY = "its way through the states"
+COLUMNS = ("kind of job", "topic", WAY, "end", "time", "note")
+NARROW = ("kind of job", WAY, "end", "time")
 COLOURS = {
     "SUCCEEDED": "green",
     "FAILED": "red",
@@ -23,28 +26,37 @@ COLOURS = {
 }
 
 WIDE = 150
-"""Characters from which a way fits on one line."""
+"""Characters from which each thing has a column of its own, and a way fits on one line."""
 
 
 def draw(rows: Iterable[Row], console: Console) -> None:
+    wide = console.width >= WIDE
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("kind of job", style="bold")
-    table.add_column("topic")
-    table.add_column("its way through the states", no_wrap=console.width >= WIDE)
-    table.add_column("end", no_wrap=True)
-    table.add_column("time", justify="right", no_wrap=True)
-    table.add_column("note")
-    for row in rows:
-        seconds = row.seconds
-        table.add_row(
-            row.scenario.kind,
-            row.scenario.topic,
-            "\n↳ ".join(way(history) for history in row.chain) or "(nothing was stored)",
-            f"[{COLOURS.get(row.end, 'default')}]{row.end}[/]",
-            "" if seconds is None else f"{seconds:.2f} s",
-            Text(row.problem, "red") if row.problem else Text(row.note),
+    for name in COLUMNS if wide else NARROW:
+        table.add_column(
+            name,
+            justify="right" if name == "time" else "left",
+            no_wrap=name in ("end", "time") or (wide and name == WAY),
         )
+    for row in rows:
+        kind, topic, states, end, took, note = cells(row)
+        if wide:
+            table.add_row(kind, topic, states, end, took, note)
+        else:
+            table.add_row(Group(kind, topic), Group(states, note), end, took)
     console.print(table)
+
+
+def cells(row: Row) -> Sequence[Text]:
+    seconds = row.seconds
+    return (
+        Text(row.scenario.kind, "bold"),
+        Text(row.scenario.topic),
+        Text("\n↳ ".join(way(history) for history in row.chain) or "(nothing was stored)"),
+        Text(row.end, COLOURS.get(row.end, "")),
+        Text("" if seconds is None else f"{seconds:.2f} s"),
+        Text(row.problem, "red") if row.problem else Text(row.note, "dim"),
+    )
 
 
 def way(history: list[Transition]) -> str:
