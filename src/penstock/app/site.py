@@ -18,7 +18,7 @@ from penstock.app.client import Client
 from penstock.app.portal import Portal
 from penstock.config import Settings
 from penstock.core.errors import Misconfigured
-from penstock.ports.bus import HANDSHAKE, Farewell
+from penstock.ports.bus import HANDSHAKE, AnyMessage, Farewell
 from penstock.ports.clock import SystemClock
 from penstock.worker.worker import Worker, WorkerOptions
 
@@ -47,13 +47,15 @@ class Site:
             drain_timeout=drain_timeout,
         )
 
+    def _last_word(self, link: int) -> tuple[str, AnyMessage]:
+        return HANDSHAKE, Farewell(self.options.worker_id, lost=True, link=link)
+
     async def run(self) -> None:
         options, settings = self.options, self._settings
         executors = [e for e in make_executors(self._app, settings) if e.topics]
         if not executors:
             raise Misconfigured("the application has no jobs, so a worker has nothing to serve")
-        will = (HANDSHAKE, Farewell(options.worker_id, lost=True))
-        link = Link(self._address, token=self._token, will=will)
+        link = Link(self._address, token=self._token, will=self._last_word)
         blobs = RemoteBlobs(link, inline_limit=settings.inline_limit, max_size=settings.max_result)
         worker = Worker(link, blobs, executors, SystemClock(), options)
         portal = Portal(asyncio.get_running_loop())
@@ -65,7 +67,7 @@ class Site:
         keeping = asyncio.create_task(link.keep())
         pulse.start()
         working = asyncio.create_task(worker.run())
-        link.on_connect = worker.announce
+        link.on_connect = lambda: worker.announce(link.number)
         try:
             await working
         finally:

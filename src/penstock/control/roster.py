@@ -38,6 +38,8 @@ class WorkerRecord:
     host: str = ""
     pid: int = 0
     local: bool = False
+    session: str = ""
+    link: int = 0
     heard_at: float = 0.0
     """Monotonic."""
     missing_since: float | None = None
@@ -62,6 +64,7 @@ class WorkerRecord:
         self.labels = hello.labels
         self.held = dict(hello.held)
         self.host, self.pid, self.local = hello.host, hello.pid, hello.local
+        self.session, self.link = hello.session, hello.link
         self.heard_at = monotonic
         self.missing_since = None
         self.draining = False
@@ -85,10 +88,13 @@ class Roster:
         """A pool that no setting names comes into being with its first worker."""
         return self.pools.setdefault(name, Pool(name))
 
-    def heard(self, worker_id: str, monotonic: float) -> None:
+    def heard(self, worker_id: str, monotonic: float) -> bool:
+        """Note a sign of life; False if nobody of that name is known."""
         record = self.workers.get(worker_id)
-        if record is not None:
-            record.heard_at = monotonic
+        if record is None:
+            return False
+        record.heard_at = monotonic
+        return True
 
     def release(self, worker_id: str | None, job_id: str, attempt: int) -> None:
         """The worker no longer holds this attempt."""

@@ -1,4 +1,4 @@
-"""Moves jobs PENDING -> SCHEDULED -> DISPATCHED, and takes in what workers say of them.
+"""Moves jobs PENDING -> SCHEDULED -> DISPATCHED, and commits what workers say of them.
 
 The scheduler works in turns. A turn takes everything that has happened since the last one,
 decides, and makes one commit of it: results free slots, and the slots are filled again in
@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import islice
 
 import msgspec
 
 from penstock.control.board import Board
-from penstock.control.endings import ending
+from penstock.control.intake import Intake
 from penstock.control.limits import Limits
+from penstock.control.orders import Orders
 from penstock.control.placement import placer
 from penstock.control.safety import SafetyKernel
 from penstock.core.errors import StoreFailed
@@ -26,25 +26,7 @@ from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobResult
 from penstock.core.transition import Answer, Change, Move, Verdict
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
-from penstock.ports.bus import (
-    HANDSHAKE,
-    HEARTBEAT,
-    RESULT,
-    AnyMessage,
-    Bus,
-    Confirmed,
-    Credit,
-    Dispatch,
-    Farewell,
-    Finished,
-    Handshake,
-    Heartbeat,
-    JobCancel,
-    Returned,
-    Settled,
-    Started,
-    jobs_of,
-)
+from penstock.ports.bus import HANDSHAKE, HEARTBEAT, RESULT, AnyMessage, Bus, Started
 from penstock.ports.clock import Clock
 from penstock.ports.failpoint import failpoint
 from penstock.ports.store import Store
@@ -77,13 +59,12 @@ class Scheduler:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.store, self.bus, self.board, self.kernel = store, bus, board, kernel
-        self.clock, self.limits = clock, limits
-        self._ids = ids or IdSource()
-        self._chance = chance
+        self.clock = clock
+        self.orders = Orders(bus, limits)
+        self.intake = Intake(board, self.orders, limits, ids or IdSource(), chance)
         self._inbox: list[AnyMessage] = []
         self._wake = asyncio.Event()
         self._next_ready: float | None = None
-        self._new_topics = False
 
     async def run(self) -> None:
         """Listen, then take turns for ever."""
@@ -118,12 +99,9 @@ class Scheduler:
             if job.cancel_requested and any(
                 entry.event is JobEvent.REQUEST_CANCEL for entry in answer.transitions
             ):
-                self.tell_to_end(job, answer.transitions[-1].reason)
+                attempt = (job.job_id, job.attempt)
+                self.orders.end(job.worker_id, attempt, answer.transitions[-1].reason)
         self._wake.set()
-
-    def tell_to_end(self, job: Job, reason: str) -> None:
-        order = JobCancel(job.job_id, job.attempt, reason, _SCHEDULER)
-        self.bus.publish(jobs_of(job.worker_id or ""), [order])
 
     def nudge(self) -> None:
         """Something changed that no commit tells of: take a turn."""
@@ -155,12 +133,11 @@ class Scheduler:
         changes: list[Change] = []
         asked: list[tuple[int, Started]] = []
         for message in inbox:
-            if (change := self._take_in(message, now)) is not None:
-                if type(message) is Started and message.confirm:
-                    asked.append((len(changes), message))
-                changes.append(change)
-        if self._new_topics:
-            self._new_topics = False
+            if type(message) is Started and message.confirm:
+                asked.append((len(changes), message))
+            changes.extend(self.intake.take_in(message, now, self.clock.monotonic()))
+        if self.intake.new_topics:
+            self.intake.new_topics = False
             await self.store.remember(_TOPICS, msgspec.json.encode(sorted(self.board.topics)))
         finished = len(changes)
         fresh = self._judge(changes, now)
@@ -175,7 +152,7 @@ class Scheduler:
         answers = await self._commit(changes)
         self._confirm([(message, answers[index]) for index, message in asked])
         self._settle(changes[:finished])
-        self._send(answers[judged:dispatched], picked)
+        self._send(answers[judged:dispatched])
         await self._note_refused(changes[:finished], answers[:finished])
 
     async def _commit(self, changes: list[Change]) -> list[Answer]:
@@ -186,90 +163,6 @@ class Scheduler:
             except StoreFailed as error:
                 log.error("can't commit %d changes: %s", len(changes), error)
                 await self.clock.sleep(_DISK_RETRY)
-
-    # -- what workers say ---------------------------------------------------------
-
-    def _take_in(self, message: AnyMessage, now: float) -> Move | None:
-        roster = self.board.roster
-        match message:
-            case Finished(result):
-                roster.heard(result.worker_id or "", self.clock.monotonic())
-                roster.release(result.worker_id, result.job_id, result.attempt)
-                return self._finish(result, now)
-            case Started(job_id, attempt, worker_id):
-                return Move(
-                    job_id, (JobEvent.START,), f"{Role.WORKER}:{worker_id}", now, attempt=attempt
-                )
-            case Heartbeat(worker_id):
-                roster.heard(worker_id, self.clock.monotonic())
-            case Credit(worker_id, limit):
-                roster.heard(worker_id, self.clock.monotonic())
-                roster.worker(worker_id).limit = limit
-            case Returned(job_id, attempt, _, reason):
-                if self.board.is_live(job_id, attempt):
-                    self.board.set_adrift(self.board.held[job_id], reason)
-            case Handshake():
-                self._greet(message)
-            case Farewell(worker_id, lost):
-                self._see_off(worker_id, lost)
-        return None
-
-    def _finish(self, result: JobResult, now: float) -> Move:
-        job = self.board.held.get(result.job_id)
-        return ending(job, result, now, self._ids, self._chance())
-
-    def _greet(self, hello: Handshake) -> None:
-        roster = self.board.roster
-        roster.pool(hello.pool)
-        record = roster.worker(hello.worker_id)
-        missed = [
-            self.board.held[job_id]
-            for job_id, attempt in record.held.items()
-            if (job_id, attempt) not in hello.held and self.board.is_live(job_id, attempt)
-        ]
-        record.greet(hello, self.clock.monotonic())
-        if not self.board.topics.issuperset(hello.topics):
-            self.board.topics.update(hello.topics)
-            self._new_topics = True
-        for job in missed:
-            self._resend_or_lose(job, hello)
-        for job_id, attempt in hello.held:
-            if not self.board.reclaim(job_id, attempt):
-                record.held.pop(job_id, None)
-                order = JobCancel(job_id, attempt, "this attempt is not live", _SCHEDULER)
-                self.bus.publish(jobs_of(hello.worker_id), [order])
-            elif (job := self.board.held[job_id]).cancel_requested:
-                self.tell_to_end(job, "cancelled while the worker was away")
-
-    def _resend_or_lose(self, job: Job, hello: Handshake) -> None:
-        """The worker is back and does not know a job that we gave it."""
-        if job.state is JobState.DISPATCHED:
-            self.board.set_adrift(job, f"{hello.worker_id} came back without it")
-        else:
-            lost = JobResult(
-                job_id=job.job_id,
-                status=JobState.TIMEOUT,
-                worker_id=hello.worker_id,
-                attempt=job.attempt,
-                error_code="WORKER_LOST",
-                error_message=f"worker {hello.worker_id} restarted while it ran the job",
-            )
-            if job.request.idempotent and job.attempt < self.limits.max_attempts:
-                self.board.set_adrift(job, lost.error_message or "")
-            else:
-                self._inbox.append(Finished(lost))
-                self._wake.set()
-
-    def _see_off(self, worker_id: str, lost: bool) -> None:
-        record = self.board.roster.workers.get(worker_id)
-        if record is None:
-            return
-        if lost:
-            record.missing_since = self.clock.monotonic()
-        elif record.held:
-            record.draining = True
-        else:
-            del self.board.roster.workers[worker_id]
 
     # -- safety -------------------------------------------------------------------
 
@@ -343,47 +236,40 @@ class Scheduler:
             pool=pool,
         )
 
-    def _send(self, answers: list[Answer], picked: list[tuple[Job, str]]) -> None:
-        orders: dict[str, list[Dispatch]] = defaultdict(list)
-        for answer, (_, worker_id) in zip(answers, picked, strict=True):
-            if answer.moved and answer.job is not None:
-                orders[worker_id].append(self._order(answer.job))
-            elif answer.job is not None and not answer.job.is_final:
-                self.board.queue(answer.job)
+    def _send(self, answers: Sequence[Answer]) -> None:
+        given: list[Job] = []
+        for answer in answers:
+            job = answer.job
+            if job is not None and answer.moved:
+                given.append(job)
+            elif job is not None and not job.is_final:
+                self.board.queue(job)
                 self._wake.set()
-        for worker_id, batch in orders.items():
-            self.bus.publish(jobs_of(worker_id), batch)
-        if orders:
+        if given:
+            self.orders.dispatch(given)
             failpoint("after-dispatch")
 
-    def _confirm(self, asked: list[tuple[Started, Answer]]) -> None:
-        """Let workers begin whose start is durable; the others must drop the job."""
-        confirmed: dict[str, list[tuple[str, int]]] = defaultdict(list)
-        for message, answer in asked:
-            if answer.verdict is not Verdict.REFUSED:
-                confirmed[message.worker_id].append((message.job_id, message.attempt))
-            else:
-                order = JobCancel(message.job_id, message.attempt, answer.why, _SCHEDULER)
-                self.bus.publish(jobs_of(message.worker_id), [order])
-        for worker_id, jobs in confirmed.items():
-            self.bus.publish(jobs_of(worker_id), [Confirmed(tuple(jobs))])
-
     def _settle(self, changes: Sequence[Change]) -> None:
-        """Tell workers elsewhere which of their results are safe (or known to be late)."""
+        """Tell workers elsewhere which of their results are safe, or known to be late."""
         workers = self.board.roster.workers
-        settled: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        results: list[tuple[str, tuple[str, int]]] = []
         for change in changes:
             if isinstance(change, Move) and (result := change.result) is not None:
                 record = workers.get(result.worker_id or "")
                 if record is not None and not record.local:
-                    settled[record.worker_id].append((result.job_id, result.attempt))
-        for worker_id, jobs in settled.items():
-            self.bus.publish(jobs_of(worker_id), [Settled(tuple(jobs))])
+                    results.append((record.worker_id, (result.job_id, result.attempt)))
+        self.orders.settle(results)
 
-    def _order(self, job: Job) -> Dispatch:
-        request = job.request
-        timeout = self.limits.timeout if request.timeout is None else request.timeout
-        return Dispatch(request, job.attempt, timeout, request.deadline)
+    def _confirm(self, asked: Sequence[tuple[Started, Answer]]) -> None:
+        """Let workers begin whose start is durable; the others must drop the job."""
+        durable: list[tuple[str, tuple[str, int]]] = []
+        for message, answer in asked:
+            attempt = (message.job_id, message.attempt)
+            if answer.verdict is Verdict.REFUSED:
+                self.orders.end(message.worker_id, attempt, answer.why)
+            else:
+                durable.append((message.worker_id, attempt))
+        self.orders.confirm(durable)
 
     async def _note_refused(self, changes: Sequence[Change], answers: Sequence[Answer]) -> None:
         """A result that came too late, or for a dead attempt, is logged and changes nothing."""

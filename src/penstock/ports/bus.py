@@ -46,6 +46,27 @@ class Handshake(Message, frozen=True, gc=False):
     pid: int = 0
     local: bool = False
     """It lives in the engine's own process, and dies with it."""
+    session: str = ""
+    """Tells two processes that use the same name apart."""
+    link: int = 0
+    """Which of its connections this came over."""
+
+
+class Welcomed(Message, frozen=True, gc=False):
+    """The engine knows the worker of this session: it may take work now."""
+
+    session: str
+
+
+class Dismissed(Message, frozen=True, gc=False):
+    """The engine has no use for the worker of this session: it must go."""
+
+    session: str
+    reason: str
+
+
+class Reintroduce(Message, frozen=True, gc=False):
+    """The engine hears from a worker that it does not know (any more): say who you are."""
 
 
 class Heartbeat(Message, frozen=True, gc=False):
@@ -67,6 +88,8 @@ class Farewell(Message, frozen=True, gc=False):
 
     worker_id: str
     lost: bool = False
+    link: int = 0
+    """Which connection was lost."""
 
 
 class Dispatch(Message, frozen=True, gc=False):
@@ -140,6 +163,9 @@ class JobLog(Message, frozen=True, gc=False):
 
 AnyMessage = (
     Handshake
+    | Welcomed
+    | Dismissed
+    | Reintroduce
     | Heartbeat
     | Credit
     | Farewell

@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
+from asyncio import FIRST_COMPLETED
 from collections import deque
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
+from penstock.core.errors import Conflict
 from penstock.core.job import JobResult
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs
@@ -27,14 +30,17 @@ from penstock.ports.bus import (
     Bus,
     Confirmed,
     Credit,
+    Dismissed,
     Dispatch,
     Farewell,
     Finished,
     Handshake,
     JobCancel,
+    Reintroduce,
     Returned,
     Settled,
     Started,
+    Welcomed,
     jobs_of,
 )
 from penstock.ports.clock import Clock
@@ -50,6 +56,7 @@ _AHEAD = 0.05
 _MOST_AHEAD = 2000
 _REVIEW = 0.1
 """Seconds between looks at the credit and at jobs that can't be started."""
+_RENAME = "give this one another name with --id"
 _PATIENCE = 1.0
 """Seconds a job may be held here unstarted before it is handed back."""
 
@@ -88,6 +95,9 @@ class Worker:
         self._done = 0
         self._credit = options.slots
         self._draining = False
+        self._session = secrets.token_hex(8)
+        self._welcome = False
+        self._link = 1
         self._deadlines = Deadlines(clock, self._active.values, _time_out)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -96,20 +106,27 @@ class Worker:
 
     async def run(self) -> None:
         self._outbox = Outbox(self.bus)
+        self._dismissed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         subject = jobs_of(self.options.worker_id)
         subscription = self.bus.subscribe(subject, self._receive)
+        reviewing = asyncio.ensure_future(self._review())
         try:
-            self.announce()
-            await self._review()
+            self.announce(self._link)
+            await asyncio.wait((reviewing, self._dismissed), return_when=FIRST_COMPLETED)
+            if self._dismissed.done():
+                self._dismissed.result()
+            reviewing.result()
         finally:
+            reviewing.cancel()
             await asyncio.shield(self._drain())
             await subscription.close()
             for executor in self.executors:
                 await executor.close()
 
-    def announce(self) -> None:
+    def announce(self, link: int) -> None:
         """Say who we are and what we hold: at the start, and whenever the bus is back."""
         options = self.options
+        self._link = link
         self._outbox.flush()
         self.bus.publish(
             HANDSHAKE,
@@ -124,6 +141,8 @@ class Worker:
                     socket.gethostname(),
                     os.getpid(),
                     options.local,
+                    self._session,
+                    link,
                 )
             ],
         )
@@ -194,7 +213,15 @@ class Worker:
         for message in messages:
             match message:
                 case Dispatch():
-                    self._take(message)
+                    if self._welcome:
+                        self._take(message)
+                case Welcomed(session):
+                    self._welcome = self._welcome or session == self._session
+                case Dismissed(session, reason):
+                    if session == self._session and not self._dismissed.done():
+                        self._dismissed.set_exception(Conflict(reason, hint=_RENAME))
+                case Reintroduce():
+                    self.announce(self._link)
                 case JobCancel(job_id, number, reason, _):
                     self._end((job_id, number), reason)
                 case Confirmed(jobs):

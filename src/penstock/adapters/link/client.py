@@ -57,11 +57,14 @@ class Link:
         address: Address,
         *,
         token: str = "",
-        will: tuple[str, AnyMessage] | None = None,
-        on_connect: Callable[[], None] = lambda: None,
+        will: Callable[[int], tuple[str, AnyMessage]] | None = None,
     ) -> None:
         self.address = address
-        self._token, self._will, self.on_connect = token, will, on_connect
+        self._token, self._will = token, will
+        self.on_connect: Callable[[], None] = lambda: None
+        """Called whenever the link has come up."""
+        self.number = 0
+        """How many connections there have been: which one this is."""
         self._protocol: FrameProtocol | None = None
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Raw]] = {}
@@ -106,8 +109,10 @@ class Link:
         await self._up.wait()
 
     def _catch_up(self, protocol: FrameProtocol) -> None:
+        self.number += 1
         if self._will is not None:
-            protocol.send(Will(self._will[0], [self._will[1]]))
+            subject, last_word = self._will(self.number)
+            protocol.send(Will(subject, [last_word]))
         for subject in self._readers:
             protocol.send(Sub(subject))
         self.on_connect()

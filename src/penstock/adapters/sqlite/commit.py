@@ -10,7 +10,16 @@ import apsw
 from penstock.adapters.sqlite import rows
 from penstock.adapters.sqlite.database import storage_errors
 from penstock.core.job import Job
-from penstock.core.transition import Accept, Answer, Change, Move, Verdict, admit, advance, followers
+from penstock.core.transition import (
+    Accept,
+    Answer,
+    Change,
+    Move,
+    Verdict,
+    admit,
+    advance,
+    followers,
+)
 from penstock.ports.failpoint import failpoint
 from penstock.ports.store import LogLine
 

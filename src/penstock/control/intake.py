@@ -1,0 +1,138 @@
+"""What workers say, and what it means for the board and for the jobs they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.control.board import Board
+from penstock.control.endings import ending
+from penstock.control.limits import Limits
+from penstock.control.orders import Orders
+from penstock.core.ids import IdSource
+from penstock.core.job import Job, JobResult
+from penstock.core.transition import Move
+from penstock.lifecycles.canonical import JobEvent, JobState, Role
+from penstock.ports.bus import (
+    AnyMessage,
+    Credit,
+    Farewell,
+    Finished,
+    Handshake,
+    Heartbeat,
+    Returned,
+    Started,
+)
+
+
+class Intake:
+    """Turns messages into moves; keeps the roster by the way."""
+
+    def __init__(
+        self,
+        board: Board,
+        orders: Orders,
+        limits: Limits,
+        ids: IdSource,
+        chance: Callable[[], float],
+    ) -> None:
+        self._board, self._roster, self._orders = board, board.roster, orders
+        self._limits, self._ids, self._chance = limits, ids, chance
+        self.new_topics = False
+        """Whether a worker came with topics that nobody served here before."""
+
+    def take_in(self, message: AnyMessage, now: float, monotonic: float) -> list[Move]:
+        """The moves that a message asks for."""
+        match message:
+            case Finished(result):
+                self._hear(result.worker_id or "", monotonic)
+                self._roster.release(result.worker_id, result.job_id, result.attempt)
+                return [self._finish(result, now)]
+            case Started(job_id, attempt, worker_id):
+                actor = f"{Role.WORKER}:{worker_id}"
+                return [Move(job_id, (JobEvent.START,), actor, now, attempt=attempt)]
+            case Heartbeat(worker_id):
+                self._hear(worker_id, monotonic)
+            case Credit(worker_id, limit):
+                if (record := self._roster.workers.get(worker_id)) is not None:
+                    record.limit = limit
+            case Returned(job_id, attempt, _, reason):
+                if self._board.is_live(job_id, attempt):
+                    self._board.set_adrift(self._board.held[job_id], reason)
+            case Handshake():
+                return self._greet(message, now, monotonic)
+            case Farewell():
+                self._see_off(message, monotonic)
+        return []
+
+    def _hear(self, worker_id: str, monotonic: float) -> None:
+        """A sign of life; from a worker that we gave up for lost, a reason to ask again."""
+        if not self._roster.heard(worker_id, monotonic):
+            self._orders.ask_who(worker_id)
+
+    def _finish(self, result: JobResult, now: float) -> Move:
+        job = self._board.held.get(result.job_id)
+        return ending(job, result, now, self._ids, self._chance())
+
+    # -- coming -------------------------------------------------------------------
+
+    def _greet(self, hello: Handshake, now: float, monotonic: float) -> list[Move]:
+        board, roster = self._board, self._roster
+        record = roster.worker(hello.worker_id)
+        if record.ready and record.session not in ("", hello.session):
+            reason = f"a worker {hello.worker_id} is here already (process {record.pid})"
+            self._orders.dismiss(hello.worker_id, hello.session, reason)
+            return []
+        roster.pool(hello.pool)
+        missed = [
+            board.held[job_id]
+            for job_id, attempt in record.held.items()
+            if (job_id, attempt) not in hello.held and board.is_live(job_id, attempt)
+        ]
+        record.greet(hello, monotonic)
+        if not board.topics.issuperset(hello.topics):
+            board.topics.update(hello.topics)
+            self.new_topics = True
+        self._orders.welcome(hello.worker_id, hello.session)
+        self._give_back(hello)
+        return [move for job in missed for move in self._lose(job, hello.worker_id, now)]
+
+    def _give_back(self, hello: Handshake) -> None:
+        """A worker that comes back keeps what is still its own, and drops the rest."""
+        for job_id, attempt in hello.held:
+            if not self._board.reclaim(job_id, attempt):
+                self._roster.release(hello.worker_id, job_id, attempt)
+                self._orders.end(hello.worker_id, (job_id, attempt), "this attempt is not live")
+            elif self._board.held[job_id].cancel_requested:
+                reason = "cancelled while the worker was away"
+                self._orders.end(hello.worker_id, (job_id, attempt), reason)
+
+    def _lose(self, job: Job, worker_id: str, now: float) -> list[Move]:
+        """The worker is back and does not know a job that we gave it."""
+        why = f"worker {worker_id} came back without it"
+        repeatable = job.request.idempotent and job.attempt < self._limits.max_attempts
+        if job.state is JobState.DISPATCHED or repeatable:
+            self._board.set_adrift(job, why)
+            return []
+        lost = JobResult(
+            job_id=job.job_id,
+            status=JobState.TIMEOUT,
+            worker_id=worker_id,
+            attempt=job.attempt,
+            error_code="WORKER_LOST",
+            error_message=why,
+        )
+        return [self._finish(lost, now)]
+
+    # -- going --------------------------------------------------------------------
+
+    def _see_off(self, farewell: Farewell, monotonic: float) -> None:
+        record = self._roster.workers.get(farewell.worker_id)
+        if record is None:
+            return
+        if farewell.lost:
+            if farewell.link == record.link:  # not a connection that it has replaced since
+                record.missing_since = monotonic
+        elif record.held:
+            record.draining = True
+        else:
+            del self._roster.workers[farewell.worker_id]
