@@ -41,6 +41,14 @@ async def meant(desk: Desk, text: str) -> Job:
     raise click.BadParameter(f"{text!r} could be {plural(len(found), 'job')}: {some}")
 
 
+async def meant_or_given(desk: Desk, text: str) -> str:
+    """The id that is meant; what was given, if no job has it: it may have been pruned."""
+    try:
+        return (await meant(desk, text)).job_id
+    except NotFound:
+        return text
+
+
 async def _alike(desk: Desk, text: str) -> AsyncIterator[Job]:
     before: int | None = None
     for _ in range(_SEARCHED // _PAGE):

@@ -100,6 +100,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 @click.group(
     cls=Program,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes, --json and shell completion: docs/reference/cli.md.",
 )
@@ -119,8 +120,12 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     callback=_print_version,
     help="Print the version.",
 )
-def penstock() -> None:
+@click.pass_context
+def penstock(ctx: click.Context) -> None:
     """A durable job engine: no accepted job is lost, none is silently run twice."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help(), err=True)
+        ctx.exit(Exit.USAGE)
 
 
 def run(args: Sequence[str], **extra: Any) -> int:
@@ -148,9 +153,6 @@ def _flush() -> None:
 
 def _explain(error: Exception) -> int:
     match error:
-        case click.exceptions.NoArgsIsHelpError():
-            click.echo(error.ctx.get_help(), err=True)
-            return Exit.USAGE
         case click.Abort():
             _say("interrupted")
             return Exit.INTERRUPTED

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 from msgspec.structs import replace
 
+from penstock.cli.ids import meant_or_given
 from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
 from penstock.cli.parameters import STATE, as_json, several
 from penstock.cli.place import Place, placed, reading_at, run
@@ -78,6 +79,8 @@ def ps(
 
 async def _ps(place: Place, query: JobQuery, everything: bool, quiet: bool, json: bool) -> None:
     async with reading_at(place) as desk:
+        if query.parent_job_id is not None:
+            query = replace(query, parent_job_id=await meant_or_given(desk, query.parent_job_id))
         jobs = await (_every(desk, query) if everything else desk.find(query))
         if json:
             print_json([record(job) for job in jobs])

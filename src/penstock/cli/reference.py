@@ -16,9 +16,7 @@ import click
 from penstock.cli.exits import EXITS, Exit
 from penstock.cli.program import COMMANDS, penstock
 
-MADE = (
-    "<!-- Made by `python -m penstock.cli.reference docs/reference`; a test keeps it in step. -->"
-)
+MADE = "<!-- Made by `python -m penstock.cli.reference`; a test keeps it in step. -->"
 
 INTRODUCTION = f"""\
 # The command line

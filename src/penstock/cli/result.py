@@ -24,7 +24,7 @@ from penstock.ports.desk import Desk
 @click.argument("job")
 @click.option("--wait", is_flag=True, help="Wait for the end.")
 @click.option("--timeout", type=DURATION, help="Wait no longer than this; the job goes on.")
-@click.option("--output", type=click.Path(dir_okay=False), help="Write it to this file as it is.")
+@click.option("--output", metavar="FILE", help="Write it to this file as it is.")
 @click.option("-r", "--raw", is_flag=True, help="Print a string without its quotes.")
 @as_json
 @placed

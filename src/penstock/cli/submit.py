@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from penstock.cli.exits import Exit
+from penstock.cli.ids import meant_or_given
 from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import (
     DURATION,
@@ -100,6 +101,8 @@ async def _submit(
     submitted: list[str],
 ) -> int:
     async with client_at(place, _application(app)) as client:
+        if "parent" in options:
+            options["parent"] = await meant_or_given(client.desk, options["parent"])
         handle = await client.asubmit(topic, payload, **options)
         submitted.append(handle.job_id)
         if not patience[0]:

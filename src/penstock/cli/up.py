@@ -85,13 +85,15 @@ async def _serve(place: Place, settings: Settings, app: App | None, no_worker: b
 
     stop = Stop()
     stop.listen()
-    engine = Engine(settings, [] if no_worker else make_executors(app, settings))
+    executors = [] if no_worker else make_executors(app, settings)
+    engine = Engine(settings, executors)
     await engine.start()
     if app is not None:
         portal = Portal(asyncio.get_running_loop())
         app.bind(Client(engine.desk, portal, time.time, app.functions))
     try:
-        click.echo(await _banner(place, engine))
+        topics = sorted({topic for executor in executors for topic in executor.topics})
+        click.echo(await _banner(place, engine, topics))
         await stop.first_of(engine.wait())
     finally:
         if not await stop.unless_urgent(engine.stop()):
@@ -99,14 +101,12 @@ async def _serve(place: Place, settings: Settings, app: App | None, no_worker: b
     log.info("stopped")
 
 
-async def _banner(place: Place, engine: Engine) -> str:
+async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
     from penstock import __version__
 
     settings, status = engine.settings, await engine.desk.status()
-    workers = await engine.desk.workers()
     durability = settings.durability
     rules = f"{settings.rules} ({status.rules})" if settings.rules else "none: all jobs allowed"
-    topics = sorted({topic for worker in workers for topic in worker.topics})
     facts = [
         ("data", str(settings.data_dir)),
         ("durability", f"{durability.value}: {_SURVIVES[durability]}"),

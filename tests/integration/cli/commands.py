@@ -1,0 +1,161 @@
+"""Real `penstock` processes on a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+APPLICATION = """
+    import asyncio
+    import time
+    from pathlib import Path
+
+    import penstock
+
+    app = penstock.App()
+
+    @app.job("job.text.shout")
+    async def shout(text: str) -> str:
+        return text.upper() + "!"
+
+    @app.job("job.text.fail")
+    async def fail(why: str = "no reason") -> None:
+        raise ValueError(why)
+
+    @app.job("job.text.talk")
+    async def talk(lines: int = 3) -> int:
+        for n in range(lines):
+            penstock.current().log(f"line {n}")
+        penstock.current().log("careful", level="warning")
+        return lines
+
+    @app.job("job.text.large")
+    async def large(size: int) -> str:
+        return "x" * size
+
+    @app.job("job.wait.file")
+    async def wait_for(path: str) -> str:
+        ctx = penstock.current()
+        ctx.progress(0.5, "half way")
+        Path(path + ".started").touch()
+        while not Path(path).exists():
+            await asyncio.sleep(0.01)
+        return "it came"
+
+    @app.job("job.wait.stubborn")
+    def stubborn(path: str) -> None:
+        Path(path + ".started").touch()
+        while not Path(path).exists():
+            time.sleep(0.01)
+"""
+
+
+class Penstock:
+    """The command, in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        (folder / "jobs.py").write_text(textwrap.dedent(APPLICATION))
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+        self.env = {**kept, "PENSTOCK_DATA_DIR": str(self.data), "NO_COLOR": "1"}
+
+    def start(self, *args: str, **options: Any) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "penstock.cli", *args],
+            cwd=self.folder,
+            env=self.env,
+            text=True,
+            stdin=options.pop("stdin", subprocess.DEVNULL),
+            stdout=subprocess.PIPE,
+            stderr=options.pop("stderr", subprocess.PIPE),
+            **options,
+        )
+
+    def __call__(
+        self, *args: str, code: int = 0, given: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command that must end with this exit code."""
+        with self.start(*args, stdin=subprocess.PIPE) as process:
+            try:
+                out, err = process.communicate(given, timeout=30)
+            except BaseException:
+                process.kill()
+                raise
+        assert process.returncode == code, (args, process.returncode, out, err)
+        assert "Traceback" not in err
+        return subprocess.CompletedProcess(args, process.returncode, out, err)
+
+    def out(self, *args: str, code: int = 0, given: str = "") -> str:
+        return self(*args, code=code, given=given).stdout.strip()
+
+    def err(self, *args: str, code: int, given: str = "") -> str:
+        done = self(*args, code=code, given=given)
+        assert done.stdout == ""
+        return done.stderr
+
+    def json(self, *args: str, code: int = 0) -> Any:
+        return msgspec.json.decode(self.out(*args, "--json", code=code))
+
+    def submit(self, topic: str, given: Any = None, *args: str) -> str:
+        payload = msgspec.json.encode(given or {}).decode()
+        return self.out("submit", topic, "--input", payload, *args)
+
+    def held(self, name: str, topic: str = "job.wait.file") -> tuple[str, Path]:
+        """A job that runs until a file is there; it has started when this returns."""
+        gate = self.folder / name
+        job_id = self.submit(topic, {"path": str(gate)})
+        eventually(lambda: Path(f"{gate}.started").exists())
+        return job_id, gate
+
+    def state(self, job_id: str) -> str:
+        return str(self.json("show", job_id)["job"]["state"])
+
+    @contextmanager
+    def up(self, *args: str) -> Iterator[subprocess.Popen[str]]:
+        """A running engine, ready; it is killed at the end if it still runs."""
+        process = self.start("up", *args, stderr=subprocess.STDOUT)
+        try:
+            self.banner = said(process, "ready")
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def said(process: subprocess.Popen[str], text: str) -> str:
+    """What it says, up to the line that has this text."""
+    stream = process.stderr or process.stdout
+    assert stream is not None
+    lines = ""
+    while text not in lines:
+        line = stream.readline()
+        assert line, f"it ended before it said {text!r}: {lines}"
+        lines += line
+    return lines
+
+
+def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
+    """Send a signal and return what it says until its end."""
+    process.send_signal(number)
+    return process.communicate(timeout=30)[0]
+
+
+def eventually(holds: Callable[[], Any], within: float = 20.0) -> Any:
+    """Wait for a process to bring something about."""
+    deadline = time.monotonic() + within
+    while not (value := holds()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+    return value
