@@ -7,7 +7,6 @@ durable. Scheduler, reconciler and desk all look at the same board.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from penstock.control.backlog import Backlog
@@ -15,7 +14,7 @@ from penstock.control.placement import matches
 from penstock.control.roster import Roster
 from penstock.core.job import Job
 from penstock.core.transition import Answer
-from penstock.lifecycles.canonical import HELD, WAITING, JobState
+from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
 
 
 class Board:
@@ -24,8 +23,8 @@ class Board:
     def __init__(self, roster: Roster, now: Callable[[], float]) -> None:
         self.roster = roster
         self._now = now
-        self.unjudged: deque[Job] = deque()
-        """Accepted, and not yet shown to the safety kernel."""
+        self.unjudged: dict[int, Job] = {}
+        """Accepted, by seq, and not yet shown to the safety kernel."""
         self.backlog = Backlog()
         self.held: dict[str, Job] = {}
         """Jobs with a worker, by id."""
@@ -50,7 +49,8 @@ class Board:
             job = answer.job
             assert job is not None
             if job.finished_at is not None:
-                self._leave(job)
+                if answer.transitions[-1].before not in TERMINAL:
+                    self._leave(job)
             elif job.state in HELD:
                 self._hold(job)
             elif job.version == 1:
@@ -58,7 +58,7 @@ class Board:
 
     def _enter(self, job: Job) -> None:
         if job.state in WAITING:
-            self.unjudged.append(job)
+            self.unjudged[job.seq] = job
         else:
             self.held[job.job_id] = job
             record = self.roster.worker(job.worker_id or "")
@@ -77,6 +77,7 @@ class Board:
     def _leave(self, job: Job) -> None:
         job_id = job.request.job_id
         self.finished += 1
+        self.unjudged.pop(job.seq, None)
         self.backlog.discard(job.seq)
         self.deadlines.pop(job.seq, None)
         self.doubtful.pop(job.seq, None)
@@ -103,6 +104,12 @@ class Board:
         if self.adrift.pop(job_id, None) is not None:
             self.backlog.discard(job.seq)
         return True
+
+    def may_go_out(self, job: Job) -> bool:
+        """Whether a job that came up may really be given to a worker."""
+        if job.state in WAITING:
+            return True
+        return job.job_id in self.adrift and not job.cancel_requested
 
     def is_live(self, job_id: str, attempt: int) -> bool:
         """Whether this attempt is the one we wait for."""

@@ -49,6 +49,9 @@ class Intake:
                 return [self._finish(result, now)]
             case Started(job_id, attempt, worker_id):
                 actor = f"{Role.WORKER}:{worker_id}"
+                if job_id in self._board.adrift and self._board.reclaim(job_id, attempt):
+                    # It was given up too soon: it has the job, and nobody else does yet.
+                    self._roster.hold(worker_id, job_id, attempt, monotonic)
                 return [Move(job_id, (JobEvent.START,), actor, now, attempt=attempt)]
             case Heartbeat(worker_id):
                 self._hear(worker_id, monotonic)

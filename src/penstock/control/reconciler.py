@@ -50,6 +50,13 @@ class TooLate(Struct, frozen=True):
     seq: int
 
 
+class Unwanted(Struct, frozen=True):
+    """A job between two workers that a user wants ended."""
+
+    job: Job
+    why: str
+
+
 class Lost(Struct, frozen=True):
     """A worker that is gone."""
 
@@ -57,7 +64,7 @@ class Lost(Struct, frozen=True):
     why: str
 
 
-Finding = Overdue | TooLate | Lost
+Finding = Overdue | TooLate | Unwanted | Lost
 
 
 def findings(board: Board, limits: Limits, now: float, monotonic: float) -> Iterator[Finding]:
@@ -66,10 +73,13 @@ def findings(board: Board, limits: Limits, now: float, monotonic: float) -> Iter
         if (why := _why_lost(worker, limits, monotonic)) is not None:
             yield Lost(worker, why)
     for job in board.held.values():
-        if job.job_id not in board.adrift and (found := _overdue(job, limits, now)) is not None:
+        if (why := board.adrift.get(job.job_id)) is not None:
+            if job.cancel_requested:
+                yield Unwanted(job, why)
+        elif (found := _overdue(job, limits, now)) is not None:
             yield found
     for seq, deadline in board.deadlines.items():
-        if deadline <= now and seq in board.backlog:
+        if deadline <= now and (seq in board.backlog or seq in board.unjudged):
             yield TooLate(seq)
 
 
@@ -139,10 +149,14 @@ class Reconciler:
         self._last = monotonic
         now = self.clock.now()
         changes: list[Change] = []
-        for finding in list(findings(self.board, self.limits, now, monotonic)):
+        found = list(findings(self.board, self.limits, now, monotonic))
+        for finding in found:
             changes.extend([c async for c in self._mend(finding, now)])
         if changes:
             self._tell(await self.store.apply(changes))
+        for finding in found:
+            if isinstance(finding, Lost):
+                self._forget(finding.worker)
 
     def _forgive(self, overslept: float) -> None:
         if overslept > self._interval:
@@ -160,6 +174,8 @@ class Reconciler:
                     yield _cancel(
                         job, "DEADLINE_EXCEEDED", "its deadline passed before it ran", now
                     )
+            case Unwanted(job, why):
+                yield _cancel(job, "CANCELLED", f"cancelled; {why}", now)
             case Lost(worker, why):
                 for change in self._lose(worker, why, now):
                     yield change
@@ -177,9 +193,14 @@ class Reconciler:
                 self.board.set_adrift(job, why)
             else:
                 changes.append(self._expire(job, "WORKER_LOST", why, now))
-        self.board.roster.workers.pop(worker.worker_id, None)
+        worker.draining = True  # until it introduces itself again
         self._nudge()
         return changes
+
+    def _forget(self, worker: WorkerRecord) -> None:
+        """Once all that it held is seen to, and unless it came back meanwhile."""
+        if worker.draining and not worker.held:
+            self.board.roster.workers.pop(worker.worker_id, None)
 
     def _may_repeat(self, job: Job) -> bool:
         return job.request.idempotent and job.attempt < self.limits.max_attempts

@@ -89,12 +89,18 @@ class Roster:
         return self.pools.setdefault(name, Pool(name))
 
     def heard(self, worker_id: str, monotonic: float) -> bool:
-        """Note a sign of life; False if nobody of that name is known."""
+        """Note a sign of life; False if nobody of that name has introduced itself."""
         record = self.workers.get(worker_id)
         if record is None:
             return False
         record.heard_at = monotonic
-        return True
+        return record.slots > 0
+
+    def hold(self, worker_id: str, job_id: str, attempt: int, monotonic: float) -> None:
+        """A worker, known or not, says that it has this."""
+        record = self.worker(worker_id)
+        record.held[job_id] = attempt
+        record.heard_at = monotonic
 
     def release(self, worker_id: str | None, job_id: str, attempt: int) -> None:
         """The worker no longer holds this attempt."""

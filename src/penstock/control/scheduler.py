@@ -70,7 +70,9 @@ class Scheduler:
         """Listen, then take turns for ever."""
         stop_listening = self.store.listen(self.hear)
         readers = [
-            self.bus.subscribe(subject, self.receive) for subject in (RESULT, HANDSHAKE, HEARTBEAT)
+            self.bus.subscribe(RESULT, self.receive),
+            self.bus.subscribe(HANDSHAKE, self.receive),
+            self.bus.subscribe(HEARTBEAT, self.beat),
         ]
         try:
             await self._recall_topics()
@@ -86,6 +88,11 @@ class Scheduler:
         known = await self.store.recall(_TOPICS)
         if known is not None:
             self.board.topics.update(msgspec.json.decode(known, type=list[str]))
+
+    async def beat(self, messages: list[AnyMessage]) -> None:
+        """Heartbeats count when they come, however long the turn that is under way."""
+        for message in messages:
+            self.intake.take_in(message, self.clock.now(), self.clock.monotonic())
 
     async def receive(self, messages: list[AnyMessage]) -> None:
         self._inbox.extend(messages)
@@ -170,22 +177,22 @@ class Scheduler:
         """Show new jobs to the kernel; queue the allowed ones and return them."""
         allowed: list[Job] = []
         unjudged = self.board.unjudged
-        undecided: list[Job] = []
-        for _ in range(min(len(unjudged), _MOST_A_TURN)):
-            job = unjudged.popleft()
+        undecided: dict[int, Job] = {}
+        for job in list(islice(unjudged.values(), _MOST_A_TURN)):
+            del unjudged[job.seq]
             try:
                 verdict = self.kernel.decide(job.request)
             except Exception as error:
                 log.exception("the safety kernel could not judge job %s", job.job_id)
                 self.board.doubtful[job.seq] = f"the safety kernel failed: {error}"
-                undecided.append(job)
+                undecided[job.seq] = job
                 continue
             if verdict.allows:
                 self.board.queue(job)
                 allowed.append(job)
             else:
                 changes.append(_denial(job, verdict.rule_id, verdict.reason, now))
-        unjudged.extend(undecided)
+        unjudged.update(undecided)
         if unjudged and not undecided:
             self._wake.set()
         return allowed
@@ -212,7 +219,7 @@ class Scheduler:
         if len(chosen) == _MOST_A_TURN:
             self._wake.set()
         jobs = await self.store.fetch(list(chosen))
-        return [(job, chosen[job.seq]) for job in jobs if not job.is_final]
+        return [(job, chosen[job.seq]) for job in jobs if self.board.may_go_out(job)]
 
     def _dispatch(self, job: Job, worker_id: str, now: float) -> Move:
         pool = self.board.roster.workers[worker_id].pool
@@ -242,7 +249,7 @@ class Scheduler:
             job = answer.job
             if job is not None and answer.moved:
                 given.append(job)
-            elif job is not None and not job.is_final:
+            elif job is not None and self.board.may_go_out(job):
                 self.board.queue(job)
                 self._wake.set()
         if given:

@@ -1,0 +1,289 @@
+"""What the reconciler finds wrong, and what it leaves alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.adapters.memory.bus import MemoryBus
+from penstock.adapters.memory.store import MemoryStore
+from penstock.control.board import Board
+from penstock.control.limits import Limits
+from penstock.control.reconciler import Finding, Lost, Overdue, Reconciler, TooLate, findings
+from penstock.control.roster import Roster
+from penstock.core.errors import StoreFailed
+from penstock.core.job import Job, RetryPolicy
+from penstock.core.transition import Change
+from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.ports.bus import Handshake
+from penstock.testing.aio import run_async
+from penstock.testing.clock import VirtualClock
+from penstock.testing.samples import T0, a_job, accept, move
+
+LIMITS = Limits(
+    timeout=100, dispatch_timeout=30, lease=15, lost_grace=3, kill_grace=5, max_attempts=2
+)
+SLACK = 2.0
+_E, _S = JobEvent, JobState
+
+
+def board_of(*jobs: Job) -> Board:
+    board = Board(Roster({}), lambda: T0)
+    board.restore(jobs)
+    while board.unjudged:
+        board.queue(board.unjudged.popitem()[1])
+    return board
+
+
+def found(board: Board, *, after: float, monotonic: float = 0.0) -> list[Finding]:
+    return list(findings(board, LIMITS, T0 + after, monotonic))
+
+
+def codes(board: Board, *, after: float) -> list[str]:
+    return [finding.code for finding in found(board, after=after) if isinstance(finding, Overdue)]
+
+
+# -- limits of held jobs ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fields", "limit"), [({}, 30.0), ({"dispatch_timeout": 7.0}, 7.0)])
+def test_what_was_not_started_in_time_is_overdue(fields: dict[str, Any], limit: float) -> None:
+    board = board_of(a_job(state=_S.DISPATCHED, **fields))
+    assert codes(board, after=limit) == []
+    assert codes(board, after=limit + 0.001) == ["NOT_STARTED"]
+
+
+@pytest.mark.parametrize(("fields", "limit"), [({}, 100.0), ({"timeout": 9.0}, 9.0)])
+def test_a_worker_gets_grace_to_end_what_ran_too_long_itself(
+    fields: dict[str, Any], limit: float
+) -> None:
+    board = board_of(a_job(state=_S.RUNNING, **fields))
+    patience = limit + LIMITS.kill_grace + SLACK
+    assert codes(board, after=patience) == []
+    assert codes(board, after=patience + 0.001) == ["TIMEOUT"]
+
+
+@pytest.mark.parametrize("state", [_S.DISPATCHED, _S.RUNNING])
+def test_a_deadline_holds_for_whatever_a_worker_holds(state: JobState) -> None:
+    board = board_of(a_job(state=state, deadline=T0 + 4))
+    patience = 4 + LIMITS.kill_grace + SLACK
+    assert codes(board, after=patience) == []
+    assert codes(board, after=patience + 0.001) == ["DEADLINE_EXCEEDED"]
+
+
+def test_a_started_job_is_not_held_to_the_time_of_its_dispatch() -> None:
+    assert codes(board_of(a_job(state=_S.RUNNING)), after=31) == []
+
+
+def test_a_job_between_workers_is_not_overdue() -> None:
+    board = board_of(job := a_job(state=_S.DISPATCHED))
+    board.set_adrift(job, "lost")
+    assert codes(board, after=1000) == []
+
+
+# -- deadlines of waiting jobs ----------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [_S.PENDING, _S.SCHEDULED])
+def test_a_waiting_job_is_too_late_when_its_deadline_passes(state: JobState) -> None:
+    board = board_of(a_job(state=state, deadline=T0 + 4, seq=7))
+    assert found(board, after=3.9) == []
+    assert found(board, after=4) == [TooLate(7)]
+
+
+def test_a_job_that_safety_cannot_judge_is_too_late_as_well() -> None:
+    board = Board(Roster({}), lambda: T0)
+    board.restore([a_job(deadline=T0 + 4, seq=7)])
+    board.doubtful[7] = "the kernel failed"
+    assert found(board, after=5) == [TooLate(7)]
+
+
+def test_a_job_between_workers_is_too_late_when_its_deadline_passes() -> None:
+    board = board_of(job := a_job(state=_S.RUNNING, deadline=T0 + 4, seq=7))
+    board.set_adrift(job, "lost")
+    assert found(board, after=5) == [TooLate(7)]
+
+
+# -- workers ----------------------------------------------------------------------
+
+
+def worker_on(board: Board, **fields: Any) -> None:
+    record = board.roster.worker("w")
+    for name, value in fields.items():
+        setattr(record, name, value)
+
+
+def lost(board: Board, monotonic: float) -> bool:
+    return any(isinstance(finding, Lost) for finding in found(board, after=0, monotonic=monotonic))
+
+
+def test_a_worker_is_lost_when_its_lease_ran_out_in_silence() -> None:
+    worker_on(board := board_of(), heard_at=100.0)
+    assert not lost(board, 115.0)
+    assert lost(board, 115.001)
+
+
+def test_a_worker_that_lost_its_connection_has_time_to_come_back() -> None:
+    worker_on(board := board_of(), heard_at=100.0, missing_since=100.0)
+    assert not lost(board, 102.9)
+    assert lost(board, 103.0)
+
+
+def test_a_worker_in_our_own_process_is_not_lost_by_silence() -> None:
+    worker_on(board := board_of(), local=True)
+    assert not lost(board, 1e9)
+    worker_on(board, missing_since=float("-inf"))
+    assert lost(board, 0.0)
+
+
+# -- mending ----------------------------------------------------------------------
+
+
+class FailingStore(MemoryStore):
+    failing = False
+
+    async def apply(self, changes: Any) -> Any:
+        if self.failing:
+            raise StoreFailed("no space")
+        return await super().apply(changes)
+
+
+class Site:
+    """A reconciler with everything that it needs, and one worker that holds one job."""
+
+    def __init__(self) -> None:
+        self.clock, self.store, self.bus = VirtualClock(T0), FailingStore(), MemoryBus()
+        self.board = Board(Roster({}), self.clock.now)
+        self.store.listen(self.board.observe)
+        self.reconciler = Reconciler(self.store, self.bus, self.board, self.clock, LIMITS)
+
+    def greet(self, worker_id: str = "w1") -> None:
+        hello = Handshake(worker_id, "default", ("job.*",), 1, {})
+        self.board.roster.worker(worker_id).greet(hello, self.clock.monotonic())
+
+    async def hold(self, *events: JobEvent, **fields: Any) -> None:
+        self.greet()
+        await self.apply(accept("a", **fields), move("a", _E.SCHEDULE, _E.DISPATCH))
+        await self.apply(*(move("a", event) for event in events))
+
+    async def apply(self, *changes: Change) -> None:
+        assert all(answer.moved for answer in await self.store.apply(changes))
+
+    async def pass_time(self, seconds: float) -> None:
+        """As its own loop would: a look every interval."""
+        for _ in range(int(seconds / 0.5)):
+            self.clock.advance(0.5)
+            await self.reconciler.sweep()
+
+    async def job(self) -> Job:
+        job = await self.store.get("a")
+        assert job is not None
+        return job
+
+
+@run_async
+async def test_a_lost_workers_unstarted_job_waits_for_another_worker() -> None:
+    site = Site()
+    await site.hold()
+    await site.pass_time(16)
+    assert (await site.job()).state is _S.DISPATCHED
+    assert "a" in site.board.adrift
+    assert "w1" not in site.board.roster.workers
+
+
+@run_async
+async def test_a_lost_workers_running_job_ends_unless_it_may_run_again() -> None:
+    site = Site()
+    await site.hold(_E.START, retry=RetryPolicy(retries=1))
+    await site.pass_time(16)
+    job = await site.job()
+    assert job.state is _S.TIMEOUT
+    assert job.result is not None
+    assert job.result.error_code == "WORKER_LOST"
+    assert job.successor is not None
+
+
+@run_async
+async def test_an_idempotent_job_is_repeated_so_often_and_no_more() -> None:
+    site = Site()
+    await site.hold(_E.START, idempotent=True)
+    await site.pass_time(16)
+    assert "a" in site.board.adrift
+    site.greet("w1")
+    await site.apply(move("a", _E.REDISPATCH))
+    await site.pass_time(16)
+    assert (await site.job()).state is _S.TIMEOUT
+
+
+@run_async
+async def test_a_lost_workers_job_that_was_asked_to_end_is_cancelled() -> None:
+    site = Site()
+    await site.hold(_E.START, _E.REQUEST_CANCEL)
+    await site.pass_time(16)
+    assert (await site.job()).state is _S.CANCELLED
+
+
+@run_async
+async def test_a_job_between_workers_that_is_asked_to_end_is_cancelled() -> None:
+    site = Site()
+    await site.hold()
+    await site.pass_time(16)
+    await site.apply(move("a", _E.REQUEST_CANCEL))
+    await site.pass_time(1)
+    assert (await site.job()).state is _S.CANCELLED
+
+
+@run_async
+async def test_a_lost_worker_is_not_forgotten_before_its_jobs_are_mended() -> None:
+    site = Site()
+    await site.hold(_E.START)
+    site.clock.advance(0.5)
+    site.store.failing = True
+    for _ in range(40):
+        site.clock.advance(0.5)
+        try:
+            await site.reconciler.sweep()
+        except StoreFailed:
+            break
+    site.store.failing = False
+    await site.pass_time(1)
+    assert (await site.job()).state is _S.TIMEOUT
+
+
+@run_async
+async def test_workers_are_not_blamed_for_a_reconciler_that_overslept() -> None:
+    site = Site()
+    await site.hold(_E.START, timeout=10_000)
+    await site.pass_time(1)
+    site.clock.advance(3600)
+    await site.reconciler.sweep()
+    await site.pass_time(10)
+    assert (await site.job()).state is _S.RUNNING
+    await site.pass_time(5)
+    assert (await site.job()).state is _S.TIMEOUT
+
+
+@run_async
+async def test_a_wall_clock_that_jumps_loses_no_worker() -> None:
+    site = Site()
+    await site.hold(_E.START, timeout=10_000)
+    site.clock.jump(3600)
+    await site.pass_time(10)
+    site.clock.jump(-7200)
+    await site.pass_time(4)
+    assert (await site.job()).state is _S.RUNNING
+    assert "w1" in site.board.roster.workers
+
+
+@run_async
+async def test_a_waiting_job_that_is_too_late_is_cancelled() -> None:
+    site = Site()
+    await site.apply(accept("a", deadline=T0 + 2))
+    site.board.queue(site.board.unjudged.popitem()[1])
+    await site.pass_time(3)
+    job = await site.job()
+    assert job.state is _S.CANCELLED
+    assert job.result is not None
+    assert job.result.error_code == "DEADLINE_EXCEEDED"
+    assert len(site.board.backlog) == 0

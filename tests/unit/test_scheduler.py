@@ -1,0 +1,414 @@
+"""Turns of the scheduler, one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock.adapters.memory.store import MemoryStore
+from penstock.control.board import Board
+from penstock.control.limits import Limits
+from penstock.control.reconciler import Reconciler
+from penstock.control.roster import Roster
+from penstock.control.safety import Rule, RuleSet, SafetyKernel
+from penstock.control.scheduler import Scheduler
+from penstock.core.errors import StoreFailed
+from penstock.core.job import Job, JobRequest
+from penstock.core.transition import Answer, Change
+from penstock.core.verdict import Decision, SafetyVerdict
+from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.ports.bus import (
+    AnyMessage,
+    Confirmed,
+    Dispatch,
+    Finished,
+    Handshake,
+    Heartbeat,
+    JobCancel,
+    Reintroduce,
+    Returned,
+    Started,
+)
+from penstock.testing.aio import run_async
+from penstock.testing.clock import VirtualClock
+from penstock.testing.samples import T0, accept, failed, move, succeeded
+
+_E, _S = JobEvent, JobState
+
+
+class TellingBus:
+    """Keeps what is published, by worker."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, AnyMessage]] = []
+
+    def publish(self, subject: str, messages: Sequence[AnyMessage]) -> None:
+        worker_id = subject.removeprefix("worker.").removesuffix(".jobs")
+        self.sent.extend((worker_id, message) for message in messages)
+
+    def subscribe(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+
+class StubbornStore(MemoryStore):
+    failures = 0
+
+    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
+        self._maybe_fail()
+        return await super().apply(changes)
+
+    async def remember(self, name: str, value: bytes) -> None:
+        self._maybe_fail()
+        await super().remember(name, value)
+
+    def _maybe_fail(self) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise StoreFailed("no space")
+
+
+class EagerClock(VirtualClock):
+    """Nobody waits: a sleep is over at once, and took its time."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+
+class Site:
+    def __init__(self, kernel: SafetyKernel | None = None) -> None:
+        self.clock, self.store, self.bus = EagerClock(T0), StubbornStore(), TellingBus()
+        self.board = Board(Roster({}), self.clock.now)
+        self.store.listen(self.board.observe)
+        limits = Limits(lease=15, lost_grace=3)
+        kernel = kernel or SafetyKernel()
+        self.scheduler = Scheduler(self.store, self.bus, self.board, kernel, self.clock, limits)
+        self.store.listen(self.scheduler.hear)
+        self.reconciler = Reconciler(self.store, self.bus, self.board, self.clock, limits)
+
+    async def turn(self, *messages: AnyMessage) -> list[AnyMessage]:
+        """One turn with these messages; returns what it sent."""
+        before = len(self.bus.sent)
+        await self.scheduler.receive(list(messages))
+        await self.scheduler.turn()
+        return [message for _, message in self.bus.sent[before:]]
+
+    async def greet(self, worker_id: str = "w1", **fields: Any) -> None:
+        await self.turn(hello(worker_id, **fields))
+
+    async def pass_time(self, seconds: float) -> None:
+        for _ in range(int(seconds / 0.5)):
+            self.clock.advance(0.5)
+            await self.reconciler.sweep()
+
+    async def apply(self, *changes: Change) -> None:
+        assert all(answer.moved for answer in await self.store.apply(changes))
+
+    async def job(self, job_id: str = "a") -> Job:
+        job = await self.store.get(job_id)
+        assert job is not None
+        return job
+
+
+def hello(worker_id: str = "w1", **fields: Any) -> Handshake:
+    return Handshake(worker_id, "default", ("job.*",), fields.pop("slots", 1), {}, **fields)
+
+
+def kinds(messages: Sequence[AnyMessage]) -> list[type]:
+    return [type(message) for message in messages]
+
+
+# -- dispatch ---------------------------------------------------------------------
+
+
+@run_async
+async def test_a_job_goes_to_a_worker_with_room_after_its_commit() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"), accept("b"))
+    (order,) = await site.turn()
+    assert isinstance(order, Dispatch)
+    assert (order.request.job_id, order.attempt) == ("a", 1)
+    assert (await site.job("a")).state is _S.DISPATCHED
+    assert (await site.job("b")).state is _S.SCHEDULED
+
+
+@run_async
+async def test_a_finished_jobs_slot_is_filled_in_the_same_turn() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"), accept("b"))
+    await site.turn()
+    sent = await site.turn(Finished(succeeded("a", worker_id="w1", attempt=1)))
+    assert (await site.job("a")).state is _S.SUCCEEDED
+    assert [m.request.job_id for m in sent if isinstance(m, Dispatch)] == ["b"]
+
+
+@run_async
+async def test_a_job_cancelled_before_it_was_judged_waits_no_more() -> None:
+    site = Site()
+    await site.apply(accept("a"))
+    await site.apply(move("a", _E.CANCEL))
+    await site.turn()
+    assert len(site.board.backlog) == 0
+    assert not site.board.unjudged
+
+
+@run_async
+async def test_notes_on_ended_jobs_are_not_counted_as_ends() -> None:
+    site = Site()
+    await site.apply(accept("a"), move("a", _E.CANCEL))
+    await site.apply(move("a", _E.NOTE), move("a", _E.NOTE))
+    assert site.board.finished == 1
+
+
+@run_async
+async def test_a_late_result_is_noted_and_changes_nothing() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.turn(Finished(succeeded("a", worker_id="w1", attempt=1)))
+    await site.turn(Finished(failed("a", worker_id="w1", attempt=1)))
+    log = await site.store.history("a")
+    assert (await site.job()).state is _S.SUCCEEDED
+    assert log[-1].event is _E.NOTE
+    assert "FAILED of attempt 1 ignored" in log[-1].reason
+
+
+@run_async
+async def test_a_result_of_an_old_attempt_is_noted_and_changes_nothing() -> None:
+    site = Site()
+    await site.greet("w1")
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.greet("w2")
+    await site.turn(Returned("a", 1, "w1", "busy"))
+    assert (await site.job()).attempt == 2
+    await site.turn(Finished(succeeded("a", worker_id="w1", attempt=1)))
+    job = await site.job()
+    assert (job.state, job.attempt) == (_S.DISPATCHED, 2)
+
+
+# -- starts -----------------------------------------------------------------------
+
+
+@run_async
+async def test_a_start_is_confirmed_after_its_commit() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    sent = await site.turn(Started("a", 1, "w1", confirm=True))
+    assert sent == [Confirmed((("a", 1),))]
+    assert (await site.job()).state is _S.RUNNING
+
+
+async def lost_before_its_start(site: Site, **fields: Any) -> None:
+    """w1 is given a job and falls silent until it is given up; the job waits again."""
+    await site.greet("w1")
+    await site.apply(accept("a", **fields))
+    await site.turn()
+    await site.pass_time(16)
+    assert "a" in site.board.adrift
+
+
+@run_async
+async def test_who_comes_back_and_starts_a_job_that_nobody_took_keeps_it() -> None:
+    site = Site()
+    await lost_before_its_start(site)
+    sent = await site.turn(Started("a", 1, "w1", confirm=True))
+    assert Confirmed((("a", 1),)) in sent
+    await site.greet("w2")
+    await site.turn()
+    job = await site.job()
+    assert (job.state, job.attempt, job.worker_id) == (_S.RUNNING, 1, "w1")
+
+
+@run_async
+async def test_who_came_back_and_kept_its_job_can_be_lost_again() -> None:
+    site = Site()
+    await lost_before_its_start(site)
+    await site.turn(Started("a", 1, "w1", confirm=True))
+    await site.pass_time(20)
+    assert (await site.job()).state is _S.TIMEOUT
+
+
+@run_async
+async def test_who_comes_back_too_late_must_drop_the_job() -> None:
+    site = Site()
+    await lost_before_its_start(site)
+    await site.greet("w2")
+    assert (await site.job()).attempt == 2
+    sent = await site.turn(Started("a", 1, "w1", confirm=True))
+    assert Confirmed((("a", 1),)) not in sent
+    assert any(isinstance(m, JobCancel) and m.attempt == 1 for m in sent)
+
+
+@run_async
+async def test_a_running_job_that_may_not_run_twice_is_never_given_out_again() -> None:
+    site = Site()
+    await site.greet("w1")
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.turn(Started("a", 1, "w1", confirm=True))
+    await site.greet("w2")
+    await site.pass_time(30)
+    await site.turn()
+    job = await site.job()
+    assert (job.state, job.attempt) == (_S.TIMEOUT, 1)
+
+
+# -- cancels ----------------------------------------------------------------------
+
+
+@run_async
+async def test_a_worker_is_told_to_end_what_a_user_cancels() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.apply(move("a", _E.REQUEST_CANCEL, reason="enough"))
+    _, order = site.bus.sent[-1]
+    assert isinstance(order, JobCancel)
+    assert (order.job_id, order.attempt, order.reason) == ("a", 1, "enough")
+
+
+@run_async
+async def test_a_job_that_was_asked_to_end_is_not_given_to_another_worker() -> None:
+    site = Site()
+    await site.greet("w1")
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.apply(move("a", _E.REQUEST_CANCEL))
+    await site.greet("w2")
+    sent = await site.turn(Returned("a", 1, "w1", "busy"))
+    assert Dispatch not in kinds(sent)
+    await site.pass_time(1)
+    assert (await site.job()).state is _S.CANCELLED
+
+
+# -- workers ----------------------------------------------------------------------
+
+
+@run_async
+async def test_a_worker_that_was_given_up_is_asked_who_it_is() -> None:
+    site = Site()
+    await lost_before_its_start(site)
+    assert await site.turn(Heartbeat("w1")) == [Reintroduce()]
+
+
+@run_async
+async def test_a_worker_that_was_given_up_while_it_was_given_a_job_is_asked_as_well() -> None:
+    site = Site()
+    await site.greet("w1")
+    await site.pass_time(16)
+    assert "w1" not in site.board.roster.workers
+    # The commit of a dispatch that was under way:
+    await site.apply(accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH))
+    assert Reintroduce() in await site.turn(Heartbeat("w1"))
+
+
+@run_async
+async def test_heartbeats_count_while_the_scheduler_waits_for_the_disk() -> None:
+    """A worker is not dead because we were busy."""
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    for _ in range(40):  # no turn is taken
+        await site.pass_time(0.5)
+        await site.scheduler.beat([Heartbeat("w1")])
+    assert "w1" in site.board.roster.workers
+    assert site.board.adrift == {}
+
+
+# -- trouble ----------------------------------------------------------------------
+
+
+@run_async
+async def test_what_workers_said_is_not_lost_while_the_disk_refuses() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    site.store.failures = 3
+    await site.turn(Finished(succeeded("a", worker_id="w1", attempt=1)))
+    assert (await site.job()).state is _S.SUCCEEDED
+
+
+class BrokenKernel(SafetyKernel):
+    broken = True
+
+    def decide(self, request: JobRequest) -> SafetyVerdict:
+        if self.broken and request.job_id == "a":
+            raise RuntimeError("no answer")
+        return super().decide(request)
+
+
+@run_async
+async def test_a_kernel_that_cannot_answer_holds_only_the_job_it_was_asked_about() -> None:
+    kernel = BrokenKernel()
+    site = Site(kernel)
+    await site.greet(slots=2)
+    await site.apply(accept("a"), accept("b"))
+    sent = await site.turn()
+    assert [m.request.job_id for m in sent if isinstance(m, Dispatch)] == ["b"]
+    assert (await site.job()).state is _S.PENDING
+    assert "no answer" in site.board.doubtful[1]
+    kernel.broken = False
+    sent = await site.turn()
+    assert [m.request.job_id for m in sent if isinstance(m, Dispatch)] == ["a"]
+    assert site.board.doubtful == {}
+
+
+@run_async
+async def test_a_job_in_doubt_that_is_too_late_is_asked_about_no_more() -> None:
+    site = Site(BrokenKernel())
+    await site.apply(accept("a", deadline=T0 + 2))
+    await site.turn()
+    await site.pass_time(3)
+    await site.turn()
+    assert (await site.job()).state is _S.CANCELLED
+    assert site.board.doubtful == {}
+    assert not site.board.unjudged
+
+
+@pytest.mark.parametrize("state", [_S.PENDING, _S.SCHEDULED])
+@run_async
+async def test_a_denied_job_never_reaches_a_worker(state: JobState) -> None:
+    kernel = SafetyKernel(RuleSet(Decision.ALLOW, (Rule("no", Decision.DENY, reason="bad"),)))
+    site = Site(kernel)
+    await site.greet()
+    await site.apply(accept("a"))
+    if state is _S.SCHEDULED:
+        await site.apply(move("a", _E.SCHEDULE))
+        site.board.unjudged.clear()
+        site.board.restore([await site.job()])
+    assert Dispatch not in kinds(await site.turn())
+    job = await site.job()
+    assert job.state is _S.DENIED
+    assert job.result is not None
+    assert job.result.error_message == "rule no: bad"
+
+
+@run_async
+async def test_a_dispatch_that_lost_a_race_is_tried_again() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    apply, raced = site.store.apply, []
+
+    async def racing(changes: Sequence[Change]) -> list[Answer]:
+        if not raced:
+            raced.append(True)
+            await apply([move("a", _E.NOTE)])
+        return await apply(changes)
+
+    site.store.apply = racing  # type: ignore[method-assign]
+    assert Dispatch not in kinds(await site.turn())
+    assert Dispatch in kinds(await site.turn())
