@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.core.signals import Cancelled, Retry
     from penstock.lifecycles.canonical import JobState
     from penstock.ports.executor import Context
+    from penstock.ports.store import JobQuery
     from penstock.workloads.function.context import current
 
 _HOMES = {
@@ -52,6 +53,7 @@ _HOMES = {
     "Retry": "penstock.core.signals",
     "JobState": "penstock.lifecycles.canonical",
     "Context": "penstock.ports.executor",
+    "JobQuery": "penstock.ports.store",
     "current": "penstock.workloads.function.context",
 }
 """Where each public name lives; it is imported when it is first asked for, so that
@@ -70,6 +72,7 @@ __all__ = [
     "JobEnded",
     "JobFailed",
     "JobHandle",
+    "JobQuery",
     "JobRequest",
     "JobResult",
     "JobState",

@@ -60,9 +60,10 @@ class App:
             )
         return self._client
 
-    def bind(self, client: Client | None) -> None:
-        """Let this application's functions submit through `client`."""
-        self._client = client
+    def bind(self, client: Client | None) -> Client | None:
+        """Let this application's functions submit through `client`; returns the one before."""
+        before, self._client = self._client, client
+        return before
 
     def run(
         self, data: str | Path | None = None, *, settings: Settings | None = None, **flags: Any
@@ -98,6 +99,7 @@ class Session:
     def __init__(self, app: App | None) -> None:
         self._app = app
         self._thread: LoopThread | None = None
+        self._before: Client | None = None
 
     async def _open(self) -> Client:
         raise NotImplementedError
@@ -125,7 +127,7 @@ class Session:
         try:
             self._thread.run(self._close())
         finally:
-            self._bind(None)
+            self._unbind()
             self._thread.close()
 
     async def __aenter__(self) -> Client:
@@ -142,11 +144,15 @@ class Session:
         try:
             await self._close()
         finally:
-            self._bind(None)
+            self._unbind()
 
-    def _bind(self, client: Client | None) -> None:
+    def _bind(self, client: Client) -> None:
         if self._app is not None:
-            self._app.bind(client)
+            self._before = self._app.bind(client)
+
+    def _unbind(self) -> None:
+        if self._app is not None:
+            self._app.bind(self._before)
 
 
 class _Embedded(Session):

@@ -13,8 +13,8 @@ from penstock.core.check import check_finite
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job, JobRequest
 from penstock.core.pointer import encode_data
-from penstock.ports.desk import Desk
-from penstock.ports.store import JobQuery
+from penstock.ports.desk import Cleaned, Desk, EngineStatus, WorkerView
+from penstock.ports.store import JobQuery, Verified
 from penstock.workloads.function.context import running
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.options import SubmitOptions, checked
@@ -88,16 +88,28 @@ class Client:
         if function is not None:
             options = {**function.submit_defaults, **options}
             inputs = [function.signature.bind((), given or {}) for given in inputs]
-        return await self.submit_bound(topic, inputs, options)
+            return await self._submit_bound(topic, inputs, options)
+        return await self._submit_open(topic, inputs, options, complete=False)
 
-    async def submit_bound(
+    async def _submit_bound(
         self,
         topic: str,
         inputs: Sequence[Mapping[str, Any] | None],
         options: Mapping[str, Any],
     ) -> list[JobHandle]:
-        """Submit inputs that were checked against their function already."""
+        """Submit inputs that were checked against their function, with its defaults."""
+        return await self._submit_open(topic, inputs, options, complete=True)
+
+    async def _submit_open(
+        self,
+        topic: str,
+        inputs: Sequence[Mapping[str, Any] | None],
+        options: Mapping[str, Any],
+        *,
+        complete: bool,
+    ) -> list[JobHandle]:
         fields = request_fields(checked(options), self._now())
+        fields["complete"] = complete
         requests = []
         for given in inputs:
             pointer = "" if given is None else await self._pointer(given)
@@ -130,6 +142,35 @@ class Client:
     async def _jobs(self, query: dict[str, Any]) -> list[JobHandle]:
         return [self._handle(job) for job in await self.desk.find(JobQuery(**query))]
 
+    # -- the engine ---------------------------------------------------------------
+
+    def status(self) -> EngineStatus:
+        """What the engine is, and how many jobs are where."""
+        return self._portal.run(self.desk.status())
+
+    async def astatus(self) -> EngineStatus:
+        return await self._portal.arun(self.desk.status())
+
+    def workers(self) -> list[WorkerView]:
+        return self._portal.run(self.desk.workers())
+
+    async def aworkers(self) -> list[WorkerView]:
+        return await self._portal.arun(self.desk.workers())
+
+    def verify(self) -> Verified:
+        """Fold every job's log and compare it with its record."""
+        return self._portal.run(self.desk.verify())
+
+    async def averify(self) -> Verified:
+        return await self._portal.arun(self.desk.verify())
+
+    def prune(self, older_than: float) -> Cleaned:
+        """Forget jobs that ended more than so many seconds ago."""
+        return self._portal.run(self.desk.prune(older_than))
+
+    async def aprune(self, older_than: float) -> Cleaned:
+        return await self._portal.arun(self.desk.prune(older_than))
+
     def _handle(self, job: Job) -> JobHandle:
         return JobHandle(self.desk, self._portal, job)
 
@@ -141,20 +182,20 @@ class Bound:
         self._client, self._portal = client, portal
 
     def submit(self, topic: str, input: Mapping[str, Any], **options: Any) -> JobHandle:
-        return self._portal.run(self._client.submit_bound(topic, [input], options))[0]
+        return self._portal.run(self._client._submit_bound(topic, [input], options))[0]
 
     async def asubmit(self, topic: str, input: Mapping[str, Any], **options: Any) -> JobHandle:
-        return (await self._portal.arun(self._client.submit_bound(topic, [input], options)))[0]
+        return (await self._portal.arun(self._client._submit_bound(topic, [input], options)))[0]
 
     def submit_many(
         self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Any
     ) -> list[JobHandle]:
-        return self._portal.run(self._client.submit_bound(topic, inputs, options))
+        return self._portal.run(self._client._submit_bound(topic, inputs, options))
 
     async def asubmit_many(
         self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Any
     ) -> list[JobHandle]:
-        return await self._portal.arun(self._client.submit_bound(topic, inputs, options))
+        return await self._portal.arun(self._client._submit_bound(topic, inputs, options))
 
 
 def encode_input(given: Any) -> bytes:

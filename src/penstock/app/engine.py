@@ -224,7 +224,7 @@ class Engine:
             worker_id=self.worker_id, slots=self.settings.concurrency, local=True
         )
         worker = Worker(self.bus, self.blobs, self._executors, self._clock, options)
-        self.board.topics.update(worker.topics)
+        self.board.learn(worker.topics, worker.offers)
         self._worker = self._supervise("worker", worker.run())
 
     async def _start_listening(self) -> None:
@@ -324,6 +324,6 @@ def flush_time(folder: Path) -> float:
             start = time.perf_counter()
             file.write(bytes(4096))
             file.flush()
-            os.fdatasync(file.fileno())
+            os.fsync(file.fileno())
             times.append(time.perf_counter() - start)
     return median(times)

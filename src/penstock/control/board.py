@@ -7,12 +7,12 @@ durable. Scheduler, reconciler and desk all look at the same board.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.control.backlog import Backlog
 from penstock.control.placement import matches
 from penstock.control.roster import Roster
-from penstock.core.job import Job
+from penstock.core.job import Job, Offer
 from penstock.core.transition import Answer
 from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
 
@@ -37,6 +37,8 @@ class Board:
         self.finished = 0
         self.topics: set[str] = set()
         """Globs that some worker has ever served here."""
+        self.offers: dict[str, Offer] = {}
+        """What those who serve a topic want its jobs to have."""
 
     def restore(self, jobs: Iterable[Job]) -> None:
         """Take up what an earlier engine left unfinished."""
@@ -115,6 +117,14 @@ class Board:
         """Whether this attempt is the one we wait for."""
         job = self.held.get(job_id)
         return job is not None and job.attempt == attempt and job_id not in self.adrift
+
+    def learn(self, topics: Iterable[str], offers: Mapping[str, Offer]) -> bool:
+        """Take in what a worker serves; True if that is news."""
+        new_topics = not self.topics.issuperset(topics)
+        new_offers = any(self.offers.get(topic) != offer for topic, offer in offers.items())
+        self.topics.update(topics)
+        self.offers.update(offers)
+        return new_topics or new_offers
 
     def knows(self, topic: str) -> bool:
         """Whether some pool or worker serves, or ever served, this topic."""

@@ -19,6 +19,7 @@ from penstock.core.errors import (
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.pointer import check_size, decode_data
+from penstock.core.policy import completed
 from penstock.core.transition import Accept, Change, Move, Verdict
 from penstock.lifecycles.canonical import HELD, JobEvent, JobState, Role
 from penstock.ports.blobs import Blobs
@@ -74,6 +75,7 @@ class Gateway:
         fresh = not request.job_id
         if fresh:
             request = replace(request, job_id=self._ids.next(now))
+        request = completed(request, self.board.offers.get(request.topic))
         check_request(request, now)
         if request.topic not in self._known:
             self._check_topic(request.topic)
@@ -211,7 +213,7 @@ def _cancel_move(job: Job, reason: str, now: float) -> Move:
     return Move(job.job_id, (event,), _GATEWAY, now, reason, version=job.version, result=result)
 
 
-_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number"})
+_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number", "complete"})
 """What the same request may have otherwise the second time: ids we gave, times from now."""
 
 

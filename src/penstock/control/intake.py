@@ -37,8 +37,8 @@ class Intake:
     ) -> None:
         self._board, self._roster, self._orders = board, board.roster, orders
         self._limits, self._ids, self._chance = limits, ids, chance
-        self.new_topics = False
-        """Whether a worker came with topics that nobody served here before."""
+        self.news = False
+        """Whether a worker came with something that nobody served here before."""
 
     def take_in(self, message: AnyMessage, now: float, monotonic: float) -> list[Move]:
         """The moves that a message asks for."""
@@ -92,9 +92,7 @@ class Intake:
             if (job_id, attempt) not in hello.held and board.is_live(job_id, attempt)
         ]
         record.greet(hello, monotonic)
-        if not board.topics.issuperset(hello.topics):
-            board.topics.update(hello.topics)
-            self.new_topics = True
+        self.news = board.learn(hello.topics, hello.offers) or self.news
         self._orders.welcome(hello.worker_id, hello.session)
         self._give_back(hello)
         return [move for job in missed for move in self._lose(job, hello.worker_id, now)]

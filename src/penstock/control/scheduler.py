@@ -23,7 +23,7 @@ from penstock.control.placement import placer
 from penstock.control.safety import SafetyKernel
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
-from penstock.core.job import Job, JobResult
+from penstock.core.job import Job, JobResult, Offer
 from penstock.core.transition import Answer, Change, Move, Verdict
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.bus import HANDSHAKE, HEARTBEAT, RESULT, AnyMessage, Bus, Started
@@ -34,13 +34,18 @@ from penstock.ports.store import Store
 log = logging.getLogger(__name__)
 
 _SCHEDULER = Role.SCHEDULER.value
-_TOPICS = "topics"
+_SERVED = "served"
 _MOST_A_TURN = 2000
 """Jobs dispatched in one commit at most, so that no turn is long."""
 _KERNEL_RETRY = 1.0
 """Seconds between tries while the safety kernel can't answer."""
 _DISK_RETRY = 0.5
 """Seconds between tries while the store can't write."""
+
+
+class _Served(msgspec.Struct):
+    topics: list[str]
+    offers: dict[str, Offer]
 
 
 class Scheduler:
@@ -75,7 +80,7 @@ class Scheduler:
             self.bus.subscribe(HEARTBEAT, self.beat),
         ]
         try:
-            await self._recall_topics()
+            await self._recall_served()
             while True:
                 await self.turn()
                 await self._until_needed()
@@ -84,10 +89,16 @@ class Scheduler:
             for reader in readers:
                 await reader.close()
 
-    async def _recall_topics(self) -> None:
-        known = await self.store.recall(_TOPICS)
+    async def _recall_served(self) -> None:
+        """What was ever served here is known again before its workers are back."""
+        known = await self.store.recall(_SERVED)
         if known is not None:
-            self.board.topics.update(msgspec.json.decode(known, type=list[str]))
+            served = msgspec.json.decode(known, type=_Served)
+            self.board.learn(served.topics, served.offers)
+
+    async def _remember_served(self) -> None:
+        served = _Served(sorted(self.board.topics), self.board.offers)
+        await self.store.remember(_SERVED, msgspec.json.encode(served))
 
     async def beat(self, messages: list[AnyMessage]) -> None:
         """Heartbeats count when they come, however long the turn that is under way."""
@@ -143,9 +154,9 @@ class Scheduler:
             if type(message) is Started and message.confirm:
                 asked.append((len(changes), message))
             changes.extend(self.intake.take_in(message, now, self.clock.monotonic()))
-        if self.intake.new_topics:
-            self.intake.new_topics = False
-            await self.store.remember(_TOPICS, msgspec.json.encode(sorted(self.board.topics)))
+        if self.intake.news:
+            self.intake.news = False
+            await self._remember_served()
         finished = len(changes)
         fresh = self._judge(changes, now)
         self._next_ready = self.board.backlog.wake(now)

@@ -40,6 +40,15 @@ class RetryPolicy(Struct, frozen=True, gc=False, omit_defaults=True):
 NO_RETRY = RetryPolicy()
 
 
+class Offer(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What whoever serves a topic wants its jobs to have, unless a caller says otherwise."""
+
+    timeout: float | None = None
+    retry: RetryPolicy = NO_RETRY
+    priority: Priority = Priority.BATCH
+    idempotent: bool = False
+
+
 class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What a caller asks for. `penstock.core.check` says what is acceptable."""
 
@@ -67,6 +76,8 @@ class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     retry: RetryPolicy = NO_RETRY
     idempotent: bool = False
     """Whether the same job may safely run again after its worker was lost mid-run."""
+    complete: bool = False
+    """The submitter knew what the topic offers; nothing is to be filled in from it."""
     retry_number: int = 0
     """0 for what a caller submitted, n for the n-th retry that the engine emitted."""
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
+from penstock.core.job import (
+    NO_RETRY,
+    Job,
+    JobRequest,
+    JobResult,
+    Offer,
+    Priority,
+    RetryPolicy,
+)
 from penstock.lifecycles.canonical import JobState
 
 HEAD_START: dict[Priority, float] = {
@@ -29,6 +37,20 @@ IN_VAIN = frozenset(
     }
 )
 """Errors that would only happen again: not retried unless a policy names them."""
+
+
+def completed(request: JobRequest, offer: Offer | None) -> JobRequest:
+    """Fill in what the caller left open from what the topic's server offers."""
+    if request.complete or offer is None:
+        return request
+    return replace(
+        request,
+        timeout=offer.timeout if request.timeout is None else request.timeout,
+        retry=offer.retry if request.retry == NO_RETRY else request.retry,
+        priority=offer.priority if request.priority is Priority.BATCH else request.priority,
+        idempotent=request.idempotent or offer.idempotent,
+        complete=True,
+    )
 
 
 def ready_at(request: JobRequest, accepted_at: float) -> float:

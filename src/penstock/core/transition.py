@@ -168,7 +168,7 @@ def advance(job: Job, move: Move) -> Answer:
             if cancel_requested:
                 continue
             cancel_requested = True
-        reason = move.reason
+        reason = move.reason if event is move.events[-1] else ""
         if then and after in TERMINAL and before not in TERMINAL:
             reason = f"{reason} (retried as {then[0].request.job_id})".lstrip()
         state = after

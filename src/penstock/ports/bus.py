@@ -13,7 +13,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from penstock.core.job import JobRequest, JobResult
+from penstock.core.job import JobRequest, JobResult, Offer
 
 HANDSHAKE = "sys.handshake"
 HEARTBEAT = "sys.heartbeat"
@@ -50,6 +50,8 @@ class Handshake(Message, frozen=True, gc=False):
     """Tells two processes that use the same name apart."""
     link: int = 0
     """Which of its connections this came over."""
+    offers: Mapping[str, Offer] = {}
+    """What jobs of a topic should have unless their caller says otherwise."""
 
 
 class Welcomed(Message, frozen=True, gc=False):

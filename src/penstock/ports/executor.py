@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from penstock.core.job import JobRequest
+from penstock.core.job import JobRequest, Offer
 from penstock.lifecycles.canonical import JobState
 
 
@@ -84,6 +84,8 @@ class Context(Protocol):
 class Executor(Protocol):
     topics: tuple[str, ...]
     """The topics (globs) that this executor can run."""
+    offers: Mapping[str, Offer]
+    """What jobs of a topic should have unless their caller says otherwise."""
 
     def check(self, topic: str, payload: bytes) -> None:
         """Raise InvalidRequest for an input that `run` could only refuse."""

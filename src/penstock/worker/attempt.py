@@ -135,7 +135,8 @@ class Attempt:
 
     def _was_ended(self) -> Outcome:
         if self.ended_as is JobState.TIMEOUT:
-            return Outcome(JobState.TIMEOUT, error_code="TIMEOUT", error_message=self.cancel.reason)
+            code = "DEADLINE_EXCEEDED" if self.deadline == self.dispatch.deadline else "TIMEOUT"
+            return Outcome(JobState.TIMEOUT, error_code=code, error_message=self.cancel.reason)
         if self.ended_as is JobState.FAILED:
             return _failure("WORKER_STOPPED", self.cancel.reason)
         return Outcome(JobState.CANCELLED, error_code="CANCELLED", error_message=self.cancel.reason)

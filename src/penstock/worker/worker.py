@@ -84,6 +84,7 @@ class Worker:
     ) -> None:
         self.bus, self.blobs, self.clock, self.options = bus, blobs, clock, options
         self.executors = list(executors)
+        self.offers = {topic: o for e in self.executors for topic, o in e.offers.items()}
         self.topics = tuple(dict.fromkeys(t for e in self.executors for t in e.topics))
         self._by_topic: dict[str, Executor] = {}
         self._queue: deque[Attempt] = deque()
@@ -143,6 +144,7 @@ class Worker:
                     options.local,
                     self._session,
                     link,
+                    self.offers,
                 )
             ],
         )

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
+from penstock.core.job import Offer
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.workloads.function.context import BRIDGE, running
@@ -45,6 +46,7 @@ class FunctionExecutor:
         processes: int | None = None,
     ) -> None:
         self.topics = tuple(functions)
+        self.offers = {topic: _offer(function) for topic, function in functions.items()}
         self._functions = functions
         self._kill_grace = kill_grace
         self._max_result = max_result
@@ -141,6 +143,11 @@ def make(app: Any, options: Mapping[str, Any]) -> FunctionExecutor:
 def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _offer(function: JobFunction[..., Any]) -> Offer:
+    defaults = function.defaults
+    return Offer(defaults.timeout, defaults.retry, defaults.priority, defaults.idempotent)
 
 
 def _unknown(topic: str) -> Outcome:

@@ -80,6 +80,8 @@ class SubmitOptions(TypedDict, total=False):
     step_index: int
     parent: Any
     """A job_id, or anything that has one."""
+    adapter_id: str
+    dispatch_timeout: float | dt.timedelta
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -238,4 +240,6 @@ _CHECKERS: dict[str, Callable[[str, Any], Any]] = {
     "workflow_id": _id,
     "step_index": lambda field, value: integer(field, value, 0, 1_000_000_000),
     "parent": _parent,
+    "adapter_id": _name,
+    "dispatch_timeout": seconds,
 }

@@ -18,7 +18,7 @@ from penstock.workloads.function.children import ChildProcess, Ended
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.outcomes import EXITED, KILLED, cancelled
 
-NOT_STARTED = "NOT_STARTED"
+NO_PROCESS = "NO_PROCESS"
 
 LOOK = 0.2
 """Seconds between looks at the cancel token, for callers that only set that."""
@@ -171,7 +171,7 @@ class Attempt:
 def _not_started(problem: Exception) -> Outcome:
     return Outcome(
         JobState.FAILED,
-        error_code=NOT_STARTED,
+        error_code=NO_PROCESS,
         error_message=f"no process could be started for the job: {problem}",
     )
 
