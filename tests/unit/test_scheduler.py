@@ -341,6 +341,15 @@ async def test_what_workers_said_is_not_lost_while_the_disk_refuses() -> None:
     assert (await site.job()).state is _S.SUCCEEDED
 
 
+@run_async
+async def test_new_topics_that_the_disk_refuses_are_remembered_later() -> None:
+    site = Site()
+    site.store.failures = 1
+    await site.greet()
+    await site.turn()
+    assert b"job.*" in (await site.store.recall("served") or b"")
+
+
 class BrokenKernel(SafetyKernel):
     broken = True
 

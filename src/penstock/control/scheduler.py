@@ -98,7 +98,11 @@ class Scheduler:
 
     async def _remember_served(self) -> None:
         served = _Served(sorted(self.board.topics), self.board.offers)
-        await self.store.remember(_SERVED, msgspec.json.encode(served))
+        try:
+            await self.store.remember(_SERVED, msgspec.json.encode(served))
+            self.intake.news = False
+        except StoreFailed as error:
+            log.error("can't remember what is served here: %s", error)
 
     async def beat(self, messages: list[AnyMessage]) -> None:
         """Heartbeats count when they come, however long the turn that is under way."""
@@ -155,7 +159,6 @@ class Scheduler:
                 asked.append((len(changes), message))
             changes.extend(self.intake.take_in(message, now, self.clock.monotonic()))
         if self.intake.news:
-            self.intake.news = False
             await self._remember_served()
         finished = len(changes)
         fresh = self._judge(changes, now)
