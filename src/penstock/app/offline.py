@@ -6,29 +6,23 @@ does no harm to a reader.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
-import apsw
-
 from penstock.adapters.files.blobs import FileBlobs
-from penstock.adapters.sqlite import rows, upkeep
-from penstock.adapters.sqlite.database import open_reader, storage_errors
-from penstock.adapters.sqlite.finding import find_sql
+from penstock.adapters.sqlite.reader import SqliteReader
 from penstock.config import Settings
 from penstock.core.errors import NotFound, NotRunning, WaitTimedOut
 from penstock.core.job import Job
-from penstock.core.transition import Transition
 from penstock.ports.desk import JobUpdate, Logged
-from penstock.ports.store import JobQuery, LogLine, Verified
+from penstock.ports.store import LogLine
 
 
 @asynccontextmanager
 async def offline(settings: Settings) -> AsyncIterator[OfflineDesk]:
     """Read the folder of an engine that is not running."""
-    reader = open_reader(settings.database)
+    reader = SqliteReader(settings.database)
     try:
         yield OfflineDesk(settings, reader)
     finally:
@@ -38,10 +32,9 @@ async def offline(settings: Settings) -> AsyncIterator[OfflineDesk]:
 class OfflineDesk:
     """The part of `penstock.ports.desk.Desk` that only reads; the rest raises NotRunning."""
 
-    def __init__(self, settings: Settings, reader: apsw.Connection) -> None:
+    def __init__(self, settings: Settings, reader: SqliteReader) -> None:
         self._settings, self._reader = settings, reader
-        self._sql = rows.load_queries()
-        self._codec = rows.JournalCodec(reader.execute(self._sql["legal_moves"]))
+        self.find, self.history, self.verify = reader.find, reader.history, reader.verify
         self._blobs = FileBlobs(
             settings.blobs,
             inline_limit=settings.inline_limit,
@@ -50,25 +43,10 @@ class OfflineDesk:
         )
 
     async def get(self, job_id: str) -> Job:
-        for row in self._read("job_by_id", job_id):
-            return rows.read_job(row)
-        raise NotFound(f"no job {job_id!r}", hint="'penstock ps' lists the jobs there are")
-
-    async def find(self, query: JobQuery) -> list[Job]:
-        sql, values = find_sql(query)
-        found: list[Job] = []
-        with self._reading() as reader:
-            for row in reader.execute(sql, values):
-                job = rows.read_job(row)
-                if query.labels.items() <= job.request.labels.items():
-                    found.append(job)
-                    if len(found) == query.limit:
-                        break
-        return found
-
-    async def history(self, job_id: str) -> list[Transition]:
-        job = await self.get(job_id)
-        return [self._codec.read(job_id, row) for row in self._read("journal_of_job", job.seq)]
+        job = await self._reader.get(job_id)
+        if job is None:
+            raise NotFound(f"no job {job_id!r}", hint="'penstock ps' lists the jobs there are")
+        return job
 
     async def why(self, job_id: str) -> str:
         job = await self.get(job_id)
@@ -91,7 +69,7 @@ class OfflineDesk:
 
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
         await self.get(job_id)
-        return [LogLine(job_id, *row) for row in self._read("read_log", job_id, after, limit)]
+        return await self._reader.read_log(job_id, after, limit)
 
     async def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
         """What it wrote so far: nothing more is going to happen."""
@@ -100,28 +78,8 @@ class OfflineDesk:
                 yield Logged(line)
             after_log = lines[-1].n
 
-    async def verify(self) -> Verified:
-        def work() -> Verified:
-            reader = open_reader(self._settings.database)
-            try:
-                with storage_errors(self._settings.database):
-                    return upkeep.verify(reader.execute, self._sql, self._codec)
-            finally:
-                reader.close()
-
-        return await asyncio.to_thread(work)
-
     async def get_blob(self, uri: str) -> bytes:
         return await self._blobs.get(uri)
-
-    def _read(self, query: str, *values: object) -> list[rows.Row]:
-        with self._reading() as reader:
-            return list(reader.execute(self._sql[query], values))
-
-    @contextmanager
-    def _reading(self) -> Iterator[apsw.Connection]:
-        with storage_errors(self._settings.database):
-            yield self._reader
 
     async def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotRunning(

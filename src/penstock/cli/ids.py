@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import click
 
-from penstock.cli.words import plural
 from penstock.core.errors import NotFound
 from penstock.core.job import Job
 from penstock.ports.desk import Desk
 from penstock.ports.store import JobQuery
 
-_PAGE = 1000
-_SEARCHED = 10_000
-"""How many of the newest jobs are searched for an abbreviated id."""
+_ENOUGH = 5
 _SHORTEST = 3
 
 
@@ -32,13 +29,13 @@ async def meant(desk: Desk, text: str) -> Job:
     try:
         return await desk.get(text)
     except NotFound:
-        found = [job async for job in _alike(desk, text)] if len(text) >= _SHORTEST else []
+        found = await _alike(desk, text) if len(text) >= _SHORTEST else []
     if len(found) == 1:
         return found[0]
     if not found:
         raise NotFound(f"no job {text!r}", hint="'penstock ps' lists the jobs there are")
     some = ", ".join(job.job_id for job in found[:3]) + (", …" if len(found) > 3 else "")
-    raise click.BadParameter(f"{text!r} could be {plural(len(found), 'job')}: {some}")
+    raise click.BadParameter(f"{text!r} could be several jobs: {some}")
 
 
 async def meant_or_given(desk: Desk, text: str) -> str:
@@ -49,13 +46,12 @@ async def meant_or_given(desk: Desk, text: str) -> str:
         return text
 
 
-async def _alike(desk: Desk, text: str) -> AsyncIterator[Job]:
-    before: int | None = None
-    for _ in range(_SEARCHED // _PAGE):
-        page = await desk.find(JobQuery(before=before, limit=_PAGE))
-        for job in page:
-            if job.job_id.startswith(text) or job.job_id.endswith(text):
-                yield job
-        if len(page) < _PAGE:
-            return
-        before = page[-1].seq
+async def _alike(desk: Desk, text: str) -> list[Job]:
+    """Jobs whose id begins or ends so; a few are enough to say that it could be several."""
+    plain = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
+    found = {
+        job.job_id: job
+        for glob in (f"{plain}*", f"*{plain}")
+        for job in await desk.find(JobQuery(job_id=glob, limit=_ENOUGH))
+    }
+    return list(found.values())

@@ -25,8 +25,6 @@ from penstock.ports.store import JobQuery
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_LOOKED_AT = 200
-"""How many waiting jobs are asked for; the oldest of them are shown."""
 _OLDEST = 8
 _WORKERS = 10
 
@@ -82,9 +80,9 @@ async def _live(desk: Desk, glance: Glance, interval: float) -> None:
 
 
 async def _look(desk: Desk) -> Glance:
-    query = JobQuery(states=tuple(s for s in JobState if s in WAITING), limit=_LOOKED_AT)
-    status, workers, waiting = await asyncio.gather(desk.status(), desk.workers(), desk.find(query))
-    oldest = waiting[: -_OLDEST - 1 : -1]
+    waiting = tuple(s for s in JobState if s in WAITING)
+    query = JobQuery(states=waiting, oldest_first=True, limit=_OLDEST)
+    status, workers, oldest = await asyncio.gather(desk.status(), desk.workers(), desk.find(query))
     reasons = await asyncio.gather(*(desk.why(job.job_id) for job in oldest))
     return Glance(time.time(), status, workers, list(zip(oldest, reasons, strict=True)))
 

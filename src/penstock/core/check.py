@@ -113,7 +113,9 @@ def check_number(field: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value):
         raise InvalidRequest(field, f"{value} is not a number")
     if not low <= value <= high:
-        raise InvalidRequest(field, f"{value:g} is out of range", hint=f"{low:g} to {high:g}")
+        raise InvalidRequest(
+            field, f"{value:g} is out of range", hint=f"{_plain(low)} to {_plain(high)}"
+        )
 
 
 def check_finite(field: str, value: Any) -> None:
@@ -142,6 +144,10 @@ def _check_text(field: str, value: str, most: int, *, empty: bool) -> None:
 def _check_whole(field: str, value: str) -> None:
     if not value.isascii() and _SURROGATE.search(value):
         raise InvalidRequest(field, "has half of a character (a lone surrogate)")
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.3f}".rstrip("0").rstrip(".")
 
 
 def _shown(text: str) -> str:

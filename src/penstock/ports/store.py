@@ -37,6 +37,8 @@ class Durability(StrEnum):
 class JobQuery(Struct, frozen=True, kw_only=True):
     """Which jobs, newest first. All conditions must hold."""
 
+    job_id: str | None = None
+    """A glob, as in `*4cw6`."""
     states: tuple[JobState, ...] = ()
     topic: str | None = None
     """A glob, as in `job.text.*`."""
@@ -48,6 +50,7 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     idempotency_key: str | None = None
     before: int | None = None
     """Only jobs accepted before this `seq`: where the page before ended."""
+    oldest_first: bool = False
     limit: int = 50
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import selectors
+from collections.abc import Callable
 
 
 class VirtualClock:
@@ -52,3 +54,56 @@ class VirtualClock:
         while self._sleepers and self._sleepers[0][2].done():
             heapq.heappop(self._sleepers)
         return max(0.0, self._sleepers[0][0] - self._elapsed) if self._sleepers else None
+
+
+class LoopClock:
+    """A clock that tells its event loop's time, which a VirtualLoop makes up."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, now: float = 1_700_000_000.0) -> None:
+        self._loop, self._start = loop, now
+
+    def now(self) -> float:
+        return self._start + self._loop.time()
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+    def jump(self, seconds: float) -> None:
+        """The wall clock is set forward or back; durations are not touched."""
+        self._start += seconds
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only when everything waits.
+
+    Where another loop would block until its next timer, this one is there at once. What
+    runs in it, timers and timeouts included, takes no time and happens in the same order
+    every time; it must not use threads, sockets or other processes.
+    """
+
+    def __init__(self) -> None:
+        self._virtual = 0.0
+        super().__init__(_Leap(self._leap))
+
+    def time(self) -> float:
+        return self._virtual
+
+    def _leap(self, seconds: float | None) -> None:
+        if seconds is None:
+            raise RuntimeError("everything waits, and nothing will ever happen")
+        self._virtual += seconds
+
+
+class _Leap(selectors.SelectSelector):
+    """Waits for nothing."""
+
+    def __init__(self, leap: Callable[[float | None], None]) -> None:
+        super().__init__()
+        self._leap = leap
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._leap(timeout)
+        return []

@@ -118,6 +118,7 @@ def test_every_field_of_a_request_can_be_said(running: Penstock) -> None:
     assert request == {
         "job_id": "full",
         "topic": "job.text.shout",
+        "complete": True,
         "priority": "critical",
         "env": {"A": "1", "B": "x=y"},
         "parent_job_id": "p",

@@ -111,7 +111,7 @@ class MemoryStore:
         if query.workflow_id is not None:
             found.sort(key=lambda job: (_step(job), job.seq))
         else:
-            found.sort(key=lambda job: -job.seq)
+            found.sort(key=lambda job: job.seq, reverse=not query.oldest_first)
         return found[: query.limit]
 
     async def unfinished(self) -> list[Job]:
@@ -179,7 +179,8 @@ class MemoryStore:
 def _matches(query: JobQuery, job: Job) -> bool:
     request = job.request
     return (
-        (not query.states or job.state in query.states)
+        (query.job_id is None or fnmatchcase(request.job_id, query.job_id))
+        and (not query.states or job.state in query.states)
         and (query.topic is None or fnmatchcase(request.topic, query.topic))
         and (query.tenant is None or request.tenant == query.tenant)
         and (query.parent_job_id is None or request.parent_job_id == query.parent_job_id)

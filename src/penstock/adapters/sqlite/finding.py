@@ -16,6 +16,8 @@ def find_sql(query: JobQuery) -> tuple[str, tuple[object, ...]]:
         conditions.append(condition)
         values.extend(bound)
 
+    if query.job_id is not None:
+        where("job_id GLOB ?", query.job_id)
     if query.states:
         where(
             f"state IN ({', '.join('?' * len(query.states))})",
@@ -34,7 +36,9 @@ def find_sql(query: JobQuery) -> tuple[str, tuple[object, ...]]:
     if query.before is not None:
         where("seq < ?", query.before)
 
-    order = "step_index, seq" if query.workflow_id is not None else "seq DESC"
+    order = "seq" if query.oldest_first else "seq DESC"
+    if query.workflow_id is not None:
+        order = "step_index, seq"
     clause = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     sql = f"SELECT {job_columns()} FROM job{clause} ORDER BY {order}"
     return sql, tuple(values)

@@ -12,7 +12,6 @@ engine stays responsive meanwhile.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,18 +20,11 @@ from typing import TypeVar
 
 import apsw
 
-from penstock.adapters.sqlite import rows, upkeep
+from penstock.adapters.sqlite import upkeep
 from penstock.adapters.sqlite.commit import Commit, number_lines
-from penstock.adapters.sqlite.database import (
-    STATE_CODES,
-    WriterLock,
-    open_reader,
-    open_writer,
-    storage_errors,
-    transaction,
-)
-from penstock.adapters.sqlite.finding import find_sql
-from penstock.core.errors import NotFound, StoreFailed, Unavailable
+from penstock.adapters.sqlite.database import WriterLock, open_writer, transaction
+from penstock.adapters.sqlite.reader import SqliteReader
+from penstock.core.errors import StoreFailed, Unavailable
 from penstock.core.job import Job
 from penstock.core.transition import Answer, Change, Transition
 from penstock.lifecycles.canonical import JobState
@@ -61,16 +53,15 @@ class SqliteStore:
     ) -> None:
         self.path = path
         self.durability = durability
-        self._sql = rows.load_queries()
         self._lock = WriterLock(path.with_suffix(".lock"))
         try:
             self._writer = open_writer(path, durability)
-            self._reader = open_reader(path)
+            self._reader = SqliteReader(path)
         except BaseException:
             self._lock.close()
             raise
         self._thread = ThreadPoolExecutor(1, "penstock-store") if threaded else None
-        self._codec = rows.JournalCodec(self._writer.execute(self._sql["legal_moves"]))
+        self._sql, self._codec = self._reader.sql, self._reader.codec
         self._next_seq: int = self._writer.execute(self._sql["last_seq"]).get + 1
         self._cache: dict[str, Job] = {}
         self._by_seq: dict[int, Job] = {}
@@ -196,90 +187,45 @@ class SqliteStore:
     # -- reading ------------------------------------------------------------------
 
     async def get(self, job_id: str) -> Job | None:
-        cached = self._cache.get(job_id)
-        if cached is not None:
-            return cached
-        with storage_errors(self.path):
-            row = self._reader.execute(self._sql["job_by_id"], (job_id,)).fetchone()
-        return None if row is None else rows.read_job(row)
+        return self._cache.get(job_id) or await self._reader.get(job_id)
 
     async def fetch(self, seqs: Sequence[int]) -> list[Job]:
         found = {seq: job for seq in seqs if (job := self._by_seq.get(seq)) is not None}
         if len(found) < len(seqs):
-            missing = json.dumps([seq for seq in seqs if seq not in found])
-            with storage_errors(self.path):
-                for row in self._reader.execute(self._sql["jobs_by_seq"], (missing,)):
-                    found[row[0]] = job = rows.read_job(row)
-                    if job.finished_at is None:  # it was asked for to be changed
-                        self._cache[job.job_id] = self._by_seq[job.seq] = job
+            for job in await self._reader.fetch([seq for seq in seqs if seq not in found]):
+                found[job.seq] = job
+                if job.finished_at is None:  # it was asked for to be changed
+                    self._cache[job.job_id] = self._by_seq[job.seq] = job
         return [found[seq] for seq in seqs if seq in found]
 
     async def find(self, query: JobQuery) -> list[Job]:
-        sql, values = find_sql(query)
-
-        def read(rows_of: upkeep.Read) -> list[Job]:
-            found: list[Job] = []
-            for row in rows_of(sql, values):
-                job = rows.read_job(row)
-                if query.labels.items() <= job.request.labels.items():
-                    found.append(job)
-                    if len(found) == query.limit:
-                        break
-            return found
-
-        return await self._aside(read)
+        return await self._reader.find(query)
 
     async def unfinished(self) -> list[Job]:
-        with storage_errors(self.path):
-            return [rows.read_job(r) for r in self._reader.execute(self._sql["jobs_unfinished"])]
+        return await self._reader.unfinished()
 
     async def history(self, job_id: str) -> list[Transition]:
-        job = await self.get(job_id)
-        if job is None:
-            raise NotFound(f"no job {job_id}")
-        with storage_errors(self.path):
-            found = self._reader.execute(self._sql["journal_of_job"], (job.seq,))
-            return [self._codec.read(job_id, row) for row in found]
+        return await self._reader.history(job_id)
 
     async def tally(self) -> dict[JobState, int]:
-        counted: dict[int, int] = await self._aside(lambda read: dict(read(self._sql["tally"])))
-        return {state: count for state in JobState if (count := counted.get(STATE_CODES[state], 0))}
+        return await self._reader.tally()
 
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
-        with storage_errors(self.path):
-            found = self._reader.execute(self._sql["read_log"], (job_id, after, limit))
-            return [LogLine(job_id, *row) for row in found]
+        return await self._reader.read_log(job_id, after, limit)
 
     async def recall(self, name: str) -> bytes | None:
-        with storage_errors(self.path):
-            row = self._reader.execute(self._sql["recall"], (name,)).fetchone()
-        return None if row is None else row[0]
+        return await self._reader.recall(name)
 
     async def pointers(self) -> Iterable[str]:
-        return await self._aside(lambda read: [row[0] for row in read(self._sql["pointers"])])
+        return await self._reader.pointers()
 
-    async def _aside(self, work: Callable[[upkeep.Read], T]) -> T:
-        """Read at length, in a thread with a connection of its own."""
-
-        def run() -> T:
-            reader = open_reader(self.path)
-            try:
-                with storage_errors(self.path):
-                    return work(reader.execute)
-            finally:
-                reader.close()
-
-        return await asyncio.to_thread(run)
+    async def verify(self) -> Verified:
+        return await self._reader.verify()
 
     # -- upkeep -------------------------------------------------------------------
 
-    async def verify(self) -> Verified:
-        return await self._aside(lambda read: upkeep.verify(read, self._sql, self._codec))
-
     async def prune(self, finished_before: float, limit: int) -> Pruned:
-        seqs = await self._aside(
-            lambda read: upkeep.prunable(read, self._sql, finished_before, limit)
-        )
+        seqs = await self._reader.prunable(finished_before, limit)
         return await self._alone(lambda: upkeep.delete(self._writer, self._sql, seqs))
 
     async def remember(self, name: str, value: bytes) -> None:

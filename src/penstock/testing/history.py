@@ -1,0 +1,337 @@
+"""One checker for all reliability tests: did the engine keep its promises?
+
+A test of any kind (a simulation, real processes that are killed, a model) writes down what
+could be seen from outside, in the order in which it was seen, and what the store holds in
+the end. `check` reads that history and reports every promise that was broken.
+
+What was not observed is not judged: a test that can't see commits leaves them out, and then
+the final logs are taken for what was committed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct, field
+
+from penstock.core.job import Job, JobRequest
+from penstock.core.transition import BrokenLog, Folded, Transition, fold
+from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
+
+
+class Promise(StrEnum):
+    """What is promised, by the name under which its breach is reported."""
+
+    KEPT = "every acknowledged job is in the store"
+    ENDED = "every accepted job reaches a final state"
+    ONE_END = "a job ends once, and its end is never overwritten"
+    TABLE = "no move outside the table"
+    FOLD = "a record is the fold of its log"
+    ATTEMPTS = "attempts count up by one"
+    FENCE = "no two runs under one fence"
+    ONCE = "a job that may not run twice does not"
+    COMMITTED = "nothing is visible before its commit"
+    LINKED = "a retry is linked both ways, and is the only one"
+    UNWANTED = "what was asked to end is not retried"
+    UNTOUCHED = "a job is only taken from a worker that was away or gave it back"
+
+
+class Violation(Struct, frozen=True):
+    promise: Promise
+    job_id: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.job_id}: {self.what}"
+
+
+# -- what can be seen ---------------------------------------------------------------------
+
+
+class Committed(Struct, frozen=True):
+    """An entry of a job's log became durable."""
+
+    entry: Transition
+
+
+class Acknowledged(Struct, frozen=True):
+    """A caller was told that this job is accepted."""
+
+    job: Job
+
+
+class Dispatched(Struct, frozen=True):
+    """A worker was given a job."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+
+
+class StartConfirmed(Struct, frozen=True):
+    """A worker was told that a start is durable."""
+
+    job_id: str
+    attempt: int
+
+
+class Told(Struct, frozen=True):
+    """Somebody who waited was told the end of a job."""
+
+    job: Job
+
+
+class Heard(Struct, frozen=True):
+    """A reader of a job's updates was told of a move."""
+
+    entry: Transition
+
+
+class Began(Struct, frozen=True):
+    """A worker began to run a job's own code."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+
+
+class Finished(Struct, frozen=True):
+    """A worker ran a job's own code to some end."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+
+
+class GaveBack(Struct, frozen=True):
+    """A worker handed a job back that it had not begun."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+
+
+class Absent(Struct, frozen=True):
+    """A worker was dead, cut off or silent for so long that it may be given up."""
+
+    worker_id: str
+
+
+Event = (
+    Committed
+    | Acknowledged
+    | Dispatched
+    | StartConfirmed
+    | Told
+    | Heard
+    | Began
+    | Finished
+    | GaveBack
+    | Absent
+)
+
+
+class History(Struct):
+    """What was seen, in order, and what the store holds in the end."""
+
+    events: list[Event] = field(default_factory=list)
+    records: Mapping[str, Job] = field(default_factory=dict)
+    logs: Mapping[str, Sequence[Transition]] = field(default_factory=dict)
+    quiescent: bool = True
+    """Whether everything was given the time to come to its end."""
+    presence_known: bool = False
+    """Whether absences and hand-backs of workers were written down."""
+
+
+def check(history: History) -> list[Violation]:
+    """Every promise that this history breaks."""
+    return [
+        *_check_acknowledged(history),
+        *_check_ends(history),
+        *_check_logs(history),
+        *_check_links(history),
+        *_check_runs(history),
+        *_check_order(history),
+        *(_check_presence(history) if history.presence_known else ()),
+    ]
+
+
+# -- what the store holds -----------------------------------------------------------------
+
+
+def _check_acknowledged(history: History) -> Iterator[Violation]:
+    for event in history.events:
+        if isinstance(event, Acknowledged):
+            job_id = event.job.job_id
+            held = history.records.get(job_id)
+            if held is None:
+                yield Violation(Promise.KEPT, job_id, "was acknowledged and is gone")
+            elif held.request != event.job.request:
+                yield Violation(Promise.KEPT, job_id, "is not the request that was acknowledged")
+
+
+def _check_ends(history: History) -> Iterator[Violation]:
+    told: dict[str, Job] = {}
+    for event in history.events:
+        if isinstance(event, Told):
+            job = event.job
+            before = told.setdefault(job.job_id, job)
+            if (before.state, before.result) != (job.state, job.result):
+                yield Violation(
+                    Promise.ONE_END, job.job_id, f"told {before.state}, then {job.state}"
+                )
+    for job_id, record in history.records.items():
+        if history.quiescent and record.state not in TERMINAL:
+            yield Violation(Promise.ENDED, job_id, f"is still {record.state}")
+        if job_id in told and (told[job_id].state, told[job_id].result) != (
+            record.state,
+            record.result,
+        ):
+            yield Violation(
+                Promise.ONE_END, job_id, f"was told {told[job_id].state}, is {record.state}"
+            )
+        ends = [entry.after for entry in history.logs[job_id] if _is_end(entry)]
+        if len(ends) > 1:
+            yield Violation(Promise.ONE_END, job_id, f"ended {' and '.join(ends)}")
+
+
+def _check_logs(history: History) -> Iterator[Violation]:
+    for job_id, record in history.records.items():
+        log = history.logs[job_id]
+        attempts = [entry.attempt for entry in log if entry.event in _GIVING]
+        if attempts != list(range(1, len(attempts) + 1)):
+            yield Violation(Promise.ATTEMPTS, job_id, f"were {attempts}")
+        try:
+            folded = fold(log)
+        except BrokenLog as error:
+            yield Violation(Promise.TABLE, job_id, str(error))
+            continue
+        if folded != Folded.of(record):
+            yield Violation(Promise.FOLD, job_id, f"is {Folded.of(record)}, its log says {folded}")
+
+
+def _check_links(history: History) -> Iterator[Violation]:
+    children: dict[str, list[JobRequest]] = defaultdict(list)
+    for record in history.records.values():
+        if record.request.retry_number:
+            children[record.request.parent_job_id or ""].append(record.request)
+        if (successor := record.successor) is not None:
+            held = history.records.get(successor)
+            if held is None or held.request.parent_job_id != record.job_id:
+                yield Violation(Promise.LINKED, record.job_id, f"{successor} does not know it")
+    for parent_id, retries in children.items():
+        names = sorted(retry.job_id for retry in retries)
+        if len(names) > 1:
+            yield Violation(Promise.LINKED, parent_id, f"was retried as {' and '.join(names)}")
+        parent = history.records.get(parent_id)
+        if parent is None or parent.successor not in names:
+            yield Violation(Promise.LINKED, parent_id, f"does not know its retry {names[0]}")
+        elif _was_asked_to_end(history.logs[parent_id]):
+            yield Violation(Promise.UNWANTED, parent_id, f"was retried as {names[0]}")
+
+
+def _is_end(entry: Transition) -> bool:
+    return entry.after in TERMINAL and entry.event is not JobEvent.NOTE
+
+
+def _was_asked_to_end(log: Sequence[Transition]) -> bool:
+    return any(entry.event is JobEvent.REQUEST_CANCEL for entry in log)
+
+
+_GIVING = (JobEvent.DISPATCH, JobEvent.REDISPATCH)
+
+
+# -- what ran -----------------------------------------------------------------------------
+
+
+def _check_runs(history: History) -> Iterator[Violation]:
+    runs = [event for event in history.events if isinstance(event, Began)]
+    for (job_id, attempt), count in Counter((run.job_id, run.attempt) for run in runs).items():
+        if count > 1:
+            yield Violation(Promise.FENCE, job_id, f"attempt {attempt} ran {count} times")
+    attempts: dict[str, set[int]] = defaultdict(set)
+    for run in runs:
+        attempts[run.job_id].add(run.attempt)
+    for job_id, ran in attempts.items():
+        record = history.records.get(job_id)
+        if record is None:
+            yield Violation(Promise.KEPT, job_id, "ran and is not in the store")
+        elif len(ran) > 1 and not record.request.idempotent:
+            yield Violation(Promise.ONCE, job_id, f"attempts {sorted(ran)} ran")
+
+
+# -- when it was seen ---------------------------------------------------------------------
+
+
+class _Durable:
+    """What is committed at a moment of the history."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, int] = defaultdict(int)
+        self.given: set[tuple[str, int, str | None]] = set()
+        self.started: set[tuple[str, int]] = set()
+        self.ends: dict[str, JobState] = {}
+        self.entries: set[tuple[str, int, JobEvent]] = set()
+
+    def add(self, entry: Transition) -> None:
+        self.versions[entry.job_id] = max(self.versions[entry.job_id], entry.n)
+        self.entries.add((entry.job_id, entry.n, entry.event))
+        if entry.event in _GIVING:
+            self.given.add((entry.job_id, entry.attempt, entry.worker_id))
+        elif entry.event is JobEvent.START:
+            self.started.add((entry.job_id, entry.attempt))
+        if _is_end(entry):
+            self.ends.setdefault(entry.job_id, entry.after)
+
+
+def _check_order(history: History) -> Iterator[Violation]:
+    durable = _Durable()
+    if not any(isinstance(event, Committed) for event in history.events):
+        for log in history.logs.values():
+            for entry in log:
+                durable.add(entry)
+    for event in history.events:
+        if isinstance(event, Committed):
+            durable.add(event.entry)
+        elif (early := _what_is_early(event, durable)) is not None:
+            yield Violation(Promise.COMMITTED, *early)
+
+
+def _what_is_early(event: Event, durable: _Durable) -> tuple[str, str] | None:
+    match event:
+        case Acknowledged(job) if durable.versions[job.job_id] < job.version:
+            return job.job_id, f"version {job.version} was acknowledged"
+        case Dispatched(job_id, attempt, worker_id):
+            if (job_id, attempt, worker_id) not in durable.given:
+                return job_id, f"attempt {attempt} was sent to {worker_id}"
+        case StartConfirmed(job_id, attempt) if (job_id, attempt) not in durable.started:
+            return job_id, f"the start of attempt {attempt} was confirmed"
+        case Told(job) if durable.ends.get(job.job_id) is not job.state:
+            return job.job_id, f"its end {job.state} was told"
+        case Heard(entry) if (entry.job_id, entry.n, entry.event) not in durable.entries:
+            return entry.job_id, f"entry {entry.n} ({entry.event}) was told"
+    return None
+
+
+def _check_presence(history: History) -> Iterator[Violation]:
+    """A worker that was there the whole time keeps what it was given."""
+    holder: dict[str, str | None] = {}
+    excused: set[str] = set()
+    for event in history.events:
+        match event:
+            case Absent(worker_id):
+                excused |= {job_id for job_id, held_by in holder.items() if held_by == worker_id}
+            case GaveBack(job_id):
+                excused.add(job_id)
+            case Committed(entry):
+                taken = entry.event is JobEvent.REDISPATCH or (
+                    entry.event is JobEvent.EXPIRE and entry.reason.startswith("WORKER_LOST")
+                )
+                if taken and entry.job_id not in excused:
+                    said = f"'{entry.event}' took it from {holder.get(entry.job_id)}"
+                    yield Violation(Promise.UNTOUCHED, entry.job_id, said)
+                if entry.event in _GIVING:
+                    holder[entry.job_id] = entry.worker_id
+                    excused.discard(entry.job_id)
