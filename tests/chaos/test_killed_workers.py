@@ -128,3 +128,37 @@ def test_a_worker_told_to_terminate_finishes_what_it_runs(tmp_path: Path) -> Non
             assert job.result(timeout=30) == "through"
             assert worker.wait(timeout=30) == 0
             eventually(lambda: c.workers() == [], "the worker is gone")
+
+
+def test_a_worker_that_was_given_up_for_lost_works_again_when_it_wakes(tmp_path: Path) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        worker = c.worker("sleeper")
+        os.killpg(worker.pid, signal.SIGSTOP)
+        eventually(lambda: c.workers() == [], "the worker is given up")
+        with c.client() as ps:
+            job = ps.submit("job.chaos.quick", {"n": 21})
+            os.killpg(worker.pid, signal.SIGCONT)
+            assert job.result(timeout=30) == 42
+
+
+def test_a_second_worker_of_the_same_name_is_sent_away_and_runs_nothing(tmp_path: Path) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        c.worker("twin")
+        second = c.run("worker", "--app", "jobs:app", "--id", "twin")
+        assert second.returncode == 4
+        assert "a worker twin is here already" in second.stderr
+        with c.client() as ps:
+            jobs = ps.submit_many("job.chaos.quick", [{"n": n} for n in range(20)])
+            assert [job.result(timeout=30) for job in jobs] == [2 * n for n in range(20)]
+        c.check_runs()
+
+
+def test_what_a_topic_offers_holds_for_a_caller_that_does_not_know_it(tmp_path: Path) -> None:
+    with cluster(tmp_path) as c:
+        c.up("--app", "jobs:app")
+        with c.client() as ps:
+            request = ps.submit("job.chaos.once_retried", {"gate": str(tmp_path)}).record.request
+            assert (request.timeout, request.retry) == (120, ONE_RETRY)
+            assert ps.submit("job.chaos.quick", {"n": 1}).record.request.idempotent
