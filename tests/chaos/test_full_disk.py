@@ -1,0 +1,70 @@
+"""An engine whose disk is full says so, loses nothing, and goes on when there is room."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.chaos.cluster import cluster, eventually
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode:
+        message = f"a small disk needs the right to mount one: {mounted.stderr.strip()}"
+        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_full_disk_refuses_new_jobs_keeps_the_old_and_recovers(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    with cluster(small_disk) as c:
+        c.up("--app", "jobs:app")
+        filler = small_disk / "filler"
+        with c.client() as ps:
+            running = ps.submit("job.chaos.once", {"gate": str(gate)})
+            eventually(lambda: c.began(running.job_id), "a job runs")
+            acknowledged: list[str] = []
+            words = ("submit", "job.chaos.quick", "--input", '{"n": 1}', "--delay", "3600")
+            words += ("--label", "note=" + "x" * 4000)
+            filler.write_bytes(bytes(_free(small_disk) - 200_000))
+            while True:
+                done = c.run(*words)
+                if done.returncode:
+                    break
+                acknowledged.append(done.stdout.strip())
+                assert len(acknowledged) < 1000
+            assert "no space left" in done.stderr
+            assert done.returncode == 8
+
+            gate.touch()
+            eventually(
+                lambda: any(m[:2] == ("end", running.job_id) for m in c.marks()), "the job ran"
+            )
+            filler.unlink()
+            assert running.result(timeout=30) == "through"
+            later = ps.submit("job.chaos.quick", {"n": 21})
+            assert later.result(timeout=30) == 42
+            known = {job.job_id for job in ps.jobs(limit=2000)}
+            assert known == {*acknowledged, running.job_id, later.job_id}
+        assert c.run("verify").returncode == 0
+
+
+def _free(folder: Path) -> int:
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
