@@ -421,3 +421,27 @@ async def test_a_dispatch_that_lost_a_race_is_tried_again() -> None:
     site.store.apply = racing  # type: ignore[method-assign]
     assert Dispatch not in kinds(await site.turn())
     assert Dispatch in kinds(await site.turn())
+
+
+@run_async
+async def test_a_worker_that_introduces_itself_once_more_keeps_what_is_on_its_way() -> None:
+    site = Site()
+    await site.greet("w1", session="s", link=1)
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.turn(hello("w1", session="s", link=1))
+    job = await site.job()
+    assert (job.attempt, site.board.adrift) == (1, {})
+    assert site.board.roster.workers["w1"].held == {"a": 1}
+
+
+@pytest.mark.parametrize("other", [{"session": "t", "link": 1}, {"session": "s", "link": 2}])
+@run_async
+async def test_a_worker_that_comes_back_without_a_job_lost_it(other: dict[str, Any]) -> None:
+    site = Site()
+    await site.greet("w1", session="s", link=1)
+    await site.apply(accept("a"))
+    await site.turn()
+    site.board.roster.workers["w1"].missing_since = 0.0
+    await site.turn(hello("w1", **other))
+    assert (await site.job()).attempt == 2

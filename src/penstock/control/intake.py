@@ -86,16 +86,22 @@ class Intake:
             self._orders.dismiss(hello.worker_id, hello.session, reason)
             return []
         roster.pool(hello.pool)
-        missed = [
-            board.held[job_id]
+        unknown = {
+            job_id: attempt
             for job_id, attempt in record.held.items()
             if (job_id, attempt) not in hello.held and board.is_live(job_id, attempt)
-        ]
+        }
+        over_the_same_link = (record.session, record.link) == (hello.session, hello.link)
         record.greet(hello, monotonic)
+        if over_the_same_link:
+            # It says once more what it said before. What it does not know is on its way.
+            record.held.update(unknown)
+            unknown.clear()
         self.news = board.learn(hello.topics, hello.offers) or self.news
         self._orders.welcome(hello.worker_id, hello.session)
         self._give_back(hello)
-        return [move for job in missed for move in self._lose(job, hello.worker_id, now)]
+        lost = [board.held[job_id] for job_id in unknown]
+        return [move for job in lost for move in self._lose(job, hello.worker_id, now)]
 
     def _give_back(self, hello: Handshake) -> None:
         """A worker that comes back keeps what is still its own, and drops the rest."""

@@ -59,6 +59,8 @@ _REVIEW = 0.1
 _RENAME = "give this one another name with --id"
 _PATIENCE = 1.0
 """Seconds a job may be held here unstarted before it is handed back."""
+_REMEMBERED = 10_000
+"""Attempts by which a dispatch that comes twice is known."""
 
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
@@ -87,6 +89,8 @@ class Worker:
         self.offers = {topic: o for e in self.executors for topic, o in e.offers.items()}
         self.topics = tuple(dict.fromkeys(t for e in self.executors for t in e.topics))
         self._by_topic: dict[str, Executor] = {}
+        self._taken: set[tuple[str, int]] = set()
+        self._taken_order: deque[tuple[str, int]] = deque()
         self._queue: deque[Attempt] = deque()
         self._starting: dict[tuple[str, int], Attempt] = {}
         """Waiting for the engine's word that their start is durable."""
@@ -237,8 +241,12 @@ class Worker:
 
     def _take(self, dispatch: Dispatch) -> None:
         key = (dispatch.request.job_id, dispatch.attempt)
-        if key in self._active or key in self._starting or key in self._unsettled:
-            return
+        if key in self._taken:
+            return  # a bus may deliver twice
+        self._taken.add(key)
+        self._taken_order.append(key)
+        if len(self._taken_order) > _REMEMBERED:
+            self._taken.discard(self._taken_order.popleft())
         attempt = Attempt(dispatch, self.clock, self._outbox.add)
         self._queue.append(attempt)
         if self._draining:
