@@ -19,7 +19,7 @@ import report
 import stored
 from measure import flush_times, machine
 from plan import GROUPS, PEERS, QUICK, Experiment, Plan, experiments
-from run import Figures, MeasurementFailed, measure, medians, missing, scratch, versions
+from run import Figures, MeasurementFailed, measure, medians, missing, quietness, scratch, versions
 from side import PENSTOCK, SIDES
 
 
@@ -51,6 +51,7 @@ def main() -> int:
     except MeasurementFailed as error:
         print(error, file=sys.stderr)
         return 1
+    everything["machine"] |= quietness()
     tell(f"took {time.monotonic() - start:.0f} s")
     figures = report.page(everything)
     print(figures)

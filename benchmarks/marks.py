@@ -16,14 +16,16 @@ from pathlib import Path
 _VARIABLE = "BENCH_MARKS"
 _MARK = struct.Struct("<qqq")
 _file: int | None = None
+_pid = 0
 
 
 def mark(sent: int = 0) -> None:
     """Called by a job's body."""
-    global _file
+    global _file, _pid
     if _file is None:
+        _pid = os.getpid()
         _file = os.open(os.environ[_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(_file, _MARK.pack(sent, time.monotonic_ns(), os.getpid()))
+    os.write(_file, _MARK.pack(sent, time.monotonic_ns(), _pid))
 
 
 class Marks:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
-import sqlite3
 import tempfile
 import time
 from collections import defaultdict
@@ -34,6 +34,21 @@ def cpu_seconds(*pids: int) -> float:
         total += used.get(pid, 0)
         todo += children[pid]
     return total / _TICKS
+
+
+def busy_percent(seconds: float = 0.25) -> float:
+    """How much of all cores is in use: while we do nothing, it is what others do."""
+    before = _core_times()
+    time.sleep(seconds)
+    passed = [now - then for now, then in zip(_core_times(), before, strict=True)]
+    idle = passed[3] + passed[4]
+    return 100 * (1 - idle / max(1, sum(passed)))
+
+
+def _core_times() -> list[int]:
+    """Ticks spent: user, nice, system, idle, waiting for a disk, interrupts, stolen."""
+    with Path("/proc/stat").open() as file:
+        return [int(field) for field in file.readline().split()[1:9]]
 
 
 def resident_bytes(pid: int) -> int:
@@ -66,11 +81,11 @@ def machine() -> dict[str, str]:
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break
+    loop = "uvloop" if importlib.util.find_spec("uvloop") else "asyncio"
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     return {
         "processor": f"{model}, {len(os.sched_getaffinity(0))} cores",
         "memory": f"{memory:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
-        "Python": f"{platform.python_version()}, its SQLite {sqlite3.sqlite_version}",
-        "load before": f"{os.getloadavg()[0]:.1f}",
+        "Python": f"{platform.python_version()}, event loop {loop}",
     }

@@ -16,6 +16,7 @@ RATE = 100
 """Jobs a second while latency is measured."""
 IN_FLIGHT = 64
 SUSTAINED_IN_FLIGHT = 1000
+_IDEMPOTENT = "job.bench.idempotent"
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,24 @@ def experiments(plan: Plan) -> list[Experiment]:
             "drain",
             {"jobs": jobs, "workers": 1, "topic": "job.bench.thread"},
         ),
+        Experiment(
+            "drain-idempotent",
+            "drain",
+            "drain",
+            {"jobs": jobs, "workers": 1, "topic": _IDEMPOTENT},
+        ),
         Experiment("sustained", "sustained", "sustain", {"seconds": seconds, "in_flight": flight}),
         Experiment(
             "sustained-bulk",
             "sustained",
             "sustain",
             {"seconds": seconds, "in_flight": flight, "bulk": 100},
+        ),
+        Experiment(
+            "sustained-idempotent",
+            "sustained",
+            "sustain",
+            {"seconds": seconds, "in_flight": flight, "topic": _IDEMPOTENT},
         ),
         Experiment(
             "submit",
@@ -113,6 +126,7 @@ def experiments(plan: Plan) -> list[Experiment]:
             {"seconds": seconds / 2},
         ),
         Experiment("latency", "latency", "latency", steady, steady),
+        Experiment("latency-idempotent", "latency", "latency", {**steady, "topic": _IDEMPOTENT}),
         Experiment("idle", "idle", "idle", {"seconds": plan.idle_seconds}, repeated=False),
         Experiment("kill", "kill", "kill", {**kill, "slots": 8}, kill, repeated=False),
     ]

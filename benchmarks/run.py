@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from marks import Marks
+from measure import busy_percent
 from peers import dramatiq, huey
 from processes import HERE
 from side import DRAMATIQ, HUEY, HUEY_FSYNC
@@ -24,6 +25,10 @@ from side import DRAMATIQ, HUEY, HUEY_FSYNC
 Figures = dict[str, float | None]
 
 _TOO_LONG = 1200.0
+
+
+_disturbances: list[float] = []
+"""How busy others kept the machine just before each measurement, in percent."""
 
 
 class MeasurementFailed(Exception):
@@ -55,6 +60,12 @@ def versions() -> dict[str, str]:
     return {"peers": ", ".join(f"{name} {version}" for name, version in found.items())}
 
 
+def quietness() -> dict[str, str]:
+    """Whether this run had the machine to itself."""
+    usual, most = median(_disturbances), max(_disturbances)
+    return {"others": f"kept the cores {usual:.0f}% busy (median), at most {most:.0f}%"}
+
+
 @contextmanager
 def scratch(root: Path | None) -> Iterator[Path]:
     """A folder for one measurement; its path is short, for a socket's sake."""
@@ -67,6 +78,7 @@ def scratch(root: Path | None) -> Iterator[Path]:
 
 def measure(side: str, what: str, folder: Path, options: dict[str, Any]) -> Figures:
     """One measurement. Raises MeasurementFailed with what the process said."""
+    _disturbances.append(busy_percent())
     marks = Marks.fresh()
     argv = [sys.executable, str(HERE / "side.py"), side, what, str(folder), json.dumps(options)]
     child = subprocess.Popen(

@@ -26,10 +26,13 @@ SIDES = {
 def measure_penstock(measure: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     from ours import size, speed, steadiness
 
+    from penstock.app.portal import new_event_loop  # what 'penstock up' runs on
+
     for module in (speed, size, steadiness):
         if (wanted := getattr(module, measure, None)) is not None:
-            figures: dict[str, Any] = asyncio.run(wanted(folder / "data", **options))
-            return figures
+            with asyncio.Runner(loop_factory=new_event_loop) as runner:
+                figures: dict[str, Any] = runner.run(wanted(folder / "data", **options))
+                return figures
     raise ValueError(f"nothing measures {measure}")
 
 

@@ -8,13 +8,21 @@ from marks import mark
 
 import penstock
 
-NOOP, THREAD, NAP = "job.bench.noop", "job.bench.thread", "job.bench.nap"
+NOOP = "job.bench.noop"
+IDEMPOTENT = "job.bench.idempotent"
+THREAD = "job.bench.thread"
+NAP = "job.bench.nap"
 
 app = penstock.App()
 
 
 @app.job(NOOP)
 async def noop(sent: int = 0) -> None:
+    mark(sent)
+
+
+@app.job(IDEMPOTENT, idempotent=True)
+async def noop_that_may_run_twice(sent: int = 0) -> None:
     mark(sent)
 
 

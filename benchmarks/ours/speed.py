@@ -57,14 +57,16 @@ async def drain_watched(system: System, jobs: int, workers: int, pids: list[int]
     return figures
 
 
-async def sustain(folder: Path, *, seconds: float, in_flight: int, bulk: int = 1) -> Figures:
+async def sustain(
+    folder: Path, *, seconds: float, in_flight: int, bulk: int = 1, topic: str = NOOP
+) -> Figures:
     """Submit and see to the end, everything at once: producers, engine, one worker process."""
     done, submitted, stopping = 0, 0, False
 
     async def produce(system: System) -> None:
         nonlocal done, submitted
         while not stopping:
-            handles = await system.client.asubmit_many(NOOP, [{"sent": 0}] * bulk)
+            handles = await system.client.asubmit_many(topic, [{"sent": 0}] * bulk)
             submitted += bulk
             for handle in handles:
                 await handle.await_end()
@@ -117,13 +119,13 @@ async def _submit_for(
     return count, count / (time.monotonic() - begin)
 
 
-async def latency(folder: Path, *, seconds: float, rate: int) -> Figures:
+async def latency(folder: Path, *, seconds: float, rate: int, topic: str = NOOP) -> Figures:
     """From before the submit until a waiter hears of the durable end, at a steady rate."""
     flushes = flush_times(folder.parent)
     async with running(folder) as system:
         with started(start_workers(folder, 1)):
-            await latencies(system, 0.5, rate)
-            times = await latencies(system, seconds, rate)
+            await latencies(system, 0.5, rate, topic)
+            times = await latencies(system, seconds, rate, topic)
     flush = median(flushes + flush_times(folder.parent))
     p50, p99 = percentile(times, 0.5), percentile(times, 0.99)
     return {
@@ -135,13 +137,13 @@ async def latency(folder: Path, *, seconds: float, rate: int) -> Figures:
     }
 
 
-async def latencies(system: System, seconds: float, rate: int) -> list[float]:
+async def latencies(system: System, seconds: float, rate: int, topic: str = NOOP) -> list[float]:
     """Submit at this rate; how long each took to its durable end."""
     times: list[float] = []
 
     async def one() -> None:
         begin = time.perf_counter()
-        handle = await system.client.asubmit(NOOP, {"sent": 0})
+        handle = await system.client.asubmit(topic, {"sent": 0})
         await handle.await_end()
         times.append(time.perf_counter() - begin)
 

@@ -9,6 +9,7 @@ import sys
 from ours.jobs import app
 
 from penstock.adapters.link.address import Address
+from penstock.app.portal import new_event_loop
 from penstock.app.site import Site
 from penstock.config import load
 
@@ -22,4 +23,5 @@ async def main(folder: str, name: str, slots: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main(*sys.argv[1:]))

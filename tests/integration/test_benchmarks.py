@@ -50,6 +50,7 @@ def test_it_keeps_every_figure(drained):
         "drain-2",
         "drain-in-process",
         "drain-threads",
+        "drain-idempotent",
     }
     assert all(found["penstock"]["rate"] > 0 for found in figures["results"].values())
 
