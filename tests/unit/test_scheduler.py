@@ -445,3 +445,51 @@ async def test_a_worker_that_comes_back_without_a_job_lost_it(other: dict[str, A
     site.board.roster.workers["w1"].missing_since = 0.0
     await site.turn(hello("w1", **other))
     assert (await site.job()).attempt == 2
+
+
+class SlowStore(StubbornStore):
+    """Something else is committed before the caller hears of its own commit."""
+
+    meanwhile: tuple[Change, ...] = ()
+
+    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
+        answers = await super().apply(changes)
+        if self.meanwhile:
+            other, self.meanwhile = self.meanwhile, ()
+            assert all(answer.moved for answer in await super().apply(other))
+        return answers
+
+
+def slow_site() -> Site:
+    site = Site()
+    site.store.__class__ = SlowStore
+    return site
+
+
+@run_async
+async def test_a_job_that_ended_while_its_dispatch_was_committed_is_not_sent() -> None:
+    site = slow_site()
+    await site.greet()
+    await site.apply(accept("a"))
+    site.store.meanwhile = (move("a", _E.EXPIRE),)  # type: ignore[attr-defined]
+    assert Dispatch not in kinds(await site.turn())
+
+
+@run_async
+async def test_a_job_cancelled_while_its_dispatch_was_committed_is_sent_to_be_ended() -> None:
+    site = slow_site()
+    await site.greet()
+    await site.apply(accept("a"))
+    site.store.meanwhile = (move("a", _E.REQUEST_CANCEL),)  # type: ignore[attr-defined]
+    assert kinds(await site.turn())[-2:] == [Dispatch, JobCancel]
+
+
+@run_async
+async def test_a_start_that_was_overtaken_by_the_jobs_end_is_not_confirmed() -> None:
+    site = slow_site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    site.store.meanwhile = (move("a", _E.EXPIRE),)  # type: ignore[attr-defined]
+    sent = await site.turn(Started("a", 1, "w1", confirm=True))
+    assert kinds(sent) == [JobCancel]

@@ -49,9 +49,7 @@ class Intake:
                 return [self._finish(result, now)]
             case Started(job_id, attempt, worker_id):
                 actor = f"{Role.WORKER}:{worker_id}"
-                if job_id in self._board.adrift and self._board.reclaim(job_id, attempt):
-                    # It was given up too soon: it has the job, and nobody else does yet.
-                    self._roster.hold(worker_id, job_id, attempt, monotonic)
+                self.still_has(message, monotonic)
                 return [Move(job_id, (JobEvent.START,), actor, now, attempt=attempt)]
             case Heartbeat(worker_id):
                 self._hear(worker_id, monotonic)
@@ -66,6 +64,16 @@ class Intake:
             case Farewell():
                 self._see_off(message, monotonic)
         return []
+
+    def still_has(self, started: Started, monotonic: float) -> bool:
+        """Whether a worker may keep what it says it starts: nobody else has it yet."""
+        job_id, attempt = started.job_id, started.attempt
+        given_up = job_id in self._board.adrift
+        if not self._board.reclaim(job_id, attempt):
+            return False
+        if given_up:
+            self._roster.hold(started.worker_id, job_id, attempt, monotonic)
+        return True
 
     def _hear(self, worker_id: str, monotonic: float) -> None:
         """A sign of life; from a worker that we gave up for lost, a reason to ask again."""

@@ -262,13 +262,19 @@ class Scheduler:
         for answer in answers:
             job = answer.job
             if job is not None and answer.moved:
-                given.append(job)
+                if self.board.is_live(job.job_id, job.attempt):
+                    given.append(job)
             elif job is not None and self.board.may_go_out(job):
                 self.board.queue(job)
                 self._wake.set()
         if given:
             self.orders.dispatch(given)
             failpoint("after-dispatch")
+        for job in given:
+            if self.board.held[job.job_id].cancel_requested:
+                # The order to end it was given before there was anything to end.
+                attempt = (job.job_id, job.attempt)
+                self.orders.end(job.worker_id, attempt, "cancelled while it was dispatched")
 
     def _settle(self, changes: Sequence[Change]) -> None:
         """Tell workers elsewhere which of their results are safe, or known to be late."""
@@ -288,6 +294,8 @@ class Scheduler:
             attempt = (message.job_id, message.attempt)
             if answer.verdict is Verdict.REFUSED:
                 self.orders.end(message.worker_id, attempt, answer.why)
+            elif not self.intake.still_has(message, self.clock.monotonic()):
+                self.orders.end(message.worker_id, attempt, "the job has ended meanwhile")
             else:
                 durable.append((message.worker_id, attempt))
         self.orders.confirm(durable)

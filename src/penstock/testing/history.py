@@ -33,6 +33,7 @@ class Promise(StrEnum):
     FENCE = "no two runs under one fence"
     ONCE = "a job that may not run twice does not"
     COMMITTED = "nothing is visible before its commit"
+    CURRENT = "no worker is told to run what has ended or was given to another"
     LINKED = "a retry is linked both ways, and is the only one"
     UNWANTED = "what was asked to end is not retried"
     UNTOUCHED = "a job is only taken from a worker that was away or gave it back"
@@ -114,7 +115,19 @@ class GaveBack(Struct, frozen=True):
 
 
 class Absent(Struct, frozen=True):
-    """A worker was dead, cut off or silent for so long that it may be given up."""
+    """A worker is dead, or was cut off or silent for so long that it may be given up."""
+
+    worker_id: str
+
+
+class CutOff(Struct, frozen=True):
+    """A worker's connection dropped: what was on its way to it may be lost."""
+
+    worker_id: str
+
+
+class Present(Struct, frozen=True):
+    """A worker is there again."""
 
     worker_id: str
 
@@ -130,7 +143,22 @@ Event = (
     | Finished
     | GaveBack
     | Absent
+    | CutOff
+    | Present
 )
+
+
+def job_of(event: Event) -> str | None:
+    """The job that an event is about; None where it is about a worker."""
+    match event:
+        case Committed(entry) | Heard(entry):
+            return entry.job_id
+        case Acknowledged(job) | Told(job):
+            return job.job_id
+        case Absent() | CutOff() | Present():
+            return None
+        case _:
+            return event.job_id
 
 
 class History(Struct):
@@ -272,6 +300,7 @@ class _Durable:
         self.versions: dict[str, int] = defaultdict(int)
         self.given: set[tuple[str, int, str | None]] = set()
         self.started: set[tuple[str, int]] = set()
+        self.attempts: dict[str, int] = defaultdict(int)
         self.ends: dict[str, JobState] = {}
         self.entries: set[tuple[str, int, JobEvent]] = set()
 
@@ -280,7 +309,8 @@ class _Durable:
         self.entries.add((entry.job_id, entry.n, entry.event))
         if entry.event in _GIVING:
             self.given.add((entry.job_id, entry.attempt, entry.worker_id))
-        elif entry.event is JobEvent.START:
+            self.attempts[entry.job_id] = entry.attempt
+        if entry.after is JobState.RUNNING:
             self.started.add((entry.job_id, entry.attempt))
         if _is_end(entry):
             self.ends.setdefault(entry.job_id, entry.after)
@@ -288,7 +318,8 @@ class _Durable:
 
 def _check_order(history: History) -> Iterator[Violation]:
     durable = _Durable()
-    if not any(isinstance(event, Committed) for event in history.events):
+    commits_known = any(isinstance(event, Committed) for event in history.events)
+    if not commits_known:
         for log in history.logs.values():
             for entry in log:
                 durable.add(entry)
@@ -297,6 +328,13 @@ def _check_order(history: History) -> Iterator[Violation]:
             durable.add(event.entry)
         elif (early := _what_is_early(event, durable)) is not None:
             yield Violation(Promise.COMMITTED, *early)
+        elif commits_known and isinstance(event, Dispatched | StartConfirmed):
+            if event.job_id in durable.ends:
+                said = f"attempt {event.attempt} after it ended {durable.ends[event.job_id]}"
+                yield Violation(Promise.CURRENT, event.job_id, said)
+            elif event.attempt != durable.attempts[event.job_id]:
+                said = f"attempt {event.attempt} after {durable.attempts[event.job_id]}"
+                yield Violation(Promise.CURRENT, event.job_id, said)
 
 
 def _what_is_early(event: Event, durable: _Durable) -> tuple[str, str] | None:
@@ -318,20 +356,41 @@ def _what_is_early(event: Event, durable: _Durable) -> tuple[str, str] | None:
 def _check_presence(history: History) -> Iterator[Violation]:
     """A worker that was there the whole time keeps what it was given."""
     holder: dict[str, str | None] = {}
+    away: set[str | None] = set()
+    cut: set[str | None] = set()
     excused: set[str] = set()
+    excused_unstarted: set[str] = set()
+
+    def held_by(worker_id: str) -> set[str]:
+        return {job_id for job_id, holds in holder.items() if holds == worker_id}
+
     for event in history.events:
         match event:
+            case CutOff(worker_id):
+                cut.add(worker_id)
+                excused_unstarted |= held_by(worker_id)
+            case Present(worker_id):
+                away.discard(worker_id)
+                cut.discard(worker_id)
             case Absent(worker_id):
-                excused |= {job_id for job_id, held_by in holder.items() if held_by == worker_id}
+                away.add(worker_id)
+                excused |= held_by(worker_id)
             case GaveBack(job_id):
                 excused.add(job_id)
             case Committed(entry):
                 taken = entry.event is JobEvent.REDISPATCH or (
                     entry.event is JobEvent.EXPIRE and entry.reason.startswith("WORKER_LOST")
                 )
+                if entry.job_id in excused_unstarted and entry.before is JobState.DISPATCHED:
+                    taken = False
                 if taken and entry.job_id not in excused:
                     said = f"'{entry.event}' took it from {holder.get(entry.job_id)}"
                     yield Violation(Promise.UNTOUCHED, entry.job_id, said)
                 if entry.event in _GIVING:
                     holder[entry.job_id] = entry.worker_id
                     excused.discard(entry.job_id)
+                    excused_unstarted.discard(entry.job_id)
+                    if entry.worker_id in away:
+                        excused.add(entry.job_id)
+                    if entry.worker_id in cut:
+                        excused_unstarted.add(entry.job_id)

@@ -1,0 +1,122 @@
+"""The real control plane, put together on simulated parts, and thrown away at a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from penstock.adapters.memory.blobs import MemoryBlobs
+from penstock.adapters.memory.bus import MemoryBus
+from penstock.control.board import Board
+from penstock.control.feed import Feed
+from penstock.control.gateway import Gateway
+from penstock.control.limits import Limits
+from penstock.control.reconciler import Reconciler
+from penstock.control.roster import Pool, Roster
+from penstock.control.safety import Rule, RuleSet, SafetyKernel
+from penstock.control.scheduler import Scheduler
+from penstock.core.ids import IdSource
+from penstock.core.verdict import Decision
+from penstock.ports.bus import AnyMessage, Confirmed, Dispatch
+from penstock.ports.clock import Clock
+from penstock.testing.history import Dispatched, History, StartConfirmed
+from penstock.testing.simulation.store import FaultyStore
+
+LIMITS = Limits(
+    timeout=6.0, dispatch_timeout=4.0, lease=2.0, lost_grace=0.6, kill_grace=0.5, max_attempts=3
+)
+RULES = RuleSet(Decision.ALLOW, (Rule("no-denied", Decision.DENY, topics=("job.denied",)),))
+
+
+class WatchedBus(MemoryBus):
+    """Tells the history what workers are given."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__()
+        self._history = history
+
+    def publish(self, subject: str, messages: Sequence[AnyMessage]) -> None:
+        if subject.startswith("worker."):
+            worker_id = subject.removeprefix("worker.").removesuffix(".jobs")
+            for message in messages:
+                self._watch(worker_id, message)
+        super().publish(subject, messages)
+
+    def _watch(self, worker_id: str, message: AnyMessage) -> None:
+        events = self._history.events
+        match message:
+            case Dispatch(request, attempt):
+                events.append(Dispatched(request.job_id, attempt, worker_id))
+            case Confirmed(jobs):
+                events.extend(StartConfirmed(job_id, attempt) for job_id, attempt in jobs)
+
+
+class SimEngine:
+    """One life of an engine; its store outlives it."""
+
+    def __init__(
+        self, store: FaultyStore, clock: Clock, chance: random.Random, history: History
+    ) -> None:
+        self.store, self.history = store, history
+        self.bus = WatchedBus(history)
+        self.board = Board(Roster({"small": Pool("small", capacity=2)}), clock.now)
+        store.listen(self.board.observe)
+        self.feed = Feed(store)
+        store.listen(self.feed.hear)
+        ids = IdSource(lambda: chance.getrandbits(79))
+        self.scheduler = Scheduler(
+            store,
+            self.bus,
+            self.board,
+            SafetyKernel(RULES),
+            clock,
+            LIMITS,
+            ids=ids,
+            chance=chance.random,
+        )
+        self.reconciler = Reconciler(
+            store,
+            self.bus,
+            self.board,
+            clock,
+            LIMITS,
+            nudge=self.scheduler.nudge,
+            ids=ids,
+            chance=chance.random,
+        )
+        self.gateway = Gateway(
+            store, MemoryBlobs(), self.board, clock, refuse_unknown=False, ids=ids
+        )
+        self._clock = clock
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.failures: list[BaseException] = []
+
+    async def start(self) -> None:
+        self.board.restore(await self.store.unfinished())
+        for record in self.board.roster.workers.values():
+            record.missing_since = self._clock.monotonic()
+        self.feed.subscribe(self.bus)
+        self.own(self.scheduler.run())
+        self.own(self.reconciler.run())
+
+    def own(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run something that dies with this engine."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failures.append(error)
+
+    async def crash(self) -> None:
+        """Everything in memory is gone at once."""
+        self.store.crash()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.bus.close()

@@ -1,0 +1,184 @@
+"""A real worker with simulated jobs, behind a connection that can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+from penstock.adapters.memory.blobs import MemoryBlobs
+from penstock.core.job import Offer
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.bus import Bus
+from penstock.ports.clock import Clock
+from penstock.ports.executor import Context, Outcome, Task
+from penstock.testing.history import Absent, Began, CutOff, Finished, History, Present
+from penstock.testing.simulation.engine import LIMITS
+from penstock.testing.simulation.link import SimLink
+from penstock.worker.worker import Worker, WorkerOptions
+
+BEAT = LIMITS.lease / 4
+
+
+class SimExecutor:
+    """Runs jobs that do what their `act` says; each real run is written down."""
+
+    def __init__(self, link: SimLink, chance: random.Random, history: History) -> None:
+        self.topics: tuple[str, ...] = ("job.*",)
+        self.offers: Mapping[str, Offer] = {}
+        self._link, self._chance, self._history = link, chance, history
+        self._running: set[tuple[str, int]] = set()
+
+    def check(self, topic: str, payload: bytes) -> None:
+        pass
+
+    async def run(self, task: Task, ctx: Context) -> Outcome:
+        key = (task.request.job_id, task.attempt)
+        if not self._link.dead:
+            self._running.add(key)
+            self._history.events.append(Began(*key, self._link.worker_id))
+        try:
+            return await self._act(task.request.env.get("act", "succeed"))
+        finally:
+            self._end(key)
+
+    async def _act(self, act: str) -> Outcome:
+        match act:
+            case "fail":
+                await asyncio.sleep(self._chance.random())
+                return Outcome(JobState.FAILED, error_code="BOOM")
+            case "endless":
+                await asyncio.sleep(1000)
+            case "deaf":
+                try:
+                    await asyncio.sleep(self._chance.uniform(0.5, 12))
+                except asyncio.CancelledError:
+                    await asyncio.sleep(self._chance.uniform(0, 1.5))
+                    raise
+            case "long":
+                await asyncio.sleep(self._chance.uniform(1, 5))
+            case _:
+                await asyncio.sleep(self._chance.random() * 0.8)
+        return Outcome(JobState.SUCCEEDED, b"1")
+
+    def _end(self, key: tuple[str, int]) -> None:
+        if key in self._running:
+            self._running.discard(key)
+            self._history.events.append(Finished(*key, self._link.worker_id))
+
+    def die(self) -> None:
+        """What ran in the process ended with it."""
+        for key in list(self._running):
+            self._end(key)
+
+    async def close(self) -> None:
+        pass
+
+
+class SimWorker:
+    """One worker process."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        clock: Clock,
+        chance: random.Random,
+        history: History,
+        *,
+        pool: str = "default",
+    ) -> None:
+        self.worker_id = worker_id
+        self._clock, self._chance, self._history = clock, chance, history
+        self.link = SimLink(worker_id, chance, history)
+        self._executor = SimExecutor(self.link, chance, history)
+        options = WorkerOptions(
+            worker_id=worker_id, pool=pool, slots=chance.randint(1, 3), drain_timeout=1.0
+        )
+        self._worker = Worker(self.link, MemoryBlobs(), [self._executor], clock, options)
+        self._cut = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self.leaving = False
+
+    def start(self, engine: Bus) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._worker.run()), loop.create_task(self._beat())]
+        loop.call_soon(self._join, engine)
+
+    def _join(self, engine: Bus) -> None:
+        self.link.on_connect = self._worker.announce
+        self.link.connect(engine)
+
+    async def _beat(self) -> None:
+        while True:
+            self.link.beat()
+            await asyncio.sleep(BEAT)
+
+    # -- what can happen to it ----------------------------------------------------
+
+    def die(self) -> None:
+        """As by SIGKILL: it says nothing more, and what it ran is gone."""
+        told = self._chance.random() < 0.5
+        self.link.disconnect(told=told)
+        self.link.dead = True
+        self._executor.die()
+        self._history.events.append(Absent(self.worker_id))
+
+    async def fall_silent(self, seconds: float) -> None:
+        """As by SIGSTOP or a lost network, for a while."""
+        self.link.fall_silent()
+        # The last beat may have been sent just before: from then on the lease runs.
+        if seconds > LIMITS.lease - BEAT:
+            await asyncio.sleep(LIMITS.lease - BEAT)
+            self._history.events.append(Absent(self.worker_id))
+            seconds -= LIMITS.lease - BEAT
+        await asyncio.sleep(seconds)
+        self.link.speak_again()
+        self._is_back()
+
+    async def lose_connection(self, seconds: float, engine: Bus) -> None:
+        """The connection drops; another is made after a while."""
+        if not self.link.connected:
+            return
+        self.link.disconnect(told=True)
+        self._history.events.append(CutOff(self.worker_id))
+        self._cut += 1
+        cut = self._cut
+        if seconds >= LIMITS.lost_grace:
+            await asyncio.sleep(LIMITS.lost_grace)
+            self._history.events.append(Absent(self.worker_id))
+            seconds -= LIMITS.lost_grace
+        await asyncio.sleep(seconds)
+        if cut == self._cut:
+            self.find_engine(engine)
+
+    def lose_engine(self) -> None:
+        """The engine crashed."""
+        self._cut += 1
+        self.link.disconnect(told=False)
+        self._history.events.append(Absent(self.worker_id))
+
+    def find_engine(self, engine: Bus) -> None:
+        if not self.link.connected:
+            self.link.connect(engine)
+            self._is_back()
+
+    def _is_back(self) -> None:
+        if self.link.connected and not self.link.silent:
+            self._history.events.append(Present(self.worker_id))
+
+    def leave(self) -> None:
+        """As by SIGTERM: it drains and goes."""
+        self.leaving = True
+        self._tasks[0].add_done_callback(lambda _: self._go())
+        self._tasks[0].cancel()
+
+    def _go(self) -> None:
+        self.link.disconnect(told=False)
+        self.link.dead = True
+        self._history.events.append(Absent(self.worker_id))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.link.close()

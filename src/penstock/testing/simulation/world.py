@@ -1,0 +1,281 @@
+"""What happens in one history: users, faults, and then enough quiet for all to end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from penstock.core.errors import PenstockError, StoreFailed
+from penstock.core.job import Job, JobRequest, Priority, RetryPolicy
+from penstock.testing.clock import LoopClock
+from penstock.testing.history import Acknowledged, Heard, History, Told
+from penstock.testing.simulation.engine import LIMITS, SimEngine
+from penstock.testing.simulation.store import FaultyStore
+from penstock.testing.simulation.worker import SimWorker
+
+UNREST = 12.0
+"""Seconds in which users and faults strike."""
+PATIENCE = 240
+"""Seconds after which what has not ended counts as stuck."""
+Action = Callable[[], Coroutine[Any, Any, None]]
+ACTS = ("succeed", "succeed", "fail", "long", "deaf", "endless")
+
+
+class World:
+    """One seed's worth of trouble."""
+
+    def __init__(self, seed: int, say: Callable[[str], None] = lambda text: None) -> None:
+        self.chance = random.Random(seed)
+        self.clock = LoopClock(asyncio.get_running_loop())
+        self.history = History(presence_known=True)
+        self.store = FaultyStore(self.clock, self.chance, self.history)
+        self.workers: list[SimWorker] = []
+        self.known: list[str] = []
+        """Ids of jobs that some user knows of."""
+        self.asked: list[JobRequest] = []
+        self.failures: list[BaseException] = []
+        self._say = say
+        self._background: set[asyncio.Task[None]] = set()
+
+    def say(self, text: str) -> None:
+        self._say(f"{self.clock.monotonic():8.3f}  {text}")
+
+    async def run(self) -> History:
+        await self._boot()
+        for _ in range(self.chance.randint(1, 3)):
+            self._hire()
+        plan = self._plan()
+        for at, action in sorted(plan, key=lambda step: step[0]):
+            await asyncio.sleep(max(0.0, at - self.clock.monotonic()))
+            await action()
+        await self._calm_down()
+        await self._until_quiet()
+        await self._end()
+        return self.history
+
+    async def _boot(self) -> None:
+        self.engine = SimEngine(self.store, self.clock, self.chance, self.history)
+        await self.engine.start()
+
+    def _hire(self) -> None:
+        pool = self.chance.choice(["default", "default", "small"])
+        name = f"w{len(self.workers) + 1}"
+        worker = SimWorker(name, self.clock, self.chance, self.history, pool=pool)
+        self.workers.append(worker)
+        worker.start(self.engine.bus)
+        self.say(f"{name} joins the pool {pool}")
+
+    # -- the plan -----------------------------------------------------------------
+
+    def _plan(self) -> list[tuple[float, Action]]:
+        chance = self.chance
+        steps: list[tuple[float, Action]] = []
+
+        def strike(count: int, *actions: Action) -> None:
+            for _ in range(count):
+                steps.append((chance.uniform(0, UNREST), chance.choice(actions)))
+
+        strike(chance.randint(1, 10), self._submit)
+        strike(chance.randint(0, 4), self._cancel, self._cancel, self._retry)
+        strike(chance.randint(0, 2), self._submit_again)
+        faults = [
+            self._kill,
+            self._silence,
+            self._cut,
+            self._crash,
+            self._break_disk,
+            self._slow_disk,
+            self._set_clock,
+            self._drain,
+            self._stutter,
+            self._hire_one,
+        ]
+        strike(chance.randint(0, 5), *chance.sample(faults, k=chance.randint(1, 5)))
+        return steps
+
+    # -- users --------------------------------------------------------------------
+
+    async def _submit(self) -> None:
+        chance, now = self.chance, self.clock.now()
+        number = len(self.asked) + 1
+        request = JobRequest(
+            job_id=f"j{number}" if chance.random() < 0.7 else "",
+            topic=chance.choice(["job.a", "job.a", "job.b", "job.denied"]),
+            priority=chance.choice(list(Priority)),
+            tenant=chance.choice(["t1", "t2"]),
+            env={"act": chance.choice(ACTS)},
+            idempotency_key=f"k{number}" if chance.random() < 0.3 else None,
+            timeout=chance.choice([None, None, 2.0]),
+            dispatch_timeout=chance.choice([None, None, 2.0]),
+            deadline=now + chance.uniform(1, 20) if chance.random() < 0.2 else None,
+            run_at=now + chance.uniform(0, 5) if chance.random() < 0.2 else None,
+            idempotent=chance.random() < 0.4,
+            retry=RetryPolicy(retries=chance.choice([0, 0, 1, 2]), delay=0.5),
+        )
+        self.asked.append(request)
+        self.engine.own(self._ask(request))
+
+    async def _submit_again(self) -> None:
+        if self.asked:
+            self.engine.own(self._ask(self.chance.choice(self.asked)))
+
+    async def _ask(self, request: JobRequest) -> None:
+        try:
+            (job,) = await self.engine.gateway.submit([request])
+        except PenstockError as error:
+            self.say(f"{request.job_id or 'a new job'} is refused: {error}")
+            return
+        self.history.events.append(Acknowledged(job))
+        self.say(f"{job.job_id} is acknowledged ({request.env['act']})")
+        self.known.append(job.job_id)
+        if not job.is_final:
+            self.engine.own(self._follow(job))
+        await self._wait(job)
+
+    async def _wait(self, job: Job) -> None:
+        if not job.is_final:
+            latest = await self.store.get(job.job_id)
+            assert latest is not None
+            job = latest if latest.is_final else await self.engine.feed.ended(job.job_id)
+        self.history.events.append(Told(job))
+        self.say(f"{job.job_id} is told to have ended {job.state}")
+
+    async def _follow(self, job: Job) -> None:
+        with self.engine.feed.reading(job.job_id) as updates:
+            if (await self.engine.gateway.find(job.job_id)).is_final:
+                return
+            while (update := await updates.get()) is not None:
+                if (entry := getattr(update, "transition", None)) is not None:
+                    self.history.events.append(Heard(entry))
+
+    async def _cancel(self) -> None:
+        if self.known:
+            self.engine.own(self._ask_to_end(self.chance.choice(self.known)))
+
+    async def _ask_to_end(self, job_id: str) -> None:
+        try:
+            job = await self.engine.gateway.cancel(job_id, reason="", children=False)
+        except StoreFailed as error:
+            self.say(f"{job_id} can't be cancelled: {error}")
+        else:
+            self.say(f"{job_id} is cancelled: {job.job_id} is {job.state}")
+
+    async def _retry(self) -> None:
+        if self.known:
+            self.engine.own(self._ask_again(self.chance.choice(self.known)))
+
+    async def _ask_again(self, job_id: str) -> None:
+        try:
+            job = await self.engine.gateway.retry(job_id)
+        except PenstockError as error:
+            self.say(f"{job_id} is not retried: {error}")
+        else:
+            self.say(f"{job_id} is retried as {job.job_id}")
+            self.history.events.append(Acknowledged(job))
+            self.known.append(job.job_id)
+
+    # -- faults -------------------------------------------------------------------
+
+    def _victim(self) -> SimWorker | None:
+        living = [worker for worker in self.workers if not worker.link.dead]
+        return self.chance.choice(living) if living else None
+
+    def _meanwhile(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _kill(self) -> None:
+        if (worker := self._victim()) is not None:
+            self.say(f"{worker.worker_id} dies")
+            worker.die()
+
+    async def _silence(self) -> None:
+        if (worker := self._victim()) is not None and worker.link.healthy:
+            seconds = LIMITS.lease * self.chance.choice([0.3, 0.7, 1.2, 3.0])
+            self.say(f"{worker.worker_id} falls silent for {seconds:.1f} s")
+            self._meanwhile(worker.fall_silent(seconds))
+
+    async def _cut(self) -> None:
+        if (worker := self._victim()) is not None and worker.link.healthy:
+            seconds = LIMITS.lost_grace * self.chance.choice([0.2, 0.8, 1.5, 5.0])
+            self.say(f"{worker.worker_id} is cut off for {seconds:.1f} s")
+            self._meanwhile(worker.lose_connection(seconds, self.engine.bus))
+
+    async def _crash(self) -> None:
+        self.say("the engine crashes")
+        self.failures.extend(self.engine.failures)
+        await self.engine.crash()
+        for worker in self.workers:
+            worker.lose_engine()
+        await asyncio.sleep(self.chance.uniform(0, 2))
+        self.say("the engine is back")
+        await self._boot()
+        for worker in self.workers:
+            pause = self.chance.choice([0.0, LIMITS.lost_grace * 0.5, LIMITS.lost_grace * 2])
+            asyncio.get_running_loop().call_later(pause, self._bring_back, worker)
+
+    def _bring_back(self, worker: SimWorker) -> None:
+        worker.find_engine(self.engine.bus)
+
+    async def _break_disk(self) -> None:
+        seconds = self.chance.choice([0.1, 0.6, LIMITS.lease * 1.5])
+        self.say(f"the disk refuses for {seconds:.1f} s")
+        self.store.failing = True
+        asyncio.get_running_loop().call_later(seconds, self._mend_disk)
+
+    def _mend_disk(self) -> None:
+        self.store.failing = False
+
+    async def _slow_disk(self) -> None:
+        self.store.slowness = self.chance.choice([0.0, 0.005, 0.1, 0.5])
+        self.say(f"the disk takes up to {self.store.slowness} s")
+
+    async def _set_clock(self) -> None:
+        seconds = self.chance.choice([-60.0, -2.0, 2.0, 60.0])
+        self.say(f"the clock is set by {seconds:+} s")
+        self.clock.jump(seconds)
+
+    async def _drain(self) -> None:
+        if (worker := self._victim()) is not None and not worker.leaving:
+            self.say(f"{worker.worker_id} is told to leave")
+            worker.leave()
+
+    async def _stutter(self) -> None:
+        if (worker := self._victim()) is not None:
+            self.say(f"{worker.worker_id} stutters")
+            worker.link.stutter = 0.3
+            worker.link.repeat_something()
+
+    async def _hire_one(self) -> None:
+        self._hire()
+
+    # -- the end ------------------------------------------------------------------
+
+    async def _calm_down(self) -> None:
+        """All faults end, and somebody is there to do what is left."""
+        self.say("all is calm")
+        self._mend_disk()
+        self.store.slowness = 0.0
+        for worker in self.workers:
+            worker.link.stutter = 0.0
+        self._hire()
+        await asyncio.sleep(1.0)
+
+    async def _until_quiet(self) -> None:
+        for _ in range(PATIENCE):
+            if not await self.store.unfinished():
+                break
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(LIMITS.lease)
+
+    async def _end(self) -> None:
+        self.failures.extend(self.engine.failures)
+        await self.engine.crash()
+        self.store.close_history()
+        for task in list(self._background):
+            task.cancel()
+        for worker in self.workers:
+            await worker.stop()
