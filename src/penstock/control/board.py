@@ -48,10 +48,11 @@ class Board:
     def observe(self, moved: Sequence[Answer]) -> None:
         """Hear a commit."""
         for answer in moved:
-            job = answer.job
+            job, entry = answer.job, answer.entry
             assert job is not None
+            assert entry is not None
             if job.finished_at is not None:
-                if answer.transitions[-1].before not in TERMINAL:
+                if entry.path.before not in TERMINAL:  # else it is only a note
                     self._leave(job)
             elif job.state in HELD:
                 self._hold(job)

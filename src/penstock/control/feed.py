@@ -29,6 +29,8 @@ class Feed:
 
     def hear(self, moved: Sequence[Answer]) -> None:
         """After a commit."""
+        if not (self._waiters or self._readers or self._progress):
+            return
         for answer in moved:
             job = answer.job
             assert job is not None

@@ -86,17 +86,77 @@ class Verdict(Enum):
     REFUSED = "refused"
 
 
+class Path(Struct, frozen=True, gc=False):
+    """The steps that one move is, and what they amount to."""
+
+    steps: tuple[tuple[JobState | None, JobEvent, JobState], ...]
+
+    @property
+    def before(self) -> JobState | None:
+        return self.steps[0][0]
+
+    @property
+    def after(self) -> JobState:
+        return self.steps[-1][2]
+
+
+class Entry(Struct, frozen=True, gc=False):
+    """What one move wrote in the log: all of its steps, at one time, by one actor."""
+
+    job_id: str
+    n: int
+    """The number of the last step."""
+    path: Path
+    attempt: int
+    """As it is after the last step."""
+    actor: str
+    at: float
+    reason: str
+    worker_id: str | None
+
+    def transitions(self) -> tuple[Transition, ...]:
+        """Spelled out, step by step; the reason belongs to the last."""
+        steps = self.path.steps
+        attempt = self.attempt - sum(event in _GIVES for _, event, _ in steps)
+        spelled = []
+        for n, (before, event, after) in enumerate(steps, start=self.n - len(steps) + 1):
+            given_to = None
+            if event in _GIVES:
+                attempt += 1
+                given_to = self.worker_id
+            reason = self.reason if n == self.n else ""
+            spelled.append(
+                Transition(
+                    self.job_id,
+                    n,
+                    before,
+                    event,
+                    after,
+                    attempt,
+                    self.actor,
+                    self.at,
+                    reason,
+                    given_to,
+                )
+            )
+        return tuple(spelled)
+
+
 class Answer(Struct, frozen=True, gc=False):
     """What became of one change, and the record as it now is."""
 
     verdict: Verdict
     job: Job | None
-    transitions: tuple[Transition, ...] = ()
+    entry: Entry | None = None
     why: str = ""
 
     @property
     def moved(self) -> bool:
         return self.verdict is Verdict.MOVED
+
+    @property
+    def transitions(self) -> tuple[Transition, ...]:
+        return () if self.entry is None else self.entry.transitions()
 
 
 _MOVED, _REPEATED, _REFUSED = Verdict.MOVED, Verdict.REPEATED, Verdict.REFUSED
@@ -115,18 +175,11 @@ def admit(accept: Accept, seq: int) -> Answer:
         accepted_at=accept.at,
         updated_at=accept.at,
     )
-    entry = Transition(
-        request.job_id,
-        1,
-        None,
-        JobEvent.ACCEPT,
-        JobState.PENDING,
-        0,
-        accept.actor,
-        accept.at,
-        accept.reason,
-    )
-    return Answer(_MOVED, job, (entry,))
+    entry = Entry(request.job_id, 1, BIRTH, 0, accept.actor, accept.at, accept.reason, None)
+    return Answer(_MOVED, job, entry)
+
+
+BIRTH = Path(((None, CANONICAL.birth, CANONICAL.initial),))
 
 
 def followers(job: Job, move: Move) -> tuple[Accept, ...]:
@@ -142,61 +195,35 @@ def advance(job: Job, move: Move) -> Answer:
         return Answer(_REFUSED, job, why=f"the job has moved on to version {job.version}")
     if move.attempt is not None and move.attempt != job.attempt:
         return Answer(_REFUSED, job, why=f"attempt {move.attempt} is not live: {job.attempt} is")
-    path = _path(job.state, move.events, move.actor.partition(":")[0])
-    if isinstance(path, str):
-        return Answer(_REFUSED, job, why=path)
+    plan = plan_of(job.state, move.events, move.actor.partition(":")[0])
+    if plan.refusal:
+        return Answer(_REFUSED, job, why=plan.refusal)
+    if plan.is_empty or (plan.asks and job.cancel_requested):
+        return Answer(_REPEATED, job)
 
     at = max(move.at, job.updated_at)
-    state, version, attempt = job.state, job.version, job.attempt
-    worker_id, pool = job.worker_id, job.pool
+    then = followers(job, move) if move.then else ()
+    reason = move.reason
+    attempt, worker_id, pool = job.attempt, job.worker_id, job.pool
     dispatched_at, started_at, finished_at = job.dispatched_at, job.started_at, job.finished_at
-    cancel_requested, result = job.cancel_requested, job.result
-    then = followers(job, move)
-    entries: list[Transition] = []
-
-    for before, event, after in path:
-        given_to = None
-        if event in _GIVES:
-            attempt += 1
-            worker_id = given_to = move.worker_id
-            pool = move.pool
-            dispatched_at = at
-            started_at = at if before is JobState.RUNNING else None
-        elif event is JobEvent.START:
-            started_at = at
-        elif event is JobEvent.REQUEST_CANCEL:
-            if cancel_requested:
-                continue
-            cancel_requested = True
-        reason = move.reason if event is move.events[-1] else ""
-        if then and after in TERMINAL and before not in TERMINAL:
-            reason = f"{reason} (retried as {then[0].request.job_id})".lstrip()
-        state = after
-        version += 1
-        entries.append(
-            Transition(
-                job.request.job_id,
-                version,
-                before,
-                event,
-                after,
-                attempt,
-                move.actor,
-                at,
-                reason,
-                given_to,
-            )
-        )
-
-    if not entries:
-        return Answer(_REPEATED, job)
-    if state in TERMINAL and finished_at is None:
+    result = job.result
+    if plan.gives:
+        attempt += 1
+        worker_id, pool = move.worker_id, move.pool
+        dispatched_at = at
+        started_at = at if plan.restarts else None
+    if plan.starts:
+        started_at = at
+    if plan.ends:
         finished_at = at
         result = move.result
+        if then:
+            reason = f"{reason} (retried as {then[0].request.job_id})".lstrip()
+    version = job.version + plan.length
     changed = Job(
         seq=job.seq,
         request=job.request,
-        state=state,
+        state=plan.after,
         version=version,
         accepted_at=job.accepted_at,
         updated_at=at,
@@ -206,34 +233,62 @@ def advance(job: Job, move: Move) -> Answer:
         dispatched_at=dispatched_at,
         started_at=started_at,
         finished_at=finished_at,
-        cancel_requested=cancel_requested,
+        cancel_requested=job.cancel_requested or plan.asks,
         result=result,
         successor=then[0].request.job_id if then else job.successor,
     )
-    return Answer(_MOVED, changed, tuple(entries))
+    given_to = worker_id if plan.gives else None
+    entry = Entry(job.request.job_id, version, plan.path, attempt, move.actor, at, reason, given_to)
+    return Answer(_MOVED, changed, entry)
 
 
-Path = tuple[tuple[JobState, JobEvent, JobState], ...]
+class Plan(Struct, frozen=True, gc=False):
+    """What events would do to a state, worked out once for all jobs."""
+
+    path: Path
+    refusal: str = ""
+    is_empty: bool = False
+    """Nothing would change: they only repeat what is."""
+    length: int = 0
+    after: JobState = JobState.PENDING
+    gives: bool = False
+    restarts: bool = False
+    """It gives to another worker what had started already."""
+    starts: bool = False
+    asks: bool = False
+    ends: bool = False
 
 
 @cache
-def _path(state: JobState, events: tuple[JobEvent, ...], role: str) -> Path | str:
-    """The steps that these events are from this state, or why they can't be taken."""
+def plan_of(state: JobState, events: tuple[JobEvent, ...], role: str) -> Plan:
+    """Ask the table, event by event."""
     if state is JobState.DISPATCHED and events[0] in _ENDS_OF_WORK:
         # A result that overtakes the news of the start implies the start.
         events = (JobEvent.START, *events)
-    steps = []
+    first = state
+    steps: list[tuple[JobState | None, JobEvent, JobState]] = []
     for event in events:
         step = CANONICAL.judge(state, event)
         if step is Step.ILLEGAL:
-            return f"'{event}' can't happen to a job that is {state}"
+            return Plan(BIRTH, f"'{event}' can't happen to a job that is {state}")
         if step is Step.REPEAT:
             continue
         if role not in ACTORS[event]:
-            return f"'{event}' is not for a {role} to do"
+            return Plan(BIRTH, f"'{event}' is not for a {role} to do")
         before, state = state, CANONICAL.after(state, event)
         steps.append((before, event, state))
-    return tuple(steps)
+    happened = {event for _, event, _ in steps}
+    return Plan(
+        Path(tuple(steps)),
+        is_empty=not steps,
+        length=len(steps),
+        after=state,
+        gives=bool(happened & _GIVES),
+        restarts=first is JobState.RUNNING,
+        starts=JobEvent.START in happened,
+        asks=JobEvent.REQUEST_CANCEL in happened,
+        ends=state in TERMINAL and first not in TERMINAL,
+    )
 
 
 class Folded(Struct, frozen=True, gc=False):

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from penstock.core.job import Job, JobRequest
 from penstock.core.transition import BrokenLog, Folded, Transition, fold
-from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
+from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState, Role
 
 
 class Promise(StrEnum):
@@ -30,6 +30,7 @@ class Promise(StrEnum):
     TABLE = "no move outside the table"
     FOLD = "a record is the fold of its log"
     ATTEMPTS = "attempts count up by one"
+    LIVE = "only the worker that has a job now moves it"
     FENCE = "no two runs under one fence"
     ONCE = "a job that may not run twice does not"
     COMMITTED = "nothing is visible before its commit"
@@ -179,6 +180,7 @@ def check(history: History) -> list[Violation]:
         *_check_acknowledged(history),
         *_check_ends(history),
         *_check_logs(history),
+        *_check_live(history),
         *_check_links(history),
         *_check_runs(history),
         *_check_order(history),
@@ -238,6 +240,22 @@ def _check_logs(history: History) -> Iterator[Violation]:
             continue
         if folded != Folded.of(record):
             yield Violation(Promise.FOLD, job_id, f"is {Folded.of(record)}, its log says {folded}")
+
+
+def _check_live(history: History) -> Iterator[Violation]:
+    for job_id, record in history.records.items():
+        holder: str | None = None
+        for entry in history.logs[job_id]:
+            if entry.event in _GIVING:
+                holder = entry.worker_id
+            role, _, who = entry.actor.partition(":")
+            if role == Role.WORKER and entry.event is not JobEvent.NOTE and who != holder:
+                said = f"'{entry.event}' by {who} while {holder} had it"
+                yield Violation(Promise.LIVE, job_id, said)
+        result = record.result
+        if result is not None and result.attempt not in (0, record.attempt):
+            said = f"the result of attempt {result.attempt} ended attempt {record.attempt}"
+            yield Violation(Promise.LIVE, job_id, said)
 
 
 def _check_links(history: History) -> Iterator[Violation]:

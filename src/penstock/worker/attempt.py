@@ -112,6 +112,8 @@ class Attempt:
         except Exception as error:
             log.exception("the executor failed on job %s", self.job_id)
             outcome, pointer = _failure("EXECUTOR_ERROR", repr(error)), None
+        finally:
+            self.task = None
         return JobResult(
             job_id=self.job_id,
             status=outcome.status,

@@ -48,6 +48,7 @@ from penstock.ports.executor import Executor
 from penstock.worker.attempt import Attempt
 from penstock.worker.deadlines import Deadlines
 from penstock.worker.outbox import Outbox
+from penstock.worker.runners import Runners
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,6 @@ class Worker:
         self._starting: dict[tuple[str, int], Attempt] = {}
         """Waiting for the engine's word that their start is durable."""
         self._active: dict[tuple[str, int], Attempt] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._unsettled: dict[tuple[str, int], JobResult] = {}
         self._done = 0
         self._credit = options.slots
@@ -111,6 +111,7 @@ class Worker:
 
     async def run(self) -> None:
         self._outbox = Outbox(self.bus)
+        self._runners = Runners(self._work)
         self._dismissed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         subject = jobs_of(self.options.worker_id)
         subscription = self.bus.subscribe(subject, self._receive)
@@ -210,6 +211,7 @@ class Worker:
                 attempt.end("the worker was stopped while it ran the job", JobState.FAILED)
             await self._idle.wait()
         self._deadlines.stop()
+        await self._runners.close()
         self._outbox.flush()
         self.bus.publish(HANDSHAKE, [farewell])
 
@@ -290,11 +292,10 @@ class Worker:
         self._idle.clear()
         attempt.begin()
         self._deadlines.watch(attempt)
-        task = asyncio.get_running_loop().create_task(self._work(key, attempt))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._runners.give(attempt)
 
-    async def _work(self, key: tuple[str, int], attempt: Attempt) -> None:
+    async def _work(self, attempt: Attempt) -> None:
+        key = (attempt.job_id, attempt.attempt)
         worker_id = self.options.worker_id
         executor = self._executor_for(attempt.request.topic)
         try:

@@ -122,9 +122,9 @@ class Commit:
         inserts = [rows.insert_row(job) for job in self.heads.values() if job.seq in new]
         updates = [rows.update_row(job) for job in self.heads.values() if job.seq not in new]
         journal = [
-            self._codec.row(answer.job.seq, entry)  # type: ignore[union-attr]
+            row
             for answer in self.moved
-            for entry in answer.transitions
+            for row in self._codec.rows(answer.job.seq, answer.entry)  # type: ignore[union-attr, arg-type]
         ]
         if not (journal or lines):
             return

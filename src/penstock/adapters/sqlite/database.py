@@ -10,19 +10,27 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import apsw
 
 from penstock.core.errors import AlreadyRunning, StoreCorrupt, StoreFailed, StoreFull
-from penstock.lifecycles.canonical import CANONICAL, HELD, TERMINAL, JobState
+from penstock.lifecycles.canonical import CANONICAL, HELD, TERMINAL, JobEvent, JobState
 from penstock.ports.store import Durability
 
 APPLICATION_ID = 0x50454E53  # "PENS": how we know a file to be ours
 STATE_CODES = {state: code for code, state in enumerate(JobState, start=1)}
 """How a state is stored: its number on the CAP wire. Final states come last."""
+AT_ONCE: tuple[tuple[Any, ...], ...] = (
+    (JobState.PENDING, JobEvent.SCHEDULE, JobEvent.DISPATCH),
+    (JobState.PENDING, JobEvent.SCHEDULE, JobEvent.DENY),
+    (JobState.DISPATCHED, JobEvent.START, JobEvent.SUCCEED),
+    (JobState.DISPATCHED, JobEvent.START, JobEvent.FAIL),
+)
+"""A state, and the events that usually happen to it together: they share a row."""
 FIRST_FINAL = min(STATE_CODES[state] for state in TERMINAL)
 _SYNCHRONOUS = {Durability.DISK: "FULL", Durability.OS: "NORMAL", Durability.MEMORY: "OFF"}
 
@@ -128,17 +136,26 @@ def migrations() -> list[str]:
 
 
 def _rules() -> dict[str, str]:
-    birth: tuple[str | None, str, str] = (None, CANONICAL.birth, CANONICAL.initial)
-    moves = [birth, *CANONICAL]
     codes = STATE_CODES.values()
     return {
         "states": _values(enumerate(JobState, start=1)),
-        "moves": _values((code, *move) for code, move in enumerate(moves, start=1)),
+        "paths": _values((code, *path) for code, path in enumerate(_paths(), start=1)),
         "last_state": str(max(codes)),
         "first_final": str(FIRST_FINAL),
         "succeeded": str(STATE_CODES[JobState.SUCCEEDED]),
         "held": ", ".join(sorted(str(STATE_CODES[state]) for state in HELD)),
     }
+
+
+def _paths() -> Iterator[tuple[str | None, str, str]]:
+    """Every legal step, and the steps that are made at once: (before, events, after)."""
+    yield None, CANONICAL.birth, CANONICAL.initial
+    yield from CANONICAL
+    for before, *events in AT_ONCE:
+        after = before
+        for event in events:
+            after = CANONICAL.after(after, event)
+        yield before, " ".join(events), after
 
 
 def _values(rows: Iterable[tuple[object, ...]]) -> str:

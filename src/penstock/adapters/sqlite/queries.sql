@@ -13,7 +13,7 @@ UPDATE job SET
 WHERE seq = ?;
 
 -- name: append_journal
-INSERT INTO journal (job, n, move, attempt, actor, at, reason, worker_id)
+INSERT INTO journal (job, n, path, attempt, actor, at, reason, worker_id)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: job_by_id
@@ -32,18 +32,18 @@ SELECT {job} FROM job INDEXED BY job_unfinished WHERE state < {first_final} ORDE
 SELECT max(ifnull((SELECT max(seq) FROM job), 0), ifnull((SELECT max(job) FROM journal), 0));
 
 -- name: journal_of_job
-SELECT n, move, attempt, actor, at, reason, worker_id
+SELECT n, path, attempt, actor, at, reason, worker_id
 FROM journal WHERE job = ? ORDER BY id;
 
 -- name: whole_journal
-SELECT job, n, move, attempt, actor, at, reason, worker_id
+SELECT job, n, path, attempt, actor, at, reason, worker_id
 FROM journal ORDER BY job, id;
 
 -- name: all_jobs
 SELECT {job} FROM job ORDER BY seq;
 
--- name: legal_moves
-SELECT code, before, event, after FROM move;
+-- name: paths
+SELECT code, before, events, after FROM path;
 
 -- name: tally
 SELECT state, count(*) FROM job GROUP BY state;

@@ -31,7 +31,7 @@ class SqliteReader:
         self.path = path
         self.sql = rows.load_queries()
         self._connection = open_reader(path)
-        self.codec = rows.JournalCodec(self._connection.execute(self.sql["legal_moves"]))
+        self.codec = rows.JournalCodec(self._connection.execute(self.sql["paths"]))
 
     async def get(self, job_id: str) -> Job | None:
         found = self._read("job_by_id", job_id)
@@ -63,7 +63,8 @@ class SqliteReader:
         job = await self.get(job_id)
         if job is None:
             raise NotFound(f"no job {job_id!r}", hint="'penstock ps' lists the jobs there are")
-        return [self.codec.read(job_id, row) for row in self._read("journal_of_job", job.seq)]
+        found = self._read("journal_of_job", job.seq)
+        return [step for row in found for step in self.codec.read(job_id, row)]
 
     async def tally(self) -> dict[JobState, int]:
         counted: dict[int, int] = await self.aside(lambda read: dict(read(self.sql["tally"])))

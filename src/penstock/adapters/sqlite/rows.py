@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -10,8 +10,8 @@ import msgspec
 
 from penstock.adapters.sqlite.database import FIRST_FINAL, STATE_CODES
 from penstock.core.job import Job, JobRequest, JobResult
-from penstock.core.transition import Transition
-from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.core.transition import Entry, Path, Transition
+from penstock.lifecycles.canonical import CANONICAL, JobEvent, JobState
 
 Row = tuple[Any, ...]
 
@@ -125,28 +125,53 @@ def read_job(row: Row) -> Job:
 
 
 class JournalCodec:
-    """Transitions as journal rows, by the numbers that this very file gives its moves."""
+    """Log entries as journal rows, by the numbers that this very file gives its paths."""
 
-    def __init__(self, legal_moves: Iterable[Row]) -> None:
-        self._moves: dict[int, tuple[JobState | None, JobEvent, JobState]] = {
-            code: (None if before is None else JobState(before), JobEvent(event), JobState(after))
-            for code, before, event, after in legal_moves
-        }
-        self._codes = {(before, event): code for code, (before, event, _) in self._moves.items()}
+    def __init__(self, paths: Iterable[Row]) -> None:
+        self._paths = {code: _path(before, events) for code, before, events, _ in paths}
+        self._codes = {path.steps: code for code, path in self._paths.items()}
 
-    def row(self, seq: int, entry: Transition) -> Row:
-        return (
-            seq,
-            entry.n,
-            self._codes[entry.before, entry.event],
-            entry.attempt,
-            entry.actor,
-            entry.at,
-            entry.reason,
-            entry.worker_id,
-        )
+    def rows(self, seq: int, entry: Entry) -> Iterator[Row]:
+        """One row, or one a step where the steps have no number together."""
+        code = self._codes.get(entry.path.steps)
+        if code is not None:
+            yield (
+                seq,
+                entry.n,
+                code,
+                entry.attempt,
+                entry.actor,
+                entry.at,
+                entry.reason,
+                entry.worker_id,
+            )
+            return
+        for step in entry.transitions():
+            path = Path(((step.before, step.event, step.after),))
+            single = Entry(
+                step.job_id,
+                step.n,
+                path,
+                step.attempt,
+                step.actor,
+                step.at,
+                step.reason,
+                step.worker_id,
+            )
+            yield from self.rows(seq, single)
 
-    def read(self, job_id: str, row: Row) -> Transition:
-        n, move, attempt, actor, at, reason, worker_id = row
-        before, event, after = self._moves[move]
-        return Transition(job_id, n, before, event, after, attempt, actor, at, reason, worker_id)
+    def read(self, job_id: str, row: Row) -> tuple[Transition, ...]:
+        n, path, attempt, actor, at, reason, worker_id = row
+        entry = Entry(job_id, n, self._paths[path], attempt, actor, at, reason, worker_id)
+        return entry.transitions()
+
+
+def _path(before: str | None, events: str) -> Path:
+    state = None if before is None else JobState(before)
+    steps: list[tuple[JobState | None, JobEvent, JobState]] = []
+    for word in events.split():
+        event = JobEvent(word)
+        after = CANONICAL.initial if state is None else CANONICAL.after(state, event)
+        steps.append((state, event, after))
+        state = after
+    return Path(tuple(steps))

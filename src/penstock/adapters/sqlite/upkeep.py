@@ -29,7 +29,7 @@ def verify(read: Read, sql: Mapping[str, str], codec: rows.JournalCodec) -> Veri
             pending = next(logs, None)
         entries = []
         if pending is not None and pending[0] == job.seq:
-            entries = [codec.read(job.job_id, entry[1:]) for entry in pending[1]]
+            entries = [step for row in pending[1] for step in codec.read(job.job_id, row[1:])]
             pending = next(logs, None)
         transitions += len(entries)
         try:

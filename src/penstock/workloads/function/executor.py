@@ -90,7 +90,7 @@ class FunctionExecutor:
             arguments = signature.decode(payload)
         except InvalidRequest as wrong:
             return bad_input(wrong)
-        running.set(ctx)
+        token = running.set(ctx)
         try:
             return stored(await signature.call(function.fn, arguments, ctx), self._max_result)
         except asyncio.CancelledError as error:
@@ -102,8 +102,10 @@ class FunctionExecutor:
         except BaseException as error:
             return failed(error, ctx)
         finally:
-            # Not reset(token): a coroutine may be closed from another context.
-            running.set(None)
+            try:
+                running.reset(token)
+            except ValueError:  # a coroutine may be closed from another context
+                running.set(None)
 
     async def _run_in_thread(
         self, function: JobFunction[..., Any], payload: bytes, ctx: Context

@@ -1,9 +1,9 @@
 -- Jobs, their append-only log, what they wrote, and small facts of the engine.
 -- What stands in braces is filled in from penstock.lifecycles.canonical.
 --
--- States and moves are small numbers that point into two tables of names: a check against
+-- States and paths are small numbers that point into two tables of names: a check against
 -- a list of words costs more than the write it guards. The views `jobs` and `history` show
--- the words.
+-- the words. A path is what one move does: one step mostly, or several that happen at once.
 
 CREATE TABLE state (
     code INTEGER PRIMARY KEY,
@@ -11,14 +11,14 @@ CREATE TABLE state (
 ) STRICT;
 INSERT INTO state (code, name) VALUES {states};
 
-CREATE TABLE move (
+CREATE TABLE path (
     code   INTEGER PRIMARY KEY,
     before TEXT,
-    event  TEXT NOT NULL,
+    events TEXT NOT NULL,
     after  TEXT NOT NULL,
-    UNIQUE (before, event)
+    UNIQUE (before, events)
 ) STRICT;
-INSERT INTO move (code, before, event, after) VALUES {moves};
+INSERT INTO path (code, before, events, after) VALUES {paths};
 
 CREATE TABLE job (
     seq              INTEGER PRIMARY KEY,
@@ -61,7 +61,7 @@ CREATE TABLE journal (
     id        INTEGER PRIMARY KEY,
     job       INTEGER NOT NULL,
     n         INTEGER NOT NULL CHECK (n >= 1),
-    move      INTEGER NOT NULL REFERENCES move (code),
+    path      INTEGER NOT NULL REFERENCES path (code),
     attempt   INTEGER NOT NULL,
     actor     TEXT NOT NULL,
     at        REAL NOT NULL,
@@ -97,7 +97,7 @@ SELECT job.seq, job_id, topic, tenant, state.name AS state, version, attempt, wo
 FROM job JOIN state ON state.code = job.state;
 
 CREATE VIEW history AS
-SELECT job.job_id, n, move.before, move.event, move.after, journal.attempt, actor,
+SELECT job.job_id, n, path.before, path.events, path.after, journal.attempt, actor,
     datetime(at, 'unixepoch') AS at, reason, journal.worker_id
-FROM journal JOIN move ON move.code = journal.move JOIN job ON job.seq = journal.job
+FROM journal JOIN path ON path.code = journal.path JOIN job ON job.seq = journal.job
 ORDER BY journal.id;
