@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _PROC = Path("/proc")
-_ROUNDS = 100
+_ROUNDS = 1000
+_PAUSE = 0.001
+"""Seconds between rounds: on a busy machine even the killed need a moment to die."""
 
 
 def descendants(pid: int) -> list[int]:
@@ -45,6 +48,7 @@ def kill(pid: int) -> None:
             break
         for each in below:
             _signal(each, signal.SIGKILL)
+        time.sleep(_PAUSE)
     _signal_group(pid, signal.SIGKILL)
 
 
