@@ -76,6 +76,10 @@ class LoopClock:
         self._start += seconds
 
 
+_MOST_STEPS = 100_000
+"""Steps of a loop at one moment, beyond which it can't be honest work."""
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose time passes only when everything waits.
 
@@ -86,6 +90,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._virtual = 0.0
+        self._busy = 0
         super().__init__(_Leap(self._leap))
 
     def time(self) -> float:
@@ -95,6 +100,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if seconds is None:
             raise RuntimeError("everything waits, and nothing will ever happen")
         self._virtual += seconds
+        self._busy = 0 if seconds else self._busy + 1
+        if self._busy > _MOST_STEPS:
+            raise RuntimeError("something is busy for ever, and no time passes")
 
 
 class _Leap(selectors.SelectSelector):

@@ -49,7 +49,10 @@ def simulate(seed: int, say: Callable[[str], None] = lambda text: None) -> Simul
     loop = VirtualLoop()
     try:
         asyncio.set_event_loop(loop)
-        world = loop.run_until_complete(_live(seed, say))
+        try:
+            world = loop.run_until_complete(_live(seed, say))
+        except RuntimeError as error:
+            return Simulated(seed, History(), (), (error,))
     finally:
         asyncio.set_event_loop(None)
         loop.close()

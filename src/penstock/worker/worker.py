@@ -153,6 +153,8 @@ class Worker:
                 )
             ],
         )
+        if self._draining:  # it is no offer to take work
+            self.bus.publish(HANDSHAKE, [Farewell(options.worker_id)])
         for key in self._active:
             self._outbox.add(Started(*key, options.worker_id))
         for key in self._starting:

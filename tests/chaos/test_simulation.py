@@ -1,0 +1,43 @@
+"""Thousands of seeded histories of the whole engine, each checked.
+
+PENSTOCK_HISTORIES says how many, PENSTOCK_SEED where to begin; a failure names its seed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from penstock.testing.history import Began, Told
+from penstock.testing.simulator import failing, simulate
+
+HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "1000"))
+PIECES = 10
+FIRST = int(os.environ.get("PENSTOCK_SEED", "0")) or random.randrange(1 << 32)
+
+
+@pytest.mark.parametrize("piece", range(PIECES))
+def test_every_promise_is_kept_in_every_history(piece: int) -> None:
+    # The seed is in the report and not in the test's name, which workers of xdist must agree on.
+    size = HISTORIES // PIECES
+    first = FIRST + piece * size
+    bad = [simulated.report() for simulated in failing(range(first, first + size))]
+    assert not bad, "\n".join(bad)
+
+
+def test_a_seed_makes_the_same_history_every_time() -> None:
+    one, two = simulate(11), simulate(11)
+    assert one.history.events == two.history.events
+    assert one.history.records == two.history.records
+
+
+def test_histories_are_not_empty() -> None:
+    runs = ends = 0
+    for seed in range(20):
+        events = simulate(seed).history.events
+        runs += sum(isinstance(event, Began) for event in events)
+        ends += sum(isinstance(event, Told) for event in events)
+    assert runs > 40
+    assert ends > 40

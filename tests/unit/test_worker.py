@@ -1,0 +1,204 @@
+"""A worker by itself: what it takes, and what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.adapters.memory.blobs import MemoryBlobs
+from penstock.adapters.memory.bus import MemoryBus
+from penstock.core.job import Offer
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.bus import (
+    HANDSHAKE,
+    RESULT,
+    AnyMessage,
+    Confirmed,
+    Dispatch,
+    Farewell,
+    Finished,
+    Handshake,
+    JobCancel,
+    Returned,
+    Started,
+    Welcomed,
+    jobs_of,
+)
+from penstock.ports.executor import Context, Outcome, Task
+from penstock.testing.clock import LoopClock, VirtualLoop
+from penstock.testing.samples import a_request
+from penstock.worker.worker import Worker, WorkerOptions
+
+
+class Waiting:
+    """An executor whose jobs run until they are let go."""
+
+    def __init__(self) -> None:
+        self.topics: tuple[str, ...] = ("job.*",)
+        self.offers: Mapping[str, Offer] = {}
+        self.begun: list[tuple[str, int]] = []
+        self.go = asyncio.Event()
+
+    def check(self, topic: str, payload: bytes) -> None:
+        pass
+
+    async def run(self, task: Task, ctx: Context) -> Outcome:
+        self.begun.append((task.request.job_id, task.attempt))
+        await self.go.wait()
+        return Outcome(JobState.SUCCEEDED, b"1")
+
+    async def close(self) -> None:
+        pass
+
+
+class Site:
+    """A worker, and everything that it says."""
+
+    def __init__(self, slots: int = 1) -> None:
+        self.bus, self.executor = MemoryBus(), Waiting()
+        self.said: list[AnyMessage] = []
+        for subject in (HANDSHAKE, RESULT):
+            self.bus.subscribe(subject, self._hear)
+        options = WorkerOptions(worker_id="w", slots=slots, drain_timeout=5.0)
+        clock = LoopClock(asyncio.get_running_loop())
+        self.worker = Worker(self.bus, MemoryBlobs(), [self.executor], clock, options)
+        self.task = asyncio.ensure_future(self.worker.run())
+
+    async def _hear(self, messages: list[AnyMessage]) -> None:
+        self.said.extend(messages)
+
+    async def welcome(self) -> None:
+        await asyncio.sleep(0.01)
+        (hello,) = self.heard(Handshake)
+        await self.tell(Welcomed(hello.session))
+
+    async def tell(self, *messages: AnyMessage) -> None:
+        self.bus.publish(jobs_of("w"), messages)
+        await asyncio.sleep(0.02)
+
+    def heard(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.said if isinstance(message, kind)]
+
+    async def end(self) -> None:
+        self.executor.go.set()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+        await self.bus.close()
+
+
+def dispatch(job_id: str = "a", attempt: int = 1, **fields: Any) -> Dispatch:
+    return Dispatch(a_request(job_id, **fields), attempt, 60.0)
+
+
+def on_virtual_time(test: Any) -> Any:
+    def run() -> None:
+        loop = VirtualLoop()
+        try:
+            loop.run_until_complete(test())
+        finally:
+            loop.close()
+
+    run.__name__ = test.__name__
+    return run
+
+
+@on_virtual_time
+async def test_an_idempotent_job_begins_at_once() -> None:
+    site = Site()
+    await site.welcome()
+    await site.tell(dispatch(idempotent=True))
+    assert site.executor.begun == [("a", 1)]
+    assert site.heard(Started) == [Started("a", 1, "w")]
+    await site.end()
+
+
+@on_virtual_time
+async def test_another_begins_when_its_start_is_confirmed() -> None:
+    site = Site()
+    await site.welcome()
+    await site.tell(dispatch())
+    assert site.executor.begun == []
+    assert site.heard(Started) == [Started("a", 1, "w", confirm=True)]
+    await site.tell(Confirmed((("a", 1),)))
+    assert site.executor.begun == [("a", 1)]
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_job_that_is_refused_its_start_never_begins() -> None:
+    site = Site()
+    await site.welcome()
+    await site.tell(dispatch())
+    await site.tell(JobCancel("a", 1, "not live", "scheduler"))
+    await site.tell(Confirmed((("a", 1),)))
+    assert site.executor.begun == []
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_dispatch_that_comes_twice_runs_once() -> None:
+    site = Site(slots=2)
+    await site.welcome()
+    twice = dispatch(idempotent=True)
+    await site.tell(twice, twice)
+    site.executor.go.set()
+    await asyncio.sleep(0.1)
+    await site.tell(twice)
+    assert site.executor.begun == [("a", 1)]
+    assert len(site.heard(Finished)) == 1
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_dispatch_that_comes_twice_while_it_waits_runs_once() -> None:
+    site = Site(slots=1)
+    await site.welcome()
+    waiting = dispatch("b", idempotent=True)
+    await site.tell(dispatch("a", idempotent=True), waiting, waiting)
+    site.executor.go.set()
+    await asyncio.sleep(0.1)
+    assert site.executor.begun == [("a", 1), ("b", 1)]
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_new_attempt_is_no_repeat() -> None:
+    site = Site(slots=2)
+    await site.welcome()
+    await site.tell(dispatch(attempt=1, idempotent=True), dispatch(attempt=2, idempotent=True))
+    assert site.executor.begun == [("a", 1), ("a", 2)]
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_worker_that_was_not_welcomed_takes_nothing() -> None:
+    site = Site()
+    await site.tell(dispatch(idempotent=True))
+    assert site.executor.begun == []
+    await site.end()
+
+
+@on_virtual_time
+async def test_what_can_not_be_started_is_handed_back() -> None:
+    site = Site(slots=1)
+    await site.welcome()
+    await site.tell(dispatch("a", idempotent=True), dispatch("b", idempotent=True))
+    await asyncio.sleep(2)
+    assert [back.job_id for back in site.heard(Returned)] == ["b"]
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_worker_that_is_leaving_says_so_whenever_it_introduces_itself() -> None:
+    site = Site()
+    await site.welcome()
+    await site.tell(dispatch(idempotent=True))
+    site.task.cancel()
+    await asyncio.sleep(0.01)
+    site.said.clear()
+    site.worker.announce(2)
+    await asyncio.sleep(0.01)
+    kinds = [type(message) for message in site.said if isinstance(message, Handshake | Farewell)]
+    assert kinds == [Handshake, Farewell]
+    await site.end()
