@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from penstock import __version__
 from penstock.adapters.files.blobs import FileBlobs
+from penstock.adapters.files.starts import FileStartBook, FileStarts
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.server import LinkServer
 from penstock.adapters.memory.bus import MemoryBus
@@ -149,9 +150,19 @@ class Engine:
         store.listen(self.board.observe)
         self._feed = Feed(store)
         store.listen(self._feed.hear)
-        self.scheduler = Scheduler(store, self.bus, self.board, kernel, clock, limits, ids=ids)
+        starts = FileStarts(settings.starts)
+        self.scheduler = Scheduler(
+            store, self.bus, self.board, kernel, clock, limits, starts=starts, ids=ids
+        )
         self.reconciler = Reconciler(
-            store, self.bus, self.board, clock, limits, nudge=self.scheduler.nudge, ids=ids
+            store,
+            self.bus,
+            self.board,
+            clock,
+            limits,
+            nudge=self.scheduler.nudge,
+            starts=starts,
+            ids=ids,
         )
         pruner = Pruner(store, self.blobs, clock, retention=settings.retention or None)
         gateway = Gateway(
@@ -223,7 +234,7 @@ class Engine:
         options = WorkerOptions(
             worker_id=self.worker_id, slots=self.settings.concurrency, local=True
         )
-        worker = Worker(self.bus, self.blobs, self._executors, self._clock, options)
+        worker = Worker(self.bus, self.blobs, self._executors, self._clock, options, FileStartBook)
         self.board.learn(worker.topics, worker.offers)
         self._worker = self._supervise("worker", worker.run())
 

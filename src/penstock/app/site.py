@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Mapping
 
+from penstock.adapters.files.starts import FileStartBook
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.blobs import RemoteBlobs
 from penstock.adapters.link.client import Link
@@ -39,6 +40,7 @@ class Site:
         drain_timeout: float = 30.0,
     ) -> None:
         self._app, self._address, self._settings, self._token = app, address, settings, token
+        self._worker: Worker | None = None
         self.options = WorkerOptions(
             worker_id=worker_id or f"{socket.gethostname()}-{os.getpid()}",
             pool=pool,
@@ -48,7 +50,9 @@ class Site:
         )
 
     def _last_word(self, link: int) -> tuple[str, AnyMessage]:
-        return HANDSHAKE, Farewell(self.options.worker_id, lost=True, link=link)
+        session = self._worker.session if self._worker is not None else ""
+        farewell = Farewell(self.options.worker_id, lost=True, link=link, session=session)
+        return HANDSHAKE, farewell
 
     async def run(self) -> None:
         options, settings = self.options, self._settings
@@ -57,7 +61,10 @@ class Site:
             raise Misconfigured("the application has no jobs, so a worker has nothing to serve")
         link = Link(self._address, token=self._token, will=self._last_word)
         blobs = RemoteBlobs(link, inline_limit=settings.inline_limit, max_size=settings.max_result)
-        worker = Worker(link, blobs, executors, SystemClock(), options)
+        # An engine behind a Unix socket is on this machine, and can read our book.
+        make_book = FileStartBook if self._address.path is not None else None
+        worker = Worker(link, blobs, executors, SystemClock(), options, make_book)
+        self._worker = worker
         portal = Portal(asyncio.get_running_loop())
         self._app.bind(Client(RemoteDesk(link), portal, time.time, self._app.functions))
         pulse = Pulse(

@@ -110,6 +110,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.data_dir / "files"
 
     @property
+    def starts(self) -> Path:
+        """Where workers on this machine write down what they begin."""
+        return self.data_dir / "starts"
+
+    @property
     def lock(self) -> Path:
         """Held by the engine that owns the data directory."""
         return self.data_dir / "penstock.lock"

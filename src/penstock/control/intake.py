@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from penstock.control.board import Board
 from penstock.control.endings import ending
-from penstock.control.limits import Limits
+from penstock.control.losses import Losses
 from penstock.control.orders import Orders
 from penstock.core.ids import IdSource
-from penstock.core.job import Job, JobResult
+from penstock.core.job import JobResult
 from penstock.core.transition import Move
-from penstock.lifecycles.canonical import JobEvent, JobState, Role
+from penstock.lifecycles.canonical import JobEvent, Role
 from penstock.ports.bus import (
     AnyMessage,
     Credit,
@@ -31,12 +31,12 @@ class Intake:
         self,
         board: Board,
         orders: Orders,
-        limits: Limits,
+        losses: Losses,
         ids: IdSource,
         chance: Callable[[], float],
     ) -> None:
         self._board, self._roster, self._orders = board, board.roster, orders
-        self._limits, self._ids, self._chance = limits, ids, chance
+        self._losses, self._ids, self._chance = losses, ids, chance
         self.news = False
         """Whether a worker came with something that nobody served here before."""
 
@@ -109,7 +109,8 @@ class Intake:
         self._orders.welcome(hello.worker_id, hello.session)
         self._give_back(hello)
         lost = [board.held[job_id] for job_id in unknown]
-        return [move for job in lost for move in self._lose(job, hello.worker_id, now)]
+        why = f"worker {hello.worker_id} came back without it"
+        return [move for job in lost for move in self._losses.lose(job, why, now)]
 
     def _give_back(self, hello: Handshake) -> None:
         """A worker that comes back keeps what is still its own, and drops the rest."""
@@ -121,28 +122,11 @@ class Intake:
                 reason = "cancelled while the worker was away"
                 self._orders.end(hello.worker_id, (job_id, attempt), reason)
 
-    def _lose(self, job: Job, worker_id: str, now: float) -> list[Move]:
-        """The worker is back and does not know a job that we gave it."""
-        why = f"worker {worker_id} came back without it"
-        repeatable = job.request.idempotent and job.attempt < self._limits.max_attempts
-        if job.state is JobState.DISPATCHED or repeatable:
-            self._board.set_adrift(job, why)
-            return []
-        lost = JobResult(
-            job_id=job.job_id,
-            status=JobState.TIMEOUT,
-            worker_id=worker_id,
-            attempt=job.attempt,
-            error_code="WORKER_LOST",
-            error_message=why,
-        )
-        return [self._finish(lost, now)]
-
     # -- going --------------------------------------------------------------------
 
     def _see_off(self, farewell: Farewell, monotonic: float) -> None:
         record = self._roster.workers.get(farewell.worker_id)
-        if record is None:
+        if record is None or (farewell.session and farewell.session != record.session):
             return
         if farewell.lost:
             if farewell.link == record.link:  # not a connection that it has replaced since

@@ -28,8 +28,8 @@ Attempt = tuple[str, int]
 class Orders:
     """Speaks to each worker on its own subject."""
 
-    def __init__(self, bus: Bus, limits: Limits) -> None:
-        self._bus, self._limits = bus, limits
+    def __init__(self, bus: Bus, limits: Limits, books: str = "") -> None:
+        self._bus, self._limits, self._books = bus, limits, books
 
     def dispatch(self, jobs: Iterable[Job]) -> None:
         """Give each job to the worker that its record names."""
@@ -56,7 +56,7 @@ class Orders:
             self._say(worker_id, Settled(tuple(attempts)))
 
     def welcome(self, worker_id: str, session: str) -> None:
-        self._say(worker_id, Welcomed(session))
+        self._say(worker_id, Welcomed(session, self._books))
 
     def dismiss(self, worker_id: str, session: str, reason: str) -> None:
         self._say(worker_id, Dismissed(session, reason))

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from penstock.control.board import Board
-from penstock.control.endings import ending
 from penstock.control.limits import Limits
+from penstock.control.losses import Losses
 from penstock.control.roster import WorkerRecord
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
@@ -27,6 +27,7 @@ from penstock.core.transition import Answer, Change, Move
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.bus import Bus, JobCancel, jobs_of
 from penstock.ports.clock import Clock
+from penstock.ports.starts import NoStarts, Starts
 from penstock.ports.store import Store
 
 log = logging.getLogger(__name__)
@@ -122,14 +123,14 @@ class Reconciler:
         limits: Limits,
         *,
         nudge: Callable[[], None] = lambda: None,
+        starts: Starts | None = None,
         ids: IdSource | None = None,
         chance: Callable[[], float] = random.random,
         interval: float = 0.5,
     ) -> None:
         self.store, self.bus, self.board, self.clock, self.limits = store, bus, board, clock, limits
         self._nudge = nudge
-        self._ids = ids or IdSource()
-        self._chance = chance
+        self._losses = Losses(board, starts or NoStarts(), limits, ids or IdSource(), chance)
         self._interval = interval
         self._last = clock.monotonic()
 
@@ -168,7 +169,7 @@ class Reconciler:
     async def _mend(self, finding: Finding, now: float):  # type: ignore[no-untyped-def]
         match finding:
             case Overdue(job, code, why):
-                yield self._expire(job, code, why, now)
+                yield self._losses.expire(job, code, why, now)
             case TooLate(seq):
                 for job in await self.store.fetch([seq]):
                     yield _cancel(
@@ -189,10 +190,8 @@ class Reconciler:
                 continue
             if job.cancel_requested:
                 changes.append(_cancel(job, "CANCELLED", f"cancelled; {why}", now))
-            elif job.state is JobState.DISPATCHED or self._may_repeat(job):
-                self.board.set_adrift(job, why)
             else:
-                changes.append(self._expire(job, "WORKER_LOST", why, now))
+                changes.extend(self._losses.lose(job, why, now))
         worker.draining = True  # until it introduces itself again
         self._nudge()
         return changes
@@ -201,20 +200,6 @@ class Reconciler:
         """Once all that it held is seen to, and unless it came back meanwhile."""
         if worker.draining and not worker.held:
             self.board.roster.workers.pop(worker.worker_id, None)
-
-    def _may_repeat(self, job: Job) -> bool:
-        return job.request.idempotent and job.attempt < self.limits.max_attempts
-
-    def _expire(self, job: Job, code: str, why: str, now: float) -> Move:
-        result = JobResult(
-            job_id=job.job_id,
-            status=JobState.TIMEOUT,
-            worker_id=job.worker_id,
-            attempt=job.attempt,
-            error_code=code,
-            error_message=why,
-        )
-        return ending(job, result, now, self._ids, self._chance())
 
     def _tell(self, answers: list[Answer]) -> None:
         """The worker that still holds what just ended is told to let go of it."""

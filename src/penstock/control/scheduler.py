@@ -18,6 +18,7 @@ import msgspec
 from penstock.control.board import Board
 from penstock.control.intake import Intake
 from penstock.control.limits import Limits
+from penstock.control.losses import Losses
 from penstock.control.orders import Orders
 from penstock.control.placement import placer
 from penstock.control.safety import SafetyKernel
@@ -29,6 +30,7 @@ from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.bus import HANDSHAKE, HEARTBEAT, RESULT, AnyMessage, Bus, Started
 from penstock.ports.clock import Clock
 from penstock.ports.failpoint import failpoint
+from penstock.ports.starts import NoStarts, Starts
 from penstock.ports.store import Store
 
 log = logging.getLogger(__name__)
@@ -60,13 +62,17 @@ class Scheduler:
         clock: Clock,
         limits: Limits,
         *,
+        starts: Starts | None = None,
         ids: IdSource | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.store, self.bus, self.board, self.kernel = store, bus, board, kernel
         self.clock = clock
-        self.orders = Orders(bus, limits)
-        self.intake = Intake(board, self.orders, limits, ids or IdSource(), chance)
+        starts = starts or NoStarts()
+        self.orders = Orders(bus, limits, starts.folder)
+        ids = ids or IdSource()
+        losses = Losses(board, starts, limits, ids, chance)
+        self.intake = Intake(board, self.orders, losses, ids, chance)
         self._inbox: list[AnyMessage] = []
         self._wake = asyncio.Event()
         self._next_ready: float | None = None

@@ -58,6 +58,8 @@ class Welcomed(Message, frozen=True, gc=False):
     """The engine knows the worker of this session: it may take work now."""
 
     session: str
+    books: str = ""
+    """The folder of start books, for workers on the engine's machine."""
 
 
 class Dismissed(Message, frozen=True, gc=False):
@@ -92,6 +94,8 @@ class Farewell(Message, frozen=True, gc=False):
     lost: bool = False
     link: int = 0
     """Which connection was lost."""
+    session: str = ""
+    """Whose farewell it is, should two have the same name."""
 
 
 class Dispatch(Message, frozen=True, gc=False):

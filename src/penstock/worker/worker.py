@@ -15,7 +15,7 @@ import secrets
 import socket
 from asyncio import FIRST_COMPLETED
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
@@ -45,6 +45,7 @@ from penstock.ports.bus import (
 )
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Executor
+from penstock.ports.starts import StartBook
 from penstock.worker.attempt import Attempt
 from penstock.worker.deadlines import Deadlines
 from penstock.worker.outbox import Outbox
@@ -84,8 +85,11 @@ class Worker:
         executors: Sequence[Executor],
         clock: Clock,
         options: WorkerOptions,
+        make_book: Callable[[str, str], StartBook] | None = None,
     ) -> None:
         self.bus, self.blobs, self.clock, self.options = bus, blobs, clock, options
+        self._make_book = make_book
+        self._book: StartBook | None = None
         self.executors = list(executors)
         self.offers = {topic: o for e in self.executors for topic, o in e.offers.items()}
         self.topics = tuple(dict.fromkeys(t for e in self.executors for t in e.topics))
@@ -100,7 +104,7 @@ class Worker:
         self._done = 0
         self._credit = options.slots
         self._draining = False
-        self._session = secrets.token_hex(8)
+        self.session = secrets.token_hex(8)
         self._welcome = False
         self._link = 1
         self._deadlines = Deadlines(clock, self._active.values, _time_out)
@@ -128,6 +132,8 @@ class Worker:
             await subscription.close()
             for executor in self.executors:
                 await executor.close()
+            if self._book is not None:
+                self._book.close()
 
     def announce(self, link: int) -> None:
         """Say who we are and what we hold: at the start, and whenever the bus is back."""
@@ -147,7 +153,7 @@ class Worker:
                     socket.gethostname(),
                     os.getpid(),
                     options.local,
-                    self._session,
+                    self.session,
                     link,
                     self.offers,
                 )
@@ -175,6 +181,8 @@ class Worker:
             rate = (self._done - counted) / elapsed if elapsed > 0 else 0.0
             self._set_credit(self.options.slots + min(_MOST_AHEAD, int(rate * _AHEAD)))
             self._hand_back(self.clock.monotonic() - _PATIENCE, "the worker is busy")
+            if self._book is not None:
+                self._book.trim(self._active)
 
     def _set_credit(self, credit: int) -> None:
         much = abs(credit - self._credit) * 4 > self._credit
@@ -199,7 +207,7 @@ class Worker:
     async def _drain(self) -> None:
         """Take no more, hand back what did not start, and let what runs come to an end."""
         self._draining = True
-        farewell = Farewell(self.options.worker_id)
+        farewell = Farewell(self.options.worker_id, session=self.session)
         self.bus.publish(HANDSHAKE, [farewell])
         self._hand_back(float("inf"), "the worker is stopping")
         for attempt in self._starting.values():
@@ -225,10 +233,12 @@ class Worker:
                 case Dispatch():
                     if self._welcome:
                         self._take(message)
-                case Welcomed(session):
-                    self._welcome = self._welcome or session == self._session
+                case Welcomed(session, books):
+                    if session == self.session:
+                        self._welcome = True
+                        self._open_book(books)
                 case Dismissed(session, reason):
-                    if session == self._session and not self._dismissed.done():
+                    if session == self.session and not self._dismissed.done():
                         self._dismissed.set_exception(Conflict(reason, hint=_RENAME))
                 case Reintroduce():
                     self.announce(self._link)
@@ -275,19 +285,38 @@ class Worker:
     def _start_more(self) -> None:
         """Fill the free slots.
 
-        A job that may run again can begin at once. Any other begins only after its start
-        is durable: should we die now, nobody will think that it had not begun.
+        A job that may run again can begin at once. Any other begins only after its start is
+        in the book, or in the engine's own log: should we die now, nobody will think that it
+        had not begun.
         """
         slots = self.options.slots
         while self._queue and len(self._active) + len(self._starting) < slots:
             attempt = self._queue.popleft()
             key = (attempt.job_id, attempt.attempt)
-            if attempt.request.idempotent:
+            if attempt.request.idempotent or self._write_down(key, attempt):
                 self._outbox.add(Started(*key, self.options.worker_id))
                 self._begin(key, attempt)
-            else:
+            elif self._book is None:
                 self._starting[key] = attempt
                 self._outbox.add(Started(*key, self.options.worker_id, confirm=True))
+
+    def _open_book(self, folder: str) -> None:
+        """Start a book, if the engine is near enough to read it."""
+        if self._book is None and self._make_book is not None and folder:
+            try:
+                self._book = self._make_book(folder, f"{self.options.worker_id}-{os.getpid()}")
+            except OSError as error:
+                log.warning("no start book in %s: %s", folder, error.strerror)
+
+    def _write_down(self, key: tuple[str, int], attempt: Attempt) -> bool:
+        if self._book is None:
+            return False
+        try:
+            self._book.begin(*key)
+        except OSError as error:
+            self._return(attempt, f"its start can't be written down: {error.strerror}")
+            return False
+        return True
 
     def _begin(self, key: tuple[str, int], attempt: Attempt) -> None:
         self._active[key] = attempt
