@@ -86,6 +86,11 @@ def open_reader(path: Path) -> apsw.Connection:
 
 
 def _prepare(connection: apsw.Connection, path: Path, durability: Durability) -> None:
+    if connection.readonly("main"):
+        raise StoreFailed(
+            f"can't write {path}: it is read-only",
+            hint="check the permissions of the file and its folder",
+        )
     connection.set_busy_timeout(5000)
     version = connection.pragma("user_version")
     if version or connection.execute("SELECT count(*) FROM sqlite_schema").get:

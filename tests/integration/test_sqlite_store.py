@@ -1,0 +1,555 @@
+"""What only the SQLite store has: a file that lasts, that can be wrong, and that fills up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+from penstock.adapters.sqlite import database
+from penstock.adapters.sqlite.database import APPLICATION_ID, STATE_CODES, migrate, migrations
+from penstock.adapters.sqlite.store import SqliteStore
+from penstock.core.errors import AlreadyRunning, StoreCorrupt, StoreFailed, StoreFull
+from penstock.core.transition import Accept
+from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.ports.store import Durability, JobQuery, LogLine
+from penstock.testing.aio import run_async
+from penstock.testing.samples import T0, accept, move, succeeded
+
+_E = JobEvent
+
+
+@contextmanager
+def opened(path: Path, **options: object) -> Iterator[SqliteStore]:
+    store = SqliteStore(path, **options)  # type: ignore[arg-type]
+    try:
+        yield store
+    finally:
+        asyncio.run(store.close())
+
+
+async def fill(store: SqliteStore, count: int = 5) -> None:
+    for i in range(count):
+        await store.apply([accept(f"j{i}"), move(f"j{i}", _E.SCHEDULE, _E.DISPATCH)])
+    await store.apply([move("j0", _E.SUCCEED, result=succeeded("j0"))])
+
+
+def raw(path: Path) -> apsw.Connection:
+    return apsw.Connection(str(path))
+
+
+# -- it lasts ---------------------------------------------------------------------
+
+
+@run_async
+async def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a.db")
+    await fill(store)
+    await store.remember("fact", b"kept")
+    before = await store.find(JobQuery())
+    history = await store.history("j0")
+    await store.close()
+
+    store = SqliteStore(tmp_path / "a.db")
+    assert await store.find(JobQuery()) == before
+    assert await store.history("j0") == history
+    assert await store.recall("fact") == b"kept"
+    assert [job.job_id for job in await store.unfinished()] == ["j1", "j2", "j3", "j4"]
+    (answer,) = await store.apply([accept("new")])
+    assert answer.job is not None
+    assert answer.job.seq == 6
+    assert (await store.verify()).mismatches == ()
+    await store.close()
+
+
+@run_async
+async def test_lines_go_on_where_they_stopped_after_a_restart(tmp_path: Path) -> None:
+    for text in ("one", "two"):
+        store = SqliteStore(tmp_path / "a.db")
+        await store.apply([accept("a")])
+        store.write_log([LogLine("a", 1, T0, "info", text)])
+        await store.apply([])
+        await store.close()
+    store = SqliteStore(tmp_path / "a.db")
+    assert [(line.n, line.text) for line in await store.read_log("a")] == [(1, "one"), (2, "two")]
+    await store.close()
+
+
+@run_async
+async def test_a_job_that_writes_without_end_is_cut_off(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a.db", max_log_lines=10)
+    await store.apply([accept("a")])
+    for _ in range(5):
+        store.write_log([LogLine("a", 1, T0, "info", str(i)) for i in range(7)])
+        await store.apply([])
+    lines = await store.read_log("a")
+    assert len(lines) == 10
+    assert "cut off" in lines[-1].text
+    await store.close()
+
+
+# -- its schema -------------------------------------------------------------------
+
+
+def schema(connection: apsw.Connection) -> list[tuple[object, ...]]:
+    found = connection.execute(
+        "SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY type, name"
+    )
+    return list(found)
+
+
+@pytest.mark.parametrize("version", range(len(migrations()) + 1))
+def test_a_schema_of_any_age_becomes_the_newest(
+    tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = raw(tmp_path / "old.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "migrations", lambda: migrations()[:version])
+        migrate(old, tmp_path)
+    migrate(old, tmp_path)
+    fresh = raw(tmp_path / "fresh.db")
+    migrate(fresh, tmp_path)
+    assert schema(old) == schema(fresh)
+    assert old.pragma("user_version") == len(migrations())
+    assert old.pragma("application_id") == APPLICATION_ID
+
+
+def test_a_migration_that_fails_leaves_the_version_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [*migrations(), "CREATE TABLE extra (a); CREATE TABLE job (again);"]
+    monkeypatch.setattr(database, "migrations", lambda: steps)
+    connection = raw(tmp_path / "a.db")
+    with pytest.raises(apsw.SQLError):
+        migrate(connection, tmp_path)
+    assert connection.pragma("user_version") == len(steps) - 1
+    assert not [row for row in schema(connection) if row[1] == "extra"]
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    folder = Path(database.__file__).parent / "migrations"
+    numbers = sorted(int(path.name.split("_")[0]) for path in folder.glob("*.sql"))
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_views_speak_in_words(tmp_path: Path) -> None:
+    with opened(tmp_path / "a.db") as store:
+        asyncio.run(fill(store, 1))
+    reader = raw(tmp_path / "a.db")
+    assert reader.execute("SELECT job_id, state FROM jobs").fetchall() == [("j0", "SUCCEEDED")]
+    (last,) = reader.execute("SELECT after FROM history ORDER BY n DESC LIMIT 1").fetchall()
+    assert last == ("SUCCEEDED",)
+
+
+# -- what the database itself refuses ---------------------------------------------
+
+FINAL, RUNNING = STATE_CODES[JobState.FAILED], STATE_CODES[JobState.RUNNING]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"UPDATE job SET state = {FINAL}",
+        f"UPDATE job SET finished_at = {T0}",
+        "UPDATE job SET state = 0",
+        "UPDATE job SET state = 10",
+        "UPDATE job SET state = 'FAILED'",
+        f"UPDATE job SET state = {RUNNING}, attempt = 0",
+        "UPDATE job SET attempt = -1",
+        "UPDATE job SET version = 0",
+        "UPDATE job SET updated_at = accepted_at - 1",
+        "UPDATE job SET cancel_requested = 2",
+        "UPDATE job SET job_id = 'b' WHERE job_id = 'a'",
+        "UPDATE job SET idempotency_key = 'k', tenant = 'default'",
+        "UPDATE job SET request = NULL",
+        "UPDATE journal SET reason = 'another'",
+        "UPDATE journal SET path = 1",
+        "INSERT INTO journal (job, n, path, attempt, actor, at, reason)"
+        " VALUES (1, 9, 9999, 0, 'x', 0.0, '')",
+        "INSERT INTO journal (job, n, path, attempt, actor, at, reason)"
+        " VALUES (1, 0, 1, 0, 'x', 0.0, '')",
+    ],
+)
+def test_an_illegal_row_is_refused_by_the_database(tmp_path: Path, statement: str) -> None:
+    with opened(tmp_path / "a.db") as store:
+        asyncio.run(_two(store))
+    connection = raw(tmp_path / "a.db")
+    connection.pragma("foreign_keys", True)
+    with pytest.raises((apsw.ConstraintError, apsw.SQLError)):
+        connection.execute(statement)
+
+
+async def _two(store: SqliteStore) -> None:
+    await store.apply([accept("a"), accept("b")])
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (f"UPDATE job SET state = {RUNNING}, attempt = 1", "state"),
+        ("UPDATE job SET version = 7", "version"),
+        ("DELETE FROM journal WHERE n > 1", "log says"),
+        ("DELETE FROM journal", "empty"),
+        ("DELETE FROM job", "no record"),
+        ("UPDATE job SET updated_at = updated_at + 5", "updated_at"),
+    ],
+)
+def test_what_was_changed_behind_our_back_is_found(
+    tmp_path: Path, statement: str, said: str
+) -> None:
+    with opened(tmp_path / "a.db") as store:
+        asyncio.run(_one_scheduled(store))
+    connection = raw(tmp_path / "a.db")
+    connection.execute(statement)
+    connection.close()
+    with opened(tmp_path / "a.db") as store:
+        (mismatch,) = asyncio.run(store.verify()).mismatches
+    assert said in mismatch.problem
+
+
+async def _one_scheduled(store: SqliteStore) -> None:
+    await store.apply([accept("a")])
+    await store.apply([move("a", _E.SCHEDULE)])
+
+
+# -- files that are wrong ---------------------------------------------------------
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(StoreFailed) as refused:
+        SqliteStore(path)
+    # It lets go of the folder, so that the next try says the same.
+    with pytest.raises(type(refused.value)):
+        SqliteStore(path)
+    assert isinstance(refused.value, StoreCorrupt)
+    assert refused.value.hint
+    return str(refused.value)
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.write_bytes(b"This is a diary, and not a database at all. " * 100)
+    before = path.read_bytes()
+    assert "not a readable database" in refusal(path)
+    assert path.read_bytes() == before
+
+
+def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    other = raw(path)
+    other.execute("CREATE TABLE diary (entry); INSERT INTO diary VALUES ('dear diary')")
+    other.close()
+    before = path.read_bytes()
+    assert "not one of Penstock's" in refusal(path)
+    assert path.read_bytes() == before
+
+
+def test_the_file_of_a_newer_penstock_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with opened(path):
+        pass
+    newer = raw(path)
+    newer.pragma("user_version", 99)
+    newer.close()
+    assert "newer Penstock (schema 99" in refusal(path)
+
+
+@pytest.mark.parametrize("damage", ["header", "schema", "truncated"])
+def test_a_damaged_file_is_refused(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.db"
+    with opened(path) as store:
+        asyncio.run(fill(store))
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "header":
+            content[:64] = os.urandom(64)
+        case "schema":
+            content[100:1200] = os.urandom(1100)
+        case "truncated":
+            del content[5000:]
+    path.write_bytes(content)
+    assert "not a readable database" in refusal(path)
+
+
+def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.touch()
+    with opened(path) as store:
+        asyncio.run(fill(store))
+
+
+# -- who may use it ---------------------------------------------------------------
+
+
+def test_a_second_engine_is_refused_and_told_who_is_first(tmp_path: Path) -> None:
+    with (
+        opened(tmp_path / "a.db"),
+        pytest.raises(AlreadyRunning, match=f"process {os.getpid()}") as refused,
+    ):
+        SqliteStore(tmp_path / "a.db")
+    assert refused.value.hint
+    with opened(tmp_path / "a.db"):
+        pass
+
+
+@contextmanager
+def without_privilege() -> Iterator[None]:
+    """Root may do anything: be somebody else for a moment."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_what_may_not_be_written_is_refused_by_name(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    path = folder / "a.db"
+    with opened(path):
+        pass
+    if what == "folder":
+        path.with_suffix(".lock").unlink()
+        folder.chmod(0o555)
+    else:
+        folder.chmod(0o777)
+        path.with_suffix(".lock").chmod(0o666)
+        path.chmod(0o444)
+    with without_privilege(), pytest.raises(StoreFailed, match=str(folder)) as refused:
+        SqliteStore(path)
+    assert "permissions" in refused.value.hint
+
+
+# -- a full disk ------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        missing = f"can't mount a small disk: {done.stderr.strip()}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+@run_async
+async def test_a_full_disk_stores_nothing_by_half_and_goes_on_when_there_is_room(
+    small_disk: Path, threaded: bool
+) -> None:
+    store = SqliteStore(small_disk / "a.db", threaded=threaded)
+    accepted: list[str] = []
+    with pytest.raises(StoreFull, match="no space left"):
+        for i in range(10_000):
+            batch = [accept(f"{i}-{k}", env={"pad": "x" * 500}) for k in range(5)]
+            await store.apply(batch)
+            accepted.extend(change.request.job_id for change in batch)
+    assert accepted
+
+    found = {job.job_id for job in await store.find(JobQuery(limit=100_000))}
+    assert found == set(accepted)
+    for _ in range(3):  # however often one tries
+        with pytest.raises(StoreFull):
+            await store.apply([accept(f"n{n}", env={"pad": "x" * 4000}) for n in range(500)])
+    assert (await store.verify()).mismatches == ()
+
+    more_room = ["mount", "-o", "remount,size=16m", str(small_disk)]
+    await asyncio.to_thread(subprocess.run, more_room, check=True)
+    (answer,) = await store.apply([accept("after")])
+    assert answer.moved
+    assert (await store.verify()).mismatches == ()
+    await store.close()
+    reader = raw(small_disk / "a.db")
+    assert reader.pragma("integrity_check") == "ok"
+    reader.close()
+
+
+# -- power loss -------------------------------------------------------------------
+
+
+class LossyDisk(apsw.VFS):
+    """A disk that keeps only what was synced, and of the rest whatever it likes.
+
+    It passes everything through to the real disk, and remembers beside it what each file
+    held when it was last synced, and what was written since.
+    """
+
+    base = "unix"
+
+    def __init__(self) -> None:
+        super().__init__("lossy", self.base, makedefault=True)
+        self.synced: dict[str, bytearray] = {}
+        self.unsynced: dict[str, list[tuple[int, bytes | None]]] = {}
+        self.before_call = lambda: None
+
+    def xOpen(self, name: object, flags: list[int]) -> LossyFile:
+        return LossyFile(self, name, flags)
+
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        self.before_call()
+        self.synced.pop(filename, None)
+        self.unsynced.pop(filename, None)
+        super().xDelete(filename, syncdir)
+
+    def lose_power(self, folder: Path, chance: random.Random) -> None:
+        """Write to `folder` what the disk could hold after a power loss right now."""
+        folder.mkdir()
+        for name, synced in self.synced.items():
+            content = bytearray(synced)
+            for offset, data in self.unsynced[name]:
+                fate = chance.random()
+                if data is None:
+                    if fate < 0.5:
+                        del content[offset:]
+                elif fate < 0.4:
+                    _write(content, offset, data)
+                elif fate < 0.6:  # torn in the middle of a sector's worth
+                    _write(content, offset, data[: chance.randrange(len(data) + 1) // 512 * 512])
+            (folder / Path(name).name).write_bytes(content)
+
+
+class LossyFile(apsw.VFSFile):
+    def __init__(self, disk: LossyDisk, name: object, flags: list[int]) -> None:
+        super().__init__(disk.base, name, flags)
+        filename = name.filename() if isinstance(name, apsw.URIFilename) else str(name)
+        self._disk, self._name = disk, filename
+        if filename not in disk.synced:
+            disk.synced[filename] = bytearray(Path(filename).read_bytes())
+            disk.unsynced[filename] = []
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        self._disk.before_call()
+        self._disk.unsynced[self._name].append((offset, bytes(data)))
+        super().xWrite(data, offset)
+
+    def xTruncate(self, size: int) -> None:
+        self._disk.before_call()
+        self._disk.unsynced[self._name].append((size, None))
+        super().xTruncate(size)
+
+    def xSync(self, flags: int) -> None:
+        self._disk.before_call()
+        super().xSync(flags)
+        content = self._disk.synced[self._name]
+        for offset, data in self._disk.unsynced[self._name]:
+            if data is None:
+                del content[offset:]
+            else:
+                _write(content, offset, data)
+        self._disk.unsynced[self._name].clear()
+
+
+def _write(content: bytearray, offset: int, data: bytes) -> None:
+    content.extend(bytes(max(0, offset - len(content))))
+    content[offset : offset + len(data)] = data
+
+
+@pytest.fixture
+def lossy() -> Iterator[LossyDisk]:
+    disk = LossyDisk()
+    yield disk
+    disk.unregister()
+
+
+class Blackouts:
+    """Takes a picture of the disk at random moments, each with what was promised by then."""
+
+    def __init__(self, disk: LossyDisk, folder: Path, chance: random.Random) -> None:
+        self._disk, self._folder, self._chance = disk, folder, chance
+        self.accepted: dict[str, JobState] = {}
+        self.pictures: list[tuple[Path, dict[str, JobState]]] = []
+        disk.before_call = self._maybe
+
+    def _maybe(self) -> None:
+        if self._chance.random() < 0.15 and len(self.pictures) < 40:
+            picture = self._folder / f"picture{len(self.pictures)}"
+            self._disk.lose_power(picture, self._chance)
+            self.pictures.append((picture, dict(self.accepted)))
+
+
+async def busy(store: SqliteStore, blackouts: Blackouts, chance: random.Random) -> None:
+    """A life full of commits; each is promised when it returns."""
+    store._writer.pragma("wal_autocheckpoint", 10)
+
+    async def live(name: str) -> None:
+        steps = [
+            [Accept(accept(name, env={"pad": "x" * chance.randrange(3000)}).request, T0)],
+            [move(name, _E.SCHEDULE, _E.DISPATCH)],
+            [move(name, _E.SUCCEED, result=succeeded(name))],
+        ]
+        for changes in steps[: chance.randint(1, 3)]:
+            (answer,) = await store.apply(changes)
+            assert answer.job is not None
+            blackouts.accepted[name] = answer.job.state
+
+    for round_ in range(15):
+        await asyncio.gather(*(live(f"{round_}-{n}") for n in range(chance.randint(1, 4))))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@run_async
+async def test_what_was_promised_survives_a_power_loss_at_any_moment(
+    tmp_path: Path, lossy: LossyDisk, seed: int
+) -> None:
+    chance = random.Random(seed)
+    (tmp_path / "data").mkdir()
+    store = SqliteStore(tmp_path / "data" / "a.db", durability=Durability.DISK)
+    blackouts = Blackouts(lossy, tmp_path, chance)
+    await busy(store, blackouts, chance)
+    lossy.before_call = lambda: None
+    await store.close()
+    assert len(blackouts.pictures) >= 10
+    for picture, promised in blackouts.pictures:
+        store = SqliteStore(picture / "a.db")
+        assert (await store.verify()).mismatches == ()
+        held = {job.job_id: job.state for job in await store.find(JobQuery(limit=1000))}
+        for job_id, state in promised.items():
+            assert list(JobState).index(held[job_id]) >= list(JobState).index(state)
+        assert store._writer.pragma("integrity_check") == "ok"
+        await store.close()
+        shutil.rmtree(picture)
+
+
+@run_async
+async def test_without_flushes_a_power_loss_costs_jobs_but_tears_nothing(
+    tmp_path: Path, lossy: LossyDisk
+) -> None:
+    chance = random.Random(1)
+    (tmp_path / "data").mkdir()
+    store = SqliteStore(tmp_path / "data" / "a.db", durability=Durability.OS)
+    blackouts = Blackouts(lossy, tmp_path, chance)
+    await busy(store, blackouts, chance)
+    lossy.before_call = lambda: None
+    await store.close()
+    lost = 0
+    for picture, promised in blackouts.pictures:
+        store = SqliteStore(picture / "a.db")
+        assert (await store.verify()).mismatches == ()
+        held = {job.job_id for job in await store.find(JobQuery(limit=1000))}
+        lost += len(promised.keys() - held)
+        await store.close()
+    assert lost > 0, "the lossy disk loses nothing: these tests prove nothing"
