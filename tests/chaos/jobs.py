@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 
 import penstock
@@ -69,3 +70,10 @@ async def hog(seconds: float) -> str:
         sum(range(1000))
     mark("end")
     return "done"
+
+
+@app.job("job.chaos.suicide")
+async def suicide() -> None:
+    """Takes its worker with it, before the worker can say a word."""
+    mark("begin")
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -183,3 +183,15 @@ def test_running_jobs_of_a_dead_engines_own_worker_are_not_lost(tmp_path: Path) 
             with pytest.raises(penstock.JobTimedOut):
                 ps.get(job_ids["once"]).result(timeout=30)
         c.check_runs()
+
+
+def test_a_job_that_kills_the_engine_it_runs_in_is_not_begun_again(tmp_path: Path) -> None:
+    with cluster(tmp_path) as c:
+        engine = c.up("--app", "jobs:app")
+        with c.client() as ps:
+            job_id = ps.submit("job.chaos.suicide", job_id="suicide").job_id
+        assert engine.wait(timeout=30) == -9
+        c.up("--app", "jobs:app")
+        with c.client() as ps, pytest.raises(penstock.JobTimedOut):
+            ps.get(job_id).result(timeout=30)
+        assert [m[:3] for m in c.marks()] == [("begin", job_id, 1)]

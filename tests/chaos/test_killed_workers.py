@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -162,3 +163,33 @@ def test_what_a_topic_offers_holds_for_a_caller_that_does_not_know_it(tmp_path: 
             request = ps.submit("job.chaos.once_retried", {"gate": str(tmp_path)}).record.request
             assert (request.timeout, request.retry) == (120, ONE_RETRY)
             assert ps.submit("job.chaos.quick", {"n": 1}).record.request.idempotent
+
+
+def test_a_job_that_kills_its_worker_at_once_is_not_begun_again(tmp_path: Path) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        first = c.worker("first")
+        with c.client() as ps:
+            job = ps.submit("job.chaos.suicide")
+            assert first.wait(timeout=30) == -signal.SIGKILL
+            c.worker("second")
+            with pytest.raises(JobTimedOut):
+                job.result(timeout=30)
+        assert [m[:3] for m in c.marks()] == [("begin", job.job_id, 1)]
+
+
+def test_nor_over_tcp_where_the_engine_is_asked_first(tmp_path: Path) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        engine = c.up("--no-worker", "--listen", "unix:", "--listen", "tcp://127.0.0.1:0")
+        eventually(lambda: "tcp://" in c.log_of(engine), "the engine says where it listens")
+        (address,) = re.findall(r"tcp://\S+", c.log_of(engine))
+        first = c.start("worker", "--app", "jobs:app", "--id", "first", "--connect", address)
+        with c.client() as ps:
+            job = ps.submit("job.chaos.suicide")
+            assert first.wait(timeout=30) == -signal.SIGKILL
+            c.worker("second", "--connect", address)
+            with pytest.raises(JobTimedOut):
+                job.result(timeout=30)
+            assert ps.submit("job.chaos.quick", {"n": 21}).result(timeout=30) == 42
+        assert c.marks()[0][:2] == ("begin", job.job_id)
+        c.check_runs()

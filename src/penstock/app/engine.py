@@ -150,7 +150,7 @@ class Engine:
         store.listen(self.board.observe)
         self._feed = Feed(store)
         store.listen(self._feed.hear)
-        starts = FileStarts(settings.starts)
+        self._starts = starts = FileStarts(settings.starts)
         self.scheduler = Scheduler(
             store, self.bus, self.board, kernel, clock, limits, starts=starts, ids=ids
         )
@@ -201,6 +201,7 @@ class Engine:
     async def _restore(self) -> None:
         """Take up what an earlier engine left; its own workers are gone with it."""
         self.board.restore(await self.store.unfinished())
+        self._starts.take_over((job.job_id, job.attempt) for job in self.board.held.values())
         monotonic = self._clock.monotonic()
         for record in self.board.roster.workers.values():
             gone = record.worker_id.startswith(LOCAL)

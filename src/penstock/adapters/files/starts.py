@@ -29,7 +29,11 @@ class FileStartBook:
     @staticmethod
     def _open(path: Path, running: Iterable[tuple[str, int]]) -> int:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC, 0o600)
-        lines = [_boot_id(), *(f"{job_id} {attempt}" for job_id, attempt in running), ""]
+        lines = [
+            f"{_boot_id()} {os.getpid()}",
+            *(f"{job_id} {attempt}" for job_id, attempt in running),
+            "",
+        ]
         os.write(handle, "\n".join(lines).encode())
         return handle
 
@@ -56,17 +60,39 @@ class FileStarts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.folder = str(folder)
+        self._known: set[tuple[str, int]] = set()
 
     def began(self, job_id: str, attempt: int) -> bool:
-        wanted, boot = f"{job_id} {attempt}", _boot_id()
-        for book in self._books():
-            head, *lines = book.read_text(errors="replace").splitlines() or [""]
-            if head != boot or wanted in lines:
-                return True
-        return False
+        if (job_id, attempt) in self._known:
+            return True
+        line = f"{job_id} {attempt}"
+        return any(not book.is_of_this_boot or line in book.lines for book in self._books())
 
-    def _books(self) -> list[Path]:
-        return sorted(self._folder.glob(f"*{_SUFFIX}"))
+    def take_over(self, held: Iterable[tuple[str, int]]) -> None:
+        """Remember what the books say of these, and throw away those of dead workers."""
+        self._known = {attempt for attempt in held if self.began(*attempt)}
+        for book in self._books():
+            if not book.is_written:
+                book.path.unlink(missing_ok=True)
+
+    def _books(self) -> list[_Book]:
+        return [_Book(path) for path in sorted(self._folder.glob(f"*{_SUFFIX}"))]
+
+
+class _Book:
+    """A book, read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        head, *lines = path.read_text(errors="replace").splitlines() or [" 0"]
+        self.lines = frozenset(lines)
+        boot, _, self._pid = head.rpartition(" ")
+        self.is_of_this_boot = boot == _boot_id()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether its writer may still be alive."""
+        return self.is_of_this_boot and os.path.exists(f"/proc/{self._pid}")
 
 
 def _boot_id() -> str:
