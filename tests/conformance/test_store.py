@@ -24,10 +24,12 @@ class TestMemoryStore(StoreContract):
 
 
 class SqliteContract(StoreContract):
-    threaded = False
+    slow_disk = False
 
     def make(self, folder: Path) -> Store:
-        return SqliteStore(folder / "penstock.db", durability=Durability.OS, threaded=self.threaded)
+        return SqliteStore(
+            folder / "penstock.db", durability=Durability.OS, slow_disk=self.slow_disk
+        )
 
     @contextmanager
     def failing(self, store: Store) -> Iterator[None]:
@@ -75,5 +77,5 @@ class TestSqliteStore(SqliteContract):
     pass
 
 
-class TestThreadedSqliteStore(SqliteContract):
-    threaded = True
+class TestSqliteStoreOnASlowDisk(SqliteContract):
+    slow_disk = True

@@ -356,12 +356,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("threaded", [False, True])
+@pytest.mark.parametrize("slow_disk", [False, True])
 @run_async
 async def test_a_full_disk_stores_nothing_by_half_and_goes_on_when_there_is_room(
-    small_disk: Path, threaded: bool
+    small_disk: Path, slow_disk: bool
 ) -> None:
-    store = SqliteStore(small_disk / "a.db", threaded=threaded)
+    store = SqliteStore(small_disk / "a.db", slow_disk=slow_disk)
     accepted: list[str] = []
     with pytest.raises(StoreFull, match="no space left"):
         for i in range(10_000):

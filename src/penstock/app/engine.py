@@ -40,6 +40,7 @@ from penstock.control.safety import SafetyKernel
 from penstock.control.scheduler import Scheduler
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
+from penstock.core.job import Job
 from penstock.core.transition import Answer
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.desk import EngineStatus
@@ -73,6 +74,7 @@ class Engine:
         self._clock: Clock = clock or SystemClock()
         self._listen = listen
         self._services: list[asyncio.Task[None]] = []
+        self._local: Worker | None = None
         self._worker: asyncio.Task[None] | None = None
         self._server: LinkServer | None = None
         self._failed: asyncio.Future[None] | None = None
@@ -120,7 +122,7 @@ class Engine:
         return SqliteStore(
             settings.database,
             durability=settings.durability,
-            threaded=slow,
+            slow_disk=slow,
             max_log_lines=settings.max_log_lines,
         )
 
@@ -237,6 +239,7 @@ class Engine:
         )
         worker = Worker(self.bus, self.blobs, self._executors, self._clock, options, FileStartBook)
         self.board.learn(worker.topics, worker.offers)
+        self._local = worker
         self._worker = self._supervise("worker", worker.run())
 
     async def _start_listening(self) -> None:
@@ -276,12 +279,14 @@ class Engine:
     async def _take_in_results(self) -> None:
         """Wait until what the local worker had to say is committed."""
         told = asyncio.Event()
+        local, adrift = self._local, self.board.adrift
+
+        def is_untold(job: Job) -> bool:
+            reached = local is not None and local.took(job.job_id, job.attempt)
+            return job.worker_id == self.worker_id and reached and job.job_id not in adrift
 
         def look(_: Sequence[Answer] = ()) -> None:
-            if not any(
-                job.worker_id == self.worker_id and job.job_id not in self.board.adrift
-                for job in self.board.held.values()
-            ):
+            if not any(map(is_untold, self.board.held.values())):
                 told.set()
 
         stop_listening = self.store.listen(look)

@@ -37,6 +37,8 @@ class Intake:
     ) -> None:
         self._board, self._roster, self._orders = board, board.roster, orders
         self._losses, self._ids, self._chance = losses, ids, chance
+        self.on_their_way: set[tuple[str, int]] = set()
+        """Attempts sent to workers after they introduced themselves, and before we read it."""
         self.news = False
         """Whether a worker came with something that nobody served here before."""
 
@@ -44,7 +46,7 @@ class Intake:
         """The moves that a message asks for."""
         match message:
             case Finished(result):
-                self._hear(result.worker_id or "", monotonic)
+                self._roster.heard(result.worker_id or "", monotonic)
                 self._roster.release(result.worker_id, result.job_id, result.attempt)
                 return [self._finish(result, now)]
             case Started(job_id, attempt, worker_id):
@@ -101,10 +103,11 @@ class Intake:
         }
         over_the_same_link = (record.session, record.link) == (hello.session, hello.link)
         record.greet(hello, monotonic)
-        if over_the_same_link:
-            # It says once more what it said before. What it does not know is on its way.
-            record.held.update(unknown)
-            unknown.clear()
+        for attempt in list(unknown.items()):
+            # It only says once more who it is, or was given this since: it can't know yet.
+            if over_the_same_link or attempt in self.on_their_way:
+                record.held.update([attempt])
+                del unknown[attempt[0]]
         self.news = board.learn(hello.topics, hello.offers) or self.news
         self._orders.welcome(hello.worker_id, hello.session)
         self._give_back(hello)
@@ -131,7 +134,10 @@ class Intake:
         if farewell.lost:
             if farewell.link == record.link:  # not a connection that it has replaced since
                 record.missing_since = monotonic
-        elif record.held:
+        elif record.held and not record.draining:
             record.draining = True
+        elif record.held:
+            # It is gone, and what we gave it meanwhile never reached it.
+            record.missing_since = float("-inf")
         else:
             del self._roster.workers[farewell.worker_id]

@@ -39,7 +39,7 @@ class Losses:
         if job.request.idempotent:
             begun_too_often = job.attempt >= self._limits.max_attempts
             return job.state is JobState.DISPATCHED or not begun_too_often
-        return job.state is JobState.DISPATCHED and not self._starts.began(job.job_id, job.attempt)
+        return job.state is JobState.DISPATCHED and self._starts.revoke(job.job_id, job.attempt)
 
     def expire(self, job: Job, code: str, why: str, now: float) -> Move:
         """End it TIMEOUT, with its retry if its policy wants one."""

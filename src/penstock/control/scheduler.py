@@ -27,7 +27,7 @@ from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobResult, Offer
 from penstock.core.transition import Answer, Change, Move, Verdict
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
-from penstock.ports.bus import HANDSHAKE, HEARTBEAT, RESULT, AnyMessage, Bus, Started
+from penstock.ports.bus import HANDSHAKE, HEARTBEAT, RESULT, AnyMessage, Bus, Handshake, Started
 from penstock.ports.clock import Clock
 from penstock.ports.failpoint import failpoint
 from penstock.ports.starts import NoStarts, Starts
@@ -74,6 +74,8 @@ class Scheduler:
         losses = Losses(board, starts, limits, ids, chance)
         self.intake = Intake(board, self.orders, losses, ids, chance)
         self._inbox: list[AnyMessage] = []
+        self._met: set[str] = set()
+        """Workers whose introduction is in the inbox."""
         self._wake = asyncio.Event()
         self._next_ready: float | None = None
 
@@ -82,7 +84,7 @@ class Scheduler:
         stop_listening = self.store.listen(self.hear)
         readers = [
             self.bus.subscribe(RESULT, self.receive),
-            self.bus.subscribe(HANDSHAKE, self.receive),
+            self.bus.subscribe(HANDSHAKE, self.meet),
             self.bus.subscribe(HEARTBEAT, self.beat),
         ]
         try:
@@ -114,6 +116,11 @@ class Scheduler:
         """Heartbeats count when they come, however long the turn that is under way."""
         for message in messages:
             self.intake.take_in(message, self.clock.now(), self.clock.monotonic())
+
+    async def meet(self, messages: list[AnyMessage]) -> None:
+        """Whoever introduces itself listens already: what is sent from now on reaches it."""
+        self._met.update(m.worker_id for m in messages if isinstance(m, Handshake))
+        await self.receive(messages)
 
     async def receive(self, messages: list[AnyMessage]) -> None:
         self._inbox.extend(messages)
@@ -158,12 +165,14 @@ class Scheduler:
         self._wake.clear()
         now = self.clock.now()
         inbox, self._inbox = self._inbox, []
+        self._met.clear()
         changes: list[Change] = []
         asked: list[tuple[int, Started]] = []
         for message in inbox:
             if type(message) is Started and message.confirm:
                 asked.append((len(changes), message))
             changes.extend(self.intake.take_in(message, now, self.clock.monotonic()))
+        self.intake.on_their_way.clear()
         if self.intake.news:
             await self._remember_served()
         finished = len(changes)
@@ -270,6 +279,8 @@ class Scheduler:
             if job is not None and answer.moved:
                 if self.board.is_live(job.job_id, job.attempt):
                     given.append(job)
+                    if job.worker_id in self._met:
+                        self.intake.on_their_way.add((job.job_id, job.attempt))
             elif job is not None and self.board.may_go_out(job):
                 self.board.queue(job)
                 self._wake.set()
@@ -289,8 +300,8 @@ class Scheduler:
         for change in changes:
             if isinstance(change, Move) and (result := change.result) is not None:
                 record = workers.get(result.worker_id or "")
-                if record is not None and not record.local:
-                    results.append((record.worker_id, (result.job_id, result.attempt)))
+                if result.worker_id and (record is None or not record.local):
+                    results.append((result.worker_id, (result.job_id, result.attempt)))
         self.orders.settle(results)
 
     def _confirm(self, asked: Sequence[tuple[Started, Answer]]) -> None:

@@ -40,6 +40,7 @@ class Attempt:
         self.dispatch = dispatch
         self.cancel = Token()
         self.task: asyncio.Task[None] | None = None
+        """The task that runs it, while it does."""
         self.ended_as = JobState.CANCELLED
         """What a requested end counts as: CANCELLED or TIMEOUT."""
         self.received_at = clock.monotonic()
@@ -95,7 +96,6 @@ class Attempt:
 
     async def run(self, executor: Executor, blobs: Blobs, worker_id: str) -> JobResult:
         """Run to an end of any kind, and say which. Only returns when nothing runs any more."""
-        self.task = asyncio.current_task()
         try:
             if self.cancel.requested:
                 raise asyncio.CancelledError

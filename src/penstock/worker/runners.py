@@ -48,7 +48,9 @@ class Runners:
         breath = loop.time() + _BREATH
         while True:
             while self._ready:
-                await self._work(self._ready.popleft())
+                attempt = self._ready.popleft()
+                attempt.task = me
+                await self._work(attempt)
                 while me.cancelling():  # the job was told to end, and has
                     me.uncancel()
                 if contextvars.copy_context() != self._clean:

@@ -133,7 +133,7 @@ class Worker:
             for executor in self.executors:
                 await executor.close()
             if self._book is not None:
-                self._book.close()
+                self._book.close(keep=bool(self._unsettled))
 
     def announce(self, link: int) -> None:
         """Say who we are and what we hold: at the start, and whenever the bus is back."""
@@ -182,7 +182,7 @@ class Worker:
             self._set_credit(self.options.slots + min(_MOST_AHEAD, int(rate * _AHEAD)))
             self._hand_back(self.clock.monotonic() - _PATIENCE, "the worker is busy")
             if self._book is not None:
-                self._book.trim(self._active)
+                self._book.trim([*self._active, *self._unsettled])
 
     def _set_credit(self, credit: int) -> None:
         much = abs(credit - self._credit) * 4 > self._credit
@@ -253,6 +253,10 @@ class Worker:
                         self._unsettled.pop(key, None)
         self._start_more()
 
+    def took(self, job_id: str, attempt: int) -> bool:
+        """Whether this dispatch ever reached us."""
+        return (job_id, attempt) in self._taken
+
     def _take(self, dispatch: Dispatch) -> None:
         key = (dispatch.request.job_id, dispatch.attempt)
         if key in self._taken:
@@ -312,11 +316,13 @@ class Worker:
         if self._book is None:
             return False
         try:
-            self._book.begin(*key)
+            begun = self._book.begin(*key)
         except OSError as error:
             self._return(attempt, f"its start can't be written down: {error.strerror}")
             return False
-        return True
+        if not begun:
+            self._return(attempt, "it was given up meanwhile")
+        return begun
 
     def _begin(self, key: tuple[str, int], attempt: Attempt) -> None:
         self._active[key] = attempt

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -51,15 +52,31 @@ class Commit:
         self._new: set[int] = set()
         self._keys: dict[tuple[str, str], str] = {}
 
-    def write(
+    def stage(
         self, groups: Sequence[Sequence[Change]], lines: Callable[[Commit], Sequence[rows.Row]]
     ) -> None:
-        """Decide every change, then write in one transaction. Raises StoreFailed."""
+        """Decide every change and write it into an open transaction. Raises StoreFailed."""
         with storage_errors(self._path):
             for group in groups:
                 self.answers.append([self._decide(change) for change in group])
-            failpoint("before-commit")
             self._write_out(lines(self))
+
+    def seal(self) -> None:
+        """Commit what is staged; it waits for the disk. Raises StoreFailed."""
+        failpoint("before-commit")
+        with storage_errors(self._path), self._undone():
+            if self._writer.in_transaction:
+                self._writer.execute("COMMIT")
+
+    @contextmanager
+    def _undone(self) -> Generator[None]:
+        """On failure nothing is left of the transaction."""
+        try:
+            yield
+        except BaseException:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+            raise
 
     # -- deciding -----------------------------------------------------------------
 
@@ -129,8 +146,8 @@ class Commit:
         if not (journal or lines):
             return
         writer, sql = self._writer, self._sql
-        writer.execute("BEGIN IMMEDIATE")
-        try:
+        with self._undone():
+            writer.execute("BEGIN IMMEDIATE")
             if inserts:
                 writer.executemany(sql["insert_job"], inserts)
             if updates:
@@ -138,11 +155,6 @@ class Commit:
             writer.executemany(sql["append_journal"], journal)
             if lines:
                 writer.executemany(sql["append_log"], lines)
-            writer.execute("COMMIT")
-        except BaseException:
-            if writer.in_transaction:
-                writer.execute("ROLLBACK")
-            raise
 
 
 def number_lines(

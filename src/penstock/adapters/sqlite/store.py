@@ -4,9 +4,9 @@ While a commit is under way, changes gather; the next commit takes them all. At 
 commit carries one change and costs one flush, at high load it carries a thousand for the
 same price. Nothing waits on a timer.
 
-A commit runs in the event loop itself, which is fastest while a flush takes a fraction of
-a millisecond; on a slow disk (`threaded`) it runs in a thread of its own, so that the
-engine stays responsive meanwhile.
+Statements run in the event loop itself. So does the flush of a small commit, because that is
+soonest done; the flush of a large one, or any on a slow disk, is waited for in a thread,
+and the engine goes on meanwhile.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ Waiting = list[tuple[Sequence[Change], asyncio.Future[list[Answer]]]]
 
 _CACHED = 20_000
 """How many unfinished jobs are kept at hand; others are read when they are needed."""
+_SHORT = 64
+"""Changes up to which a commit is waited for in the event loop."""
 _MOST_KEPT_LINES = 100_000
 """Log lines kept while the disk refuses them."""
 
@@ -48,7 +50,7 @@ class SqliteStore:
         path: Path,
         *,
         durability: Durability = Durability.DISK,
-        threaded: bool = False,
+        slow_disk: bool = False,
         max_log_lines: int = 10_000,
     ) -> None:
         self.path = path
@@ -60,7 +62,7 @@ class SqliteStore:
         except BaseException:
             self._lock.close()
             raise
-        self._thread = ThreadPoolExecutor(1, "penstock-store") if threaded else None
+        self._thread = ThreadPoolExecutor(1, "penstock-store")
         self._sql, self._codec = self._reader.sql, self._reader.codec
         self._next_seq: int = self._writer.execute(self._sql["last_seq"]).get + 1
         self._cache: dict[str, Job] = {}
@@ -72,6 +74,7 @@ class SqliteStore:
         self._line_counts: dict[int, int] = {}
         self._max_log_lines = max_log_lines
         self._committing: asyncio.Handle | asyncio.Task[None] | None = None
+        self._slow_disk = slow_disk
         self._closed = False
 
     # -- changing -----------------------------------------------------------------
@@ -94,51 +97,47 @@ class SqliteStore:
 
     def _commit_soon(self) -> None:
         if self._committing is None:
-            loop = asyncio.get_running_loop()
-            if self._thread is None:
-                self._committing = loop.call_soon(self._commit_inline)
-            else:
-                self._committing = loop.create_task(self._commit_in_thread(self._thread))
+            self._committing = asyncio.get_running_loop().call_soon(self._commit)
 
-    def _commit_inline(self) -> None:
+    def _commit(self) -> None:
+        """Write what has gathered; wait for the disk here if that is short, else aside."""
         self._committing = None
-        waiting, lines, work, commit = self._gather()
+        waiting, lines = self._gather()
+        commit = Commit(
+            self._writer, self.path, self._sql, self._codec, self._cache, self._next_seq
+        )
+        groups = [changes for changes, _ in waiting]
         try:
-            work()
+            commit.stage(groups, number_lines(lines, self._line_counts, self._max_log_lines))
+            if self._slow_disk or len(commit.moved) > _SHORT:
+                sealing = self._seal_aside(commit, waiting, lines)
+                self._committing = asyncio.get_running_loop().create_task(sealing)
+                return
+            commit.seal()
         except Exception as error:
             self._give_up(waiting, lines, error)
         else:
             self._adopt(commit, waiting)
-        if self._apart or self._waiting:
-            self._commit_soon()
 
-    async def _commit_in_thread(self, thread: ThreadPoolExecutor) -> None:
+    async def _seal_aside(self, commit: Commit, waiting: Waiting, lines: list[LogLine]) -> None:
         loop = asyncio.get_running_loop()
-        while self._apart or self._waiting or self._lines:
-            waiting, lines, work, commit = self._gather()
-            try:
-                await loop.run_in_executor(thread, work)
-            except Exception as error:
-                self._give_up(waiting, lines, error)
-                if not (self._apart or self._waiting):
-                    break
-            else:
-                self._adopt(commit, waiting)
-        self._committing = None
+        try:
+            await loop.run_in_executor(self._thread, commit.seal)
+        except Exception as error:
+            self._committing = None
+            self._give_up(waiting, lines, error)
+        else:
+            self._committing = None
+            self._adopt(commit, waiting)
 
-    def _gather(self) -> tuple[Waiting, list[LogLine], Callable[[], None], Commit]:
-        """Everything that has gathered, and the work of committing it."""
+    def _gather(self) -> tuple[Waiting, list[LogLine]]:
+        """What the next commit is to carry."""
         if self._apart:
             waiting, lines = self._apart.popleft()
         else:
             waiting, self._waiting = self._waiting, []
             lines, self._lines = self._lines, []
-        commit = Commit(
-            self._writer, self.path, self._sql, self._codec, self._cache, self._next_seq
-        )
-        groups = [changes for changes, _ in waiting]
-        numbered = number_lines(lines, self._line_counts, self._max_log_lines)
-        return waiting, lines, lambda: commit.write(groups, numbered), commit
+        return waiting, lines
 
     def _give_up(self, waiting: Waiting, lines: list[LogLine], error: Exception) -> None:
         """Nothing was written: callers hear why, and lines ride with the next commit.
@@ -150,12 +149,15 @@ class SqliteStore:
             if waiting and (lines or len(waiting) > 1):
                 self._apart.extend(([one], []) for one in waiting)
                 self._apart.extend([([], lines)] if lines else ())
+                self._commit_soon()
                 return
         else:
             self._lines[:0] = lines[-_MOST_KEPT_LINES:]
         for _, future in waiting:
             if not future.done():
                 future.set_exception(error)
+        if self._apart or self._waiting:
+            self._commit_soon()
 
     def _adopt(self, commit: Commit, waiting: Waiting) -> None:
         """What was committed is now true: tell the listeners, then the callers."""
@@ -171,6 +173,8 @@ class SqliteStore:
         for (_, future), answers in zip(waiting, commit.answers, strict=True):
             if not future.done():
                 future.set_result(answers)
+        if self._apart or self._waiting or self._lines:
+            self._commit_soon()
 
     def _cache_heads(self, heads: dict[str, Job]) -> None:
         cache, by_seq = self._cache, self._by_seq
@@ -233,27 +237,26 @@ class SqliteStore:
 
     async def _alone(self, work: Callable[[], T]) -> T:
         """Write something else than changes, in a transaction of its own."""
+        await self._quiet()
+        with transaction(self._writer, self.path):
+            return work()
 
-        def run() -> T:
-            with transaction(self._writer, self.path):
-                return work()
-
-        if self._thread is None:
-            return run()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, run)
+    async def _quiet(self) -> None:
+        """Wait until no transaction is open."""
+        while isinstance(self._committing, asyncio.Task):
+            await asyncio.wait((self._committing,))
 
     async def close(self) -> None:
         """Finish what is under way, then let go of the file."""
         if self._closed:
             return
         self._closed = True
-        if isinstance(self._committing, asyncio.Task):
-            await self._committing
-        elif self._committing is not None:
-            self._committing.cancel()
-            self._commit_inline()
-        if self._thread is not None:
-            self._thread.shutdown()
+        while self._committing is not None:
+            await self._quiet()
+            if isinstance(self._committing, asyncio.Handle):
+                self._committing.cancel()
+                self._commit()
+        self._thread.shutdown()
         self._reader.close()
         self._writer.close()
         self._lock.close()

@@ -22,6 +22,7 @@ from penstock.core.verdict import Decision
 from penstock.ports.bus import AnyMessage, Confirmed, Dispatch
 from penstock.ports.clock import Clock
 from penstock.testing.history import Dispatched, History, StartConfirmed
+from penstock.testing.simulation.book import SimStarts
 from penstock.testing.simulation.store import FaultyStore
 
 LIMITS = Limits(
@@ -57,7 +58,12 @@ class SimEngine:
     """One life of an engine; its store outlives it."""
 
     def __init__(
-        self, store: FaultyStore, clock: Clock, chance: random.Random, history: History
+        self,
+        store: FaultyStore,
+        clock: Clock,
+        chance: random.Random,
+        history: History,
+        starts: SimStarts,
     ) -> None:
         self.store, self.history = store, history
         self.bus = WatchedBus(history)
@@ -73,6 +79,7 @@ class SimEngine:
             SafetyKernel(RULES),
             clock,
             LIMITS,
+            starts=starts,
             ids=ids,
             chance=chance.random,
         )
@@ -83,6 +90,7 @@ class SimEngine:
             clock,
             LIMITS,
             nudge=self.scheduler.nudge,
+            starts=starts,
             ids=ids,
             chance=chance.random,
         )

@@ -13,6 +13,7 @@ from penstock.ports.bus import Bus
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.testing.history import Absent, Began, CutOff, Finished, History, Present
+from penstock.testing.simulation.book import SimBook, SimStarts
 from penstock.testing.simulation.engine import LIMITS
 from penstock.testing.simulation.link import SimLink
 from penstock.worker.worker import Worker, WorkerOptions
@@ -86,6 +87,7 @@ class SimWorker:
         history: History,
         *,
         pool: str = "default",
+        starts: SimStarts | None = None,
     ) -> None:
         self.worker_id = worker_id
         self._clock, self._chance, self._history = clock, chance, history
@@ -94,7 +96,8 @@ class SimWorker:
         options = WorkerOptions(
             worker_id=worker_id, pool=pool, slots=chance.randint(1, 3), drain_timeout=1.0
         )
-        self._worker = Worker(self.link, MemoryBlobs(), [self._executor], clock, options)
+        make_book = None if starts is None else lambda folder, name: SimBook(starts)
+        self._worker = Worker(self.link, MemoryBlobs(), [self._executor], clock, options, make_book)
         self._cut = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.leaving = False

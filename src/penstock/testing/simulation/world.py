@@ -11,6 +11,7 @@ from penstock.core.errors import PenstockError, StoreFailed
 from penstock.core.job import Job, JobRequest, Priority, RetryPolicy
 from penstock.testing.clock import LoopClock
 from penstock.testing.history import Acknowledged, Heard, History, Told
+from penstock.testing.simulation.book import SimStarts
 from penstock.testing.simulation.engine import LIMITS, SimEngine
 from penstock.testing.simulation.store import FaultyStore
 from penstock.testing.simulation.worker import SimWorker
@@ -31,6 +32,7 @@ class World:
         self.clock = LoopClock(asyncio.get_running_loop())
         self.history = History(presence_known=True)
         self.store = FaultyStore(self.clock, self.chance, self.history)
+        self.starts = SimStarts()
         self.workers: list[SimWorker] = []
         self.known: list[str] = []
         """Ids of jobs that some user knows of."""
@@ -56,13 +58,14 @@ class World:
         return self.history
 
     async def _boot(self) -> None:
-        self.engine = SimEngine(self.store, self.clock, self.chance, self.history)
+        self.engine = SimEngine(self.store, self.clock, self.chance, self.history, self.starts)
         await self.engine.start()
 
     def _hire(self) -> None:
         pool = self.chance.choice(["default", "default", "small"])
         name = f"w{len(self.workers) + 1}"
-        worker = SimWorker(name, self.clock, self.chance, self.history, pool=pool)
+        starts = self.starts if self.chance.random() < 0.5 else None
+        worker = SimWorker(name, self.clock, self.chance, self.history, pool=pool, starts=starts)
         self.workers.append(worker)
         worker.start(self.engine.bus)
         self.say(f"{name} joins the pool {pool}")
