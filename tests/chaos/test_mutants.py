@@ -17,6 +17,7 @@ from penstock.control.feed import Feed
 from penstock.control.gateway import Gateway
 from penstock.control.intake import Intake
 from penstock.control.limits import Limits
+from penstock.control.losses import Losses
 from penstock.control.reconciler import Reconciler
 from penstock.control.roster import WorkerRecord
 from penstock.control.scheduler import Scheduler
@@ -25,11 +26,12 @@ from penstock.core.transition import Accept, Answer, Change, Move, admit, advanc
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.bus import AnyMessage, Dispatch, Finished, jobs_of
 from penstock.testing.history import Promise
+from penstock.testing.simulation.book import SimStarts
 from penstock.testing.simulation.store import FaultyStore
 from penstock.testing.simulator import simulate
 from penstock.worker.worker import Worker
 
-SEEDS = 400
+SEEDS = 1000
 """Histories within which a mutant must be caught."""
 
 Patch = pytest.MonkeyPatch
@@ -104,7 +106,15 @@ def test_a_connection_that_is_given_up_at_once(monkeypatch: Patch) -> None:
 
 
 def test_a_lost_job_that_is_repeated_whether_it_may_or_not(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Reconciler, "_may_repeat", lambda self, job: True)
+    monkeypatch.setattr(Losses, "_may_go_on", lambda self, job: True)
+    assert caught(Promise.ONCE)
+
+
+def test_a_book_that_is_only_read(monkeypatch: Patch) -> None:
+    def read(self: SimStarts, job_id: str, attempt: int) -> bool:
+        return (job_id, attempt) not in self.begun
+
+    monkeypatch.setattr(SimStarts, "revoke", read)
     assert caught(Promise.ONCE)
 
 

@@ -29,6 +29,7 @@ from penstock.ports.bus import (
     JobCancel,
     Reintroduce,
     Returned,
+    Settled,
     Started,
 )
 from penstock.testing.aio import run_async
@@ -493,3 +494,54 @@ async def test_a_start_that_was_overtaken_by_the_jobs_end_is_not_confirmed() -> 
     site.store.meanwhile = (move("a", _E.EXPIRE),)  # type: ignore[attr-defined]
     sent = await site.turn(Started("a", 1, "w1", confirm=True))
     assert kinds(sent) == [JobCancel]
+
+
+@run_async
+async def test_a_job_sent_after_a_worker_introduced_itself_is_not_missed_by_it() -> None:
+    """It reconnects while a commit is stuck; the dispatch goes over the new connection."""
+    site = Site()
+    await site.greet("w1", session="s", link=1)
+    await site.apply(accept("a"))
+    apply = site.store.apply
+
+    async def stuck(changes: Sequence[Change]) -> list[Answer]:
+        await site.scheduler.meet([hello("w1", session="s", link=2)])
+        site.store.apply = apply  # type: ignore[method-assign]
+        return await apply(changes)
+
+    site.store.apply = stuck  # type: ignore[method-assign]
+    assert Dispatch in kinds(await site.turn())
+    await site.turn()
+    job = await site.job()
+    assert (job.attempt, site.board.adrift) == (1, {})
+    assert site.board.roster.workers["w1"].held == {"a": 1}
+
+
+@run_async
+async def test_a_worker_that_we_do_not_know_may_forget_its_results_all_the_same() -> None:
+    site = Site()
+    await site.apply(accept("a"), move("a", _E.CANCEL))
+    sent = await site.turn(Finished(succeeded("a", worker_id="w9", attempt=1)))
+    assert sent == [Settled((("a", 1),))]
+
+
+@run_async
+async def test_a_start_that_is_in_the_book_is_not_given_to_another() -> None:
+    site = Site()
+    site.scheduler.intake._losses._starts = Book({("a", 1)})
+    await site.greet("w1", session="s")
+    await site.apply(accept("a"))
+    await site.turn()
+    site.board.roster.workers["w1"].missing_since = 0.0
+    await site.turn(hello("w1", session="another"))
+    assert (await site.job()).state is _S.TIMEOUT
+
+
+class Book:
+    folder = "books"
+
+    def __init__(self, begun: set[tuple[str, int]]) -> None:
+        self._begun = begun
+
+    def revoke(self, job_id: str, attempt: int) -> bool:
+        return (job_id, attempt) not in self._begun

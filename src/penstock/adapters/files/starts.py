@@ -60,7 +60,7 @@ class FileStartBook:
         if start not in lines:
             raise OSError("the start book could not be written")
         self._revoked.update(line[1:] for line in lines if line.startswith("-"))
-        return _came_first(lines, start)
+        return _stands_before(lines, start, f"-{start}")
 
     def trim(self, running: Iterable[tuple[str, int]]) -> None:
         if self._size < _LONG:
@@ -114,17 +114,17 @@ def _revoke_in(path: Path, start: str) -> bool:
         book = _Book.at(path)
         if book is None:
             return True  # its worker went, and took with it only what we know
-        if not book.is_of_this_boot or start in book.lines:
-            return book.is_of_this_boot and not _came_first(book.lines, start)
+        if not book.is_of_this_boot:
+            return False
         if not book.is_written:
-            return True
+            return start not in book.lines or _stands_before(book.lines, f"-{start}", start)
         try:
             handle = os.open(path, os.O_RDWR | os.O_APPEND)
         except OSError:
             continue
         try:
             os.write(handle, f"-{start}\n".encode())
-            if not _came_first([*_read(handle), f"-{start}"], f"-{start}", start):
+            if not _stands_before(_read(handle), f"-{start}", start):
                 return False
             if _is_at(handle, path):
                 return True
@@ -135,10 +135,10 @@ def _revoke_in(path: Path, start: str) -> bool:
     return False
 
 
-def _came_first(lines: list[str], one: str, other: str | None = None) -> bool:
-    """Whether a line stands before its opposite, where both are there."""
-    if other is None:
-        other = f"-{one}"
+def _stands_before(lines: list[str], one: str, other: str) -> bool:
+    """Whether `one` is there, and `other` comes after it or not at all."""
+    if one not in lines:
+        return False
     return other not in lines or lines.index(one) < lines.index(other)
 
 
@@ -174,7 +174,17 @@ class _Book:
     @property
     def is_written(self) -> bool:
         """Whether its writer may still be alive."""
-        return self.is_of_this_boot and os.path.exists(f"/proc/{self._pid}")
+        return self.is_of_this_boot and _is_alive(self._pid)
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _boot_id() -> str:
