@@ -25,16 +25,20 @@ class Runners:
         self._work = work
         self._ready: deque[Attempt] = deque()
         self._resting: list[asyncio.Future[None]] = []
+        self._coming = 0
+        """Runners that were called and have not looked for work yet."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._clean = contextvars.copy_context()
 
     def give(self, attempt: Attempt) -> None:
         """Run this as soon as the event loop gets to it."""
         self._ready.append(attempt)
-        if self._resting:
-            self._resting.pop().set_result(None)
-        else:
-            self._spawn()
+        if self._coming < len(self._ready):
+            self._coming += 1
+            if self._resting:
+                self._resting.pop().set_result(None)
+            else:
+                self._spawn()
 
     def _spawn(self) -> None:
         loop = asyncio.get_running_loop()
@@ -45,8 +49,9 @@ class Runners:
     async def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         me = asyncio.current_task()
         assert me is not None
-        breath = loop.time() + _BREATH
         while True:
+            self._coming -= 1
+            breath = loop.time() + _BREATH
             while self._ready:
                 attempt = self._ready.popleft()
                 attempt.task = me
@@ -55,6 +60,7 @@ class Runners:
                     me.uncancel()
                 if contextvars.copy_context() != self._clean:
                     if self._ready:
+                        self._coming += 1
                         self._spawn()
                     return
                 if loop.time() > breath:
@@ -63,7 +69,6 @@ class Runners:
             rest: asyncio.Future[None] = loop.create_future()
             self._resting.append(rest)
             await rest
-            breath = loop.time() + _BREATH
 
     async def close(self) -> None:
         """End the tasks; call it when nothing runs any more."""
