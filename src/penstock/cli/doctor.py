@@ -28,7 +28,7 @@ from penstock.core.errors import NotRunning, PenstockError
 
 _LITTLE_SPACE = 1 << 30
 _SLOW_FLUSH = 0.02
-_OPTIONAL = {"uvloop": ("speed", "a faster event loop")}
+_OPTIONAL = {"aiohttp": ("http", "inputs that https: pointers name")}
 """Modules that need not be there, the extra that brings each, and what it is good for."""
 
 
