@@ -23,6 +23,7 @@ from penstock.ports.bus import (
     AnyMessage,
     Confirmed,
     Dispatch,
+    Farewell,
     Finished,
     Handshake,
     Heartbeat,
@@ -545,3 +546,26 @@ class Book:
 
     def revoke(self, job_id: str, attempt: int) -> bool:
         return (job_id, attempt) not in self._begun
+
+
+@run_async
+async def test_a_farewell_that_comes_twice_takes_nothing_from_who_still_works() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.turn(Farewell("w1"), Farewell("w1"))
+    await site.pass_time(1)
+    assert site.board.adrift == {}
+    assert site.board.roster.workers["w1"].status == "draining"
+
+
+@run_async
+async def test_what_never_reached_a_worker_that_is_gone_goes_to_another() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.turn(Farewell("w1"), Farewell("w1", gone=True))
+    await site.pass_time(1)
+    assert "a" in site.board.adrift

@@ -134,10 +134,9 @@ class Intake:
         if farewell.lost:
             if farewell.link == record.link:  # not a connection that it has replaced since
                 record.missing_since = monotonic
-        elif record.held and not record.draining:
-            record.draining = True
-        elif record.held:
-            # It is gone, and what we gave it meanwhile never reached it.
+        elif record.held and farewell.gone:
             record.missing_since = float("-inf")
+        elif record.held:
+            record.draining = True
         else:
             del self._roster.workers[farewell.worker_id]

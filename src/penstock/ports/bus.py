@@ -96,6 +96,8 @@ class Farewell(Message, frozen=True, gc=False):
     """Which connection was lost."""
     session: str = ""
     """Whose farewell it is, should two have the same name."""
+    gone: bool = False
+    """It was the last word: what it still holds by our account never reached it."""
 
 
 class Dispatch(Message, frozen=True, gc=False):

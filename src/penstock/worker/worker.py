@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.core.errors import Conflict
 from penstock.core.job import JobResult
@@ -223,7 +224,7 @@ class Worker:
         self._deadlines.stop()
         await self._runners.close()
         self._outbox.flush()
-        self.bus.publish(HANDSHAKE, [farewell])
+        self.bus.publish(HANDSHAKE, [replace(farewell, gone=True)])
 
     # -- taking work --------------------------------------------------------------
 
