@@ -569,3 +569,41 @@ async def test_what_never_reached_a_worker_that_is_gone_goes_to_another() -> Non
     await site.turn(Farewell("w1"), Farewell("w1", gone=True))
     await site.pass_time(1)
     assert "a" in site.board.adrift
+
+
+@run_async
+async def test_a_result_that_waits_for_the_disk_is_not_overtaken_by_the_loss_of_its_worker() -> (
+    None
+):
+    site = Site()
+    site.reconciler._has_word_from = site.scheduler.has_word_from
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.turn(Started("a", 1, "w1", confirm=True))
+    apply = site.store.apply
+    done = Finished(succeeded("a", worker_id="w1", attempt=1))
+
+    async def stuck(changes: Sequence[Change]) -> list[Answer]:
+        site.store.apply = apply  # type: ignore[method-assign]
+        await site.pass_time(20)  # its lease runs out while the commit is stuck
+        return await apply(changes)
+
+    site.store.apply = stuck  # type: ignore[method-assign]
+    await site.turn(done)
+    assert (await site.job()).state is _S.SUCCEEDED
+
+
+@run_async
+async def test_a_worker_that_has_come_back_is_not_lost_before_that_is_read() -> None:
+    site = Site()
+    site.reconciler._has_word_from = site.scheduler.has_word_from
+    await site.greet(session="s", link=1)
+    await site.apply(accept("a"))
+    await site.turn()
+    site.board.roster.workers["w1"].missing_since = site.clock.monotonic()
+    await site.scheduler.meet([hello("w1", session="s", link=2, held=(("a", 1),))])
+    await site.pass_time(10)
+    assert site.board.adrift == {}
+    await site.turn()
+    assert site.board.roster.workers["w1"].ready

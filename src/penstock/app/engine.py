@@ -163,6 +163,8 @@ class Engine:
             clock,
             limits,
             nudge=self.scheduler.nudge,
+            has_word_from=self.scheduler.has_word_from,
+            has_word_of=self.scheduler.has_word_of,
             starts=starts,
             ids=ids,
         )

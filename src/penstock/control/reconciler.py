@@ -123,6 +123,8 @@ class Reconciler:
         limits: Limits,
         *,
         nudge: Callable[[], None] = lambda: None,
+        has_word_from: Callable[[str], bool] = lambda worker_id: False,
+        has_word_of: Callable[[str], bool] = lambda job_id: False,
         starts: Starts | None = None,
         ids: IdSource | None = None,
         chance: Callable[[], float] = random.random,
@@ -130,6 +132,7 @@ class Reconciler:
     ) -> None:
         self.store, self.bus, self.board, self.clock, self.limits = store, bus, board, clock, limits
         self._nudge = nudge
+        self._has_word_from, self._has_word_of = has_word_from, has_word_of
         self._losses = Losses(board, starts or NoStarts(), limits, ids or IdSource(), chance)
         self._interval = interval
         self._last = clock.monotonic()
@@ -150,7 +153,11 @@ class Reconciler:
         self._last = monotonic
         now = self.clock.now()
         changes: list[Change] = []
-        found = list(findings(self.board, self.limits, now, monotonic))
+        found = [
+            finding
+            for finding in findings(self.board, self.limits, now, monotonic)
+            if not self._may_be_outdated(finding)
+        ]
         for finding in found:
             changes.extend([c async for c in self._mend(finding, now)])
         if changes:
@@ -158,6 +165,15 @@ class Reconciler:
         for finding in found:
             if isinstance(finding, Lost):
                 self._forget(finding.worker)
+
+    def _may_be_outdated(self, finding: Finding) -> bool:
+        """While the disk refuses, what workers say waits: nothing is held against them."""
+        match finding:
+            case Lost(worker):
+                return self._has_word_from(worker.worker_id)
+            case Overdue(job):
+                return self._has_word_of(job.job_id)
+        return False
 
     def _forgive(self, overslept: float) -> None:
         if overslept > self._interval:

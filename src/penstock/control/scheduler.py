@@ -27,7 +27,7 @@ from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobResult, Offer
 from penstock.core.transition import Answer, Change, Move, Verdict
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
-from penstock.ports.bus import HANDSHAKE, HEARTBEAT, RESULT, AnyMessage, Bus, Handshake, Started
+from penstock.ports.bus import HANDSHAKE, HEARTBEAT, RESULT, AnyMessage, Bus, Finished, Handshake, Started
 from penstock.ports.clock import Clock
 from penstock.ports.failpoint import failpoint
 from penstock.ports.starts import NoStarts, Starts
@@ -74,6 +74,8 @@ class Scheduler:
         losses = Losses(board, starts, limits, ids, chance)
         self.intake = Intake(board, self.orders, losses, ids, chance)
         self._inbox: list[AnyMessage] = []
+        self._in_hand: list[AnyMessage] = []
+        """What the turn that is under way took in."""
         self._met: set[str] = set()
         """Workers whose introduction is in the inbox."""
         self._wake = asyncio.Event()
@@ -138,6 +140,14 @@ class Scheduler:
                 self.orders.end(job.worker_id, attempt, answer.transitions[-1].reason)
         self._wake.set()
 
+    def has_word_from(self, worker_id: str) -> bool:
+        """Whether a worker has said something that no commit tells of yet."""
+        return any(_sender(message) == worker_id for message in self._in_hand + self._inbox)
+
+    def has_word_of(self, job_id: str) -> bool:
+        """Whether somebody has said something of a job that no commit tells of yet."""
+        return any(_subject(message) == job_id for message in self._in_hand + self._inbox)
+
     def nudge(self) -> None:
         """Something changed that no commit tells of: take a turn."""
         self._wake.set()
@@ -164,7 +174,8 @@ class Scheduler:
         """Take in what came, decide, commit, and send what the commit allows."""
         self._wake.clear()
         now = self.clock.now()
-        inbox, self._inbox = self._inbox, []
+        inbox = self._in_hand = self._inbox
+        self._inbox = []
         self._met.clear()
         changes: list[Change] = []
         asked: list[tuple[int, Started]] = []
@@ -184,8 +195,10 @@ class Scheduler:
         dispatched = len(changes)
         changes.extend(self._admit_waiting(fresh, picked, now))
         if not changes:
+            self._in_hand = []
             return
         answers = await self._commit(changes)
+        self._in_hand = []
         self._confirm([(message, answers[index]) for index, message in asked])
         self._settle(changes[:finished])
         self._send(answers[judged:dispatched])
@@ -329,6 +342,18 @@ class Scheduler:
                 notes.append(Move(change.job_id, (JobEvent.NOTE,), actor, change.at, said))
         if notes:
             await self._commit(notes)
+
+
+def _sender(message: AnyMessage) -> str | None:
+    if isinstance(message, Finished):
+        return message.result.worker_id
+    return getattr(message, "worker_id", None)
+
+
+def _subject(message: AnyMessage) -> str | None:
+    if isinstance(message, Finished):
+        return message.result.job_id
+    return getattr(message, "job_id", None)
 
 
 def _denial(job: Job, rule_id: str, reason: str, now: float) -> Move:

@@ -96,9 +96,6 @@ def beats(count: int, worker_id: str = "w") -> list[AnyMessage]:
 class BusContract(ABC):
     """The promises of `penstock.ports.bus.Bus`."""
 
-    has_groups = True
-    """Whether subscribers can share a subject's messages."""
-
     @abstractmethod
     def make(self, folder: Path) -> AbstractAsyncContextManager[tuple[Bus, Bus]]:
         """Two ends of one bus (or the same end twice), closed when the context ends."""
@@ -242,10 +239,12 @@ class BusContract(ABC):
             await inbox.until(2)
             assert "by design" in caplog.text
 
+
+class GroupsContract(BusContract):
+    """The same, for a bus whose subscribers can share a subject."""
+
     @run_async
     async def test_a_group_shares_a_subject_and_others_get_all(self, tmp_path: Path) -> None:
-        if not self.has_groups:
-            pytest.skip("this bus has no groups")
         async with self.make(tmp_path) as (near, far):
             shared, outsider = Inbox(), Inbox()
             came_to: set[str] = set()
@@ -270,8 +269,6 @@ class BusContract(ABC):
 
     @run_async
     async def test_a_group_that_lost_a_member_goes_on(self, tmp_path: Path) -> None:
-        if not self.has_groups:
-            pytest.skip("this bus has no groups")
         async with self.make(tmp_path) as (near, far):
             leaver, stayer = Inbox(), Inbox()
             leaving = near.subscribe("test.group", leaver, group="g")

@@ -90,6 +90,8 @@ class SimEngine:
             clock,
             LIMITS,
             nudge=self.scheduler.nudge,
+            has_word_from=self.scheduler.has_word_from,
+            has_word_of=self.scheduler.has_word_of,
             starts=starts,
             ids=ids,
             chance=chance.random,
