@@ -11,10 +11,10 @@ from penstock.adapters.link.client import Link
 from penstock.adapters.link.server import LinkServer
 from penstock.adapters.memory.bus import MemoryBus
 from penstock.ports.bus import Bus
-from penstock.testing.bus import BusContract
+from penstock.testing.bus import BusContract, GroupsContract
 
 
-class TestMemoryBus(BusContract):
+class TestMemoryBus(GroupsContract):
     @asynccontextmanager
     async def make(self, folder: Path) -> AsyncIterator[tuple[Bus, Bus]]:
         bus = MemoryBus()
@@ -23,8 +23,6 @@ class TestMemoryBus(BusContract):
 
 
 class LinkContract(BusContract):
-    has_groups = False
-
     @asynccontextmanager
     async def make(self, folder: Path) -> AsyncIterator[tuple[Bus, Bus]]:
         bus = MemoryBus()

@@ -15,7 +15,7 @@ from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.store import Durability, LogLine, Store
 from penstock.testing.aio import run_async
 from penstock.testing.samples import T0, accept, move
-from penstock.testing.store import StoreContract, line, names, verdicts
+from penstock.testing.store import FallibleContract, StoreContract, line, names, verdicts
 
 
 class TestMemoryStore(StoreContract):
@@ -23,7 +23,7 @@ class TestMemoryStore(StoreContract):
         return MemoryStore()
 
 
-class SqliteContract(StoreContract):
+class SqliteContract(FallibleContract):
     slow_disk = False
 
     def make(self, folder: Path) -> Store:
