@@ -1,6 +1,7 @@
 """What a worker has to say, gathered so that it says much at once.
 
-Results leave at the loop's next turn. The news that a job started may wait a few
+Results leave at the loop's next turn, or, while more work is waiting than can be begun, some
+milliseconds later in one batch. The news that a job started may wait a few
 milliseconds: a short job's end then overtakes it, implies it, and costs one commit instead
 of two. Progress waits longer and only the newest of a job is kept. Any thread may add.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 from penstock.ports.bus import (
     PROGRESS,
@@ -22,12 +24,13 @@ from penstock.ports.bus import (
 )
 
 _START_DELAY = 0.005
+_BATCH_DELAY = 0.01
 _PROGRESS_DELAY = 0.1
 
 
 class Outbox:
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self, bus: Bus, is_busy: Callable[[], bool] = lambda: False) -> None:
+        self._bus, self._is_busy = bus, is_busy
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._results: list[AnyMessage] = []
@@ -57,7 +60,7 @@ class Outbox:
             case Finished(result):
                 self._starts.pop((result.job_id, result.attempt), None)
                 self._results.append(message)
-                self._flush_in(0)
+                self._flush_in(_BATCH_DELAY if self._is_busy() else 0)
             case _:
                 self._results.append(message)
                 self._flush_in(0)

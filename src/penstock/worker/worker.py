@@ -115,7 +115,7 @@ class Worker:
     # -- service ------------------------------------------------------------------
 
     async def run(self) -> None:
-        self._outbox = Outbox(self.bus)
+        self._outbox = Outbox(self.bus, lambda: len(self._queue) > self.options.slots)
         self._runners = Runners(self._work)
         self._dismissed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         subject = jobs_of(self.options.worker_id)
