@@ -27,7 +27,16 @@ from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobResult, Offer
 from penstock.core.transition import Answer, Change, Move, Verdict
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
-from penstock.ports.bus import HANDSHAKE, HEARTBEAT, RESULT, AnyMessage, Bus, Finished, Handshake, Started
+from penstock.ports.bus import (
+    HANDSHAKE,
+    HEARTBEAT,
+    RESULT,
+    AnyMessage,
+    Bus,
+    Finished,
+    Handshake,
+    Started,
+)
 from penstock.ports.clock import Clock
 from penstock.ports.failpoint import failpoint
 from penstock.ports.starts import NoStarts, Starts
