@@ -46,8 +46,11 @@ log = logging.getLogger(__name__)
 
 _SCHEDULER = Role.SCHEDULER.value
 _SERVED = "served"
-_MOST_A_TURN = 2000
-"""Jobs dispatched in one commit at most, so that no turn is long."""
+_MOST_A_TURN = 500
+"""Messages taken in, and jobs dispatched, in one commit at most: while the engine is busy
+with some, its workers are busy with others."""
+_JUDGED_A_TURN = 2000
+"""New jobs shown to the safety kernel in one commit at most."""
 _KERNEL_RETRY = 1.0
 """Seconds between tries while the safety kernel can't answer."""
 _DISK_RETRY = 0.5
@@ -183,8 +186,10 @@ class Scheduler:
         """Take in what came, decide, commit, and send what the commit allows."""
         self._wake.clear()
         now = self.clock.now()
-        inbox = self._in_hand = self._inbox
-        self._inbox = []
+        inbox = self._in_hand = self._inbox[:_MOST_A_TURN]
+        self._inbox = self._inbox[_MOST_A_TURN:]
+        if self._inbox:
+            self._wake.set()
         self._met.clear()
         changes: list[Change] = []
         asked: list[tuple[int, Started]] = []
@@ -229,7 +234,7 @@ class Scheduler:
         allowed: list[Job] = []
         unjudged = self.board.unjudged
         undecided: dict[int, Job] = {}
-        for job in list(islice(unjudged.values(), _MOST_A_TURN)):
+        for job in list(islice(unjudged.values(), _JUDGED_A_TURN)):
             del unjudged[job.seq]
             try:
                 verdict = self.kernel.decide(job.request)

@@ -54,9 +54,9 @@ from penstock.worker.runners import Runners
 
 log = logging.getLogger(__name__)
 
-_AHEAD = 0.05
+_AHEAD = 0.1
 """Seconds of work that a worker likes to hold beyond its slots."""
-_MOST_AHEAD = 2000
+_MOST_AHEAD = 4000
 _REVIEW = 0.1
 """Seconds between looks at the credit and at jobs that can't be started."""
 _RENAME = "give this one another name with --id"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import apsw
+
 from penstock.adapters.sqlite import rows, upkeep
 from penstock.adapters.sqlite.database import STATE_CODES, open_reader, storage_errors
 from penstock.adapters.sqlite.finding import find_sql
@@ -37,8 +39,15 @@ class SqliteReader:
         found = self._read("job_by_id", job_id)
         return rows.read_job(found[0]) if found else None
 
-    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
-        found = {row[0]: row for row in self._read("jobs_by_seq", json.dumps(list(seqs)))}
+    async def fetch(
+        self, seqs: Sequence[int], connection: apsw.Connection | None = None
+    ) -> list[Job]:
+        """As in the Store; over another connection, if that has the pages at hand."""
+        with storage_errors(self.path):
+            reading = (connection or self._connection).execute(
+                self.sql["jobs_by_seq"], (json.dumps(list(seqs)),)
+            )
+            found = {row[0]: row for row in reading}
         return [rows.read_job(found[seq]) for seq in seqs if seq in found]
 
     async def find(self, query: JobQuery) -> list[Job]:

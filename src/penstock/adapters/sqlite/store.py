@@ -12,7 +12,7 @@ and the engine goes on meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -65,7 +65,8 @@ class SqliteStore:
         self._thread = ThreadPoolExecutor(1, "penstock-store")
         self._sql, self._codec = self._reader.sql, self._reader.codec
         self._next_seq: int = self._writer.execute(self._sql["last_seq"]).get + 1
-        self._cache: dict[str, Job] = {}
+        # Ordered, because a plain dict searches for its oldest key past all that were removed.
+        self._cache: OrderedDict[str, Job] = OrderedDict()
         self._by_seq: dict[int, Job] = {}
         self._listeners: list[Listener] = []
         self._waiting: Waiting = []
@@ -186,7 +187,7 @@ class SqliteStore:
                 by_seq.pop(job.seq, None)
                 self._line_counts.pop(job.seq, None)
         while len(cache) > _CACHED:
-            by_seq.pop(cache.pop(next(iter(cache))).seq, None)
+            by_seq.pop(cache.popitem(last=False)[1].seq, None)
 
     # -- reading ------------------------------------------------------------------
 
@@ -196,7 +197,10 @@ class SqliteStore:
     async def fetch(self, seqs: Sequence[int]) -> list[Job]:
         found = {seq: job for seq in seqs if (job := self._by_seq.get(seq)) is not None}
         if len(found) < len(seqs):
-            for job in await self._reader.fetch([seq for seq in seqs if seq not in found]):
+            missing = [seq for seq in seqs if seq not in found]
+            # The writer knows the newest pages; a reader would have to read them again.
+            writer = None if isinstance(self._committing, asyncio.Task) else self._writer
+            for job in await self._reader.fetch(missing, writer):
                 found[job.seq] = job
                 if job.finished_at is None:  # it was asked for to be changed
                     self._cache[job.job_id] = self._by_seq[job.seq] = job
