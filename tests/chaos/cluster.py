@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -9,11 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import penstock
+from penstock.adapters.sqlite.reader import SqliteReader
+from penstock.core.job import Job
+from penstock.core.transition import Transition
+from penstock.ports.store import JobQuery
+from penstock.testing.history import Began, Event, Finished, History, check
 
 HERE = Path(__file__).parent
 PENSTOCK = Path(sys.executable).parent / "penstock"
@@ -124,13 +129,37 @@ class Cluster:
     def began(self, job_id: str, attempt: int = 1) -> bool:
         return any(m[:3] == ("begin", job_id, attempt) for m in self.marks())
 
-    def check_runs(self) -> None:
-        """No two runs under one fence."""
-        begun = Counter(
-            (job_id, attempt) for word, job_id, attempt, _ in self.marks() if word == "begin"
-        )
-        twice = {key: count for key, count in begun.items() if count > 1}
-        assert not twice, f"run twice under one fence: {twice}"
+    def check_history(self, *, quiescent: bool = True) -> None:
+        """What ran, what was acknowledged and what the store holds, before the one checker."""
+        records, logs = asyncio.run(self._stored())
+        events: list[Event] = [
+            Began(job_id, attempt, f"process {pid}")
+            if word == "begin"
+            else Finished(job_id, attempt, f"process {pid}")
+            for word, job_id, attempt, pid in self.marks()
+        ]
+        history = History(events, records, logs, quiescent=quiescent)
+        violations = [str(violation) for violation in check(history)]
+        lost = [
+            f"{job_id} was acknowledged and is gone"
+            for job_id in self.acknowledged()
+            if job_id not in records
+        ]
+        assert not violations + lost
+
+    def acknowledged(self) -> list[str]:
+        """The ids that clients wrote down after they were told."""
+        files = self.folder.glob("acknowledged-*")
+        return [line for path in files for line in path.read_text().splitlines()]
+
+    async def _stored(self) -> tuple[dict[str, Job], dict[str, list[Transition]]]:
+        reader = SqliteReader(self.data / "penstock.db")
+        try:
+            jobs = await reader.find(JobQuery(limit=1_000_000))
+            logs = {job.job_id: await reader.history(job.job_id) for job in jobs}
+        finally:
+            reader.close()
+        return {job.job_id: job for job in jobs}, logs
 
 
 @contextlib.contextmanager

@@ -50,12 +50,6 @@ def start_clients(c: Cluster, clients: int, each: int) -> list[subprocess.Popen[
     return started
 
 
-def acknowledged(c: Cluster) -> list[str]:
-    return [
-        line for path in c.folder.glob("acknowledged-*") for line in path.read_text().splitlines()
-    ]
-
-
 def all_ended(c: Cluster) -> bool:
     with c.client() as ps:
         status = ps._portal.run(ps.desk.status())
@@ -63,7 +57,7 @@ def all_ended(c: Cluster) -> bool:
 
 
 def check_every_job_ended_once(c: Cluster, expected: int) -> None:
-    job_ids = acknowledged(c)
+    job_ids = c.acknowledged()
     assert len(set(job_ids)) == expected
     done = c.run("verify", "--json")
     assert done.returncode == 0, done.stdout
@@ -87,14 +81,14 @@ def test_ten_thousand_jobs_of_four_clients_survive_the_engines_death(tmp_path: P
     with cluster(tmp_path) as c:
         engine = c.up("--app", "jobs:app")
         clients = start_clients(c, clients=4, each=2500)
-        eventually(lambda: len(acknowledged(c)) > 3000, "3,000 jobs are acknowledged")
+        eventually(lambda: len(c.acknowledged()) > 3000, "3,000 jobs are acknowledged")
         kill(engine)
         c.up("--app", "jobs:app")
         for client in clients:
             assert client.wait(timeout=240) == 0
         eventually(lambda: all_ended(c), "every job has ended")
         check_every_job_ended_once(c, expected=10_000)
-        c.check_runs()
+        c.check_history()
 
 
 @pytest.mark.parametrize("point", ["before-commit", "after-commit", "after-dispatch"])
@@ -112,7 +106,7 @@ def test_an_engine_killed_at_a_named_point_loses_nothing(
             assert client.wait(timeout=120) == 0
         eventually(lambda: all_ended(c), "every job has ended")
         check_every_job_ended_once(c, expected=200)
-        c.check_runs()
+        c.check_history()
 
 
 def test_a_worker_keeps_its_job_over_a_restart_of_the_engine(tmp_path: Path) -> None:
@@ -131,7 +125,7 @@ def test_a_worker_keeps_its_job_over_a_restart_of_the_engine(tmp_path: Path) -> 
             job = ps.get(job_id)
             assert job.result(timeout=30) == "through"
             assert job.refresh().attempt == 1
-        c.check_runs()
+        c.check_history()
 
 
 def test_a_result_made_while_the_engine_was_down_is_told_when_it_is_back(tmp_path: Path) -> None:
@@ -182,7 +176,7 @@ def test_running_jobs_of_a_dead_engines_own_worker_are_not_lost(tmp_path: Path) 
             assert ps.get(job_ids["gated"]).result(timeout=30) == "through"
             with pytest.raises(penstock.JobTimedOut):
                 ps.get(job_ids["once"]).result(timeout=30)
-        c.check_runs()
+        c.check_history()
 
 
 def test_a_job_that_kills_the_engine_it_runs_in_is_not_begun_again(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_none_is_missing_and_none_is_applied_twice_after_a_worker_is_killed(tmp_
             for job in jobs:
                 ends = [t for t in job.history() if t.after is JobState.SUCCEEDED]
                 assert len(ends) == 1
-        c.check_runs()
+        c.check_history()
         assert c.run("verify").returncode == 0
 
 
@@ -49,7 +49,7 @@ def test_an_idempotent_job_goes_on_under_the_same_id_with_the_next_attempt(tmp_p
             gate.touch()
             assert job.result(timeout=30) == "through"
             assert [t.attempt for t in job.history() if t.event == "redispatch"] == [2]
-        c.check_runs()
+        c.check_history()
 
 
 def test_any_other_job_ends_timeout_and_its_policy_retries_it_under_a_new_id(
@@ -77,7 +77,7 @@ def test_any_other_job_ends_timeout_and_its_policy_retries_it_under_a_new_id(
             successor = ps.get(record.successor)
             assert successor.record.request.parent_job_id == retried.job_id
             assert successor.record.state is JobState.SUCCEEDED
-        c.check_runs()
+        c.check_history()
 
 
 def test_a_worker_stopped_past_its_lease_is_fenced_when_it_wakes(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_worker_stopped_past_its_lease_is_fenced_when_it_wakes(tmp_path: Path)
             record = job.refresh()
             assert (record.state, record.attempt) == (JobState.SUCCEEDED, 2)
             assert record.worker_id == "second"
-        c.check_runs()
+        c.check_history()
         assert c.run("verify").returncode == 0
 
 
@@ -112,7 +112,7 @@ def test_a_busy_worker_is_not_a_dead_one(tmp_path: Path) -> None:
             job = ps.submit("job.chaos.hog", {"seconds": 3.0}, timeout=60)
             assert job.result(timeout=30) == "done"
             assert job.refresh().attempt == 1
-        c.check_runs()
+        c.check_history()
 
 
 def test_a_worker_told_to_terminate_finishes_what_it_runs(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_second_worker_of_the_same_name_is_sent_away_and_runs_nothing(tmp_path
         with c.client() as ps:
             jobs = ps.submit_many("job.chaos.quick", [{"n": n} for n in range(20)])
             assert [job.result(timeout=30) for job in jobs] == [2 * n for n in range(20)]
-        c.check_runs()
+        c.check_history()
 
 
 def test_what_a_topic_offers_holds_for_a_caller_that_does_not_know_it(tmp_path: Path) -> None:
@@ -192,4 +192,4 @@ def test_nor_over_tcp_where_the_engine_is_asked_first(tmp_path: Path) -> None:
                 job.result(timeout=30)
             assert ps.submit("job.chaos.quick", {"n": 21}).result(timeout=30) == 42
         assert c.marks()[0][:2] == ("begin", job.job_id)
-        c.check_runs()
+        c.check_history()
