@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -93,7 +94,7 @@ def connect(
     return _Connected(None, address, data, token)
 
 
-class Session:
+class Session(ABC):
     """Something to enter with `with` or `async with`; gives a Client."""
 
     def __init__(self, app: App | None) -> None:
@@ -101,11 +102,11 @@ class Session:
         self._thread: LoopThread | None = None
         self._before: Client | None = None
 
-    async def _open(self) -> Client:
-        raise NotImplementedError
+    @abstractmethod
+    async def _open(self) -> Client: ...
 
-    async def _close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _close(self) -> None: ...
 
     def __enter__(self) -> Client:
         self._thread = LoopThread("penstock")

@@ -11,34 +11,7 @@ import threading
 import time
 
 from penstock.core.job import JobRequest
-from penstock.core.signals import Cancelled
-
-
-class RecordingToken:
-    """A cancel token that a test requests."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._reason = ""
-
-    @property
-    def requested(self) -> bool:
-        return self._event.is_set()
-
-    @property
-    def reason(self) -> str:
-        return self._reason
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._event.wait(timeout)
-
-    def raise_if_requested(self) -> None:
-        if self.requested:
-            raise Cancelled(self._reason)
-
-    def request(self, reason: str = "a test asked") -> None:
-        self._reason = reason
-        self._event.set()
+from penstock.ports.token import Token
 
 
 class RecordingContext:
@@ -50,7 +23,7 @@ class RecordingContext:
         self.request = request or JobRequest(job_id="a-job", topic="job.test")
         self.job_id = self.request.job_id
         self.attempt = attempt
-        self.cancel = RecordingToken()
+        self.cancel = Token()
         self.progressed: list[tuple[float | None, str]] = []
         self.lines: list[tuple[str, str]] = []
         """(level, text) of every line."""

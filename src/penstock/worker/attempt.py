@@ -13,7 +13,7 @@ from penstock.ports.blobs import Blobs
 from penstock.ports.bus import AnyMessage, Dispatch, JobLog, JobProgress
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Executor, Outcome, Task
-from penstock.worker.token import Token
+from penstock.ports.token import Token
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from penstock.adapters.link.client import Link
-from penstock.core.errors import NotRunning
+from penstock.core.errors import NotRunning, Unavailable
 from penstock.core.pointer import check_size, data_media_type, decode_data, encode_data
 from penstock.ports.blobs import BlobStat
 
@@ -43,7 +43,7 @@ class RemoteBlobs:
         return BlobStat(uri, len(await self.get(uri)), media_type)
 
     async def collect(self, keep: Iterable[str], older_than: float) -> int:
-        raise NotImplementedError("the engine that keeps the blobs collects them")
+        raise Unavailable("the engine that keeps the blobs collects them")
 
     async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
         while True:

@@ -25,9 +25,9 @@ from queue import SimpleQueue
 from typing import Any, cast
 
 from penstock.core.job import JobRequest
-from penstock.core.signals import Cancelled
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Outcome
+from penstock.ports.token import Token
 from penstock.workloads.function import frames, tree
 from penstock.workloads.function.context import LoggingBridge
 from penstock.workloads.function.definition import JobFunction
@@ -44,33 +44,6 @@ preparing = False
 """True while this process is a child that imports its parent's `__main__`."""
 
 
-class ChildToken:
-    """The cancel token of a job in a child; the listening thread sets it."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._reason = ""
-
-    @property
-    def requested(self) -> bool:
-        return self._event.is_set()
-
-    @property
-    def reason(self) -> str:
-        return self._reason
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._event.wait(timeout)
-
-    def raise_if_requested(self) -> None:
-        if self.requested:
-            raise Cancelled(self._reason)
-
-    def request(self, reason: str) -> None:
-        self._reason = reason
-        self._event.set()
-
-
 class ChildContext:
     """The Context of a job in a child: everything goes to the parent's Context."""
 
@@ -78,7 +51,7 @@ class ChildContext:
         self.request: JobRequest = run.request
         self.job_id = run.request.job_id
         self.attempt = run.attempt
-        self.cancel = ChildToken()
+        self.cancel = Token()
         self._until = time.monotonic() + run.remaining
         self._send = send
 
@@ -147,12 +120,15 @@ class Child:
 
     def _listen(self) -> None:
         buffer = frames.FrameBuffer()
-        with suppress(OSError):
+        try:
             while data := self._sock.recv(1 << 16):
                 for body in buffer.feed(data):
                     self._receive(frames.decode_to_child(body))
-        if self._ctx is not None:
-            os.killpg(0, signal.SIGKILL)
+        except OSError:
+            pass  # the job closed our socket: the parent notices, and sees to it
+        else:
+            if self._ctx is not None:  # the parent is gone
+                os.killpg(0, signal.SIGKILL)
         self._jobs.put(None)
 
     def _receive(self, frame: frames.ToChild) -> None:

@@ -99,9 +99,11 @@ class ChildProcess:
         self._start()
         self.pid = self._popen.pid
         self._hung_up_at: float | None = None
+        self.is_cut_off = False
+        """It lived on without its socket, and had to be killed."""
         self._pidfd = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
         if self._pidfd is not None:
-            self._loop.add_reader(self._pidfd, self._exited)
+            self._loop.add_reader(self._pidfd, self._leader_ended)
         self._loop.add_reader(self._sock, self._readable)
         self._send(_likeness())
 
@@ -228,8 +230,20 @@ class ChildProcess:
             self._exited()
             return
         if self._hung_up_at and self._loop.time() > self._hung_up_at + _LINGER:
+            self.is_cut_off = True
             self.kill()
         self._loop.call_later(_POLL, self._await_exit)
+
+    def _leader_ended(self) -> None:
+        """The kernel tells of the main thread's end; others may still be ending.
+
+        To kill the group now would change the way in which the process ended.
+        """
+        assert self._pidfd is not None
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd = None
+        self._await_exit()
 
     def _exited(self) -> None:
         if self.gone.done():

@@ -150,6 +150,8 @@ class Attempt:
             return cancelled(self._ctx, f"it did not end by itself and was sent {self._force}")
         if self._child.is_used and not self._child.began:
             return None
+        if self._child.is_cut_off:
+            return _cut_off()
         return _died(end, memory_limit)
 
     async def _wait(self, future: asyncio.Future[Any], timeout: float | None) -> None:
@@ -173,6 +175,14 @@ def _not_started(problem: Exception) -> Outcome:
         JobState.FAILED,
         error_code=NO_PROCESS,
         error_message=f"no process could be started for the job: {problem}",
+    )
+
+
+def _cut_off() -> Outcome:
+    return Outcome(
+        JobState.FAILED,
+        error_code=EXITED,
+        error_message="the job's process cut its connection to the worker, and was killed",
     )
 
 

@@ -21,7 +21,8 @@ class Token:
     def requested(self) -> bool:
         return bool(self.reason)
 
-    def request(self, reason: str) -> None:
+    def request(self, reason: str = "cancelled") -> None:
+        """Ask the work to end; the first reason counts."""
         with self._lock:
             if not self.reason:
                 self.reason = reason or "cancelled"
