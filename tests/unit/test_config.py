@@ -281,7 +281,6 @@ def test_paths_lie_in_the_data_directory(tmp_path: Path) -> None:
     settings = Settings(data_dir=Path("/data"))
     assert settings.database == Path("/data/penstock.db")
     assert settings.blobs == Path("/data/blobs")
-    assert settings.lock == Path("/data/penstock.lock")
     assert settings.token_file == Path("/data/token")
     assert settings.socket == Path("/data/penstock.sock")
     assert settings.addresses == ("unix:/data/penstock.sock",)

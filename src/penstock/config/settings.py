@@ -115,11 +115,6 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.data_dir / "starts"
 
     @property
-    def lock(self) -> Path:
-        """Held by the engine that owns the data directory."""
-        return self.data_dir / "penstock.lock"
-
-    @property
     def token_file(self) -> Path:
         """What who connects over TCP must know; the engine makes it, with mode 0600."""
         return self.data_dir / "token"

@@ -7,7 +7,6 @@ fails its callers when the connection ends.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections import deque
@@ -40,6 +39,7 @@ from penstock.adapters.link.frames import (
 from penstock.core import errors
 from penstock.core.errors import NotRunning, PenstockError, Unavailable
 from penstock.ports.bus import AnyMessage, Handler
+from penstock.ports.reader import Reader
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Link:
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Raw]] = {}
         self._streams: dict[int, asyncio.Queue[Item | End | Failure]] = {}
-        self._readers: dict[str, list[_LinkReader]] = {}
+        self._readers: dict[str, list[Reader]] = {}
         self._unsent: deque[Pub] = deque(maxlen=_BUFFERED)
         self._welcome: asyncio.Future[None] | None = None
         self._down = asyncio.Event()
@@ -226,17 +226,18 @@ class Link:
         else:
             self._unsent.append(frame)
 
-    def subscribe(self, subject: str, handler: Handler, *, group: str | None = None) -> _LinkReader:
+    def subscribe(self, subject: str, handler: Handler, *, group: str | None = None) -> Reader:
         if group is not None:
             raise ValueError("a link has no groups: each subscriber gets everything")
-        reader = _LinkReader(self, subject, handler)
+        reader = Reader(subject, handler, self._forget)
         readers = self._readers.setdefault(subject, [])
         readers.append(reader)
         if len(readers) == 1 and self._protocol is not None:
             self._protocol.send(Sub(subject))
         return reader
 
-    def forget(self, subject: str, reader: _LinkReader) -> None:
+    def _forget(self, reader: Reader) -> None:
+        subject = reader.subject
         readers = self._readers.get(subject, [])
         if reader in readers:
             readers.remove(reader)
@@ -244,36 +245,6 @@ class Link:
                 del self._readers[subject]
                 if self._protocol is not None:
                     self._protocol.send(Unsub(subject))
-
-
-class _LinkReader:
-    """One subscription over a link: a task that hands over whatever has gathered."""
-
-    def __init__(self, link: Link, subject: str, handler: Handler) -> None:
-        self._link, self._subject, self._handler = link, subject, handler
-        self._gathered: list[AnyMessage] = []
-        self._wake = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def take(self, messages: Sequence[AnyMessage]) -> None:
-        self._gathered.extend(messages)
-        self._wake.set()
-
-    async def _run(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            batch, self._gathered = self._gathered, []
-            try:
-                await self._handler(batch)
-            except Exception:
-                log.exception("a reader of %s failed on %d messages", self._subject, len(batch))
-
-    async def close(self) -> None:
-        self._link.forget(self._subject, self)
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
 
 def _kinds(kind: type[PenstockError]) -> dict[str, type[PenstockError]]:
