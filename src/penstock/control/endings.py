@@ -21,7 +21,7 @@ def ending(job: Job | None, result: JobResult, now: float, ids: IdSource, chance
     """The move that ends a job as `result` says, with its retry in the same commit."""
     event, role = _EVENTS[result.status]
     then: tuple[Accept, ...] = ()
-    if job is not None and not job.cancel_requested and may_retry(job.request, result):
+    if job is not None and not job.cancel_requested and may_retry(job, result):
         again = retry_of(job, result, ids.next(now), now, chance)
         reason = f"retry {again.retry_number} of {job.request.retry.retries} of {job.job_id}"
         by = Role.SCHEDULER.value

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from penstock.control.limits import Limits
 from penstock.core.job import Job
+from penstock.core.policy import run_limit
 from penstock.lifecycles.canonical import Role
 from penstock.ports.bus import (
     AnyMessage,
@@ -36,8 +37,9 @@ class Orders:
         batches: dict[str, list[Dispatch]] = defaultdict(list)
         for job in jobs:
             request = job.request
-            timeout = self._limits.timeout if request.timeout is None else request.timeout
-            order = Dispatch(request, job.attempt, timeout, request.deadline)
+            timeout = run_limit(job, self._limits.timeout)
+            constraints = None if job.verdict is None else job.verdict.constraints
+            order = Dispatch(request, job.attempt, timeout, request.deadline, constraints)
             batches[job.worker_id or ""].append(order)
         for worker_id, batch in batches.items():
             self._bus.publish(jobs_of(worker_id), batch)

@@ -18,6 +18,7 @@ MAX_PAIRS = 64
 MAX_KEY = 128
 MAX_VALUE = 4096
 MAX_POINTER = 16_384
+MAX_PARENTS = 1000
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~\[\]-]{0,199}", re.ASCII)
 _TOPIC = re.compile(r"job(\.[A-Za-z0-9_-]+)+", re.ASCII)
@@ -61,6 +62,42 @@ def check_request(request: JobRequest, now: float) -> None:
             raise InvalidRequest("deadline", "is already past")
     if request.retry is not NO_RETRY:
         check_retry(request.retry)
+    if request.after:
+        _check_after(request)
+    if request.unique is not None:
+        _check_text("unique.key", request.unique.key, MAX_KEY * 2, empty=False)
+        if request.unique.period is not None:
+            check_number("unique.period", request.unique.period, 0.001, MAX_WAIT)
+    _check_for_rules(request)
+
+
+def _check_after(request: JobRequest) -> None:
+    if len(request.after) > MAX_PARENTS:
+        raise InvalidRequest(
+            "after", f"{len(request.after)} jobs; at most {MAX_PARENTS} are allowed"
+        )
+    for index, job_id in enumerate(request.after):
+        check_id(f"after[{index}]", job_id)
+        if job_id == request.job_id:
+            raise InvalidRequest(f"after[{index}]", "a job can't wait for itself")
+
+
+def _check_for_rules(request: JobRequest) -> None:
+    """What safety rules look at."""
+    if request.principal:
+        check_name("principal", request.principal)
+    if request.capability is not None:
+        check_name("capability", request.capability)
+    if len(request.risk_tags) > MAX_PAIRS:
+        raise InvalidRequest(
+            "risk_tags", f"{len(request.risk_tags)} tags; at most {MAX_PAIRS} are allowed"
+        )
+    for index, tag in enumerate(request.risk_tags):
+        check_name(f"risk_tags[{index}]", tag)
+    if request.estimated_cost is not None:
+        check_number("estimated_cost", request.estimated_cost, 0, 1e12)
+    if request.schedule is not None:
+        check_name("schedule", request.schedule)
 
 
 def check_id(field: str, value: str) -> None:

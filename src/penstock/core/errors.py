@@ -6,10 +6,13 @@
     │   ├── TooLarge            a payload over its limit
     │   └── UnreadablePointer   a context_ptr that may not be, or can't be, read
     ├── Conflict                the id or key is taken by a different request
+    │   └── StaleApproval       what was approved is not what waits any more
     ├── NotFound                no such job, worker or blob
     ├── IllegalMove             the lifecycle's table has no such move
     ├── Misconfigured           a settings, rule or application file is wrong
     ├── NotPermitted            the caller has no right to this
+    │   └── NotAuthenticated    no key, or not a valid one
+    ├── TooMany                 over a limit; says when to try again
     ├── Unavailable             the engine can't be reached or can't go on
     │   ├── NotRunning          nothing listens at this data directory or address
     │   ├── AlreadyRunning      another engine owns this data directory
@@ -83,6 +86,10 @@ class Conflict(PenstockError):
     code = "CONFLICT"
 
 
+class StaleApproval(Conflict):
+    code = "STALE_APPROVAL"
+
+
 class NotFound(PenstockError):
     code = "NOT_FOUND"
 
@@ -105,6 +112,22 @@ class Misconfigured(PenstockError):
 
 class NotPermitted(PenstockError):
     code = "NOT_PERMITTED"
+
+
+class NotAuthenticated(NotPermitted):
+    code = "NOT_AUTHENTICATED"
+
+
+class TooMany(PenstockError):
+    code = "TOO_MANY"
+
+    def __init__(self, message: str, *, retry_after: float, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after = retry_after
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"retry_after": self.retry_after}
 
 
 class Unavailable(PenstockError):

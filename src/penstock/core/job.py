@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
+from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import TERMINAL, JobState
 
 
@@ -49,6 +50,31 @@ class Offer(Struct, frozen=True, gc=False, omit_defaults=True):
     idempotent: bool = False
 
 
+class ParentPolicy(StrEnum):
+    """What becomes of a job when one that it waits for does not succeed."""
+
+    CANCEL = "cancel"
+    RUN = "run"
+
+
+class UniqueScope(StrEnum):
+    """How long a job keeps others with its unique key out."""
+
+    ACTIVE = "active"
+    """Until it has ended."""
+    WAITING = "waiting"
+    """Until it is given to a worker."""
+
+
+class Unique(Struct, frozen=True, gc=False, omit_defaults=True):
+    """At most one job with this key at a time, within a tenant."""
+
+    key: str
+    scope: UniqueScope = UniqueScope.ACTIVE
+    period: float | None = None
+    """Seconds from its acceptance, whatever became of it, instead of a scope."""
+
+
 class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
     """What a caller asks for. `penstock.core.check` says what is acceptable."""
 
@@ -80,6 +106,19 @@ class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     """The submitter knew what the topic offers; nothing is to be filled in from it."""
     retry_number: int = 0
     """0 for what a caller submitted, n for the n-th retry that the engine emitted."""
+    principal: str = ""
+    """Who submitted it: said by the door, never by the caller."""
+    capability: str | None = None
+    """What it is going to do, in a word that safety rules know, as `repo.write`."""
+    risk_tags: tuple[str, ...] = ()
+    estimated_cost: float | None = None
+    """In whatever unit the safety rules count."""
+    after: tuple[str, ...] = ()
+    """Jobs that must have ended before this one may start."""
+    if_parent_fails: ParentPolicy = ParentPolicy.CANCEL
+    unique: Unique | None = None
+    schedule: str | None = None
+    """The name of the schedule that submitted it."""
 
 
 class JobResult(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -121,6 +160,10 @@ class Job(Struct, frozen=True, gc=False, kw_only=True):
     result: JobResult | None = None
     successor: str | None = None
     """The job that retries this one."""
+    verdict: SafetyVerdict | None = None
+    """What the safety kernel said; None while it has not, or where no rules are set."""
+    hold: Hold | None = None
+    """The approval that it waits for, or had."""
 
     @property
     def job_id(self) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import msgspec
 from msgspec.structs import replace
 
 from penstock.core.job import (
@@ -12,8 +15,10 @@ from penstock.core.job import (
     Offer,
     Priority,
     RetryPolicy,
+    UniqueScope,
 )
-from penstock.lifecycles.canonical import JobState
+from penstock.core.verdict import Constraints
+from penstock.lifecycles.canonical import WAITING, JobState
 
 HEAD_START: dict[Priority, float] = {
     Priority.CRITICAL: 3600.0,
@@ -75,10 +80,12 @@ def backoff(retry: RetryPolicy, number: int, chance: float) -> float:
     return delay * (1 - retry.jitter * chance)
 
 
-def may_retry(request: JobRequest, result: JobResult) -> bool:
-    """Whether the policy wants this ending tried again."""
+def may_retry(job: Job, result: JobResult) -> bool:
+    """Whether the policy wants this ending tried again, and the safety rules let it."""
+    request = job.request
     retry = request.retry
-    if request.retry_number >= retry.retries:
+    most = constraints_of(job).max_retries
+    if request.retry_number >= (retry.retries if most is None else min(retry.retries, most)):
         return False
     if result.status not in (JobState.FAILED, JobState.TIMEOUT):
         return False
@@ -108,10 +115,43 @@ def retry_of(job: Job, result: JobResult, job_id: str, now: float, chance: float
     )
 
 
+def constraints_of(job: Job) -> Constraints:
+    """The limits within which the safety rules let this job run."""
+    verdict = job.verdict
+    return _FREE if verdict is None or verdict.constraints is None else verdict.constraints
+
+
+_FREE = Constraints()
+
+
+def run_limit(job: Job, default_timeout: float) -> float:
+    """Seconds that one attempt may run: as the job says, and no longer than it may."""
+    limit = default_timeout if job.request.timeout is None else job.request.timeout
+    most = constraints_of(job).max_runtime
+    return limit if most is None else min(limit, most)
+
+
 def runs_until(job: Job, default_timeout: float) -> float | None:
     """When a started job must have ended, by its timeout and its deadline."""
     if job.started_at is None:
         return job.request.deadline
-    limit = job.request.timeout if job.request.timeout is not None else default_timeout
-    end = job.started_at + limit
+    end = job.started_at + run_limit(job, default_timeout)
     return end if job.request.deadline is None else min(end, job.request.deadline)
+
+
+def keeps_out(held: Job, now: float) -> bool:
+    """Whether a job, by its unique key, keeps out one that comes now with the same key."""
+    unique = held.request.unique
+    if unique is None:
+        return False
+    if unique.period is not None:
+        return now < held.accepted_at + unique.period
+    if unique.scope is UniqueScope.WAITING:
+        return held.state in WAITING
+    return not held.is_final
+
+
+def request_hash(request: JobRequest) -> str:
+    """Names exactly what was asked; an approval is bound to it."""
+    encoded = msgspec.json.encode(request, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.machine import Step
+from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import (
     ACTORS,
     CANONICAL,
@@ -73,6 +74,10 @@ class Move(Struct, frozen=True, gc=False):
     worker_id: str | None = None
     pool: str | None = None
     result: JobResult | None = None
+    verdict: SafetyVerdict | None = None
+    """What the safety kernel said, where this is the move that follows from it."""
+    hold: Hold | None = None
+    """With PARK and APPROVE: the hold as it is from now on."""
     then: tuple[Accept, ...] = ()
     """Accepted in the same commit if, and only if, this moves: a retry, say."""
 
@@ -236,6 +241,8 @@ def advance(job: Job, move: Move) -> Answer:
         cancel_requested=job.cancel_requested or plan.asks,
         result=result,
         successor=then[0].request.job_id if then else job.successor,
+        verdict=job.verdict if move.verdict is None else move.verdict,
+        hold=job.hold if move.hold is None else move.hold,
     )
     given_to = worker_id if plan.gives else None
     entry = Entry(job.request.job_id, version, plan.path, attempt, move.actor, at, reason, given_to)

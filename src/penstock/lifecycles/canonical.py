@@ -1,10 +1,11 @@
 """The canonical job of seed 001: nine states, and who may move them.
 
-Jobs only go forward. Two events happen *within* a state and change the record but
-not the state: `redispatch` gives a job whose worker was lost to another worker, with
-the next attempt number, and `request_cancel` asks the worker that holds the job to
-end it. `note` keeps in the log what was refused (a late result, say) and changes
-nothing else, which is why a final state may still be noted upon.
+Jobs only go forward. Some events happen *within* a state and change the record but
+not the state: `park` holds a job until people approve it and `approve` is one person's
+yes; `redispatch` gives a job whose worker was lost to another worker, with the next
+attempt number; `request_cancel` asks the worker that holds the job to end it. `note`
+keeps in the log what was refused (a late result, say) and changes nothing else, which
+is why a final state may still be noted upon.
 
 A result may reach a DISPATCHED job before the news that it started; the start is then
 implied, and both moves are logged (see `penstock.core.transition`).
@@ -47,6 +48,8 @@ class JobEvent(StrEnum):
     ACCEPT = "accept"
     SCHEDULE = "schedule"
     DENY = "deny"
+    PARK = "park"
+    APPROVE = "approve"
     DISPATCH = "dispatch"
     REDISPATCH = "redispatch"
     START = "start"
@@ -91,6 +94,8 @@ CANONICAL: StateMachine[JobState, JobEvent] = StateMachine(
         (_S.SCHEDULED, _E.CANCEL): _S.CANCELLED,
         (_S.DISPATCHED, _E.CANCEL): _S.CANCELLED,
         (_S.RUNNING, _E.CANCEL): _S.CANCELLED,
+        (_S.SCHEDULED, _E.PARK): _S.SCHEDULED,
+        (_S.SCHEDULED, _E.APPROVE): _S.SCHEDULED,
         (_S.DISPATCHED, _E.REDISPATCH): _S.DISPATCHED,
         (_S.RUNNING, _E.REDISPATCH): _S.RUNNING,
         (_S.DISPATCHED, _E.REQUEST_CANCEL): _S.DISPATCHED,
@@ -106,6 +111,8 @@ ACTORS: Mapping[JobEvent, frozenset[Role]] = {
     _E.ACCEPT: frozenset({Role.GATEWAY, Role.SCHEDULER, Role.RECONCILER}),
     _E.SCHEDULE: frozenset({Role.SCHEDULER}),
     _E.DENY: frozenset({Role.SCHEDULER}),
+    _E.PARK: frozenset({Role.SCHEDULER}),
+    _E.APPROVE: frozenset({Role.GATEWAY}),
     _E.DISPATCH: frozenset({Role.SCHEDULER}),
     _E.REDISPATCH: frozenset({Role.SCHEDULER}),
     _E.START: frozenset({Role.WORKER}),

@@ -14,6 +14,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from penstock.core.job import JobRequest, JobResult, Offer
+from penstock.core.verdict import Constraints
 
 HANDSHAKE = "sys.handshake"
 HEARTBEAT = "sys.heartbeat"
@@ -107,6 +108,7 @@ class Dispatch(Message, frozen=True, gc=False):
     attempt: int
     timeout: float
     deadline: float | None = None
+    constraints: Constraints | None = None
 
 
 class JobCancel(Message, frozen=True, gc=False):

@@ -15,7 +15,13 @@ from msgspec import Struct
 from penstock.core.job import Job, JobRequest
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.store import Durability, JobQuery, LogLine, Verified
+from penstock.ports.approvals import Approvals
+from penstock.ports.audit import Audit
+from penstock.ports.keys import Keys
+from penstock.ports.limits import LimitBook
+from penstock.ports.policy import Policy
+from penstock.ports.schedules import Schedules
+from penstock.ports.store import Durability, JobQuery, JournalEvent, LogLine, Verified
 
 
 class Cancellation(Struct, frozen=True):
@@ -46,6 +52,23 @@ class Logged(Struct, frozen=True, tag="log"):
 JobUpdate = Moved | Progressed | Logged
 
 
+class EventBatch(Struct, frozen=True, weakref=True):
+    """Events that were committed together, or read together; readers may share it."""
+
+    events: tuple[JournalEvent, ...]
+    cursor: int
+    """Where to resume after it: that of its last event, or of one the reader may not see."""
+
+
+class Bulk(Struct, frozen=True):
+    """What an operation on many jobs came to."""
+
+    matched: int
+    done: int
+    refused: tuple[tuple[str, str], ...] = ()
+    """(job_id, why), the first hundred."""
+
+
 class WorkerView(Struct, frozen=True, kw_only=True):
     worker_id: str
     pool: str
@@ -71,6 +94,8 @@ class PoolView(Struct, frozen=True, kw_only=True):
     held: int
     workers: int
     labels: Mapping[str, str]
+    paused: bool = False
+    """It is given nothing new; `held` tells how far it is drained."""
 
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
@@ -87,6 +112,11 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     workers: int
     finished: int
     """Jobs that ended since the engine started."""
+    parked: int = 0
+    """Jobs that wait for an approval."""
+    paused_pools: tuple[str, ...] = ()
+    policy_problem: str = ""
+    """Why the rule file as it now is was not taken."""
 
 
 class Cleaned(Struct, frozen=True):
@@ -97,6 +127,24 @@ class Cleaned(Struct, frozen=True):
 
 
 class Desk(Protocol):
+    @property
+    def approvals(self) -> Approvals: ...
+
+    @property
+    def policy(self) -> Policy: ...
+
+    @property
+    def schedules(self) -> Schedules: ...
+
+    @property
+    def limits(self) -> LimitBook: ...
+
+    @property
+    def keys(self) -> Keys: ...
+
+    @property
+    def audit(self) -> Audit: ...
+
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
         """Accept all of them durably, or none: InvalidRequest, Conflict, UnknownTopic …
 
@@ -129,9 +177,26 @@ class Desk(Protocol):
     async def retry(self, job_id: str) -> Job:
         """Emit a new job for one that ended badly, keeping every field."""
 
+    async def cancel_many(self, query: JobQuery, *, reason: str = "") -> Bulk:
+        """Ask for the end of every unfinished job that matches; `limit` is not looked at."""
+
+    async def retry_many(self, query: JobQuery) -> Bulk:
+        """Retry every dead letter that matches; each passes the rules again."""
+
+    def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
+        """Everything that happens to any job, from a cursor on, or from now on; for ever.
+
+        No gap and no repeat: what was committed after `after` comes first, from the journal.
+        """
+
     async def workers(self) -> list[WorkerView]: ...
 
     async def pools(self) -> list[PoolView]: ...
+
+    async def pause_pool(self, name: str) -> PoolView:
+        """Give its workers nothing new; what they have, they finish. Survives a restart."""
+
+    async def resume_pool(self, name: str) -> PoolView: ...
 
     async def status(self) -> EngineStatus: ...
 

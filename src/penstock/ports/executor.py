@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from penstock.core.job import JobRequest, Offer
+from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 
 
@@ -27,6 +28,8 @@ class Task(Struct, frozen=True, gc=False):
     """What context_ptr points to; empty when there is none."""
     deadline: float
     """When it must have ended: the sooner of timeout and deadline."""
+    constraints: Constraints | None = None
+    """Limits that the safety rules set. One that can't be enforced is a reason not to run."""
 
 
 class Outcome(Struct, frozen=True, gc=False):

@@ -48,8 +48,18 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     """Jobs of a workflow come in the order of their step_index instead."""
     labels: Mapping[str, str] = {}
     idempotency_key: str | None = None
+    principal: str | None = None
+    schedule: str | None = None
+    parked: bool | None = None
+    """True: only jobs that wait for an approval; False: only those that don't."""
+    dead: bool = False
+    """Only what ended FAILED or TIMEOUT and was not retried: the dead letters."""
+    accepted_from: float | None = None
+    accepted_to: float | None = None
     before: int | None = None
     """Only jobs accepted before this `seq`: where the page before ended."""
+    since: int | None = None
+    """Only jobs accepted after this `seq`: where the page before ended, oldest first."""
     oldest_first: bool = False
     limit: int = 50
 
@@ -64,6 +74,46 @@ class LogLine(Struct, frozen=True):
     text: str
     n: int = 0
     """Its place in the job's output, given by the store: where a reader resumes."""
+
+
+class JournalEvent(Struct, frozen=True, gc=False):
+    """One transition, with its place in the journal of the whole store."""
+
+    cursor: int
+    """Grows from one event to the next, over all jobs; not every number is used."""
+    tenant: str
+    topic: str
+    transition: Transition
+
+
+class AuditEntry(Struct, frozen=True, omit_defaults=True):
+    """Who did what, and whether they were let."""
+
+    at: float
+    principal: str
+    action: str
+    """As `job.cancel`, `key.create`, `pool.pause`."""
+    subject: str = ""
+    """What it was done to: a job_id, a name."""
+    tenant: str | None = None
+    detail: str = ""
+    outcome: str = "done"
+    """done or refused"""
+    n: int = 0
+    """Its place in the log, given by the store."""
+
+
+class AuditQuery(Struct, frozen=True, kw_only=True):
+    """Which entries, newest first."""
+
+    principal: str | None = None
+    action: str | None = None
+    """A glob, as in `key.*`."""
+    subject: str | None = None
+    tenant: str | None = None
+    before: int | None = None
+    """Only entries before this `n`: where the page before ended."""
+    limit: int = 50
 
 
 class Mismatch(Struct, frozen=True):
@@ -98,8 +148,9 @@ class Store(Protocol):
     async def apply(self, changes: Sequence[Change]) -> list[Answer]:
         """Make the changes, in order, in one commit; answer each.
 
-        An Accept whose job_id or (tenant, idempotency_key) is taken is REPEATED, with the
-        job that has it. Raises StoreFailed, with nothing written, if the commit fails.
+        An Accept whose job_id, (tenant, idempotency_key) or unique key is taken is REPEATED,
+        with the job that has it (`penstock.core.policy.keeps_out`). Raises StoreFailed, with
+        nothing written, if the commit fails.
         """
 
     def listen(self, listener: Listener) -> Callable[[], None]:
@@ -117,8 +168,14 @@ class Store(Protocol):
 
     async def history(self, job_id: str) -> list[Transition]: ...
 
-    async def tally(self) -> dict[JobState, int]:
-        """How many jobs are in each state."""
+    async def events(self, after: int, limit: int = 1000) -> list[JournalEvent]:
+        """What was committed after this cursor, in order; a move's steps are never parted."""
+
+    async def last_event(self) -> int:
+        """The cursor of the newest event; 0 if there is none."""
+
+    async def tally(self, tenant: str | None = None) -> dict[JobState, int]:
+        """How many jobs are in each state, of one tenant or of all; costs the same always."""
 
     def write_log(self, lines: Sequence[LogLine]) -> None:
         """Keep these lines; they ride with the next commit, and nobody waits for it."""
@@ -138,5 +195,16 @@ class Store(Protocol):
         """Keep a small named fact of the engine itself."""
 
     async def recall(self, name: str) -> bytes | None: ...
+
+    async def recall_all(self, prefix: str) -> dict[str, bytes]:
+        """Every fact whose name begins so, by name, in order."""
+
+    async def forget(self, name: str) -> bool:
+        """Drop a fact; False if there was none."""
+
+    def write_audit(self, entries: Sequence[AuditEntry]) -> None:
+        """Keep these; they ride with the next commit, as log lines do."""
+
+    async def read_audit(self, query: AuditQuery) -> list[AuditEntry]: ...
 
     async def close(self) -> None: ...
