@@ -23,6 +23,9 @@ class Blobs(Protocol):
 
     def stream(self, uri: str, chunk: int = 1 << 20) -> AsyncIterator[bytes]: ...
 
+    async def read(self, uri: str, start: int, length: int) -> bytes:
+        """A part of it; short only where it ends."""
+
     async def stat(self, uri: str) -> BlobStat: ...
 
     async def collect(self, keep: Iterable[str], older_than: float) -> int:

@@ -17,6 +17,7 @@ from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.approvals import Approvals
 from penstock.ports.audit import Audit
+from penstock.ports.blobs import BlobStat
 from penstock.ports.keys import Keys
 from penstock.ports.limits import LimitBook
 from penstock.ports.policy import Policy
@@ -208,3 +209,8 @@ class Desk(Protocol):
     async def put_blob(self, data: bytes, media_type: str = "application/json") -> str: ...
 
     async def get_blob(self, uri: str) -> bytes: ...
+
+    async def stat_blob(self, uri: str) -> BlobStat: ...
+
+    async def read_blob(self, uri: str, start: int, length: int) -> bytes:
+        """A part of it; short only where it ends."""

@@ -191,6 +191,9 @@ class Store(Protocol):
     async def pointers(self) -> Iterable[str]:
         """Every context_ptr and result_ptr that names a stored blob."""
 
+    async def refers(self, tenant: str, pointer: str) -> bool:
+        """Whether a job of this tenant has this blob as its input or its result."""
+
     async def remember(self, name: str, value: bytes) -> None:
         """Keep a small named fact of the engine itself."""
 
