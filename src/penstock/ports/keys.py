@@ -27,6 +27,10 @@ class NewKey(Struct, frozen=True):
     token: str
     """Shown this once; only its hash is kept."""
 
+    def __repr__(self) -> str:
+        # Values end up in logs and tracebacks; a token must not.
+        return f"NewKey({self.key!r}, token=...)"
+
 
 class Keys(Protocol):
     async def create(
