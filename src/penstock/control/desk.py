@@ -1,28 +1,55 @@
-"""The engine's own Desk: what the gateway, the board and the store can tell a caller."""
+"""The engine's own Desk: what its services can tell and do, for one caller.
+
+Every question passes the caller's `Guard`: what they may not do is refused, and what is not
+theirs is not there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from penstock.control.approvals import ApprovalBox
 from penstock.control.backlog import Lane
 from penstock.control.board import Board
+from penstock.control.counters import (
+    ApprovalsCounter,
+    AuditCounter,
+    KeysCounter,
+    LimitsCounter,
+    PolicyCounter,
+    SchedulesCounter,
+)
 from penstock.control.feed import Feed
 from penstock.control.gateway import Gateway, check_batch
+from penstock.control.guard import Guard
+from penstock.control.journal import JournalHub
+from penstock.control.keys import KeyRing
+from penstock.control.limit_book import LimitKeeper
 from penstock.control.placement import why_waiting
+from penstock.control.policy_desk import PolicyDesk
+from penstock.control.pools import PoolKeeper
 from penstock.control.pruner import Pruner
-from penstock.control.safety import SafetyKernel
+from penstock.control.rulebook import Rulebook
+from penstock.control.schedules import ScheduleKeeper
+from penstock.control.uploads import Uploads
+from penstock.core.caller import OWNER, Caller, KeyRole
 from penstock.core.errors import WaitTimedOut
 from penstock.core.job import Job, JobRequest
 from penstock.core.policy import ready_at
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.blobs import Blobs
+from penstock.ports.blobs import Blobs, BlobStat
 from penstock.ports.clock import Clock
 from penstock.ports.desk import (
+    Bulk,
     Cancellation,
     Cleaned,
     EngineStatus,
+    EventBatch,
     JobUpdate,
     Logged,
     PoolView,
@@ -33,36 +60,69 @@ from penstock.ports.store import JobQuery, LogLine, Store, Verified
 _BATCH = 100_000
 
 
+@dataclass(frozen=True)
+class Services:
+    """What a Desk needs of the engine behind it."""
+
+    store: Store
+    blobs: Blobs
+    board: Board
+    gateway: Gateway
+    approvals: ApprovalBox
+    feed: Feed
+    hub: JournalHub
+    pruner: Pruner
+    rulebook: Rulebook
+    policy: PolicyDesk
+    schedules: ScheduleKeeper
+    limits: LimitKeeper
+    pools: PoolKeeper
+    keys: KeyRing
+    clock: Clock
+    about: EngineStatus
+
+
 class EngineDesk:
     """See `penstock.ports.desk.Desk`."""
 
-    def __init__(
-        self,
-        store: Store,
-        blobs: Blobs,
-        board: Board,
-        gateway: Gateway,
-        feed: Feed,
-        pruner: Pruner,
-        kernel: SafetyKernel,
-        clock: Clock,
-        about: EngineStatus,
-    ) -> None:
-        self._store, self._blobs, self._board = store, blobs, board
-        self._gateway, self._feed, self._pruner = gateway, feed, pruner
-        self._kernel, self._clock, self._about = kernel, clock, about
+    def __init__(self, services: Services, caller: Caller = OWNER) -> None:
+        self._services = services
+        self._store, self._blobs, self._board = services.store, services.blobs, services.board
+        self._gateway, self._feed, self._clock = services.gateway, services.feed, services.clock
+        self._guard = guard = Guard(caller, services.store, services.clock)
+        self._uploads = Uploads(services.store, services.clock, caller.tenant)
+        self.approvals = ApprovalsCounter(services.approvals, guard, services.store)
+        self.policy = PolicyCounter(services.policy, guard, services.store)
+        self.schedules = SchedulesCounter(services.schedules, guard)
+        self.limits = LimitsCounter(services.limits, guard)
+        self.keys = KeysCounter(services.keys, guard)
+        self.audit = AuditCounter(guard, services.store)
+
+    def serving(self, caller: Caller) -> EngineDesk:
+        """The same engine, for somebody else."""
+        return EngineDesk(self._services, caller)
+
+    # -- jobs ---------------------------------------------------------------------
 
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
+        guard = self._guard
+        guard.require(KeyRole.SUBMIT, "job.submit")
         check_batch(requests, _BATCH)
-        return await self._gateway.submit(requests)
+        if guard.caller.tenant is not None:
+            requests = [guard.stamped(request) for request in requests]
+            for request in requests:
+                await self._uploads.check(request.context_ptr)
+        return await self._gateway.submit(requests, by=guard.by)
 
     async def get(self, job_id: str) -> Job:
-        return await self._gateway.find(job_id)
+        return self._guard.shown(await self._store.get(job_id), job_id)
 
     async def find(self, query: JobQuery) -> list[Job]:
-        return await self._store.find(query)
+        mine = self._guard.narrowed(query)
+        return [] if mine is None else await self._store.find(mine)
 
     async def history(self, job_id: str) -> list[Transition]:
+        await self.get(job_id)
         return await self._store.history(job_id)
 
     async def why(self, job_id: str) -> str:
@@ -78,17 +138,22 @@ class EngineDesk:
     def _why_waiting(self, job: Job) -> str:
         if (doubt := self._board.doubtful.get(job.seq)) is not None:
             return f"it is parked: {doubt}"
+        now = self._clock.now()
+        if (held_back := self._board.why(job, now)) is not None:
+            return held_back
         start = ready_at(job.request, job.accepted_at)
-        if start > (now := self._clock.now()):
+        if start > now:
             kind = "its retry is backed off" if job.request.retry_number else "it is delayed"
             return f"{kind}: it may start in {start - now:.1f} s"
         roster = self._board.roster
-        return why_waiting(Lane.of(job), roster.workers.values(), roster.pools)
+        return why_waiting(Lane.of(job), roster.workers.values(), roster.pools, roster.paused)
 
     def _what_happens(self, job: Job) -> str:
         if (lost := self._board.adrift.get(job.job_id)) is not None:
             roster = self._board.roster
-            next_up = why_waiting(Lane.of(job), roster.workers.values(), roster.pools)
+            next_up = why_waiting(
+                Lane.of(job), roster.workers.values(), roster.pools, roster.paused
+            )
             return f"{lost}; attempt {job.attempt + 1} waits: {next_up}"
         doing = "runs it" if job.state is JobState.RUNNING else "has it and is about to start it"
         said = f"worker {job.worker_id} {doing} (attempt {job.attempt})"
@@ -122,6 +187,7 @@ class EngineDesk:
         return await self._store.read_log(job_id, after, limit)
 
     async def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
+        await self.get(job_id)
         with self._feed.reading(job_id) as updates:
             ended = (await self.get(job_id)).is_final
             update: JobUpdate | None = None
@@ -147,7 +213,11 @@ class EngineDesk:
     async def cancel(
         self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0
     ) -> Cancellation:
-        job = await self._gateway.cancel(job_id, reason=reason, children=children)
+        await self.get(job_id)
+        with self._guard.doing("job.cancel", job_id, role=KeyRole.SUBMIT, detail=reason):
+            job = await self._gateway.cancel(
+                job_id, reason=reason, children=children, by=self._guard.by
+            )
         if not job.is_final and timeout > 0:
             try:
                 async with asyncio.timeout(timeout):
@@ -157,9 +227,31 @@ class EngineDesk:
         return Cancellation(job, job.is_final)
 
     async def retry(self, job_id: str) -> Job:
-        return await self._gateway.retry(job_id)
+        await self.get(job_id)
+        with self._guard.doing("job.retry", job_id, role=KeyRole.SUBMIT):
+            return await self._gateway.retry(job_id, by=self._guard.by)
+
+    async def cancel_many(self, query: JobQuery, *, reason: str = "") -> Bulk:
+        with self._guard.doing("jobs.cancel", role=KeyRole.OPERATE, detail=_said(query)):
+            mine = self._guard.narrowed(query)
+            if mine is None:
+                return Bulk(0, 0)
+            return await self._gateway.cancel_many(mine, reason=reason, by=self._guard.by)
+
+    async def retry_many(self, query: JobQuery) -> Bulk:
+        with self._guard.doing("jobs.retry", role=KeyRole.OPERATE, detail=_said(query)):
+            mine = self._guard.narrowed(query)
+            if mine is None:
+                return Bulk(0, 0)
+            return await self._gateway.retry_many(mine, by=self._guard.by)
+
+    def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
+        return self._services.hub.events(after, self._guard.caller.tenant)
+
+    # -- the engine ---------------------------------------------------------------
 
     async def workers(self) -> list[WorkerView]:
+        self._guard.require(KeyRole.OPERATE, "workers.list")
         monotonic = self._clock.monotonic()
         return [
             WorkerView(
@@ -180,50 +272,78 @@ class EngineDesk:
         ]
 
     async def pools(self) -> list[PoolView]:
-        workers = self._board.roster.workers.values()
-        views = []
-        for pool in self._board.roster.pools.values():
-            members = [w for w in workers if w.pool == pool.name]
-            topics = pool.topics or tuple(sorted({t for w in members for t in w.topics}))
-            views.append(
-                PoolView(
-                    name=pool.name,
-                    topics=topics,
-                    capacity=pool.capacity,
-                    held=sum(len(w.held) for w in members),
-                    workers=len(members),
-                    labels=pool.labels,
-                )
-            )
-        return views
+        self._guard.require(KeyRole.OPERATE, "pools.list")
+        return self._services.pools.list()
+
+    async def pause_pool(self, name: str) -> PoolView:
+        with self._guard.doing("pool.pause", name, role=None):
+            self._guard.require_everywhere(KeyRole.OPERATE, "pool.pause")
+            return await self._services.pools.pause(name)
+
+    async def resume_pool(self, name: str) -> PoolView:
+        with self._guard.doing("pool.resume", name, role=None):
+            self._guard.require_everywhere(KeyRole.OPERATE, "pool.resume")
+            return await self._services.pools.resume(name)
 
     async def status(self) -> EngineStatus:
-        about = self._about
-        return EngineStatus(
-            version=about.version,
-            pid=about.pid,
-            started_at=about.started_at,
-            durability=about.durability,
-            data_dir=about.data_dir,
-            rules=self._kernel.rules.snapshot,
-            tally=await self._store.tally(),
-            waiting=len(self._board.backlog) + len(self._board.unjudged),
-            held=len(self._board.held),
-            workers=len(self._board.roster.workers),
-            finished=self._board.finished,
+        tenant, board, rulebook = self._guard.caller.tenant, self._board, self._services.rulebook
+        about = self._services.about
+        tally = await self._store.tally(tenant)
+        if tenant is not None:
+            # Of the engine, a tenant learns that it is there; of jobs, its own.
+            return replace(about, pid=0, data_dir="", tally=tally)
+        return replace(
+            about,
+            rules=rulebook.kernel.rules.snapshot,
+            tally=tally,
+            waiting=board.waiting(),
+            held=len(board.held),
+            workers=len(board.roster.workers),
+            finished=board.finished,
+            parked=len(board.parked),
+            paused_pools=tuple(sorted(board.roster.paused)),
+            policy_problem=rulebook.problem,
         )
 
     async def verify(self) -> Verified:
+        self._guard.require_everywhere(KeyRole.ADMIN, "verify")
         return await self._store.verify()
 
     async def prune(self, older_than: float) -> Cleaned:
-        return await self._pruner.prune(older_than)
+        with self._guard.doing("prune", role=None, detail=f"older than {older_than:g} s"):
+            self._guard.require_everywhere(KeyRole.ADMIN, "prune")
+            return await self._services.pruner.prune(older_than)
+
+    # -- payloads -----------------------------------------------------------------
 
     async def put_blob(self, data: bytes, media_type: str = "application/json") -> str:
-        return await self._blobs.put(data, media_type)
+        self._guard.require(KeyRole.SUBMIT, "blob.put")
+        uri = await self._blobs.put(data, media_type)
+        await self._uploads.note(uri)
+        return uri
 
     async def get_blob(self, uri: str) -> bytes:
+        await self._uploads.check(uri)
         return await self._blobs.get(uri)
+
+    async def stat_blob(self, uri: str) -> BlobStat:
+        await self._uploads.check(uri)
+        return await self._blobs.stat(uri)
+
+    async def read_blob(self, uri: str, start: int, length: int) -> bytes:
+        await self._uploads.check(uri)
+        return await self._blobs.read(uri, start, length)
+
+
+def _said(query: JobQuery) -> str:
+    """A query in words: the conditions that it states."""
+    stated = {
+        name: value
+        for name in JobQuery.__struct_fields__
+        if (value := getattr(query, name)) not in (None, (), {}, False)
+        and name not in ("limit", "before", "since")
+    }
+    return ", ".join(f"{name}={value}" for name, value in stated.items()) or "all"
 
 
 def _how_it_ended(job: Job) -> str:

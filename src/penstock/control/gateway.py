@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from difflib import get_close_matches
 
 from msgspec.structs import replace
 
 from penstock.control.board import Board
+from penstock.control.parents import check_cycles
+from penstock.core.caller import OWNER
 from penstock.core.check import check_request
 from penstock.core.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
+    TooMany,
     UnknownTopic,
     UnreadablePointer,
 )
@@ -21,14 +24,20 @@ from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.pointer import check_size, decode_data
 from penstock.core.policy import completed
 from penstock.core.transition import Accept, Change, Move, Verdict
-from penstock.lifecycles.canonical import HELD, JobEvent, JobState, Role
+from penstock.lifecycles.canonical import HELD, TERMINAL, JobEvent, JobState, Role
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
+from penstock.ports.desk import Bulk
 from penstock.ports.store import JobQuery, Store
 
 _GATEWAY = Role.GATEWAY.value
 _CHUNK = 1000
 _CHILDREN = 10_000
+_PAGE = 500
+"""Jobs that a bulk operation changes in one commit."""
+_TOLD = 100
+"""Refusals that a bulk operation tells of."""
+_FULL_RETRY = 5.0
 
 
 class Gateway:
@@ -44,43 +53,80 @@ class Gateway:
         check_input: Callable[[str, bytes], None] = lambda topic, payload: None,
         refuse_unknown: bool = True,
         max_input: int = 64 << 20,
+        max_waiting: int = 0,
         ids: IdSource | None = None,
     ) -> None:
         self.store, self.blobs, self.board, self.clock = store, blobs, board, clock
         self._check_input, self._max_input = check_input, max_input
+        self._max_waiting = max_waiting
         self._refuse_unknown = refuse_unknown
         self._ids = ids or IdSource()
         self._known: set[str] = set()
 
     # -- in -----------------------------------------------------------------------
 
-    async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
+    async def submit(self, requests: Sequence[JobRequest], *, by: str = "") -> list[Job]:
         """Accept all durably, or none. See `penstock.ports.desk.Desk.submit`."""
         now = self.clock.now()
-        accepts = [await self._admissible(request, now) for request in requests]
+        accepts = [await self._admissible(request, now, by) for request in requests]
+        chunk_size = _CHUNK
+        if any(accept.request.after for accept in accepts):
+            await self._check_parents([accept.request for accept in accepts])
+            chunk_size = len(accepts)  # a child must not be there before its parents are
+        self._check_room([accept.request for accept in accepts])
         if len(accepts) > 1:
             await self._check_conflicts(accepts)
         jobs: list[Job] = []
-        for start in range(0, len(accepts), _CHUNK):
-            chunk: list[Change] = list(accepts[start : start + _CHUNK])
+        for start in range(0, len(accepts), chunk_size):
+            chunk: list[Change] = list(accepts[start : start + chunk_size])
             for answer, accept in zip(await self.store.apply(chunk), chunk, strict=True):
                 assert answer.job is not None
                 assert isinstance(accept, Accept)
                 if answer.verdict is Verdict.REPEATED:
-                    _check_same(accept.request, answer.job.request)
+                    _check_repeat(accept.request, answer.job.request)
                 jobs.append(answer.job)
         return jobs
 
-    async def _admissible(self, request: JobRequest, now: float) -> Accept:
+    async def _admissible(self, request: JobRequest, now: float, by: str) -> Accept:
         fresh = not request.job_id
+        principal = by
+        if not by or (by == OWNER.principal and request.principal):
+            principal = request.principal  # the owner may submit on somebody's behalf
         if fresh:
-            request = replace(request, job_id=self._ids.next(now))
+            request = replace(request, job_id=self._ids.next(now), principal=principal)
+        elif request.principal != principal:
+            request = replace(request, principal=principal)
         request = completed(request, self.board.offers.get(request.topic))
         check_request(request, now)
         if request.topic not in self._known:
             self._check_topic(request.topic)
         await self._check_payload(request.topic, request.context_ptr)
-        return Accept(request, now, _GATEWAY, fresh=fresh)
+        return Accept(request, now, actor_for(by), fresh=fresh)
+
+    async def _check_parents(self, requests: Sequence[JobRequest]) -> None:
+        """What a job waits for must be there, or come with it, and lead nowhere back."""
+        batch = {request.job_id: request for request in requests}
+        for request in requests:
+            for index, parent_id in enumerate(request.after):
+                parent = batch.get(parent_id)
+                if parent is None:
+                    job = await self.store.get(parent_id)
+                    parent = None if job is None else job.request
+                if parent is None or parent.tenant != request.tenant:
+                    raise InvalidRequest(f"after[{index}]", f"there is no job {parent_id!r}")
+        check_cycles({request.job_id: request.after for request in requests})
+
+    def _check_room(self, requests: Sequence[JobRequest]) -> None:
+        """Refuse what would make a queue longer than it may be."""
+        if self._max_waiting:
+            waiting = self.board.waiting()
+            if waiting + len(requests) > self._max_waiting:
+                raise TooMany(
+                    f"{waiting} jobs are waiting already; at most {self._max_waiting} may",
+                    retry_after=_FULL_RETRY,
+                    hint="try again when some have run, or raise max_waiting",
+                )
+        self.board.limiter.check_waiting(requests)
 
     async def _check_payload(self, topic: str, pointer: str) -> None:
         """What is at hand is checked now; what is elsewhere must at least be readable."""
@@ -131,13 +177,13 @@ class Gateway:
 
     # -- out ----------------------------------------------------------------------
 
-    async def cancel(self, job_id: str, *, reason: str, children: bool) -> Job:
+    async def cancel(self, job_id: str, *, reason: str, children: bool, by: str = "") -> Job:
         """Ask for the end of a job; a waiting one ends at once. Follows retries."""
         job = await self._latest(job_id)
         if children:
-            await self._cancel_children(job, reason)
+            await self._cancel_children(job, reason, by)
         while not job.is_final:
-            move = _cancel_move(job, reason or "cancelled by a user", self.clock.now())
+            move = _cancel_move(job, reason, self.clock.now(), by)
             (answer,) = await self.store.apply([move])
             assert answer.job is not None
             job = answer.job
@@ -145,12 +191,40 @@ class Gateway:
                 break
         return job
 
-    async def _cancel_children(self, parent: Job, reason: str) -> None:
+    async def _cancel_children(self, parent: Job, reason: str, by: str) -> None:
         query = JobQuery(parent_job_id=parent.job_id, limit=_CHILDREN)
         for child in await self.store.find(query):
             if child.job_id != parent.successor:
                 why = reason or f"its parent {parent.job_id} was cancelled"
-                await self.cancel(child.job_id, reason=why, children=True)
+                await self.cancel(child.job_id, reason=why, children=True, by=by)
+
+    async def cancel_many(self, query: JobQuery, *, reason: str, by: str = "") -> Bulk:
+        """Cancel every unfinished job that matches, a page a commit."""
+        wanted = tuple(s for s in query.states or JobState if s not in TERMINAL)
+        if not wanted:
+            return Bulk(0, 0)
+        matched = done = 0
+        async for page in self._pages(replace(query, states=wanted)):
+            now = self.clock.now()
+            answers = await self.store.apply([_cancel_move(job, reason, now, by) for job in page])
+            for job, answer in zip(page, answers, strict=True):
+                matched += 1
+                if answer.verdict is Verdict.REFUSED:  # it moved meanwhile: look again
+                    final = await self.cancel(job.job_id, reason=reason, children=False, by=by)
+                    done += final.state is JobState.CANCELLED or final.cancel_requested
+                else:
+                    done += 1
+        return Bulk(matched, done)
+
+    async def _pages(self, query: JobQuery) -> AsyncIterator[list[Job]]:
+        """Every job that matches now, newest first; what comes meanwhile is left out."""
+        query = replace(query, limit=_PAGE, oldest_first=False)
+        while page := await self.store.find(query):
+            before = min(job.seq for job in page)
+            yield page
+            if len(page) < _PAGE:
+                return
+            query = replace(query, before=before)
 
     async def _latest(self, job_id: str) -> Job:
         job = await self.find(job_id)
@@ -164,7 +238,7 @@ class Gateway:
             raise NotFound(f"no job {job_id!r}", hint="'penstock ps' lists the jobs there are")
         return job
 
-    async def retry(self, job_id: str) -> Job:
+    async def retry(self, job_id: str, *, by: str = "") -> Job:
         """Emit a new job for one that ended badly, linked both ways in one commit."""
         job = await self.find(job_id)
         if not job.is_final:
@@ -173,7 +247,28 @@ class Gateway:
             raise Conflict(f"job {job_id} SUCCEEDED: there is nothing to retry")
         if job.successor is not None:
             raise Conflict(f"job {job_id} was already retried as {job.successor}")
-        now = self.clock.now()
+        move = self._retry_move(job, self.clock.now(), by)
+        (answer,) = await self.store.apply([move])
+        if not answer.moved:
+            raise Conflict(f"job {job_id} was just changed by somebody else: {answer.why}")
+        return await self.find(move.then[0].request.job_id)
+
+    async def retry_many(self, query: JobQuery, *, by: str = "") -> Bulk:
+        """Retry every dead letter that matches, a page a commit."""
+        matched = done = 0
+        refused: list[tuple[str, str]] = []
+        async for page in self._pages(replace(query, dead=True)):
+            now = self.clock.now()
+            answers = await self.store.apply([self._retry_move(job, now, by) for job in page])
+            for job, answer in zip(page, answers, strict=True):
+                matched += 1
+                done += answer.moved
+                if not answer.moved and len(refused) < _TOLD:
+                    refused.append((job.job_id, answer.why))
+        return Bulk(matched, done, tuple(refused))
+
+    def _retry_move(self, job: Job, now: float, by: str) -> Move:
+        """Every field is kept, so that the same rules apply; only id, link and times differ."""
         again = replace(
             job.request,
             job_id=self._ids.next(now),
@@ -183,23 +278,26 @@ class Gateway:
             deadline=None,
             retry_number=0,
         )
-        accept = Accept(again, now, _GATEWAY, f"retry of {job_id} by a user", fresh=True)
-        move = Move(
-            job_id,
+        who, actor = by or "a user", actor_for(by)
+        accept = Accept(again, now, actor, f"retry of {job.job_id} by {who}", fresh=True)
+        return Move(
+            job.job_id,
             (JobEvent.NOTE,),
-            _GATEWAY,
+            actor,
             now,
-            f"retried as {again.job_id} by a user",
+            f"retried as {again.job_id} by {who}",
             version=job.version,
             then=(accept,),
         )
-        (answer,) = await self.store.apply([move])
-        if not answer.moved:
-            raise Conflict(f"job {job_id} was just changed by somebody else: {answer.why}")
-        return await self.find(again.job_id)
 
 
-def _cancel_move(job: Job, reason: str, now: float) -> Move:
+def actor_for(by: str) -> str:
+    """The gateway, and on whose word; its owner needs no name."""
+    return _GATEWAY if by in ("", OWNER.principal) else f"{_GATEWAY}:{by}"
+
+
+def _cancel_move(job: Job, reason: str, now: float, by: str) -> Move:
+    reason = reason or "cancelled by a user"
     if job.state in HELD:
         event, result = JobEvent.REQUEST_CANCEL, None
     else:
@@ -210,11 +308,25 @@ def _cancel_move(job: Job, reason: str, now: float) -> Move:
             error_code="CANCELLED",
             error_message=reason,
         )
-    return Move(job.job_id, (event,), _GATEWAY, now, reason, version=job.version, result=result)
+    return Move(
+        job.job_id, (event,), actor_for(by), now, reason, version=job.version, result=result
+    )
 
 
-_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number", "complete"})
+_MAY_DIFFER = frozenset(
+    {"job_id", "run_at", "deadline", "retry_number", "complete", "principal"}
+)
 """What the same request may have otherwise the second time: ids we gave, times from now."""
+
+
+def _check_repeat(request: JobRequest, held: JobRequest) -> None:
+    """A job that is there already answers for the same request, or for its unique key."""
+    same_id = request.job_id == held.job_id
+    same_key = request.idempotency_key is not None and (
+        request.idempotency_key == held.idempotency_key
+    )
+    if same_id or same_key:
+        _check_same(request, held)
 
 
 def _check_same(request: JobRequest, held: JobRequest) -> None:
