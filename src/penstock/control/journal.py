@@ -1,0 +1,198 @@
+"""The journal, live: everything that happens to any job, told to whoever reads along.
+
+What was committed is read from the store, never from memory alone, so a reader sees the
+journal itself: in order, without a gap and without a repeat. While there are readers, one
+task reads what is new, once for all of them, and keeps the newest batches. Readers that keep
+up share those batches; one that does not goes back to reading the journal by itself, from
+its own cursor, so it costs its own reads and nobody else anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from penstock.core.errors import InvalidRequest
+from penstock.core.transition import Answer
+from penstock.ports.clock import Clock
+from penstock.ports.desk import EventBatch
+from penstock.ports.store import Store
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_LARGEST = 500
+"""Events in a batch."""
+_READ = _LARGEST - 15
+"""Events asked for at once: a move's steps are never parted, so a few more may come."""
+_KEPT = 32
+"""Batches kept for readers that are a little late."""
+_GATHER = 0.02
+"""Seconds after a batch in which the next one gathers."""
+_EACH = 50e-6
+"""Seconds more for each reader, so that a crowd leaves the loop time for its own work."""
+_UNSEEN = 5_000
+"""Events that a reader may not see after which it is told at least how far it is."""
+_RETRY = 1.0
+"""Seconds after which a store that failed is asked again."""
+
+
+class JournalHub:
+    """Tells readers what happens, from any place in the journal on."""
+
+    def __init__(self, store: Store, clock: Clock, *, kept: int = _KEPT) -> None:
+        self._store, self._clock = store, clock
+        self._ring: deque[_Kept] = deque(maxlen=kept)
+        self._head = 0
+        """Up to where the shared reading has come."""
+        self._task: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()
+        self._news = asyncio.Event()
+        self._closed = False
+        self.readers = 0
+
+    def hear(self, moved: Sequence[Answer]) -> None:
+        """After a commit."""
+        if self.readers:
+            self._moved.set()
+
+    async def events(
+        self, after: int | None = None, tenant: str | None = None
+    ) -> AsyncIterator[EventBatch]:
+        """What was committed after a cursor (None: from now on), then what is; until closed.
+
+        The first batch is empty and says where reading begins. With a tenant, only its
+        events are told, while the cursor moves past the others.
+        """
+        last = await self._insist(self._store.last_event)
+        cursor = last if after is None else _checked(after, last)
+        with self._reading(last):
+            yield EventBatch((), cursor)
+            unseen = 0
+            while not self._closed:
+                if (kept := await self._after(cursor)) is None:
+                    await self._news.wait()
+                    continue
+                cursor = kept.batch.cursor
+                batch = kept.seen_by(tenant)
+                unseen += len(kept.batch.events) - len(batch.events)
+                if batch.events or unseen >= _UNSEEN:
+                    unseen = 0
+                    yield batch
+
+    async def close(self) -> None:
+        """End every reader's stream."""
+        self._closed = True
+        self._news.set()
+        if (task := self._task) is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    @contextmanager
+    def _reading(self, last: int) -> Generator[None]:
+        self.readers += 1
+        if self._task is None and not self._closed:
+            self._head = last
+            self._task = asyncio.create_task(self._read_along(), name="penstock journal")
+        try:
+            yield
+        finally:
+            self.readers -= 1
+            self._moved.set()
+
+    # -- once for all -------------------------------------------------------------
+
+    async def _read_along(self) -> None:
+        try:
+            while self.readers:
+                self._moved.clear()
+                batch = await self._read(self._head)
+                if not batch.events:
+                    await self._moved.wait()
+                    continue
+                self._ring.append(_Kept(self._head, batch))
+                self._head = batch.cursor
+                self._tell()
+                behind = len(batch.events) >= _READ
+                await self._clock.sleep(self.readers * _EACH + (0 if behind else _GATHER))
+        finally:
+            self._ring.clear()
+            self._task = None
+
+    def _tell(self) -> None:
+        told, self._news = self._news, asyncio.Event()
+        told.set()
+
+    # -- each for itself ----------------------------------------------------------
+
+    async def _after(self, cursor: int) -> _Kept | None:
+        """What comes next after a cursor; None while nothing does."""
+        ring = self._ring
+        start = ring[0].after if ring else self._head
+        if cursor < start:
+            batch = await self._read(cursor)
+            if not batch.events:  # all of it up to `start` has been pruned
+                batch = EventBatch((), start)
+            return _Kept(cursor, batch)
+        if not ring or ring[-1].batch.cursor <= cursor:
+            return None
+        kept = ring[-1]
+        if kept.after > cursor:
+            kept = ring[bisect_right(ring, cursor, key=_Kept.end)]
+        return kept if kept.after == cursor else kept.rest(cursor)
+
+    async def _read(self, after: int) -> EventBatch:
+        events = await self._insist(lambda: self._store.events(after, _READ))
+        return EventBatch(tuple(events), events[-1].cursor if events else after)
+
+    async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
+        while True:
+            try:
+                return await ask()
+            except Exception:
+                if self._closed:
+                    raise
+                log.exception("the journal can't be read; trying again in %g s", _RETRY)
+                await self._clock.sleep(_RETRY)
+
+
+class _Kept:
+    """A batch, where it begins, and what each tenant sees of it."""
+
+    __slots__ = ("_seen", "after", "batch")
+
+    def __init__(self, after: int, batch: EventBatch) -> None:
+        self.after, self.batch = after, batch
+        self._seen: dict[str, EventBatch] = {}
+
+    def end(self) -> int:
+        return self.batch.cursor
+
+    def rest(self, cursor: int) -> _Kept:
+        """Only what comes after a cursor that lies within."""
+        events = tuple(event for event in self.batch.events if event.cursor > cursor)
+        return _Kept(cursor, EventBatch(events, self.batch.cursor))
+
+    def seen_by(self, tenant: str | None) -> EventBatch:
+        if tenant is None:
+            return self.batch
+        seen = self._seen.get(tenant)
+        if seen is None:
+            events = tuple(event for event in self.batch.events if event.tenant == tenant)
+            seen = self._seen[tenant] = EventBatch(events, self.batch.cursor)
+        return seen
+
+
+def _checked(after: int, last: int) -> int:
+    if not 0 <= after <= last:
+        raise InvalidRequest(
+            "after",
+            f"{after} is not in this engine's journal, which ends at {last}",
+            hint="give a cursor that this engine gave, or 0 for everything it has",
+        )
+    return after
