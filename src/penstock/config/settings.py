@@ -59,12 +59,34 @@ class Settings(Struct, frozen=True, kw_only=True):
     listen: tuple[str, ...] = ("unix:",)
     """Where clients and workers connect: `unix:` (the socket in data_dir), `unix:/path` or
     `tcp://127.0.0.1:PORT`, which also needs the token that the engine leaves in data_dir."""
+    http: str = ""
+    """Where the HTTP API listens, as `127.0.0.1:7470`; empty means nowhere, except that
+    `penstock up` then takes 127.0.0.1:7470, or a free port if that one is taken."""
+    http_certificate: Path | None = None
+    """The file of the certificate (PEM) with which HTTP is served over TLS."""
+    http_private_key: Path | None = None
+    """The file of the certificate's private key (PEM)."""
+    http_insecure: bool = False
+    """Whether HTTP may listen beyond this machine's loopback without TLS."""
+    http_hosts: tuple[str, ...] = ()
+    """Host names by which HTTP may be addressed; none means any, or, on loopback, only
+    `localhost` and loopback addresses."""
+    http_rate: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
+    """HTTP requests a second that one key may make; 0 means as many as it likes."""
+    http_max_body: Size = 32 << 20
+    """Bytes that the body of an HTTP request may have; a blob may have max_input."""
+    http_max_connections: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
+    """How many HTTP connections may be open at once."""
+    http_max_streams: Annotated[int, Meta(ge=1, le=100_000)] = 2000
+    """How many event streams may be open at once, over all keys."""
     pools: dict[str, Pool] = field(default_factory=dict)
     """The pools by name; workers that name none join the pool `default`, always there."""
     rules: Path | None = None
     """The file of safety rules; without one every job is allowed."""
     unknown_topics: UnknownTopics = UnknownTopics.REFUSE
     """Whether a job that nobody serves is refused, or held until somebody does."""
+    max_waiting: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 1_000_000
+    """How many jobs may wait; a submission beyond that is refused. 0 means any number."""
     timeout: Seconds = 3600.0
     """Seconds an attempt may run, unless the job says otherwise."""
     dispatch_timeout: Seconds = 300.0

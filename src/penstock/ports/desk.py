@@ -127,6 +127,10 @@ class Cleaned(Struct, frozen=True):
     blobs: int
 
 
+PARTS = ("approvals", "policy", "schedules", "limits", "keys", "audit")
+"""What a Desk has beside jobs, each with methods of its own."""
+
+
 class Desk(Protocol):
     @property
     def approvals(self) -> Approvals: ...

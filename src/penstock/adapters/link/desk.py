@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 
 from penstock.adapters.link.client import Link
+from penstock.adapters.link.parts import (
+    RemoteApprovals,
+    RemoteAudit,
+    RemoteKeys,
+    RemoteLimits,
+    RemotePolicy,
+    RemoteSchedules,
+)
 from penstock.core.job import Job, JobRequest
 from penstock.core.transition import Transition
+from penstock.ports.blobs import BlobStat
 from penstock.ports.desk import (
+    Bulk,
     Cancellation,
     Cleaned,
     EngineStatus,
+    EventBatch,
     JobUpdate,
     PoolView,
     WorkerView,
@@ -23,6 +34,12 @@ class RemoteDesk:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self.approvals = RemoteApprovals(link)
+        self.policy = RemotePolicy(link)
+        self.schedules = RemoteSchedules(link)
+        self.limits = RemoteLimits(link)
+        self.keys = RemoteKeys(link)
+        self.audit = RemoteAudit(link)
 
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
         return await self._link.call("submit", list[Job], requests=requests)
@@ -65,11 +82,26 @@ class RemoteDesk:
     async def retry(self, job_id: str) -> Job:
         return await self._link.call("retry", Job, job_id=job_id)
 
+    async def cancel_many(self, query: JobQuery, *, reason: str = "") -> Bulk:
+        return await self._link.call("cancel_many", Bulk, query=query, reason=reason)
+
+    async def retry_many(self, query: JobQuery) -> Bulk:
+        return await self._link.call("retry_many", Bulk, query=query)
+
+    def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
+        return self._link.stream("events", EventBatch, after=after)
+
     async def workers(self) -> list[WorkerView]:
         return await self._link.call("workers", list[WorkerView])
 
     async def pools(self) -> list[PoolView]:
         return await self._link.call("pools", list[PoolView])
+
+    async def pause_pool(self, name: str) -> PoolView:
+        return await self._link.call("pause_pool", PoolView, name=name)
+
+    async def resume_pool(self, name: str) -> PoolView:
+        return await self._link.call("resume_pool", PoolView, name=name)
 
     async def status(self) -> EngineStatus:
         return await self._link.call("status", EngineStatus)
@@ -85,3 +117,9 @@ class RemoteDesk:
 
     async def get_blob(self, uri: str) -> bytes:
         return await self._link.call("get_blob", bytes, uri=uri)
+
+    async def stat_blob(self, uri: str) -> BlobStat:
+        return await self._link.call("stat_blob", BlobStat, uri=uri)
+
+    async def read_blob(self, uri: str, start: int, length: int) -> bytes:
+        return await self._link.call("read_blob", bytes, uri=uri, start=start, length=length)

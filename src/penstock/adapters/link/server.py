@@ -41,6 +41,7 @@ from penstock.adapters.link.frames import (
 )
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError
 from penstock.ports.bus import AnyMessage, Bus, Subscription
+from penstock.ports.desk import PARTS
 
 log = logging.getLogger(__name__)
 
@@ -223,8 +224,22 @@ class _Method:
 
 
 def _public(desk: object) -> Handlers:
+    """Everything a caller can ask: the desk's methods, and its parts' as `part.method`."""
+    handlers = _methods(desk)
+    for part in PARTS:
+        for name, handler in _methods(getattr(desk, part, None)).items():
+            handlers[f"{part}.{name}"] = handler
+    return handlers
+
+
+def _methods(thing: object) -> dict[str, Callable[..., Any]]:
     return {
         name: handler
-        for name in dir(desk)
-        if not name.startswith("_") and callable(handler := getattr(desk, name))
+        for name in dir(thing)
+        if not name.startswith("_")
+        and name not in _NOT_FOR_CALLERS
+        and inspect.ismethod(handler := getattr(thing, name))
     }
+
+
+_NOT_FOR_CALLERS = frozenset({"serving"})
