@@ -36,8 +36,8 @@ from penstock.adapters.link.frames import (
     Will,
     encode,
 )
-from penstock.core import errors
 from penstock.core.errors import NotRunning, PenstockError, Unavailable
+from penstock.core.revival import revived
 from penstock.ports.bus import AnyMessage, Handler
 from penstock.ports.reader import Reader
 
@@ -247,22 +247,5 @@ class Link:
                     self._protocol.send(Unsub(subject))
 
 
-def _kinds(kind: type[PenstockError]) -> dict[str, type[PenstockError]]:
-    found = {kind.code: kind}
-    for special in kind.__subclasses__():
-        found.update(_kinds(special))
-    return found
-
-
-_BY_CODE = _kinds(PenstockError)
-
-
 def rebuilt(failure: Failure) -> PenstockError:
-    """The error that the engine raised, as far as it can cross a link."""
-    kind = _BY_CODE.get(failure.code, PenstockError)
-    facts = failure.facts
-    if issubclass(kind, errors.InvalidRequest) and "field" in facts:
-        return kind(str(facts["field"]), str(facts.get("problem", "")), hint=failure.hint)
-    if kind is errors.IllegalMove or issubclass(kind, errors.JobEnded):
-        kind = PenstockError
-    return kind(failure.message, hint=failure.hint)
+    return revived(failure.code, failure.message, failure.hint, failure.facts)
