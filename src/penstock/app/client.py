@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import msgspec
 
-from penstock.app.handle import JobHandle
+from penstock.app.handle import JobHandle, aeach, each
 from penstock.app.portal import Portal
 from penstock.core.check import check_finite
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job, JobRequest
 from penstock.core.pointer import encode_data
-from penstock.ports.desk import Cleaned, Desk, EngineStatus, WorkerView
+from penstock.ports.desk import (
+    Bulk,
+    Cleaned,
+    Desk,
+    EngineStatus,
+    EventBatch,
+    PoolView,
+    WorkerView,
+)
 from penstock.ports.store import JobQuery, Verified
 from penstock.workloads.function.context import running
 from penstock.workloads.function.definition import JobFunction
@@ -37,6 +45,12 @@ class Client:
         self._portal, self._now = portal, now
         self._functions = functions or {}
         self.bound = Bound(self, portal)
+        self.approvals = Front(desk.approvals, portal)
+        self.policy = Front(desk.policy, portal)
+        self.schedules = Front(desk.schedules, portal)
+        self.limits = Front(desk.limits, portal)
+        self.keys = Front(desk.keys, portal)
+        self.audit = Front(desk.audit, portal)
 
     # -- submitting ---------------------------------------------------------------
 
@@ -142,6 +156,29 @@ class Client:
     async def _jobs(self, query: dict[str, Any]) -> list[JobHandle]:
         return [self._handle(job) for job in await self.desk.find(JobQuery(**query))]
 
+    # -- many jobs ----------------------------------------------------------------
+
+    def cancel_many(self, reason: str = "", **query: Any) -> Bulk:
+        """Cancel every unfinished job that matches; the conditions are those of JobQuery."""
+        return self._portal.run(self.desk.cancel_many(JobQuery(**query), reason=reason))
+
+    async def acancel_many(self, reason: str = "", **query: Any) -> Bulk:
+        return await self._portal.arun(self.desk.cancel_many(JobQuery(**query), reason=reason))
+
+    def retry_many(self, **query: Any) -> Bulk:
+        """Retry every job that ended FAILED or TIMEOUT, was not retried, and matches."""
+        return self._portal.run(self.desk.retry_many(JobQuery(**query)))
+
+    async def aretry_many(self, **query: Any) -> Bulk:
+        return await self._portal.arun(self.desk.retry_many(JobQuery(**query)))
+
+    def events(self, after: int | None = None) -> Iterator[EventBatch]:
+        """Everything that happens to any job, from a cursor on, or from now on; for ever."""
+        return each(self.desk.events(after), self._portal)
+
+    def aevents(self, after: int | None = None) -> AsyncIterator[EventBatch]:
+        return aeach(self.desk.events(after), self._portal)
+
     # -- the engine ---------------------------------------------------------------
 
     def status(self) -> EngineStatus:
@@ -156,6 +193,25 @@ class Client:
 
     async def aworkers(self) -> list[WorkerView]:
         return await self._portal.arun(self.desk.workers())
+
+    def pools(self) -> list[PoolView]:
+        return self._portal.run(self.desk.pools())
+
+    async def apools(self) -> list[PoolView]:
+        return await self._portal.arun(self.desk.pools())
+
+    def pause_pool(self, name: str) -> PoolView:
+        """Give its workers nothing new; what they have, they finish."""
+        return self._portal.run(self.desk.pause_pool(name))
+
+    async def apause_pool(self, name: str) -> PoolView:
+        return await self._portal.arun(self.desk.pause_pool(name))
+
+    def resume_pool(self, name: str) -> PoolView:
+        return self._portal.run(self.desk.resume_pool(name))
+
+    async def aresume_pool(self, name: str) -> PoolView:
+        return await self._portal.arun(self.desk.resume_pool(name))
 
     def verify(self) -> Verified:
         """Fold every job's log and compare it with its record."""
@@ -173,6 +229,24 @@ class Client:
 
     def _handle(self, job: Job) -> JobHandle:
         return JobHandle(self.desk, self._portal, job)
+
+
+class Front:
+    """A part of a Desk with blocking methods; each has an async twin with an `a` before it."""
+
+    def __init__(self, part: object, portal: Portal) -> None:
+        self._part, self._portal = part, portal
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if (method := getattr(self._part, name, None)) is not None:
+            return lambda *given, **named: self._portal.run(method(*given, **named))
+        if name.startswith("a") and (method := getattr(self._part, name[1:], None)) is not None:
+            return lambda *given, **named: self._portal.arun(method(*given, **named))
+        raise AttributeError(f"{type(self._part).__name__} has no {name!r}")
+
+    def __dir__(self) -> list[str]:
+        names = [name for name in dir(self._part) if not name.startswith("_")]
+        return names + [f"a{name}" for name in names]
 
 
 class Bound:

@@ -7,7 +7,7 @@ job.aresult()`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +18,8 @@ from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.desk import Cancellation, Desk, JobUpdate
 from penstock.ports.store import LogLine
+
+T = TypeVar("T")
 
 _ERRORS: dict[JobState, type[JobEnded]] = {
     JobState.FAILED: JobFailed,
@@ -115,20 +117,10 @@ class JobHandle:
 
     def follow(self) -> Iterator[JobUpdate]:
         """Log lines, progress and moves as they happen, until the job has ended."""
-        updates = self._desk.follow(self.job_id)
-        try:
-            while (update := self._portal.run(_next(updates))) is not None:
-                yield update
-        finally:
-            self._portal.run(_close(updates))
+        return each(self._desk.follow(self.job_id), self._portal)
 
-    async def afollow(self) -> AsyncIterator[JobUpdate]:
-        updates = self._desk.follow(self.job_id)
-        try:
-            while (update := await self._portal.arun(_next(updates))) is not None:
-                yield update
-        finally:
-            await self._portal.arun(_close(updates))
+    def afollow(self) -> AsyncIterator[JobUpdate]:
+        return aeach(self._desk.follow(self.job_id), self._portal)
 
     # -- ending it ----------------------------------------------------------------
 
@@ -148,6 +140,24 @@ class JobHandle:
             self.job_id, reason=reason, children=children, timeout=timeout
         )
 
+    # -- letting it pass ----------------------------------------------------------
+
+    def approve(self, reason: str = "") -> Job:
+        """Say yes to it, if the safety rules parked it."""
+        return self._portal.run(self._desk.approvals.approve(self.job_id, reason=reason))
+
+    async def aapprove(self, reason: str = "") -> Job:
+        return await self._portal.arun(self._desk.approvals.approve(self.job_id, reason=reason))
+
+    def reject(self, reason: str = "") -> Job:
+        """Say no to it: it ends DENIED."""
+        return self._portal.run(self._desk.approvals.reject(self.job_id, reason=reason))
+
+    async def areject(self, reason: str = "") -> Job:
+        return await self._portal.arun(self._desk.approvals.reject(self.job_id, reason=reason))
+
+    # -- once more ----------------------------------------------------------------
+
     def retry(self) -> JobHandle:
         """Submit it again as a new job, after it ended badly."""
         return JobHandle(self._desk, self._portal, self._portal.run(self._desk.retry(self.job_id)))
@@ -157,9 +167,27 @@ class JobHandle:
         return JobHandle(self._desk, self._portal, job)
 
 
-async def _next(updates: AsyncIterator[JobUpdate]) -> JobUpdate | None:
-    return await anext(updates, None)
+def each(values: AsyncIterator[T], portal: Portal) -> Iterator[T]:
+    """An engine's stream, read from any thread."""
+    try:
+        while (value := portal.run(_next(values))) is not None:
+            yield value
+    finally:
+        portal.run(_close(values))
 
 
-async def _close(updates: AsyncIterator[JobUpdate]) -> None:
-    await updates.aclose()  # type: ignore[attr-defined]
+async def aeach(values: AsyncIterator[T], portal: Portal) -> AsyncIterator[T]:
+    """An engine's stream, read from any event loop."""
+    try:
+        while (value := await portal.arun(_next(values))) is not None:
+            yield value
+    finally:
+        await portal.arun(_close(values))
+
+
+async def _next(values: AsyncIterator[T]) -> T | None:
+    return await anext(values, None)
+
+
+async def _close(values: AsyncIterator[T]) -> None:
+    await values.aclose()  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from msgspec.inspect import (
+    BoolType,
     DictType,
     EnumType,
     FloatType,
@@ -37,7 +38,7 @@ def _check_data_dir(path: Path) -> None:
         raise ValueError(f"{path} is not a folder")
 
 
-def _check_rules_file(path: Path | None) -> None:
+def _check_file(path: Path | None) -> None:
     if path is not None and not os.path.isfile(path):
         raise ValueError(f"there is no file {path}")
 
@@ -100,9 +101,28 @@ def _check_sources(sources: tuple[str, ...]) -> None:
         parse_source(source)
 
 
+def _check_http(text: str) -> None:
+    if text:
+        parse_host_port(text)
+
+
+def parse_host_port(text: str) -> tuple[str, int]:
+    """`127.0.0.1:7470`, `[::1]:7470` or `localhost:0`. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not (colon and host and port.isdecimal() and int(port) <= 65535):
+        raise ValueError(f"{text!r} is not HOST:PORT, as 127.0.0.1:7470")
+    if ":" in host and not bracketed:
+        raise ValueError(f"{text!r}: write the address in brackets, as [::1]:7470")
+    return host.strip("[]"), int(port)
+
+
 RULES: Mapping[str, Callable[[Any], None]] = {
     "data_dir": _check_data_dir,
-    "rules": _check_rules_file,
+    "rules": _check_file,
+    "http": _check_http,
+    "http_certificate": _check_file,
+    "http_private_key": _check_file,
     "listen": _check_listen,
     "pools": _check_pools,
     "sources": _check_sources,
@@ -116,6 +136,8 @@ def check_together(settings: Settings) -> tuple[str, str] | None:
     for limit in ("max_input", "max_result"):
         if settings.inline_limit > getattr(settings, limit):
             return limit, f"is less than inline_limit ({settings.inline_limit})"
+    if (settings.http_certificate is None) != (settings.http_private_key is None):
+        return "http_certificate", "goes with http_private_key: set both, or none"
     for source in settings.sources:
         if _holds(parse_source(source), settings.data_dir):
             return "sources", f"{source!r} would let jobs read the engine's token and database"
@@ -135,6 +157,10 @@ def allowed(kind: Any) -> str:
             return f"a number from {low:g} to {high:.10g}"
         case EnumType(cls=cls):
             return "one of " + ", ".join(f'"{member.value}"' for member in cls)
+        case BoolType():
+            return "true or false"
+        case StrType():
+            return "a string"
         case VarTupleType():
             return "a list of strings"
         case DictType(value_type=StrType()):

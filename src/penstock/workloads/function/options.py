@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from penstock.core import check
 from penstock.core.errors import InvalidRequest
-from penstock.core.job import NO_RETRY, Priority, RetryPolicy
+from penstock.core.job import NO_RETRY, ParentPolicy, Priority, RetryPolicy, Unique
 from penstock.workloads.function.problems import nearest
 
 MIN_MEMORY, MAX_MEMORY = 1 << 20, 1 << 50
@@ -82,6 +82,15 @@ class SubmitOptions(TypedDict, total=False):
     """A job_id, or anything that has one."""
     adapter_id: str
     dispatch_timeout: float | dt.timedelta
+    after: Any
+    """Jobs that must have ended first: job_ids, or things that have one, or a list of such."""
+    if_parent_fails: ParentPolicy | str
+    """What to do if one of them does not succeed: 'cancel' (the default) or 'run'."""
+    unique: Unique | str
+    """A key: while a job with it waits or runs, the same is answered with that job."""
+    capability: str
+    risk_tags: Iterable[str]
+    estimated_cost: float
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,6 +226,33 @@ def _pairs(field: str, value: Any) -> dict[str, str]:
     return dict(value)
 
 
+def _several(field: str, value: Any) -> tuple[str, ...]:
+    many = value if isinstance(value, list | tuple | set | frozenset) else (value,)
+    return tuple(_parent(f"{field}[{index}]", one) for index, one in enumerate(many))
+
+
+def _parent_policy(field: str, value: Any) -> ParentPolicy:
+    try:
+        return ParentPolicy(value)
+    except ValueError:
+        hint = ", ".join(ParentPolicy)
+        raise InvalidRequest(field, f"{value!r} is no way to go on", hint=hint) from None
+
+
+def _unique(field: str, value: Any) -> Unique:
+    if isinstance(value, str):
+        return Unique(value)
+    if not isinstance(value, Unique):
+        raise InvalidRequest(field, f"expected str or Unique, got {type(value).__name__}")
+    return value
+
+
+def _tags(field: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise InvalidRequest(field, f"expected a list of str, got {type(value).__name__}")
+    return tuple(_name(f"{field}[{index}]", tag) for index, tag in enumerate(value))
+
+
 def _retry(field: str, value: Any) -> RetryPolicy:
     if not isinstance(value, RetryPolicy):
         raise InvalidRequest(field, f"expected RetryPolicy, got {type(value).__name__}")
@@ -242,4 +278,10 @@ _CHECKERS: dict[str, Callable[[str, Any], Any]] = {
     "parent": _parent,
     "adapter_id": _name,
     "dispatch_timeout": seconds,
+    "after": _several,
+    "if_parent_fails": _parent_policy,
+    "unique": _unique,
+    "capability": _name,
+    "risk_tags": _tags,
+    "estimated_cost": lambda field, value: number(field, value, 0, 1e12),
 }
