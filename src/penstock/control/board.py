@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.control.backlog import Backlog
+from penstock.control.limiter import Limiter
 from penstock.control.placement import matches
 from penstock.control.roster import Roster
 from penstock.core.job import Job, Offer
@@ -34,6 +35,9 @@ class Board:
         """Waiting jobs, by seq, that the safety kernel could not judge, and why."""
         self.deadlines: dict[int, float] = {}
         """Waiting jobs that have a deadline, by seq."""
+        self.parked: dict[int, Job] = {}
+        """Jobs that wait for people's approval, by seq."""
+        self.limiter = Limiter()
         self.finished = 0
         self.topics: set[str] = set()
         """Globs that some worker has ever served here."""
@@ -134,3 +138,11 @@ class Board:
 
     def running(self) -> int:
         return sum(job.state is JobState.RUNNING for job in self.held.values())
+
+    def waiting(self) -> int:
+        """How many jobs are accepted and with no worker yet."""
+        return len(self.unjudged) + len(self.backlog) + len(self.parked)
+
+    def why(self, job: Job, now: float) -> str | None:
+        """What holds a waiting job back, if it is not the workers."""
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -26,11 +26,11 @@ def serves(pool: Pool, worker: WorkerRecord, lane: Lane) -> bool:
 
 
 def placer(
-    workers: Iterable[WorkerRecord], pools: Mapping[str, Pool]
+    workers: Iterable[WorkerRecord], pools: Mapping[str, Pool], paused: Collection[str] = ()
 ) -> Callable[[Lane], str | None]:
     """A function that finds the least busy worker for a lane, counting what it gives out."""
     everyone = list(workers)
-    ready = [worker for worker in everyone if worker.ready]
+    ready = [worker for worker in everyone if worker.ready and worker.pool not in paused]
     room = {worker.worker_id: worker.limit - len(worker.held) for worker in ready}
     pool_room = {
         name: pool.capacity - sum(len(w.held) for w in everyone if w.pool == name)
@@ -62,7 +62,12 @@ def placer(
     return place
 
 
-def why_waiting(lane: Lane, workers: Iterable[WorkerRecord], pools: Mapping[str, Pool]) -> str:
+def why_waiting(
+    lane: Lane,
+    workers: Iterable[WorkerRecord],
+    pools: Mapping[str, Pool],
+    paused: Collection[str] = (),
+) -> str:
     """The reason, in a sentence, why nothing in this lane is dispatched right now."""
     everyone = list(workers)
     open_pools = [p for p in pools.values() if _may_serve(p, lane.topic)]
@@ -78,6 +83,10 @@ def why_waiting(lane: Lane, workers: Iterable[WorkerRecord], pools: Mapping[str,
     present = [w for w in able if w.ready]
     if not present:
         return "every worker that could run it is missing or draining"
+    if all(w.pool in paused for w in present):
+        names = sorted({w.pool for w in present})
+        return _paused(names)
+    present = [w for w in present if w.pool not in paused]
     full = {w.pool for w in present if _is_full(pools[w.pool], everyone)}
     if full >= {w.pool for w in present}:
         return f"the pool {', '.join(sorted(full))} is at its capacity"
@@ -95,3 +104,9 @@ def _is_full(pool: Pool, workers: Iterable[WorkerRecord]) -> bool:
     if pool.capacity is None:
         return False
     return sum(len(w.held) for w in workers if w.pool == pool.name) >= pool.capacity
+
+
+def _paused(names: list[str]) -> str:
+    if len(names) == 1:
+        return f"the pool {names[0]} is paused"
+    return f"the pools {', '.join(names)} are paused"

@@ -77,6 +77,8 @@ class Roster:
         self.workers: dict[str, WorkerRecord] = {}
         self.pools: dict[str, Pool] = dict(pools)
         self.pools.setdefault(DEFAULT_POOL, Pool(DEFAULT_POOL))
+        self.paused: set[str] = set()
+        """Pools whose workers are given nothing new."""
 
     def worker(self, worker_id: str) -> WorkerRecord:
         record = self.workers.get(worker_id)

@@ -164,6 +164,10 @@ class Scheduler:
         """Something changed that no commit tells of: take a turn."""
         self._wake.set()
 
+    def rejudge(self) -> None:
+        """The rules are others now: whatever waits is to be judged again."""
+        self._wake.set()
+
     async def _until_needed(self) -> None:
         pauses = [] if self._next_ready is None else [self._next_ready - self.clock.now()]
         if self.board.doubtful:
@@ -268,7 +272,7 @@ class Scheduler:
 
     async def _pick(self) -> list[tuple[Job, str]]:
         roster = self.board.roster
-        place = placer(roster.workers.values(), roster.pools)
+        place = placer(roster.workers.values(), roster.pools, roster.paused)
         chosen = dict(islice(self.board.backlog.pick(place), _MOST_A_TURN))
         if not chosen:
             return []
