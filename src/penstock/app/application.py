@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from urllib.parse import urlsplit
 
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.client import Link
@@ -20,9 +21,13 @@ from penstock.app.engine import Engine
 from penstock.app.portal import LoopThread, Portal
 from penstock.config import Settings, load
 from penstock.core.errors import Misconfigured
+from penstock.ports.desk import Desk
 from penstock.ports.executor import Executor
 from penstock.workloads.function.definition import JobFunction, make_function
 from penstock.workloads.function.options import Definition
+
+if TYPE_CHECKING:
+    from penstock.adapters.http.desk import HttpDesk
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,7 +95,11 @@ class App:
 def connect(
     address: str | None = None, *, data: str | Path | None = None, token: str = ""
 ) -> Session:
-    """A running engine: by its address, or by its data folder (the default one if none)."""
+    """A running engine: by its address, or by its data folder (the default one if none).
+
+    An address is `unix:/path`, `tcp://127.0.0.1:7077`, or the URL of an HTTP API, as
+    `https://jobs.example.org`, which wants a key as its token.
+    """
     return _Connected(None, address, data, token)
 
 
@@ -180,20 +189,45 @@ class _Connected(Session):
         self, app: App | None, address: str | None, data: str | Path | None, token: str
     ) -> None:
         super().__init__(app)
-        self._where = engine_address(address, data, token)
-        self._link: Link | None = None
+        self._address, self._data, self._token = address, data, token
+        self._line: Link | HttpDesk | None = None
 
     async def _open(self) -> Client:
-        address, token = self._where
-        self._link = Link(address, token=token)
-        await self._link.connect()
+        desk = await (self._by_http() if is_url(self._address) else self._by_link())
         portal = Portal(asyncio.get_running_loop())
         functions = self._app.functions if self._app is not None else {}
-        return Client(RemoteDesk(self._link), portal, time.time, functions)
+        return Client(desk, portal, time.time, functions)
+
+    async def _by_link(self) -> Desk:
+        address, token = engine_address(self._address, self._data, self._token)
+        self._line = Link(address, token=token)
+        await self._line.connect()
+        return RemoteDesk(self._line)
+
+    async def _by_http(self) -> Desk:
+        from penstock.adapters.http.desk import HttpDesk
+
+        assert self._address is not None
+        token = self._token or _token_at_hand(self._address, self._data)
+        self._line = desk = HttpDesk(self._address, token)
+        await desk.connect()
+        return desk
 
     async def _close(self) -> None:
-        if self._link is not None:
-            await self._link.close()
+        if self._line is not None:
+            await self._line.close()
+
+
+def is_url(address: str | None) -> bool:
+    return address is not None and address.startswith(("http://", "https://"))
+
+
+def _token_at_hand(url: str, data: str | Path | None) -> str:
+    """The token of the engine on this machine, for that engine only: it goes nowhere else."""
+    settings = load(flags={} if data is None else {"data_dir": str(data)})
+    if urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
+        return ""
+    return settings.token_file.read_text().strip() if settings.token_file.is_file() else ""
 
 
 def engine_address(address: str | None, data: str | Path | None, token: str) -> tuple[Address, str]:

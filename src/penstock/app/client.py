@@ -291,8 +291,11 @@ def request_fields(options: Mapping[str, Any], now: float) -> dict[str, Any]:
         fields["idempotency_key"] = key
     if (parent := fields.pop("parent", None)) is not None:
         fields["parent_job_id"] = parent
-    elif (ctx := running.get()) is not None:
-        fields["parent_job_id"] = ctx.job_id
+    if (ctx := running.get()) is not None:
+        # What a job submits is its tenant's and its submitter's, as it is itself.
+        fields.setdefault("parent_job_id", ctx.job_id)
+        fields.setdefault("tenant", ctx.request.tenant)
+        fields["principal"] = ctx.request.principal
     if (delay := fields.pop("delay", None)) is not None:
         fields["run_at"] = now + delay
     return fields

@@ -16,37 +16,30 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from statistics import median
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from penstock import __version__
-from penstock.adapters.files.blobs import FileBlobs
-from penstock.adapters.files.starts import FileStartBook, FileStarts
+from penstock.adapters.files.starts import FileStartBook
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.server import LinkServer
-from penstock.adapters.memory.bus import MemoryBus
 from penstock.adapters.memory.store import MemoryStore
 from penstock.adapters.sqlite.store import SqliteStore
-from penstock.config import Settings, UnknownTopics
-from penstock.control.board import Board
-from penstock.control.desk import EngineDesk
-from penstock.control.feed import Feed
-from penstock.control.gateway import Gateway
-from penstock.control.limits import Limits
-from penstock.control.pruner import Pruner
-from penstock.control.reconciler import Reconciler
-from penstock.control.roster import Pool, Roster
-from penstock.control.rules import load_rules
-from penstock.control.safety import SafetyKernel
-from penstock.control.scheduler import Scheduler
+from penstock.app.door import EngineDoor
+from penstock.app.parts import assemble
+from penstock.config import Settings
+from penstock.config.rules import parse_host_port
+from penstock.control.rulebook import Rulebook
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
 from penstock.core.job import Job
 from penstock.core.transition import Answer
 from penstock.ports.clock import Clock, SystemClock
-from penstock.ports.desk import EngineStatus
 from penstock.ports.executor import Executor
 from penstock.ports.store import Durability, Store
 from penstock.worker.worker import Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from penstock.api.options import HttpOptions
+    from penstock.api.server import HttpServer
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +71,10 @@ class Engine:
         self._worker: asyncio.Task[None] | None = None
         self._server: LinkServer | None = None
         self._failed: asyncio.Future[None] | None = None
+        self._http: HttpServer | None = None
         self.addresses: list[Address] = []
+        self.url = ""
+        """Where the HTTP API is, if it is."""
         self.worker_id = ""
 
     async def __aenter__(self) -> Self:
@@ -99,16 +95,25 @@ class Engine:
         settings = self.settings
         self._failed = asyncio.get_running_loop().create_future()
         make_private(settings.data_dir)
-        kernel = SafetyKernel(load_rules(settings.rules)) if settings.rules else SafetyKernel()
+        rulebook = Rulebook(settings.rules, clock=self._clock)
+        token = make_token(settings.token_file)
         self.store = self._open_store()
         try:
-            self._assemble(kernel)
+            parts = assemble(
+                settings, self.store, rulebook, self._clock, token, self._check_input
+            )
+            self.parts = parts
+            self.bus, self.blobs, self.board = parts.bus, parts.blobs, parts.board
+            self.scheduler, self.reconciler = parts.scheduler, parts.reconciler
+            self.desk = parts.desk
             await self._restore()
             self._run_services()
             if self._executors:
                 self._start_worker()
             if self._listen:
-                await self._start_listening()
+                await self._start_listening(token)
+            if settings.http:
+                await self._start_http()
         except BaseException:
             await self.stop()
             raise
@@ -126,77 +131,6 @@ class Engine:
             max_log_lines=settings.max_log_lines,
         )
 
-    def _assemble(self, kernel: SafetyKernel) -> None:
-        settings, clock, store = self.settings, self._clock, self.store
-        limits = Limits(
-            timeout=settings.timeout,
-            dispatch_timeout=settings.dispatch_timeout,
-            lease=settings.lease,
-            lost_grace=settings.lost_grace,
-            kill_grace=settings.kill_grace,
-            max_attempts=settings.max_attempts,
-        )
-        ids = IdSource()
-        self.blobs = FileBlobs(
-            settings.blobs,
-            inline_limit=settings.inline_limit,
-            max_size=max(settings.max_input, settings.max_result),
-            sources=settings.allowed_sources,
-        )
-        self.bus = MemoryBus()
-        pools = {
-            name: Pool(name, pool.topics, pool.capacity, pool.labels)
-            for name, pool in settings.pools.items()
-        }
-        self.board = Board(Roster(pools), clock.now)
-        store.listen(self.board.observe)
-        self._feed = Feed(store)
-        store.listen(self._feed.hear)
-        self._starts = starts = FileStarts(settings.starts)
-        self.scheduler = Scheduler(
-            store, self.bus, self.board, kernel, clock, limits, starts=starts, ids=ids
-        )
-        self.reconciler = Reconciler(
-            store,
-            self.bus,
-            self.board,
-            clock,
-            limits,
-            nudge=self.scheduler.nudge,
-            has_word_from=self.scheduler.has_word_from,
-            has_word_of=self.scheduler.has_word_of,
-            starts=starts,
-            ids=ids,
-        )
-        pruner = Pruner(store, self.blobs, clock, retention=settings.retention or None)
-        gateway = Gateway(
-            store,
-            self.blobs,
-            self.board,
-            clock,
-            check_input=self._check_input,
-            refuse_unknown=settings.unknown_topics is UnknownTopics.REFUSE,
-            max_input=settings.max_input,
-            ids=ids,
-        )
-        about = EngineStatus(
-            version=__version__,
-            pid=os.getpid(),
-            started_at=clock.now(),
-            durability=settings.durability,
-            data_dir=str(settings.data_dir),
-            rules=kernel.rules.snapshot,
-            tally={},
-            waiting=0,
-            held=0,
-            workers=0,
-            finished=0,
-        )
-        self.desk = EngineDesk(
-            store, self.blobs, self.board, gateway, self._feed, pruner, kernel, clock, about
-        )
-        self._pruner = pruner
-
     def _check_input(self, topic: str, payload: bytes) -> None:
         for executor in self._executors:
             if topic in executor.topics:
@@ -204,19 +138,26 @@ class Engine:
 
     async def _restore(self) -> None:
         """Take up what an earlier engine left; its own workers are gone with it."""
+        parts = self.parts
+        await parts.limits.load()
+        await parts.pools.load()
+        await parts.keys.load()
         self.board.restore(await self.store.unfinished())
-        self._starts.take_over((job.job_id, job.attempt) for job in self.board.held.values())
+        parts.starts.take_over((job.job_id, job.attempt) for job in self.board.held.values())
         monotonic = self._clock.monotonic()
         for record in self.board.roster.workers.values():
             gone = record.worker_id.startswith(LOCAL)
             record.missing_since = float("-inf") if gone else monotonic
 
     def _run_services(self) -> None:
-        self._feed.subscribe(self.bus)
+        parts = self.parts
+        parts.feed.subscribe(self.bus)
         for name, service in (
-            ("scheduler", self.scheduler.run()),
-            ("reconciler", self.reconciler.run()),
-            ("pruner", self._pruner.run()),
+            ("scheduler", parts.scheduler.run()),
+            ("reconciler", parts.reconciler.run()),
+            ("pruner", parts.pruner.run()),
+            ("rulebook", parts.rulebook.run()),
+            ("schedules", parts.schedules.run()),
         ):
             self._services.append(self._supervise(name, service))
 
@@ -244,14 +185,21 @@ class Engine:
         self._local = worker
         self._worker = self._supervise("worker", worker.run())
 
-    async def _start_listening(self) -> None:
+    async def _start_listening(self, token: str) -> None:
         settings = self.settings
-        self._server = LinkServer(self.bus, self.desk, make_token(settings.token_file))
+        self._server = LinkServer(self.bus, self.desk, token)
         for text in settings.addresses:
             address = Address.parse(text)
             if address.path is not None:
                 make_private(address.path.parent)
             self.addresses.append(await self._server.listen(address))
+
+    async def _start_http(self) -> None:
+        from penstock.api.server import HttpServer
+
+        door = EngineDoor(self.parts.keys, self.desk)
+        self._http = HttpServer(door, http_options(self.settings), clock=self._clock)
+        self.url = await self._http.start()
 
     # -- stop ---------------------------------------------------------------------
 
@@ -266,13 +214,17 @@ class Engine:
             await _end(self._worker)
             await self._take_in_results()
             self._worker = None
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
         if self._server is not None:
             await self._server.close()
             self._server = None
         for task in self._services:
             await _end(task)
         self._services.clear()
-        if hasattr(self, "bus"):
+        if hasattr(self, "parts"):
+            await self.parts.hub.close()
             await self.bus.close()
         await self.store.close()
         if self._failed is not None and not self._failed.done():
@@ -305,6 +257,25 @@ class Engine:
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def http_options(settings: Settings) -> HttpOptions:
+    from penstock.api.options import HttpOptions
+
+    host, port = parse_host_port(settings.http)
+    return HttpOptions(
+        host=host,
+        port=port,
+        certfile=settings.http_certificate,
+        keyfile=settings.http_private_key,
+        insecure=settings.http_insecure,
+        allowed_hosts=settings.http_hosts,
+        max_body=settings.http_max_body,
+        max_upload=settings.max_input,
+        max_connections=settings.http_max_connections,
+        max_streams=settings.http_max_streams,
+        rate=settings.http_rate,
+    )
 
 
 def make_private(folder: Path) -> None:

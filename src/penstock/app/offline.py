@@ -6,7 +6,7 @@ does no harm to a reader.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
@@ -15,7 +15,8 @@ from penstock.adapters.sqlite.reader import SqliteReader
 from penstock.config import Settings
 from penstock.core.errors import NotFound, NotRunning, WaitTimedOut
 from penstock.core.job import Job
-from penstock.ports.desk import JobUpdate, Logged
+from penstock.ports.blobs import BlobStat
+from penstock.ports.desk import EventBatch, JobUpdate, Logged
 from penstock.ports.store import LogLine
 
 
@@ -34,6 +35,9 @@ class OfflineDesk:
 
     def __init__(self, settings: Settings, reader: SqliteReader) -> None:
         self._settings, self._reader = settings, reader
+        closed: Any = _Closed(self._refuse)
+        self.approvals = self.policy = self.schedules = self.limits = closed
+        self.keys = self.audit = closed
         self.find, self.history, self.verify = reader.find, reader.history, reader.verify
         self._blobs = FileBlobs(
             settings.blobs,
@@ -87,4 +91,27 @@ class OfflineDesk:
             hint="start one with 'penstock up'",
         )
 
+    def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
+        raise NotRunning(
+            f"no engine is running on {self._settings.data_dir}",
+            hint="start one with 'penstock up'",
+        )
+
+    async def stat_blob(self, uri: str) -> BlobStat:
+        return await self._blobs.stat(uri)
+
+    async def read_blob(self, uri: str, start: int, length: int) -> bytes:
+        return await self._blobs.read(uri, start, length)
+
     submit = cancel = retry = workers = pools = status = prune = put_blob = _refuse
+    cancel_many = retry_many = pause_pool = resume_pool = _refuse
+
+
+class _Closed:
+    """A part of the desk that only a running engine has: whatever is asked is refused."""
+
+    def __init__(self, refuse: Callable[..., Any]) -> None:
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return self._refuse

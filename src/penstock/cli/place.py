@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -37,8 +38,11 @@ class Place:
 
     @property
     def secret(self) -> str:
-        """The token, read from its file if it was given as @FILE."""
-        token = self.token or ""
+        """The token, read from its file if it was given as @FILE.
+
+        Better so, or by PENSTOCK_TOKEN: a command's options can be seen by others.
+        """
+        token = self.token or os.environ.get("PENSTOCK_TOKEN", "")
         if not token.startswith("@"):
             return token
         try:
@@ -59,8 +63,8 @@ class Place:
 def placed(command: F) -> F:
     """Give a command the options that say which engine it is about; see `click.pass_obj`."""
     for name, metavar, sentence in (
-        ("--token", "TOKEN|@FILE", "What a TCP engine wants; else read from the data directory."),
-        ("--connect", "ADDR", "The engine's address: unix:/PATH or tcp://HOST:PORT."),
+        ("--token", "TOKEN|@FILE", "The key, or TCP token, to come in with; else PENSTOCK_TOKEN."),
+        ("--connect", "ADDR", "The engine: unix:/PATH, tcp://HOST:PORT or http(s)://HOST:PORT."),
         ("--data", "DIR", "The engine's data directory."),
     ):
         option = click.option(

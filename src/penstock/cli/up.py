@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from penstock.cli.journal import keep_journal
 from penstock.cli.place import Place, placed
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.cli")
 
+_USUAL = ("127.0.0.1", 7470)
 _SURVIVES = {
     Durability.DISK: "an acknowledged job survives power loss",
     Durability.OS: "an acknowledged job survives the process, but not power loss",
@@ -43,6 +45,10 @@ _SURVIVES = {
     type=click.Choice([durability.value for durability in Durability]),
     help="What an acknowledged job survives: power loss, the process's death, or nothing.",
 )
+@click.option(
+    "--http", metavar="HOST:PORT", help="Where HTTP listens; 127.0.0.1:7470 if nothing is said."
+)
+@click.option("--no-http", is_flag=True, help="Open no HTTP port.")
 @click.option("--rules", metavar="FILE", help="The file of safety rules.")
 @click.option("--concurrency", type=int, metavar="N", help="How many jobs to run at once here.")
 @click.option("--no-worker", is_flag=True, help="Run no jobs here; workers join from elsewhere.")
@@ -53,6 +59,8 @@ def up(
     app: str | None,
     listen: tuple[str, ...],
     durability: str | None,
+    http: str | None,
+    no_http: bool,
     rules: str | None,
     concurrency: int | None,
     no_worker: bool,
@@ -69,11 +77,30 @@ def up(
     if place.connect:
         raise click.UsageError("--connect makes no sense here: --listen says where to listen")
     settings = place.settings(
-        listen=listen or None, durability=durability, rules=rules, concurrency=concurrency
+        listen=listen or None,
+        durability=durability,
+        http="" if no_http else http,
+        rules=rules,
+        concurrency=concurrency,
     )
+    if not (settings.http or no_http):
+        settings = replace(settings, http=_free_address())
     application = load_app(app) if app else None
     keep_journal(verbose=verbose)
     run_service(_serve(place, settings, None if no_worker else application, no_worker))
+
+
+def _free_address() -> str:
+    """The usual address of HTTP, or one with a free port where that is taken."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(_USUAL)
+        except OSError:
+            return f"{_USUAL[0]}:0"
+    return f"{_USUAL[0]}:{_USUAL[1]}"
 
 
 async def _serve(place: Place, settings: Settings, app: App | None, no_worker: bool) -> None:
@@ -112,6 +139,7 @@ async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
         ("durability", f"{durability.value}: {_SURVIVES[durability]}"),
         ("rules", rules),
         ("listening", ", ".join(map(str, engine.addresses))),
+        ("http", f"{engine.url} (read {engine.url}/docs)" if engine.url else "off"),
         ("worker", _worker(engine, topics)),
     ]
     if waiting := sum(n for state, n in status.tally.items() if state not in TERMINAL):

@@ -23,7 +23,9 @@ from penstock.core.errors import Misconfigured
 
 FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
-NOT_SETTINGS = frozenset({"PENSTOCK_CONFIG", "PENSTOCK_FAILPOINT"})
+NOT_SETTINGS = frozenset(
+    {"PENSTOCK_CONFIG", "PENSTOCK_CONNECT", "PENSTOCK_FAILPOINT", "PENSTOCK_TOKEN"}
+)
 """Variables that other parts of Penstock read."""
 RESERVED = "PENSTOCK_X_"
 """Variables that plug-ins and tests may use as they like."""

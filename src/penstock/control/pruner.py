@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from penstock.control.uploads import PREFIX
 from penstock.core.errors import PenstockError
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
@@ -54,6 +55,13 @@ class Pruner:
             lines += pruned.log_lines
             if pruned.jobs < _CHUNK:
                 break
+        await self._forget_uploads(now)
         keep = await self._store.pointers()
         blobs = await self._blobs.collect(keep, now - _BLOB_AGE)
         return Cleaned(jobs, transitions, lines, blobs)
+
+    async def _forget_uploads(self, now: float) -> None:
+        """Who brought a blob matters until a job refers to it, or it is gone."""
+        for name, at in (await self._store.recall_all(PREFIX)).items():
+            if float(at) < now - _BLOB_AGE:
+                await self._store.forget(name)

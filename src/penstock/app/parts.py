@@ -1,0 +1,180 @@
+"""The parts of one engine, made from its settings and handed to each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from penstock import __version__
+from penstock.adapters.files.blobs import FileBlobs
+from penstock.adapters.files.starts import FileStarts
+from penstock.adapters.memory.bus import MemoryBus
+from penstock.config import Settings, UnknownTopics
+from penstock.control.approvals import ApprovalBox
+from penstock.control.board import Board
+from penstock.control.desk import EngineDesk, Services
+from penstock.control.feed import Feed
+from penstock.control.gateway import Gateway
+from penstock.control.journal import JournalHub
+from penstock.control.keys import KeyRing
+from penstock.control.limit_book import LimitKeeper
+from penstock.control.limits import Limits
+from penstock.control.policy_desk import PolicyDesk
+from penstock.control.pools import PoolKeeper
+from penstock.control.pruner import Pruner
+from penstock.control.reconciler import Reconciler
+from penstock.control.roster import Pool, Roster
+from penstock.control.rulebook import Rulebook
+from penstock.control.schedules import ScheduleKeeper
+from penstock.control.scheduler import Scheduler
+from penstock.core.caller import OWNER
+from penstock.core.ids import IdSource
+from penstock.ports.clock import Clock
+from penstock.ports.desk import EngineStatus
+from penstock.ports.store import Store
+
+CheckInput = Callable[[str, bytes], None]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Whatever runs, listens or is asked."""
+
+    blobs: FileBlobs
+    bus: MemoryBus
+    board: Board
+    feed: Feed
+    hub: JournalHub
+    starts: FileStarts
+    scheduler: Scheduler
+    reconciler: Reconciler
+    pruner: Pruner
+    rulebook: Rulebook
+    schedules: ScheduleKeeper
+    limits: LimitKeeper
+    pools: PoolKeeper
+    keys: KeyRing
+    desk: EngineDesk
+
+
+def assemble(
+    settings: Settings,
+    store: Store,
+    rulebook: Rulebook,
+    clock: Clock,
+    token: str,
+    check_input: CheckInput,
+) -> Parts:
+    """Make them, and let them hear of every commit. Nothing runs yet."""
+    ids, kernel = IdSource(), rulebook.kernel
+    limits = _limits(settings)
+    blobs = FileBlobs(
+        settings.blobs,
+        inline_limit=settings.inline_limit,
+        max_size=max(settings.max_input, settings.max_result),
+        sources=settings.allowed_sources,
+    )
+    bus = MemoryBus()
+    pools = {
+        name: Pool(name, pool.topics, pool.capacity, pool.labels)
+        for name, pool in settings.pools.items()
+    }
+    board = Board(Roster(pools), clock.now)
+    feed, hub = Feed(store), JournalHub(store, clock)
+    for listener in (board.observe, feed.hear, hub.hear):
+        store.listen(listener)
+    starts = FileStarts(settings.starts)
+    scheduler = Scheduler(store, bus, board, kernel, clock, limits, starts=starts, ids=ids)
+    rulebook.on_change = scheduler.rejudge
+    reconciler = Reconciler(
+        store,
+        bus,
+        board,
+        clock,
+        limits,
+        nudge=scheduler.nudge,
+        has_word_from=scheduler.has_word_from,
+        has_word_of=scheduler.has_word_of,
+        starts=starts,
+        ids=ids,
+    )
+    gateway = Gateway(
+        store,
+        blobs,
+        board,
+        clock,
+        check_input=check_input,
+        refuse_unknown=settings.unknown_topics is UnknownTopics.REFUSE,
+        max_input=settings.max_input,
+        max_waiting=settings.max_waiting,
+        ids=ids,
+    )
+    pruner = Pruner(store, blobs, clock, retention=settings.retention or None)
+    schedules = ScheduleKeeper(store, partial(gateway.submit, by=OWNER.principal), clock)
+    limit_keeper = LimitKeeper(store, board.limiter, clock)
+    pool_keeper = PoolKeeper(store, board.roster, scheduler.nudge)
+    keys = KeyRing(store, clock, token)
+    services = Services(
+        store=store,
+        blobs=blobs,
+        board=board,
+        gateway=gateway,
+        approvals=ApprovalBox(store, kernel, clock),
+        feed=feed,
+        hub=hub,
+        pruner=pruner,
+        rulebook=rulebook,
+        policy=PolicyDesk(rulebook, kernel, store, clock),
+        schedules=schedules,
+        limits=limit_keeper,
+        pools=pool_keeper,
+        keys=keys,
+        clock=clock,
+        about=_about(settings, rulebook, clock),
+    )
+    return Parts(
+        blobs=blobs,
+        bus=bus,
+        board=board,
+        feed=feed,
+        hub=hub,
+        starts=starts,
+        scheduler=scheduler,
+        reconciler=reconciler,
+        pruner=pruner,
+        rulebook=rulebook,
+        schedules=schedules,
+        limits=limit_keeper,
+        pools=pool_keeper,
+        keys=keys,
+        desk=EngineDesk(services),
+    )
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        timeout=settings.timeout,
+        dispatch_timeout=settings.dispatch_timeout,
+        lease=settings.lease,
+        lost_grace=settings.lost_grace,
+        kill_grace=settings.kill_grace,
+        max_attempts=settings.max_attempts,
+    )
+
+
+def _about(settings: Settings, rulebook: Rulebook, clock: Clock) -> EngineStatus:
+    return EngineStatus(
+        version=__version__,
+        pid=os.getpid(),
+        started_at=clock.now(),
+        durability=settings.durability,
+        data_dir=str(settings.data_dir),
+        rules=rulebook.kernel.rules.snapshot,
+        tally={},
+        waiting=0,
+        held=0,
+        workers=0,
+        finished=0,
+    )
