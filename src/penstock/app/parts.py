@@ -27,8 +27,8 @@ from penstock.control.pruner import Pruner
 from penstock.control.reconciler import Reconciler
 from penstock.control.roster import Pool, Roster
 from penstock.control.rulebook import Rulebook
-from penstock.control.schedules import ScheduleKeeper
 from penstock.control.scheduler import Scheduler
+from penstock.control.schedules import ScheduleKeeper
 from penstock.core.caller import OWNER
 from penstock.core.ids import IdSource
 from penstock.ports.clock import Clock
