@@ -26,7 +26,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
 
     name: str
     cron: str
-    """Five fields (minute hour day month weekday), or @hourly, @daily …"""
+    """Five fields (minute hour day month weekday), six with seconds first, or @hourly …"""
     request: JobRequest
     """What to submit; its job_id is left empty."""
     timezone: str = "UTC"
@@ -45,8 +45,10 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     """The time for which it fired last."""
     last_job_id: str | None = None
     fired: int = 0
+    skipped: int = 0
+    """How often it was not fired because the job before had not ended."""
     problem: str = ""
-    """Why its last firing was refused, as by a topic that nobody serves."""
+    """Why its last firing was refused, as by a topic that nobody serves, or skipped."""
 
 
 class Schedules(Protocol):
