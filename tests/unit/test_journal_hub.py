@@ -5,7 +5,7 @@ import gc
 import logging
 import random
 from collections.abc import AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -24,12 +24,8 @@ from penstock.testing.samples import accept, move
 
 def run_virtually(test: Any) -> None:
     """Run it in a loop where time passes only when everything waits."""
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(test(LoopClock(loop)))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    finally:
-        loop.close()
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(test(LoopClock(runner.get_loop())))
 
 
 class CountingStore(MemoryStore):
@@ -317,7 +313,7 @@ def test_closing_ends_every_stream() -> None:
 
 def test_a_cancelled_reader_leaves_nothing_behind() -> None:
     async def scenario(clock: LoopClock) -> None:
-        _, hub = a_hub(clock)
+        store, hub = a_hub(clock)
 
         async def read() -> None:
             async for _ in hub.events():
@@ -329,6 +325,29 @@ def test_a_cancelled_reader_leaves_nothing_behind() -> None:
         for reader in readers:
             reader.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
+        del reader, readers
+        gc.collect()
+        await submit(store, "a")
         await settle(hub)
+
+    run_virtually(scenario)
+
+
+def test_a_wait_for_the_next_batch_can_be_given_up_and_taken_up_again() -> None:
+    async def scenario(clock: LoopClock) -> None:
+        store, hub = a_hub(clock)
+        stream = hub.events()
+        await anext(stream)
+        seen: list[str] = []
+        for n in range(50):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.003 * n):
+                    while True:
+                        seen += ids(list((await anext(stream)).events))
+            await submit(store, f"job-{n}")
+        while len(seen) < 50:
+            seen += ids(list((await anext(stream)).events))
+        assert seen == [f"job-{n}" for n in range(50)]
+        await stream.aclose()
 
     run_virtually(scenario)

@@ -13,9 +13,9 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
+from weakref import WeakSet
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.transition import Answer
@@ -47,69 +47,58 @@ class JournalHub:
 
     def __init__(self, store: Store, clock: Clock, *, kept: int = _KEPT) -> None:
         self._store, self._clock = store, clock
+        self._readers: WeakSet[JournalReader] = WeakSet()
         self._ring: deque[_Kept] = deque(maxlen=kept)
         self._head = 0
         """Up to where the shared reading has come."""
         self._task: asyncio.Task[None] | None = None
         self._moved = asyncio.Event()
-        self._news = asyncio.Event()
-        self._closed = False
-        self.readers = 0
+        self.news = asyncio.Event()
+        """Set when there is something for readers that have seen everything."""
+        self.closed = False
+
+    @property
+    def readers(self) -> int:
+        return len(self._readers)
 
     def hear(self, moved: Sequence[Answer]) -> None:
         """After a commit."""
-        if self.readers:
+        if self._task is not None:
             self._moved.set()
 
-    async def events(
-        self, after: int | None = None, tenant: str | None = None
-    ) -> AsyncIterator[EventBatch]:
+    def events(self, after: int | None = None, tenant: str | None = None) -> JournalReader:
         """What was committed after a cursor (None: from now on), then what is; until closed.
 
-        The first batch is empty and says where reading begins. With a tenant, only its
-        events are told, while the cursor moves past the others.
+        With a tenant, only its events are told, while the cursor moves past the others.
         """
-        last = await self._insist(self._store.last_event)
-        cursor = last if after is None else _checked(after, last)
-        with self._reading(last):
-            yield EventBatch((), cursor)
-            unseen = 0
-            while not self._closed:
-                if (kept := await self._after(cursor)) is None:
-                    await self._news.wait()
-                    continue
-                cursor = kept.batch.cursor
-                batch = kept.seen_by(tenant)
-                unseen += len(kept.batch.events) - len(batch.events)
-                if batch.events or unseen >= _UNSEEN:
-                    unseen = 0
-                    yield batch
+        return JournalReader(self, after, tenant)
 
     async def close(self) -> None:
         """End every reader's stream."""
-        self._closed = True
-        self._news.set()
+        self.closed = True
+        self.news.set()
         if (task := self._task) is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    @contextmanager
-    def _reading(self, last: int) -> Generator[None]:
-        self.readers += 1
-        if self._task is None and not self._closed:
+    # -- once for all -------------------------------------------------------------
+
+    async def join(self, reader: JournalReader) -> int:
+        """From now on, read along for this reader, too. Returns where the journal ends."""
+        last = await self._insist(self._store.last_event)
+        self._readers.add(reader)
+        if self._task is None and not self.closed:
             self._head = last
             self._task = asyncio.create_task(self._read_along(), name="penstock journal")
-        try:
-            yield
-        finally:
-            self.readers -= 1
-            self._moved.set()
+        return last
 
-    # -- once for all -------------------------------------------------------------
+    def leave(self, reader: JournalReader) -> None:
+        self._readers.discard(reader)
+        self._moved.set()
 
     async def _read_along(self) -> None:
         try:
-            while self.readers:
+            while self._readers:
                 self._moved.clear()
                 batch = await self._read(self._head)
                 if not batch.events:
@@ -125,12 +114,12 @@ class JournalHub:
             self._task = None
 
     def _tell(self) -> None:
-        told, self._news = self._news, asyncio.Event()
+        told, self.news = self.news, asyncio.Event()
         told.set()
 
     # -- each for itself ----------------------------------------------------------
 
-    async def _after(self, cursor: int) -> _Kept | None:
+    async def after(self, cursor: int) -> _Kept | None:
         """What comes next after a cursor; None while nothing does."""
         ring = self._ring
         start = ring[0].after if ring else self._head
@@ -155,10 +144,52 @@ class JournalHub:
             try:
                 return await ask()
             except Exception:
-                if self._closed:
+                if self.closed:
                     raise
                 log.exception("the journal can't be read; trying again in %g s", _RETRY)
                 await self._clock.sleep(_RETRY)
+
+
+class JournalReader(AsyncIterator[EventBatch]):
+    """One reader's place in the journal.
+
+    The first batch is empty and says where reading begins. Waiting for a batch may be
+    cancelled and taken up again: nothing is lost by it. A reader that is dropped is gone.
+    """
+
+    def __init__(self, hub: JournalHub, after: int | None, tenant: str | None) -> None:
+        self._hub, self._after, self._tenant = hub, after, tenant
+        self._cursor = -1
+        self._unseen = 0
+
+    async def __anext__(self) -> EventBatch:
+        hub = self._hub
+        if self._cursor < 0:
+            return await self._begin()
+        while not hub.closed:
+            kept = await hub.after(self._cursor)
+            if kept is None:
+                await hub.news.wait()
+                continue
+            self._cursor = kept.batch.cursor
+            batch = kept.seen_by(self._tenant)
+            self._unseen += len(kept.batch.events) - len(batch.events)
+            if batch.events or self._unseen >= _UNSEEN:
+                self._unseen = 0
+                return batch
+        raise StopAsyncIteration
+
+    async def _begin(self) -> EventBatch:
+        last = await self._hub.join(self)
+        try:
+            self._cursor = last if self._after is None else _checked(self._after, last)
+        except InvalidRequest:
+            await self.aclose()
+            raise
+        return EventBatch((), self._cursor)
+
+    async def aclose(self) -> None:
+        self._hub.leave(self)
 
 
 class _Kept:
