@@ -16,10 +16,11 @@ from penstock.core.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
+    TooMany,
     UnknownTopic,
     UnreadablePointer,
 )
-from penstock.core.job import JobRequest, Priority, RetryPolicy
+from penstock.core.job import JobRequest, Priority, RetryPolicy, Unique, UniqueScope
 from penstock.core.transition import Change
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import JobQuery
@@ -313,3 +314,186 @@ async def test_what_runs_or_succeeded_or_was_retried_is_not_retried() -> None:
     for job_id, why in (("runs", "not ended"), ("good", "nothing to retry"), ("bad", "already")):
         with pytest.raises(Conflict, match=why):
             await desk.gateway.retry(job_id)
+
+
+# -- whose it is --------------------------------------------------------------------
+
+
+@run_async
+async def test_who_submits_is_said_by_the_door_and_not_by_the_caller() -> None:
+    desk = Desk()
+    (job,) = await desk.gateway.submit([a_request("a", principal="bob")], by="alice")
+    assert job.request.principal == "alice"
+    assert (await desk.store.history("a"))[0].actor == "gateway:alice"
+
+
+@run_async
+async def test_the_owner_may_submit_on_behalf_of_somebody() -> None:
+    desk = Desk()
+    (theirs,) = await desk.gateway.submit([a_request("a", principal="bob")], by="owner")
+    (own,) = await desk.gateway.submit([a_request("b")], by="owner")
+    assert (theirs.request.principal, own.request.principal) == ("bob", "owner")
+
+
+# -- waiting for others -------------------------------------------------------------
+
+
+@run_async
+async def test_a_job_may_wait_for_one_that_is_there_or_comes_with_it() -> None:
+    desk = Desk()
+    await desk.submit(a_request("a"))
+    ids = await desk.submit(a_request("c", after=("b", "a")), a_request("b", after=("a",)))
+    assert ids == ["c", "b"]
+
+
+@run_async
+async def test_a_job_can_not_wait_for_one_that_is_not_there() -> None:
+    desk = Desk()
+    with pytest.raises(InvalidRequest, match=r"after\[1\]: there is no job 'nobody'"):
+        await desk.submit(a_request("a"), a_request("b", after=("a", "nobody")))
+    assert await desk.stored() == []
+
+
+@run_async
+async def test_a_job_of_another_tenant_is_not_there_to_wait_for() -> None:
+    desk = Desk()
+    await desk.submit(a_request("a", tenant="acme"))
+    with pytest.raises(InvalidRequest, match="there is no job 'a'"):
+        await desk.submit(a_request("b", after=("a",)))
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        ({"a": ("a",)}, "can't wait for itself"),
+        ({"a": ("b",), "b": ("a",)}, "a circle: a waits for b waits for a"),
+        ({"a": ("b", "d"), "b": ("c",), "c": ("a",), "d": ()}, "a circle: a waits for b"),
+    ],
+)
+@run_async
+async def test_jobs_that_wait_in_a_circle_are_refused_whole(
+    after: dict[str, tuple[str, ...]], said: str
+) -> None:
+    desk = Desk()
+    with pytest.raises(InvalidRequest, match=said):
+        await desk.submit(*(a_request(job_id, after=parents) for job_id, parents in after.items()))
+    assert await desk.stored() == []
+
+
+@run_async
+async def test_a_long_chain_is_no_circle() -> None:
+    desk = Desk()
+    chain = [a_request("j0")] + [a_request(f"j{n}", after=(f"j{n - 1}",)) for n in range(1, 3000)]
+    assert len(await desk.submit(*reversed(chain))) == 3000
+
+
+# -- one at a time ------------------------------------------------------------------
+
+
+@run_async
+async def test_a_unique_job_is_answered_for_by_the_one_that_is_active() -> None:
+    desk = Desk()
+    await desk.submit(a_request("a", unique=Unique("nightly")))
+    assert await desk.submit(a_request("b", labels={"x": "y"}, unique=Unique("nightly"))) == ["a"]
+    await desk.apply(move("a", _E.SCHEDULE, _E.DISPATCH), move("a", _E.START))
+    assert await desk.submit(a_request("c", unique=Unique("nightly"))) == ["a"]
+    await desk.apply(move("a", _E.SUCCEED, result=succeeded("a")))
+    assert await desk.submit(a_request("d", unique=Unique("nightly"))) == ["d"]
+
+
+@run_async
+async def test_a_unique_key_keeps_out_only_its_own_tenant() -> None:
+    desk = Desk()
+    await desk.submit(a_request("a", unique=Unique("k")))
+    assert await desk.submit(a_request("b", tenant="acme", unique=Unique("k"))) == ["b"]
+
+
+@run_async
+async def test_a_key_that_is_unique_while_waiting_is_free_once_the_job_is_with_a_worker() -> None:
+    desk = Desk()
+    unique = Unique("k", UniqueScope.WAITING)
+    await desk.submit(a_request("a", unique=unique))
+    await desk.apply(move("a", _E.SCHEDULE, _E.DISPATCH))
+    assert await desk.submit(a_request("b", unique=unique)) == ["b"]
+
+
+@run_async
+async def test_a_key_that_is_unique_for_a_time_outlives_its_job() -> None:
+    desk = Desk()
+    unique = Unique("k", period=60)
+    await desk.submit(a_request("a", unique=unique))
+    await desk.apply(move("a", _E.CANCEL))
+    desk.clock.advance(59)
+    assert await desk.submit(a_request("b", unique=unique)) == ["a"]
+    desk.clock.advance(1)
+    assert await desk.submit(a_request("c", unique=unique)) == ["c"]
+
+
+# -- room ---------------------------------------------------------------------------
+
+
+@run_async
+async def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
+    desk = Desk(max_waiting=2)
+    await desk.submit(a_request("a"))
+    with pytest.raises(TooMany, match="1 jobs are waiting already; at most 2 may") as refused:
+        await desk.submit(a_request("b"), a_request("c"))
+    assert refused.value.retry_after > 0
+    assert await desk.stored() == ["a"]
+    await desk.submit(a_request("b"))
+
+
+# -- many at once -------------------------------------------------------------------
+
+
+@run_async
+async def test_a_bulk_cancel_ends_what_waits_and_asks_what_runs() -> None:
+    desk = Desk()
+    await desk.submit(*(a_request(f"j{n}", labels={"batch": "7"}) for n in range(1200)))
+    await desk.submit(a_request("other"))
+    await desk.apply(move("j0", _E.SCHEDULE, _E.DISPATCH), move("j1", _E.CANCEL))
+    bulk = await desk.gateway.cancel_many(
+        JobQuery(labels={"batch": "7"}), reason="wrong batch", by="ops"
+    )
+    assert (bulk.matched, bulk.done) == (1199, 1199)
+    assert await desk.states("j2", "j1199", "other") == [_S.CANCELLED, _S.CANCELLED, _S.PENDING]
+    running = await desk.gateway.find("j0")
+    assert (running.state, running.cancel_requested) == (_S.DISPATCHED, True)
+    assert (await desk.store.history("j2"))[-1].actor == "gateway:ops"
+
+
+@run_async
+async def test_a_bulk_cancel_of_ended_states_touches_nothing() -> None:
+    desk = Desk()
+    await desk.submit(a_request("a"))
+    bulk = await desk.gateway.cancel_many(JobQuery(states=(_S.FAILED,)), reason="")
+    assert (bulk.matched, await desk.states("a")) == (0, [_S.PENDING])
+
+
+@run_async
+async def test_a_bulk_retry_keeps_every_field_and_begins_before_the_rules_again() -> None:
+    desk = Desk()
+    fields: dict[str, Any] = {
+        "priority": Priority.CRITICAL,
+        "env": {"locale": "de"},
+        "labels": {"batch": "7"},
+        "risk_tags": ("writes",),
+        "capability": "repo.write",
+        "tenant": "acme",
+        "principal": "alice",
+        "timeout": 5.0,
+        "retry": RetryPolicy(2),
+        "estimated_cost": 3.0,
+    }
+    await desk.submit(*(a_request(f"j{n}", **fields) for n in range(3)))
+    for n in range(3):
+        job_id = f"j{n}"
+        await desk.apply(move(job_id, _E.SCHEDULE, _E.DISPATCH), move(job_id, _E.START))
+        await desk.apply(move(job_id, _E.FAIL, result=failed(job_id)))
+    bulk = await desk.gateway.retry_many(JobQuery(topic="job.test"), by="ops")
+    assert (bulk.matched, bulk.done, bulk.refused) == (3, 3, ())
+    successor = (await desk.gateway.find("j0")).successor
+    again = await desk.gateway.find(successor or "")
+    assert again.state is _S.PENDING
+    assert {name: getattr(again.request, name) for name in fields} == fields
+    assert (await desk.gateway.retry_many(JobQuery())).matched == 0

@@ -15,6 +15,8 @@ _S, _E = JobState, JobEvent
 _ROLE = {
     _E.SCHEDULE: "scheduler",
     _E.DENY: "scheduler",
+    _E.PARK: "scheduler",
+    _E.APPROVE: "gateway:alice",
     _E.DISPATCH: "scheduler",
     _E.REDISPATCH: "scheduler",
     _E.START: "worker:w1",
