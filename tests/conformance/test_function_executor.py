@@ -20,6 +20,11 @@ from penstock.workloads.function.executor import FunctionExecutor
 JOBS = str(Path(__file__).parent.parent / "jobs")
 
 
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [JOBS, *sys.path])
+
+
 def no_submitter() -> Any:
     raise AssertionError("nothing is submitted here")
 
@@ -27,6 +32,10 @@ def no_submitter() -> Any:
 def sample(name: str, **arguments: Any) -> Sample:
     request = JobRequest(job_id=f"job-{name}", topic=f"job.{name}")
     return Sample(request, msgspec.json.encode(arguments))
+
+
+def named(*functions: Any) -> dict[str, Any]:
+    return {fn.__name__: fn for fn in functions}
 
 
 class FunctionContract(ExecutorContract):
@@ -57,6 +66,15 @@ class FunctionContract(ExecutorContract):
     def endless(self) -> Sample:
         return sample("endless")
 
+    def connecting(self, port: int) -> Sample:
+        return sample("greet", port=port)
+
+    def taking(self, size: int) -> Sample:
+        return sample("eat", size=size)
+
+    def writing(self, path: Path) -> Sample:
+        return sample("write", path=str(path))
+
 
 class TestAsyncFunctions(FunctionContract):
     alive = 0
@@ -81,7 +99,20 @@ class TestAsyncFunctions(FunctionContract):
                 await asyncio.sleep(0)
                 self.alive -= 1
 
-        return {"double": double, "fail": fail, "report": report, "endless": endless}
+        async def greet(port: int) -> str:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                return (await reader.read(100)).decode()
+            finally:
+                writer.close()
+
+        async def eat(size: int) -> int:
+            return len(bytearray(size))
+
+        async def write(path: str) -> None:
+            await asyncio.to_thread(Path(path).touch)
+
+        return named(double, fail, report, endless, greet, eat, write)
 
     def is_running(self, sample: Sample) -> bool:
         return self.alive > 0
@@ -91,6 +122,8 @@ class TestThreadFunctions(FunctionContract):
     alive = 0
 
     def functions(self) -> dict[str, Any]:
+        import process_jobs as jobs
+
         def double(number: int) -> int:
             return number * 2
 
@@ -110,7 +143,7 @@ class TestThreadFunctions(FunctionContract):
             finally:
                 self.alive -= 1
 
-        return {"double": double, "fail": fail, "report": report, "endless": endless}
+        return named(double, fail, report, endless, jobs.greet, jobs.eat, jobs.write)
 
     def is_running(self, sample: Sample) -> bool:
         return self.alive > 0
@@ -120,19 +153,14 @@ class TestProcessFunctions(FunctionContract):
     mode = "process"
 
     @pytest.fixture(autouse=True)
-    def _paths(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(sys, "path", [JOBS, *sys.path])
+    def _pid_file(self, tmp_path: Path) -> None:
         self.pid_file = tmp_path / "pid"
 
     def functions(self) -> dict[str, Any]:
         import process_jobs as jobs
 
-        return {
-            "double": jobs.double,
-            "fail": jobs.fail,
-            "report": jobs.report,
-            "endless": jobs.deaf_with_pid,
-        }
+        shared = (jobs.double, jobs.fail, jobs.report, jobs.greet, jobs.eat, jobs.write)
+        return {"endless": jobs.deaf_with_pid, **named(*shared)}
 
     def endless(self) -> Sample:
         return sample("endless", pid_file=str(self.pid_file))

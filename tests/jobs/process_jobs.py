@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -136,3 +137,18 @@ def letters(count: int) -> str:
 
 def close_files() -> None:
     os.closerange(3, 256)
+
+
+def greet(port: int) -> str:
+    """What a server on this machine says."""
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        return connection.recv(100).decode()
+
+
+def write(path: str) -> None:
+    Path(path).write_text("written")
+
+
+def who_am_i(path: str) -> list[int]:
+    Path(path).touch()
+    return [os.getuid(), os.getgid(), Path(path).stat().st_uid]

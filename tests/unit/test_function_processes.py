@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from penstock.core.job import JobRequest
+from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Outcome, Task
 from penstock.testing.aio import run_async
@@ -53,14 +54,20 @@ class Processes:
         }
         self.executor = FunctionExecutor(functions, **{"processes": 1, **options})
 
-    async def run(self, name: str, ctx: RecordingContext | None = None, **input: Any) -> Outcome:
+    async def run(
+        self,
+        name: str,
+        ctx: RecordingContext | None = None,
+        constraints: Constraints | None = None,
+        **input: Any,
+    ) -> Outcome:
         request = JobRequest(job_id="j", topic=f"job.{name}")
-        task = Task(request, 1, msgspec.json.encode(input), math.inf)
+        task = Task(request, 1, msgspec.json.encode(input), math.inf, constraints)
         async with asyncio.timeout(50):
             return await self.executor.run(task, ctx or RecordingContext(request))
 
-    async def result(self, name: str, **input: Any) -> Any:
-        outcome = await self.run(name, **input)
+    async def result(self, name: str, constraints: Constraints | None = None, **input: Any) -> Any:
+        outcome = await self.run(name, constraints=constraints, **input)
         assert outcome.status is JobState.SUCCEEDED, outcome
         return msgspec.json.decode(outcome.payload or b"")
 
@@ -403,3 +410,131 @@ def test_children_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     while is_alive(pid) and time.monotonic() < until:
         time.sleep(0.01)
     assert not is_alive(pid)
+
+
+# -- constraints --------------------------------------------------------------------------
+
+OFFLINE = Constraints(network=())
+
+
+@pytest.fixture
+def _nobody_may_leave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """New processes have a thread from their start: the kernel lets none of them leave."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+
+def leaving_is_permitted() -> bool:
+    code = "from penstock.workloads.function.offline import leave_network as go; print(go())"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return tried.stdout == "\n"
+
+
+@run_async
+async def test_the_rules_limit_of_memory_counts_where_the_function_has_none() -> None:
+    async with processes() as them:
+        tight = Constraints(max_memory=64 * MIB)
+        outcome = await them.run("eat", constraints=tight, size=512 * MIB)
+        assert outcome.error_code == "OUT_OF_MEMORY"
+        assert await them.result("eat", tight, size=MIB) == MIB
+        assert await them.result("eat", size=512 * MIB) == 512 * MIB
+
+
+@run_async
+async def test_of_two_limits_of_memory_the_lower_one_counts() -> None:
+    async with processes(memory_limit=256 * MIB) as them:
+        loose, tight = Constraints(max_memory=1024 * MIB), Constraints(max_memory=64 * MIB)
+        over = await them.run("eat", constraints=loose, size=512 * MIB)
+        assert over.error_code == "OUT_OF_MEMORY"
+        assert await them.result("eat", loose, size=128 * MIB) == 128 * MIB
+        over = await them.run("eat", constraints=tight, size=128 * MIB)
+        assert over.error_code == "OUT_OF_MEMORY"
+
+
+@run_async
+async def test_a_process_that_left_the_network_stays_warm_for_its_like_only() -> None:
+    async with processes(processes=2) as them:
+        offline = await them.run("my_pid", constraints=OFFLINE)
+        free = await them.result("my_pid")
+        if leaving_is_permitted():
+            assert msgspec.json.decode(offline.payload or b"") != free
+            again = await them.run("my_pid", constraints=OFFLINE)
+            assert again.payload == offline.payload
+        else:
+            assert offline.error_code == "CONSTRAINT_NOT_ENFORCED"
+        assert await them.result("my_pid") == free
+
+
+@run_async
+async def test_there_is_never_more_than_one_warm_process_where_one_is_allowed() -> None:
+    async with processes(processes=1) as them:
+        pids = []
+        for _ in range(3):
+            pids.append(await them.result("my_pid"))
+            await them.run("my_pid", constraints=OFFLINE)
+            assert await dies(pids[-1])
+        assert len(set(pids)) == 3
+
+
+@run_async
+async def test_who_left_the_network_is_who_it_was_and_may_write_where_it_might(
+    tmp_path: Path,
+) -> None:
+    async with processes() as them:
+        free = await them.result("who_am_i", path=str(tmp_path / "free"))
+        outcome = await them.run("who_am_i", constraints=OFFLINE, path=str(tmp_path / "off"))
+        assert free == [os.getuid(), os.getgid(), os.getuid()]
+        if leaving_is_permitted():
+            assert msgspec.json.decode(outcome.payload or b"") == free
+        else:
+            assert outcome.error_code == "CONSTRAINT_NOT_ENFORCED"
+
+
+@pytest.mark.usefixtures("_nobody_may_leave")
+@run_async
+async def test_where_a_process_may_not_leave_the_network_the_function_is_not_called(
+    tmp_path: Path,
+) -> None:
+    async with processes() as them:
+        path = tmp_path / "file"
+        for _ in range(2):
+            outcome = await them.run("write", constraints=OFFLINE, path=str(path))
+            assert outcome.error_code == "CONSTRAINT_NOT_ENFORCED"
+            assert "network = []" in (outcome.error_message or "")
+            assert "process mode" in (outcome.error_message or "")
+            assert "user namespaces" in (outcome.error_message or "")
+        assert not path.exists()
+        await them.run("write", path=str(path))
+        assert path.exists()
+
+
+@run_async
+async def test_a_process_that_never_left_refuses_even_if_it_is_asked_by_mistake(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with processes() as them:
+        pool = them.executor._processes
+        take = pool._take
+        monkeypatch.setattr(pool, "_take", lambda offline: take(False))
+        path = tmp_path / "file"
+        outcome = await them.run("write", constraints=OFFLINE, path=str(path))
+        assert outcome.error_code == "CONSTRAINT_NOT_ENFORCED"
+        assert not path.exists()
+
+
+@run_async
+async def test_a_job_without_network_can_be_cancelled_with_all_it_started() -> None:
+    async with processes(kill_grace=0.2) as them:
+        ctx = RecordingContext()
+        running = asyncio.create_task(them.run("with_family", ctx, OFFLINE))
+        if not leaving_is_permitted():
+            assert (await running).error_code == "CONSTRAINT_NOT_ENFORCED"
+            return
+        await started(ctx)
+        ctx.cancel.request("enough")
+        assert (await running).status is JobState.CANCELLED
+        pids = ctx.logged("pids")[0].split()
+        assert not any(is_alive(int(pid)) for pid in pids)

@@ -6,9 +6,13 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.adapters.memory.bus import MemoryBus
-from penstock.core.job import Offer
+from penstock.core.job import JobResult, Offer
+from penstock.core.pointer import JSON
+from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.bus import (
     HANDSHAKE,
@@ -38,6 +42,8 @@ class Waiting:
         self.topics: tuple[str, ...] = ("job.*",)
         self.offers: Mapping[str, Offer] = {}
         self.begun: list[tuple[str, int]] = []
+        self.tasks: list[Task] = []
+        self.payload = b"1"
         self.go = asyncio.Event()
 
     def check(self, topic: str, payload: bytes) -> None:
@@ -45,11 +51,20 @@ class Waiting:
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
         self.begun.append((task.request.job_id, task.attempt))
+        self.tasks.append(task)
         await self.go.wait()
-        return Outcome(JobState.SUCCEEDED, b"1")
+        return Outcome(JobState.SUCCEEDED, self.payload)
 
     async def close(self) -> None:
         pass
+
+
+class CountingBlobs(MemoryBlobs):
+    stored = 0
+
+    async def put(self, data: bytes, media_type: str = JSON) -> str:
+        self.stored += 1
+        return await super().put(data, media_type)
 
 
 class Site:
@@ -62,7 +77,8 @@ class Site:
             self.bus.subscribe(subject, self._hear)
         options = WorkerOptions(worker_id="w", slots=slots, drain_timeout=5.0)
         clock = LoopClock(asyncio.get_running_loop())
-        self.worker = Worker(self.bus, MemoryBlobs(), [self.executor], clock, options)
+        self.blobs = CountingBlobs()
+        self.worker = Worker(self.bus, self.blobs, [self.executor], clock, options)
         self.task = asyncio.ensure_future(self.worker.run())
 
     async def _hear(self, messages: list[AnyMessage]) -> None:
@@ -202,3 +218,58 @@ async def test_a_worker_that_is_leaving_says_so_whenever_it_introduces_itself() 
     kinds = [type(message) for message in site.said if isinstance(message, Handshake | Farewell)]
     assert kinds == [Handshake, Farewell]
     await site.end()
+
+
+# -- constraints --------------------------------------------------------------------------
+
+
+async def result_of(site: Site, constraints: Constraints | None) -> JobResult:
+    await site.welcome()
+    await site.tell(replace(dispatch(idempotent=True), constraints=constraints))
+    site.executor.go.set()
+    await asyncio.sleep(0.1)
+    (finished,) = site.heard(Finished)
+    assert isinstance(finished.result, JobResult)
+    return finished.result
+
+
+@on_virtual_time
+async def test_what_the_rules_demand_reaches_the_executor() -> None:
+    site = Site()
+    demands = Constraints(max_memory=5, network=(), read_only=True)
+    assert (await result_of(site, demands)).status is JobState.SUCCEEDED
+    assert [task.constraints for task in site.executor.tasks] == [demands]
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_result_larger_than_the_rules_allow_fails_the_job_and_is_not_stored() -> None:
+    site = Site()
+    site.executor.payload = b"12345"
+    result = await result_of(site, Constraints(max_output=4))
+    assert (result.status, result.error_code) == (JobState.FAILED, "OUTPUT_LIMIT")
+    assert "5 bytes" in (result.error_message or "")
+    assert "4" in (result.error_message or "")
+    assert result.result_ptr is None
+    assert site.blobs.stored == 0
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_result_as_large_as_the_rules_allow_is_stored() -> None:
+    site = Site()
+    site.executor.payload = b"1234"
+    result = await result_of(site, Constraints(max_output=4))
+    assert result.status is JobState.SUCCEEDED
+    assert result.result_ptr is not None
+    assert site.blobs.stored == 1
+    await site.end()
+
+
+@on_virtual_time
+async def test_without_a_limit_any_result_is_stored() -> None:
+    for constraints in (None, Constraints(), Constraints(max_runtime=5)):
+        site = Site()
+        site.executor.payload = b"1" * 10_000
+        assert (await result_of(site, constraints)).status is JobState.SUCCEEDED
+        await site.end()

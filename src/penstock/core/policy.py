@@ -39,6 +39,8 @@ IN_VAIN = frozenset(
         "RESULT_TOO_LARGE",
         "UNREADABLE_POINTER",
         "TOO_LARGE",
+        "OUTPUT_LIMIT",
+        "CONSTRAINT_NOT_ENFORCED",
     }
 )
 """Errors that would only happen again: not retried unless a policy names them."""

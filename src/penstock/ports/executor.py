@@ -29,7 +29,8 @@ class Task(Struct, frozen=True, gc=False):
     deadline: float
     """When it must have ended: the sooner of timeout and deadline."""
     constraints: Constraints | None = None
-    """Limits that the safety rules set. One that can't be enforced is a reason not to run."""
+    """Limits that the safety rules set. An executor sees to memory, network and file system;
+    one that can't be enforced is a reason not to run: FAILED with CONSTRAINT_NOT_ENFORCED."""
 
 
 class Outcome(Struct, frozen=True, gc=False):

@@ -15,10 +15,12 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
 from penstock.core.job import JobRequest
+from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.executor import Executor, Outcome, Task
 from penstock.testing.aio import run_async
@@ -26,6 +28,9 @@ from penstock.testing.context import RecordingContext
 
 STARTED = "started"
 """The progress message by which a job tells these tests that it runs."""
+NOT_ENFORCED = "CONSTRAINT_NOT_ENFORCED"
+"""The error code of a job that was not run, because it could not be held to its constraints."""
+MIB = 1 << 20
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -67,6 +72,18 @@ class ExecutorContract(ABC):
     @abstractmethod
     def is_running(self, sample: Sample) -> bool:
         """Whether anything of the endless job is still alive."""
+
+    @abstractmethod
+    def connecting(self, port: int) -> Sample:
+        """A job that reads from a server at this port of 127.0.0.1, or fails."""
+
+    @abstractmethod
+    def taking(self, size: int) -> Sample:
+        """A job that has so many bytes of memory at once, or fails."""
+
+    @abstractmethod
+    def writing(self, path: Path) -> Sample:
+        """A job that writes this file, or fails."""
 
     @run_async
     async def test_names_the_topics_it_can_run(self) -> None:
@@ -148,6 +165,71 @@ class ExecutorContract(ABC):
             assert outcome.status is JobState.SUCCEEDED
 
     @run_async
+    async def test_a_job_without_constraints_may_connect_take_and_write(
+        self, tmp_path: Path
+    ) -> None:
+        async with self._executor() as executor, _Server() as server:
+            for sample in (
+                self.connecting(server.port),
+                self.taking(256 * MIB),
+                self.writing(tmp_path / "file"),
+            ):
+                outcome = await self._run(executor, sample, RecordingContext(sample.request))
+                assert outcome.status is JobState.SUCCEEDED, outcome
+            assert server.guests == 1
+            assert (tmp_path / "file").exists()
+
+    @run_async
+    async def test_no_job_connects_when_it_may_use_no_network_or_only_other_hosts(self) -> None:
+        async with self._executor() as executor, _Server() as server:
+            for network in ((), ("example.org",)):
+                for _ in range(2):
+                    sample = self.connecting(server.port)
+                    await self._kept_from(executor, sample, Constraints(network=network))
+            assert server.guests == 0
+
+    @run_async
+    async def test_no_job_takes_more_memory_than_it_may(self) -> None:
+        async with self._executor() as executor:
+            await self._kept_from(executor, self.taking(256 * MIB), Constraints(max_memory=MIB))
+
+    @run_async
+    async def test_no_job_writes_when_it_may_only_read(self, tmp_path: Path) -> None:
+        async with self._executor() as executor:
+            sample = self.writing(tmp_path / "file")
+            await self._kept_from(executor, sample, Constraints(read_only=True))
+        assert not (tmp_path / "file").exists()
+
+    @run_async
+    async def test_a_job_within_its_constraints_succeeds_or_is_not_run(self) -> None:
+        async with self._executor() as executor:
+            for constraints in (
+                Constraints(),
+                Constraints(max_runtime=60, max_retries=1, max_concurrent=1, max_output=MIB),
+                Constraints(max_memory=1 << 40),
+                Constraints(network=()),
+                Constraints(network=("example.org",)),
+                Constraints(read_only=True),
+            ):
+                outcome = await self._constrained(executor, self.succeeding(), constraints)
+                if outcome.status is not JobState.SUCCEEDED:
+                    _check_refusal(outcome, constraints)
+
+    @run_async
+    async def test_constraints_of_one_job_don_t_bind_the_next(self, tmp_path: Path) -> None:
+        async with self._executor() as executor, _Server() as server:
+            strict = Constraints(max_memory=MIB, network=(), read_only=True)
+            for constraints in (strict, Constraints(network=()), Constraints(max_memory=MIB)):
+                await self._constrained(executor, self.succeeding(), constraints)
+                for sample in (
+                    self.connecting(server.port),
+                    self.taking(256 * MIB),
+                    self.writing(tmp_path / "file"),
+                ):
+                    outcome = await self._run(executor, sample, RecordingContext(sample.request))
+                    assert outcome.status is JobState.SUCCEEDED, outcome
+
+    @run_async
     async def test_closing_twice_is_harmless(self) -> None:
         executor = self.make_executor()
         await executor.close()
@@ -165,9 +247,29 @@ class ExecutorContract(ABC):
         async with self._executor() as executor:
             return await self._run(executor, sample, RecordingContext(sample.request))
 
-    async def _run(self, executor: Executor, sample: Sample, ctx: RecordingContext) -> Outcome:
+    async def _kept_from(
+        self, executor: Executor, sample: Sample, constraints: Constraints
+    ) -> None:
+        """It failed in what it tried, or was not run at all."""
+        outcome = await self._constrained(executor, sample, constraints)
+        assert outcome.status is JobState.FAILED, outcome
+        if outcome.error_code == NOT_ENFORCED:
+            _check_refusal(outcome, constraints)
+
+    async def _constrained(
+        self, executor: Executor, sample: Sample, constraints: Constraints
+    ) -> Outcome:
+        return await self._run(executor, sample, RecordingContext(sample.request), constraints)
+
+    async def _run(
+        self,
+        executor: Executor,
+        sample: Sample,
+        ctx: RecordingContext,
+        constraints: Constraints | None = None,
+    ) -> Outcome:
         until = asyncio.get_running_loop().time() + self.patience
-        task = Task(sample.request, attempt=1, payload=sample.payload, deadline=until)
+        task = Task(sample.request, 1, sample.payload, until, constraints)
         async with asyncio.timeout(self.patience):
             outcome = await executor.run(task, ctx)
         assert outcome.status in TERMINAL
@@ -186,3 +288,37 @@ class ExecutorContract(ABC):
             assert ended.status in TERMINAL
         else:
             assert isinstance(ended, asyncio.CancelledError), ended
+
+
+class _Server:
+    """Greets whoever connects, and counts them."""
+
+    async def __aenter__(self) -> _Server:
+        self.guests = 0
+        self._server = await asyncio.start_server(self._greet, "127.0.0.1")
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _greet(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.guests += 1
+        writer.write(b"hello")
+        writer.close()
+        await writer.wait_closed()
+
+
+def _check_refusal(outcome: Outcome, constraints: Constraints) -> None:
+    """A job that was not run says so, and names a constraint that was set."""
+    assert outcome.status is JobState.FAILED, outcome
+    assert outcome.error_code == NOT_ENFORCED, outcome
+    said = outcome.error_message or ""
+    assert any(
+        name in said for name in ("max_memory", "network", "read_only") if _set(constraints, name)
+    ), said
+
+
+def _set(constraints: Constraints, name: str) -> bool:
+    return getattr(constraints, name) not in (None, False)

@@ -99,7 +99,7 @@ class Attempt:
         try:
             if self.cancel.requested:
                 raise asyncio.CancelledError
-            outcome = await self._outcome(executor, blobs)
+            outcome = self._within(await self._outcome(executor, blobs))
             pointer = None
             if outcome.payload is not None:
                 pointer = await blobs.put(outcome.payload, outcome.media_type)
@@ -130,10 +130,21 @@ class Attempt:
     async def _outcome(self, executor: Executor, blobs: Blobs) -> Outcome:
         pointer = self.request.context_ptr
         payload = await blobs.get(pointer) if pointer else b""
-        outcome = await executor.run(Task(self.request, self.attempt, payload, self.deadline), self)
+        constraints = self.dispatch.constraints
+        task = Task(self.request, self.attempt, payload, self.deadline, constraints)
+        outcome = await executor.run(task, self)
         if outcome.status is JobState.CANCELLED and self.cancel.requested:
             return self._was_ended()
         return outcome
+
+    def _within(self, outcome: Outcome) -> Outcome:
+        """The outcome, unless its result is larger than the safety rules allow."""
+        constraints = self.dispatch.constraints
+        most = None if constraints is None else constraints.max_output
+        if most is None or outcome.payload is None or len(outcome.payload) <= most:
+            return outcome
+        size = len(outcome.payload)
+        return _failure("OUTPUT_LIMIT", f"the result has {size} bytes; its rule allows {most}")
 
     def _was_ended(self) -> Outcome:
         if self.ended_as is JobState.TIMEOUT:

@@ -29,13 +29,17 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Outcome
 from penstock.ports.token import Token
 from penstock.workloads.function import frames, tree
+from penstock.workloads.function.constraints import not_enforced
 from penstock.workloads.function.context import LoggingBridge
 from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.offline import leave_network
+from penstock.workloads.function.options import Mode
 from penstock.workloads.function.outcomes import bounded, perform
 from penstock.workloads.function.signature import Signature
 
 NOT_IMPORTABLE = "NOT_IMPORTABLE"
 MAX_LINE = 1 << 20
+_LET_IT = "the worker's machine must let its user make user namespaces (unshare -Un true tells)"
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -69,8 +73,10 @@ class ChildContext:
 class Child:
     """Runs what the parent sends, until the parent hangs up."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, online: str) -> None:
         self._sock = sock
+        self._online = online
+        """Why this process can still use the network; empty if it can't."""
         self._sending = threading.Lock()
         self._jobs: SimpleQueue[tuple[frames.Run, ChildContext] | None] = SimpleQueue()
         self._ctx: ChildContext | None = None
@@ -92,6 +98,8 @@ class Child:
             self._send(frames.Done(outcome, clean=not _leftovers()))
 
     def _run(self, run: frames.Run, ctx: ChildContext) -> Outcome:
+        if run.offline and self._online:
+            return not_enforced("network = []", Mode.PROCESS, _LET_IT, self._online)
         try:
             fn, signature = self._function(run.module, run.qualname)
         except Exception as error:
@@ -206,10 +214,11 @@ def _tie_to_parent(parent: int) -> None:
         os._exit(1)
 
 
-def main(fd: int, parent: int) -> None:
+def main(fd: int, parent: int, offline: int) -> None:
     """Where a child begins; `fd` is its socket."""
+    online = leave_network() if offline else "its process was not told to leave it"
     _tie_to_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         cast(io.TextIOWrapper, stream).reconfigure(line_buffering=True, errors="replace")
-    Child(socket.socket(fileno=fd)).serve()
+    Child(socket.socket(fileno=fd), online).serve()

@@ -19,8 +19,8 @@ from penstock.ports.executor import Context
 from penstock.workloads.function import frames, tree
 
 _BOOT = (
-    "import json, sys; _, path, fd, parent = sys.argv; sys.path[:] = json.loads(path);"
-    " from penstock.workloads.function.child import main; main(int(fd), int(parent))"
+    "import json, sys; _, path, *numbers = sys.argv; sys.path[:] = json.loads(path);"
+    " from penstock.workloads.function.child import main; main(*map(int, numbers))"
 )
 _CHUNK = 1 << 16
 _READS = 256
@@ -85,7 +85,9 @@ class Lines:
 class ChildProcess:
     """A running child; idle, or at work on one job."""
 
-    def __init__(self) -> None:
+    def __init__(self, offline: bool = False) -> None:
+        self.offline = offline
+        """It was told to leave the network, and never runs what may use it."""
         self._loop = asyncio.get_running_loop()
         self._ctx: Context | None = None
         self._ended: asyncio.Future[Ended] | None = None
@@ -147,6 +149,7 @@ class ChildProcess:
                 [
                     *(sys.executable, "-c", _BOOT),
                     *(json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())),
+                    str(int(self.offline)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=out_theirs,

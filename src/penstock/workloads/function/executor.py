@@ -16,6 +16,7 @@ from penstock.core.errors import InvalidRequest
 from penstock.core.job import Offer
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
+from penstock.workloads.function.constraints import refusal
 from penstock.workloads.function.context import BRIDGE, running
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.options import Mode
@@ -67,6 +68,10 @@ class FunctionExecutor:
         function = self._functions.get(task.request.topic)
         if function is None:
             return _unknown(task.request.topic)
+        if task.constraints is not None:
+            refused = refusal(task.constraints, function.mode)
+            if refused is not None:
+                return refused
         if function.mode is Mode.ASYNC:
             return await self._run_here(function, task.payload, ctx)
         if function.mode is Mode.THREAD:

@@ -41,6 +41,8 @@ class Run(Frame, frozen=True):
     remaining: float
     memory_limit: int | None
     max_result: int
+    offline: bool = False
+    """Only in a process that has left the network."""
 
 
 class Cancel(Frame, frozen=True):

@@ -3,6 +3,8 @@
 Children are started when they are first needed, stay warm, run one job at a time and
 are replaced when they die. A job that should end is asked first, then told (SIGTERM),
 then killed with everything it started.
+
+A job that may use no network runs in a child that has left it; no other job does.
 """
 
 from __future__ import annotations
@@ -15,6 +17,11 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.workloads.function import child, frames
 from penstock.workloads.function.children import ChildProcess, Ended
+from penstock.workloads.function.constraints import (
+    CONSTRAINT_NOT_ENFORCED,
+    is_offline,
+    memory_within,
+)
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.outcomes import EXITED, KILLED, cancelled
 
@@ -27,38 +34,46 @@ MAX_TERM_GRACE = 2.0
 
 
 class ProcessPool:
-    """Up to `size` warm children."""
+    """Up to `size` warm children, of both kinds together."""
 
     def __init__(self, size: int, *, kill_grace: float, max_result: int) -> None:
+        self._size = size
         self._room = asyncio.Semaphore(size)
         self._idle: list[ChildProcess] = []
         self._busy: set[ChildProcess] = set()
+        self._leaving: set[ChildProcess] = set()
         self._kill_grace = kill_grace
         self._max_result = max_result
 
     async def run(self, function: JobFunction[..., Any], task: Task, ctx: Context) -> Outcome:
         async with self._room:
             while True:
+                order = self._order(function, task, ctx)
                 try:
-                    one = self._take()
+                    one = self._take(order.offline)
                 except (OSError, RuntimeError) as problem:
                     return _not_started(problem)
-                outcome = await self._run_in(one, self._order(function, task, ctx), ctx)
+                outcome = await self._run_in(one, order, ctx)
                 if outcome is not None:
                     return outcome
 
     async def _run_in(self, one: ChildProcess, order: frames.Run, ctx: Context) -> Outcome | None:
         self._busy.add(one)
+        outcome = None
         try:
-            return await Attempt(one, ctx, self._kill_grace).run(order)
+            outcome = await Attempt(one, ctx, self._kill_grace).run(order)
+            return outcome
         finally:
             self._busy.discard(one)
             if one.is_idle and not one.gone.done():
-                self._idle.append(one)
+                if outcome is not None and outcome.error_code == CONSTRAINT_NOT_ENFORCED:
+                    self._retire(one)  # the next one may be let leave the network
+                else:
+                    self._idle.append(one)
 
     async def close(self) -> None:
         """End every child: the idle by themselves, the rest by force."""
-        children = [*self._idle, *self._busy]
+        children = [*self._idle, *self._busy, *self._leaving]
         for one in self._idle:
             one.hang_up()
         for one in self._busy:
@@ -71,16 +86,26 @@ class ProcessPool:
                 await asyncio.wait((one.gone,))
         self._idle.clear()
 
-    def _take(self) -> ChildProcess:
+    def _take(self, offline: bool) -> ChildProcess:
         if child.preparing:
             raise RuntimeError(
                 "this process is itself one; guard what a script starts with"
                 " if __name__ == '__main__'"
             )
-        while self._idle:
-            if (one := self._idle.pop()).is_alive:
+        self._idle = [one for one in self._idle if one.is_alive]
+        for one in reversed(self._idle):
+            if one.offline == offline:
+                self._idle.remove(one)
                 return one
-        return ChildProcess()
+        if len(self._idle) + len(self._busy) >= self._size:
+            self._retire(self._idle.pop(0))
+        return ChildProcess(offline)
+
+    def _retire(self, one: ChildProcess) -> None:
+        """Let an idle child go."""
+        self._leaving.add(one)
+        one.gone.add_done_callback(lambda _: self._leaving.discard(one))
+        one.hang_up()
 
     def _order(self, function: JobFunction[..., Any], task: Task, ctx: Context) -> frames.Run:
         return frames.Run(
@@ -90,8 +115,9 @@ class ProcessPool:
             request=task.request,
             attempt=task.attempt,
             remaining=ctx.remaining(),
-            memory_limit=function.defaults.memory_limit,
+            memory_limit=memory_within(function.defaults.memory_limit, task.constraints),
             max_result=self._max_result,
+            offline=is_offline(task.constraints),
         )
 
 
