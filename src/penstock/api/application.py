@@ -1,0 +1,173 @@
+"""The ASGI application: who may come in, where to, and what becomes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from penstock.api.attendance import Closing, Stalled
+from penstock.api.body import Gone, Receive
+from penstock.api.call import Call, Services
+from penstock.api.operation import PUBLIC, Operation, Pace
+from penstock.api.parameters import refuse_query
+from penstock.api.problems import Refused, problem_reply
+from penstock.api.rates import Rates
+from penstock.api.reply import NO_STORE, AnyReply, Reply, Send, StreamReply
+from penstock.api.router import Allowed, Router, allow_header
+from penstock.core.errors import NotAuthenticated
+from penstock.ports.door import Door
+
+log = logging.getLogger(__name__)
+
+_MOST_HOSTS = 256
+"""How many spellings of allowed hosts are kept in mind."""
+
+
+class Application:
+    """Stateless but for counters: everything that lasts is behind the Door."""
+
+    def __init__(self, door: Door, services: Services, operations: Sequence[Operation]) -> None:
+        self._door, self._services = door, services
+        self._router = Router(operations)
+        options = services.options
+        self._hosts = options.hosts
+        self._known_hosts: set[bytes] = set()
+        self._rates = None
+        if options.rate > 0:
+            self._rates = Rates(options.rate, options.burst, services.clock.monotonic)
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        try:
+            reply = await self._answer(scope, receive, send)
+            if isinstance(reply, Reply):
+                await reply.send(send)
+            elif reply is not None:
+                await self._stream(reply, scope, receive, send)
+        except (Gone, asyncio.CancelledError):
+            return  # nobody is there any more, or the server's patience has ended
+
+    async def _answer(
+        self, scope: dict[str, Any], receive: Receive, send: Send
+    ) -> AnyReply | None:
+        try:
+            call = self._admit(scope, receive)
+            if call.operation.pace is Pace.PROMPT:
+                return await call.operation.handler(call)
+            return await self._at_length(call, send)
+        except Gone:
+            raise
+        except Allowed as known:
+            return Reply(b"", 204, (allow_header(known.methods), NO_STORE))
+        except Exception as error:
+            return problem_reply(error)
+
+    # -- in -----------------------------------------------------------------------
+
+    def _admit(self, scope: dict[str, Any], receive: Receive) -> Call:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        host = headers.get(b"host")
+        if host not in self._known_hosts:
+            self._check_host(host, scope["http_version"])
+        path = scope["raw_path"].decode("ascii")
+        operation, params = self._router.find(scope["method"], path)
+        call = Call(scope, headers, receive, self._services, operation, params)
+        if operation.role is not PUBLIC:
+            call.guest = self._door.enter(_token(headers))
+            if self._rates is not None:
+                caller = call.guest.caller
+                self._rates.take(caller.key_id or caller.principal)
+        if operation.query is None and scope["query_string"]:
+            refuse_query(scope["query_string"])
+        return call
+
+    def _check_host(self, host: bytes | None, version: str) -> None:
+        """A page elsewhere that names itself like us must not speak through a browser to us."""
+        if host is None:
+            if version != "1.0":
+                raise Refused(400, "MALFORMED", "the Host header is missing")
+            return
+        if self._hosts and _name(host) not in self._hosts:
+            raise Refused(
+                421,
+                "WRONG_HOST",
+                "this server does not answer to that name",
+                hint="call it by its own, or add the name to http_allowed_hosts",
+            )
+        if len(self._known_hosts) < _MOST_HOSTS:
+            self._known_hosts.add(host)
+
+    # -- what takes its time ------------------------------------------------------
+
+    async def _at_length(self, call: Call, send: Send) -> Reply | None:
+        """Answers that wait or stream: counted, and broken off when nobody is there."""
+        services = self._services
+        if call.operation.pace is Pace.WAITS:
+            with services.waits.passing(call.caller), services.watchman.attending(call.receive):
+                reply = await call.operation.handler(call)
+        else:
+            with services.streams.passing(call.caller):
+                reply = await call.operation.handler(call)
+                if isinstance(reply, StreamReply):
+                    await self._stream(reply, call.scope, call.receive, send)
+                    return None
+        return reply
+
+    async def _stream(
+        self, reply: StreamReply, scope: dict[str, Any], receive: Receive, send: Send
+    ) -> None:
+        watchman = self._services.watchman
+        monotonic = self._services.clock.monotonic
+        try:
+            async with aclosing(reply.content) as content:
+                with watchman.attending(receive if reply.watched else None) as attendance:
+                    head = {"status": reply.status, "headers": reply.headers}
+                    await send({"type": "http.response.start", **head})
+                    async for part in content:
+                        attendance.since = monotonic()
+                        await send({"type": _BODY, "body": part, "more_body": True})
+                        attendance.since = None
+        except Closing:
+            if reply.length is not None:
+                abort(scope)
+                return
+        except (Gone, Stalled):
+            abort(scope)
+            return
+        except Exception:
+            # The head is out: all that is left is to break off where it can be noticed.
+            log.exception("an answer in parts was broken off")
+            abort(scope)
+            return
+        await send({"type": _BODY, "body": b""})
+
+
+_BODY = "http.response.body"
+
+
+def abort(scope: dict[str, Any]) -> None:
+    connection = scope.get("penstock.connection")
+    if connection is not None:
+        connection.transport.abort()
+
+
+def _token(headers: dict[bytes, bytes]) -> str:
+    given = headers.get(b"authorization")
+    if given is None:
+        raise NotAuthenticated("no key was given", hint="send Authorization: Bearer <key>")
+    scheme, _, token = given.partition(b" ")
+    if scheme.lower() != b"bearer" or not token:
+        raise NotAuthenticated("this is no bearer key", hint="send Authorization: Bearer <key>")
+    return token.strip().decode("latin-1")
+
+
+def _name(host: bytes) -> str:
+    """The host without its port."""
+    name = host.decode("latin-1").lower()
+    if name.startswith("["):
+        return name.partition("]")[0] + "]"
+    return name.partition(":")[0]

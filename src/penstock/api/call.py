@@ -1,0 +1,134 @@
+"""One request, as a handler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
+
+from msgspec import Struct
+
+from penstock.api.attendance import Turnstile, Watchman
+from penstock.api.body import Receive, parts_of, read_body
+from penstock.api.health import Health
+from penstock.api.options import HttpOptions
+from penstock.api.parameters import read_query
+from penstock.api.problems import Refused
+from penstock.api.strict import read_json
+from penstock.core.caller import Caller
+from penstock.ports.clock import Clock
+from penstock.ports.desk import Desk
+from penstock.ports.door import Guest
+
+if TYPE_CHECKING:
+    from penstock.api.operation import Operation
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
+
+JSON_TYPE = "application/json"
+
+
+class Services(Struct):
+    """What handlers need besides the call itself."""
+
+    options: HttpOptions
+    clock: Clock
+    health: Callable[[], Health]
+    watchman: Watchman
+    streams: Turnstile
+    waits: Turnstile
+    document: Callable[[], bytes]
+    """The OpenAPI document."""
+    page: Callable[[], bytes]
+    """The same, to be read by people."""
+
+
+class Call:
+    __slots__ = ("guest", "headers", "operation", "params", "receive", "scope", "services")
+
+    def __init__(
+        self,
+        scope: dict[str, Any],
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        services: Services,
+        operation: Operation,
+        params: dict[str, str],
+    ) -> None:
+        self.scope, self.headers, self.receive = scope, headers, receive
+        self.services, self.operation, self.params = services, operation, params
+        self.guest: Guest | None = None
+
+    # -- who ----------------------------------------------------------------------
+
+    @property
+    def desk(self) -> Desk:
+        """That of the caller: it checks by itself what they may do and see."""
+        assert self.guest is not None
+        return self.guest.desk
+
+    @property
+    def caller(self) -> Caller:
+        assert self.guest is not None
+        return self.guest.caller
+
+    def tenant(self, asked: str | None = None) -> str:
+        """Whose things are meant: as the call says, else the key's own tenant's."""
+        return asked or self.caller.tenant or "default"
+
+    # -- what ---------------------------------------------------------------------
+
+    def header(self, name: bytes) -> str:
+        """A header's value, or an empty text."""
+        value = self.headers.get(name)
+        return "" if value is None else value.decode("latin-1")
+
+    def query(self, kind: type[S]) -> S:
+        """The query, checked. `kind` is what the operation declares."""
+        assert kind is self.operation.query
+        return read_query(self.scope["query_string"], kind)
+
+    async def json(self, kind: type[T]) -> T:
+        """The body, decoded and checked. `kind` is what the operation declares."""
+        assert kind is self.operation.body
+        body = await self.body()
+        if not body and self.operation.may_be_empty:
+            return kind()
+        self.check_type(JSON_TYPE)
+        return read_json(body, kind, max_depth=self.services.options.max_depth)
+
+    def check_type(self, wanted: str) -> None:
+        found = self.header(b"content-type").partition(";")[0].strip().lower()
+        if found == wanted:
+            return
+        said = f"the body is {found!r}" if found else "the type of the body is missing"
+        raise Refused(415, "WRONG_TYPE", said, hint=f"say Content-Type: {wanted}")
+
+    async def body(self) -> bytes:
+        """The whole body, as it came."""
+        options, headers = self.services.options, self.headers
+        self._check_encoding()
+        most = options.max_upload if self.operation.large else options.max_body
+        connection = self.scope.get("penstock.connection")
+        here = connection is not None and not connection.cycle.more_body
+        return await read_body(
+            self.receive, headers.get(b"content-length"), most, options, here=here
+        )
+
+    def parts(self) -> AsyncGenerator[bytes, None]:
+        """The body as it comes, for one that may never end."""
+        self._check_encoding()
+        return parts_of(self.receive, self.services.options)
+
+    def _check_encoding(self) -> None:
+        encoding = self.headers.get(b"content-encoding", b"identity")
+        if encoding.strip().lower() != b"identity":
+            raise Refused(
+                415, "WRONG_ENCODING", "the body is encoded", hint="send it without encoding"
+            )
+
+
+def unescaped(segment: str) -> str:
+    """A part of a path. Raises UnicodeDecodeError for what is no UTF-8."""
+    return unquote(segment, errors="strict") if "%" in segment else segment

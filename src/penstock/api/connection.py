@@ -1,0 +1,117 @@
+"""One client's connection: what uvicorn leaves open is closed here.
+
+A head must be there in time and within a size, a connection may idle only so long, and there
+are only so many. One look over all connections, about once a second, keeps the times; a
+request costs no timer for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from penstock.api.options import HttpOptions
+from penstock.api.problems import Refused, problem_reply
+from penstock.api.reply import SECURITY
+
+_NEVER = float("inf")
+_LINGER = 5.0
+"""How long the rest of a body that was refused is let run in, so that the answer is read."""
+
+
+class Connection(HttpToolsProtocol):
+    """Made by `protocol_with`, which gives it its options."""
+
+    options: HttpOptions
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.deadline = _NEVER
+        """By when the client has to have done the next thing."""
+        self._in_head = True
+        self._head = 0
+
+    # -- the connection -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.deadline = self.loop.time() + self.options.head_timeout
+        if len(self.connections) > self.options.max_connections:
+            self.refuse(503, "TOO_MANY_CONNECTIONS", "there are too many connections")
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head += len(data)
+        super().data_received(data)
+        if self._in_head and self._head > self.options.max_head and self.parser is not None:
+            self.refuse(431, "HEAD_TOO_LARGE", "the head of the request is too large")
+
+    def look(self, now: float) -> None:
+        """Now and then: close what is late."""
+        if now <= self.deadline:
+            return
+        self.deadline = now + _LINGER
+        if self.transport.is_closing():
+            self.transport.abort()  # it does not even take what was left to say
+        elif self._in_head and self._head:
+            self.refuse(408, "SLOW", "the head of the request did not come in time")
+        else:
+            self.transport.close()
+
+    def refuse(self, status: int, code: str, message: str) -> None:
+        """Answer without the application, and close."""
+        if self.transport.is_closing():
+            return
+        reply = problem_reply(Refused(status, code, message))
+        head = [b"HTTP/1.1 %d \r\n" % status]
+        head += [b"%s: %s\r\n" % pair for pair in (*SECURITY, *reply.headers)]
+        head += [b"content-length: %d\r\nconnection: close\r\n\r\n" % len(reply.body)]
+        self.transport.write(b"".join(head) + reply.body)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(400, "MALFORMED", "this is not HTTP that can be read")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """There is nothing to upgrade to; what comes after it can't be told apart."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    # -- its requests -------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self.deadline = self.loop.time() + self.options.head_timeout
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head = 0
+        self.deadline = _NEVER
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head = True
+        if self.cycle.response_complete:
+            self.deadline = self.loop.time() + self.options.keep_alive
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.response_complete:  # else another one was waiting behind it
+            patience = self.options.keep_alive if self._in_head else _LINGER
+            self.deadline = self.loop.time() + patience
+
+
+def protocol_with(options: HttpOptions) -> type[Connection]:
+    return type("Connection", (Connection,), {"options": options})

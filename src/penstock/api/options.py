@@ -1,0 +1,98 @@
+"""How the HTTP server listens, and what it lets a client do to it."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+
+from msgspec import Struct
+
+from penstock.core.errors import Misconfigured
+
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+
+
+class HttpOptions(Struct, frozen=True, kw_only=True):
+    """Times are in seconds, sizes in bytes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8700
+    """0 takes a free one."""
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    insecure: bool = False
+    """Listen beyond this machine without TLS: keys and jobs can be read on the way."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients may call it. None: on loopback its own names, else any."""
+
+    max_body: int = 8 << 20
+    """Of a JSON body, and of one line of a stream."""
+    max_upload: int = 64 << 20
+    """Of a blob, and of a batch of jobs."""
+    max_depth: int = 64
+    max_head: int = 64 << 10
+
+    head_timeout: float = 10.0
+    """Within which a request's head must be there, counted from the connection at first."""
+    body_grace: float = 10.0
+    """How long a body may take before `min_rate` is asked of it."""
+    min_rate: int = 4096
+    """Bytes a second."""
+    body_timeout: float = 300.0
+    keep_alive: float = 75.0
+    """How long a connection may idle between two requests."""
+    stall: float = 30.0
+    """How long a reader may take nothing of what is sent to it."""
+    heartbeat: float = 15.0
+    """Between the signs of life in a stream of events."""
+    idle: float = 300.0
+    """How long a stream of submissions may bring nothing."""
+    grace: float = 5.0
+    """What requests under way get to end when the server is closed."""
+
+    max_connections: int = 4096
+    max_streams: int = 2048
+    """Of events and submissions, all keys together."""
+    max_streams_per_key: int = 1024
+    max_waiting: int = 4096
+    """Requests that wait for a job's end, all keys together."""
+    rate: float = 0.0
+    """Requests a second that a key may make; 0 is no limit."""
+    burst: int = 0
+    """How many it may make at once; 0 is as many as in a second."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        name = self.host.strip("[]").lower()
+        if name == "localhost":
+            return True
+        try:
+            return ip_address(name).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def scheme(self) -> str:
+        return "http" if self.certfile is None else "https"
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """The names to listen to, in lower case; empty means any."""
+        if self.allowed_hosts:
+            return frozenset(name.lower() for name in self.allowed_hosts)
+        return _LOCAL_NAMES | {self.host.lower()} if self.is_local else frozenset()
+
+    def check(self) -> None:
+        """Raise Misconfigured for what would be dangerous, or can't work."""
+        if self.keyfile is not None and self.certfile is None:
+            raise Misconfigured("a TLS key needs a certificate", hint="set http_certfile, too")
+        for file in (self.certfile, self.keyfile):
+            if file is not None and not file.is_file():
+                raise Misconfigured(f"there is no file {file}", hint="check the path")
+        if not (self.is_local or self.certfile or self.insecure):
+            raise Misconfigured(
+                f"listening at {self.host} without TLS would send keys and jobs in the open",
+                hint="set a certificate, listen at 127.0.0.1 behind a proxy that has one, "
+                "or say that it is meant to be insecure",
+            )

@@ -1,0 +1,70 @@
+"""What a handler answers, and how it goes out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+Headers = Sequence[tuple[bytes, bytes]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+NO_STORE = (b"cache-control", b"no-store")
+JSON_HEADERS: Headers = ((b"content-type", b"application/json"), NO_STORE)
+SECURITY: Headers = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+"""On every answer, those of the connection itself included."""
+
+encode = msgspec.json.Encoder().encode
+
+
+class Reply(Struct, frozen=True):
+    """A whole answer."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: Headers = JSON_HEADERS
+
+    async def send(self, send: Send) -> None:
+        length = (b"content-length", b"%d" % len(self.body))
+        start = {
+            "type": "http.response.start",
+            "status": self.status,
+            "headers": [*self.headers, length] if self.status != 204 else self.headers,
+        }
+        await send(start)
+        await send({"type": "http.response.body", "body": self.body})
+
+
+class StreamReply(Struct, frozen=True):
+    """An answer in parts, made as they are sent.
+
+    The generator is closed when the reader is gone, takes nothing for too long, or the server
+    closes; in the last case an answer of no set length ends as if it were complete.
+    """
+
+    content: AsyncGenerator[bytes, None]
+    headers: Headers
+    status: int = 200
+    length: int | None = None
+    """How long it is, where that is known; it is among the headers already."""
+    watched: bool = True
+    """False for one that reads the request's body itself, and so learns who leaves."""
+
+
+AnyReply = Reply | StreamReply
+
+
+def json_reply(value: Any, status: int = 200) -> Reply:
+    return Reply(encode(value), status)
+
+
+NOTHING = Reply(b"", 204, (NO_STORE,))
+
+EVENT_STREAM: Headers = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    NO_STORE,
+    (b"x-accel-buffering", b"no"),
+)
+"""For server-sent events; the last one keeps a proxy from holding them back."""

@@ -1,0 +1,186 @@
+"""The HTTP server, within the engine's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from functools import cache
+
+import uvicorn
+
+from penstock.api.application import Application
+from penstock.api.attendance import Turnstile, Watchman
+from penstock.api.call import Services
+from penstock.api.connection import Connection, protocol_with
+from penstock.api.health import Health
+from penstock.api.openapi import document
+from penstock.api.operations import OPERATIONS
+from penstock.api.options import HttpOptions
+from penstock.api.page import page
+from penstock.api.reply import SECURITY, encode
+from penstock.core.errors import Misconfigured
+from penstock.ports.clock import Clock
+from penstock.ports.door import Door
+
+log = logging.getLogger(__name__)
+
+
+class HttpServer:
+    """Answers under its URL from `start` to `close`."""
+
+    def __init__(
+        self,
+        door: Door,
+        options: HttpOptions,
+        *,
+        clock: Clock,
+        health: Callable[[], Health] = Health,
+    ) -> None:
+        self.options = options
+        self.url = ""
+        self._watchman = Watchman(clock.monotonic, options.stall)
+        streams = Turnstile("open streams", options.max_streams, options.max_streams_per_key)
+        waits = Turnstile("waiting requests", options.max_waiting, options.max_waiting)
+        services = Services(
+            options=options,
+            clock=clock,
+            health=health,
+            watchman=self._watchman,
+            streams=streams,
+            waits=waits,
+            document=_document,
+            page=_page,
+        )
+        self.application = Application(door, services, OPERATIONS)
+        self._server: uvicorn.Server | None = None
+        self._round: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Listen; returns the URL. Raises Misconfigured for what can't be listened at."""
+        options = self.options
+        options.check()
+        bound = _bind(options)
+        try:
+            server = uvicorn.Server(self._config())
+            server.lifespan = server.config.lifespan_class(server.config)
+            await server.on_tick(0)
+            await server.startup(sockets=[bound])
+        except BaseException:
+            bound.close()
+            raise
+        self._server = server
+        self._round = asyncio.get_running_loop().create_task(self._go_round(), name="http rounds")
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        self.url = f"{options.scheme}://{host}:{bound.getsockname()[1]}"
+        log.info("listening at %s", self.url)
+        return self.url
+
+    def _config(self) -> uvicorn.Config:
+        options = self.options
+        config = uvicorn.Config(
+            self.application,  # type: ignore[arg-type]
+            http=protocol_with(options),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            headers=[(name.decode(), value.decode()) for name, value in SECURITY],
+            timeout_keep_alive=max(1, int(options.keep_alive)),
+            backlog=2048,
+            ssl_certfile=options.certfile,
+            ssl_keyfile=options.keyfile,
+        )
+        try:
+            config.load()
+        except OSError as error:  # of which an error of TLS is one
+            raise Misconfigured(
+                f"can't use the certificate {options.certfile}: {error}",
+                hint="it must be in PEM form, with its key",
+            ) from error
+        return config
+
+    async def _go_round(self) -> None:
+        """About once a second: the date for the headers, and whoever is late."""
+        loop = asyncio.get_running_loop()
+        pause = min(1.0, self.options.head_timeout / 4, self.options.stall / 4)
+        assert self._server is not None
+        while True:
+            await asyncio.sleep(pause)
+            await self._server.on_tick(0)
+            self._watchman.look()
+            now = loop.time()
+            for connection in self._connections():
+                connection.look(now)
+
+    def _connections(self) -> list[Connection]:
+        assert self._server is not None
+        return list(self._server.server_state.connections)  # type: ignore[arg-type]
+
+    async def close(self) -> None:
+        """Stop listening, end streams and waits, let the rest finish for a short while."""
+        server = self._server
+        if server is None:
+            return
+        for listener in server.servers:
+            listener.close()
+        self._watchman.close()
+        for connection in self._connections():
+            connection.shutdown()
+        await self._drain(server)
+        if self._round is not None:
+            self._round.cancel()
+            await asyncio.gather(self._round, return_exceptions=True)
+        self._server = None
+
+    async def _drain(self, server: uvicorn.Server) -> None:
+        tasks = server.server_state.tasks
+        if tasks:
+            await asyncio.wait(set(tasks), timeout=self.options.grace)
+        for connection in self._connections():
+            connection.transport.abort() if tasks else connection.transport.close()
+        for task in set(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)
+        for connection in self._connections():
+            connection.transport.abort()
+
+
+def _bind(options: HttpOptions) -> socket.socket:
+    """The socket, bound by us: port 0 works, and what goes wrong can be told."""
+    host = options.host.strip("[]")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise Misconfigured(
+            f"can't listen at {options.host}:{options.port}: {error}", hint="choose another host"
+        ) from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setblocking(False)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise Misconfigured(
+            f"can't listen at {options.host}:{options.port}: {error.strerror or error}",
+            hint="stop what listens there, or choose another port; 0 takes a free one",
+        ) from error
+    return bound
+
+
+@cache
+def _document() -> bytes:
+    return encode(document(OPERATIONS))
+
+
+@cache
+def _page() -> bytes:
+    return page(document(OPERATIONS)).encode()

@@ -1,0 +1,235 @@
+"""What happens, as server-sent events: of all jobs, of one, and a job's own words.
+
+Each stream tells at its start where it begins, and with every event where to resume: a reader
+that comes back with that id (`Last-Event-ID`, or `after`) gets what came since, without a gap
+and without a repeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from penstock.api.frames import EventFilter, Written, frame_of, heartbeat, named, opening
+from penstock.api.reply import EVENT_STREAM, StreamReply
+from penstock.core.errors import InvalidRequest
+from penstock.core.job import Job
+from penstock.core.transition import Transition
+from penstock.lifecycles.canonical import TERMINAL
+from penstock.ports.desk import Desk, EventBatch, JobUpdate, Logged, Moved
+
+T = TypeVar("T")
+_RETRY = 1.0
+"""Seconds after which a reader that was cut off should come back."""
+_LARGEST = (1 << 63) - 1
+
+
+class EventStreams:
+    """Opens streams; each answers errors before its first byte."""
+
+    def __init__(self, *, heartbeat: float = 15.0, retry: float = _RETRY) -> None:
+        self._heartbeat, self._retry = heartbeat, retry
+        self._written = Written()
+        self.open = 0
+        """How many streams there are now."""
+        self.told = 0
+        """Events sent since the start, over all readers."""
+
+    # -- the journal --------------------------------------------------------------
+
+    async def journal(
+        self, desk: Desk, wanted: EventFilter, after: int | None = None
+    ) -> StreamReply:
+        """Everything that happens, from a cursor on or from now on, for ever."""
+        batches = desk.events(after)
+        first = await anext(batches)
+        return StreamReply(self._journal(batches, first, wanted), EVENT_STREAM)
+
+    async def _journal(
+        self, batches: AsyncIterator[EventBatch], first: EventBatch, wanted: EventFilter
+    ) -> AsyncGenerator[bytes, None]:
+        everything = wanted.is_empty
+        cursor = first.cursor
+        with self._opened():
+            try:
+                yield opening(cursor, self._retry)
+                batch: EventBatch | None = first
+                while True:
+                    if batch is None:
+                        yield heartbeat(cursor)
+                    else:
+                        cursor = batch.cursor
+                        if everything:
+                            frames = self._written.whole(batch)
+                            self.told += len(batch.events)
+                        else:
+                            frames = self._written.matching(batch, wanted)
+                            self.told += frames.count(b"\nevent: ")
+                        if frames:
+                            yield frames
+                    try:
+                        batch = await self._next(batches)
+                    except StopAsyncIteration:
+                        return
+            finally:
+                await _end(batches)
+
+    async def _next(self, batches: AsyncIterator[EventBatch]) -> EventBatch | None:
+        """The next batch, or None when a sign of life is due.
+
+        An engine's reader may be given up and taken up again, which spares a task a batch.
+        """
+        try:
+            async with asyncio.timeout(self._heartbeat):
+                return await anext(batches)
+        except TimeoutError:
+            return None
+
+    # -- one job ------------------------------------------------------------------
+
+    async def job(self, desk: Desk, job_id: str, after: int = 0) -> StreamReply:
+        """A job's history after entry number `after`, then what happens, until it has ended."""
+        batches = desk.events()
+        await anext(batches)  # nothing that happens from here on is missed
+        job = await desk.get(job_id)
+        past = await desk.history(job_id)
+        if after > len(past):
+            await _end(batches)
+            raise InvalidRequest("after", f"the job's history ends at {len(past)}")
+        return StreamReply(self._job(batches, job, past, after), EVENT_STREAM)
+
+    async def _job(
+        self, batches: AsyncIterator[EventBatch], job: Job, past: Sequence[Transition], after: int
+    ) -> AsyncGenerator[bytes, None]:
+        tenant, topic = job.request.tenant, job.request.topic
+        place = after
+        news: Sequence[Transition] = past
+        with self._opened():
+            try:
+                yield opening(place, self._retry)
+                while True:
+                    fresh = [entry for entry in news if entry.n > place]
+                    if fresh:
+                        place = fresh[-1].n
+                        self.told += len(fresh)
+                        yield b"".join([frame_of(entry, tenant, topic) for entry in fresh])
+                    if news and (state := news[-1].after) in TERMINAL:
+                        yield named("end", {"job_id": job.job_id, "state": state})
+                        return
+                    try:
+                        batch = await self._next(batches)
+                    except StopAsyncIteration:
+                        return
+                    news = []
+                    if batch is None:
+                        yield heartbeat(place)
+                    else:
+                        found = self._written.of_job(batch, job.job_id)
+                        news = [event.transition for event in found]
+            finally:
+                await _end(batches)
+
+    # -- a job's own words --------------------------------------------------------
+
+    async def updates(
+        self, desk: Desk, job_id: str, after: tuple[int, int] | None = None, after_log: int = 0
+    ) -> StreamReply:
+        """What a job logs and how it gets on and moves, until it has ended.
+
+        `after` is where an earlier stream of it was: the number of its last move, and of its
+        last line.
+        """
+        job = await desk.get(job_id)
+        if after is None:
+            return StreamReply(self._updates(desk, job, job.version, after_log, ()), EVENT_STREAM)
+        place, line = after
+        missed = [entry for entry in await desk.history(job_id) if entry.n > place]
+        return StreamReply(self._updates(desk, job, place, line, missed), EVENT_STREAM)
+
+    async def _updates(
+        self, desk: Desk, job: Job, n: int, line: int, missed: Sequence[Transition]
+    ) -> AsyncGenerator[bytes, None]:
+        with self._opened():
+            yield opening(f"{n}-{line}", self._retry)
+            for entry in missed:
+                n = entry.n
+                yield named("moved", Moved(entry), f"{n}-{line}")
+            async for update in _with_pauses(desk.follow(job.job_id, line), self._heartbeat):
+                if update is None:
+                    yield heartbeat(f"{n}-{line}")
+                elif isinstance(update, Moved):
+                    for entry in await self._between(desk, n, update.transition):
+                        n = entry.n
+                        yield named("moved", Moved(entry), f"{n}-{line}")
+                elif isinstance(update, Logged):
+                    line = update.line.n
+                    yield named("log", update, f"{n}-{line}")
+                else:
+                    yield named("progress", update, f"{n}-{line}")
+            for entry in await desk.history(job.job_id):
+                if entry.n > n:
+                    yield named("moved", Moved(entry), f"{entry.n}-{line}")
+            state = (await desk.get(job.job_id)).state
+            yield named("end", {"job_id": job.job_id, "state": state})
+
+    async def _between(self, desk: Desk, n: int, entry: Transition) -> list[Transition]:
+        """An entry, with those before it that nobody told of; none if it is known already."""
+        if entry.n <= n + 1:
+            return [entry] if entry.n > n else []
+        return [past for past in await desk.history(entry.job_id) if n < past.n <= entry.n]
+
+    @contextmanager
+    def _opened(self) -> Generator[None]:
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+
+async def _with_pauses(items: AsyncIterator[T], pause: float) -> AsyncGenerator[T | None, None]:
+    """The items, with a None whenever none came for so long."""
+    waiting: asyncio.Task[T] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.create_task(_one(items))
+            await asyncio.wait({waiting}, timeout=pause)
+            if not waiting.done():
+                yield None
+                continue
+            try:
+                item = waiting.result()
+            except StopAsyncIteration:
+                return
+            waiting = None
+            yield item
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        await _end(items)
+
+
+async def _one(items: AsyncIterator[T]) -> T:
+    return await anext(items)
+
+
+async def _end(items: AsyncIterator[T]) -> None:
+    close = getattr(items, "aclose", None)
+    if close is not None:
+        await close()
+
+
+def cursor_of(text: str, field: str) -> int:
+    """A place in a stream, as it was given. Raises InvalidRequest."""
+    if not (text.isascii() and text.isdecimal() and int(text) <= _LARGEST):
+        raise InvalidRequest(field, "is no id that a stream of events gave")
+    return int(text)
+
+
+def place_of(text: str, field: str) -> tuple[int, int]:
+    """The same for a job's updates: the last move and the last line."""
+    n, _, line = text.partition("-")
+    return cursor_of(n, field), cursor_of(line, field)
