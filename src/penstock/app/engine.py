@@ -28,6 +28,7 @@ from penstock.app.parts import assemble
 from penstock.config import Settings
 from penstock.config.rules import parse_host_port
 from penstock.control.rulebook import Rulebook
+from penstock.control.safety import SafetyKernel
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
 from penstock.core.job import Job
@@ -95,12 +96,14 @@ class Engine:
         settings = self.settings
         self._failed = asyncio.get_running_loop().create_future()
         make_private(settings.data_dir)
-        rulebook = Rulebook(settings.rules, clock=self._clock)
+        kernel = SafetyKernel()
+        rulebook = Rulebook(kernel, settings.rules, self._clock)
+        rulebook.load()
         token = make_token(settings.token_file)
         self.store = self._open_store()
         try:
             parts = assemble(
-                settings, self.store, rulebook, self._clock, token, self._check_input
+                settings, self.store, kernel, rulebook, self._clock, token, self._check_input
             )
             self.parts = parts
             self.bus, self.blobs, self.board = parts.bus, parts.blobs, parts.board
@@ -142,6 +145,7 @@ class Engine:
         await parts.limits.load()
         await parts.pools.load()
         await parts.keys.load()
+        await parts.schedules.restore()
         self.board.restore(await self.store.unfinished())
         parts.starts.take_over((job.job_id, job.attempt) for job in self.board.held.values())
         monotonic = self._clock.monotonic()

@@ -27,6 +27,7 @@ from penstock.control.pruner import Pruner
 from penstock.control.reconciler import Reconciler
 from penstock.control.roster import Pool, Roster
 from penstock.control.rulebook import Rulebook
+from penstock.control.safety import SafetyKernel
 from penstock.control.scheduler import Scheduler
 from penstock.control.schedules import ScheduleKeeper
 from penstock.core.caller import OWNER
@@ -62,13 +63,14 @@ class Parts:
 def assemble(
     settings: Settings,
     store: Store,
+    kernel: SafetyKernel,
     rulebook: Rulebook,
     clock: Clock,
     token: str,
     check_input: CheckInput,
 ) -> Parts:
     """Make them, and let them hear of every commit. Nothing runs yet."""
-    ids, kernel = IdSource(), rulebook.kernel
+    ids = IdSource()
     limits = _limits(settings)
     blobs = FileBlobs(
         settings.blobs,
@@ -125,6 +127,7 @@ def assemble(
         feed=feed,
         hub=hub,
         pruner=pruner,
+        kernel=kernel,
         rulebook=rulebook,
         policy=PolicyDesk(rulebook, kernel, store, clock),
         schedules=schedules,
@@ -132,7 +135,7 @@ def assemble(
         pools=pool_keeper,
         keys=keys,
         clock=clock,
-        about=_about(settings, rulebook, clock),
+        about=_about(settings, kernel, clock),
     )
     return Parts(
         blobs=blobs,
@@ -164,14 +167,14 @@ def _limits(settings: Settings) -> Limits:
     )
 
 
-def _about(settings: Settings, rulebook: Rulebook, clock: Clock) -> EngineStatus:
+def _about(settings: Settings, kernel: SafetyKernel, clock: Clock) -> EngineStatus:
     return EngineStatus(
         version=__version__,
         pid=os.getpid(),
         started_at=clock.now(),
         durability=settings.durability,
         data_dir=str(settings.data_dir),
-        rules=rulebook.kernel.rules.snapshot,
+        rules=kernel.rules.snapshot,
         tally={},
         waiting=0,
         held=0,

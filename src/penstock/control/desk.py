@@ -34,6 +34,7 @@ from penstock.control.policy_desk import PolicyDesk
 from penstock.control.pools import PoolKeeper
 from penstock.control.pruner import Pruner
 from penstock.control.rulebook import Rulebook
+from penstock.control.safety import SafetyKernel
 from penstock.control.schedules import ScheduleKeeper
 from penstock.control.uploads import Uploads
 from penstock.core.caller import OWNER, Caller, KeyRole
@@ -72,6 +73,7 @@ class Services:
     feed: Feed
     hub: JournalHub
     pruner: Pruner
+    kernel: SafetyKernel
     rulebook: Rulebook
     policy: PolicyDesk
     schedules: ScheduleKeeper
@@ -294,7 +296,7 @@ class EngineDesk:
             return replace(about, pid=0, data_dir="", tally=tally)
         return replace(
             about,
-            rules=rulebook.kernel.rules.snapshot,
+            rules=self._services.kernel.rules.snapshot,
             tally=tally,
             waiting=board.waiting(),
             held=len(board.held),

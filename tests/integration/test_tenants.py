@@ -1,0 +1,279 @@
+"""What one caller may do and see: roles, tenants, blobs, and the audit log of it all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App
+from penstock.app.application import make_executors
+from penstock.app.engine import Engine
+from penstock.config import load
+from penstock.control.desk import EngineDesk
+from penstock.core.caller import Caller, KeyRole
+from penstock.core.errors import NotFound, NotPermitted, UnreadablePointer
+from penstock.core.job import JobRequest
+from penstock.core.pointer import encode_data
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.limits import Limit
+from penstock.ports.schedules import Schedule
+from penstock.ports.store import AuditQuery, JobQuery
+from penstock.testing.aio import run_async
+
+_R = KeyRole
+_BIG = b'{"text": "' + b"x" * 20_000 + b'"}'
+
+ALICE = Caller("alice", frozenset({_R.SUBMIT, _R.OPERATE}), "acme", "k1")
+BOB = Caller("bob", frozenset({_R.SUBMIT, _R.OPERATE, _R.APPROVE}), "beta", "k2")
+READER = Caller("reader", frozenset({_R.APPROVE}), None, "k3")
+OPS = Caller("ops", frozenset({_R.OPERATE}), None, "k4")
+
+
+@asynccontextmanager
+async def engine_at(folder: Path) -> AsyncIterator[Engine]:
+    app = App()
+
+    @app.job("job.text.shout")
+    def shout(text: str) -> str:
+        return text.upper()
+
+    @app.job("job.text.fail")
+    def fail() -> None:
+        raise ValueError("no")
+
+    settings = load(flags={"data_dir": str(folder), "durability": "memory"})
+    async with Engine(settings, make_executors(app, settings), listen=False) as engine:
+        yield engine
+
+
+def a_job(**fields: Any) -> JobRequest:
+    given: dict[str, Any] = {
+        "job_id": "",
+        "topic": "job.text.shout",
+        "context_ptr": encode_data(b'{"text": "hi"}'),
+    }
+    return JobRequest(**{**given, **fields})
+
+
+@run_async
+async def test_what_a_tenants_key_submits_is_the_tenants_and_the_keys(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        desk = engine.desk.serving(ALICE)
+        (job,) = await desk.submit([a_job(principal="bob")])
+        assert (job.request.tenant, job.request.principal) == ("acme", "alice")
+        with pytest.raises(NotPermitted, match="tenant: alice may not submit for 'beta'"):
+            await desk.submit([a_job(tenant="beta")])
+
+
+Ask = Callable[[EngineDesk, str], Awaitable[Any]]
+
+
+async def _follow(desk: EngineDesk, job_id: str) -> list[Any]:
+    return [update async for update in desk.follow(job_id)]
+
+
+_QUESTIONS: dict[str, Ask] = {
+    "get": lambda desk, job_id: desk.get(job_id),
+    "history": lambda desk, job_id: desk.history(job_id),
+    "why": lambda desk, job_id: desk.why(job_id),
+    "wait": lambda desk, job_id: desk.wait(job_id, 0.1),
+    "read_log": lambda desk, job_id: desk.read_log(job_id),
+    "follow": _follow,
+    "cancel": lambda desk, job_id: desk.cancel(job_id),
+    "retry": lambda desk, job_id: desk.retry(job_id),
+    "approve": lambda desk, job_id: desk.approvals.approve(job_id),
+    "reject": lambda desk, job_id: desk.approvals.reject(job_id),
+    "explain": lambda desk, job_id: desk.policy.explain(job_id),
+}
+
+
+@pytest.mark.parametrize("question", list(_QUESTIONS))
+@run_async
+async def test_another_tenants_job_is_answered_as_one_that_does_not_exist(
+    tmp_path: Path, question: str
+) -> None:
+    async with engine_at(tmp_path) as engine:
+        (job,) = await engine.desk.serving(ALICE).submit([a_job(topic="job.text.fail")])
+        await engine.desk.wait(job.job_id)
+        said = []
+        for job_id in (job.job_id, "nobody"):
+            with pytest.raises(NotFound) as refused:
+                await _QUESTIONS[question](engine.desk.serving(BOB), job_id)
+            said.append(str(refused.value).replace(job_id, "ID"))
+        assert said[0] == said[1]
+        assert (await engine.desk.get(job.job_id)).version == job.version + 4
+
+
+@run_async
+async def test_lists_counts_and_bulk_operations_stay_within_the_tenant(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        theirs = await engine.desk.serving(ALICE).submit([a_job(topic="job.text.fail")] * 3)
+        for job in theirs:
+            await engine.desk.wait(job.job_id)
+        bob = engine.desk.serving(BOB)
+        assert await bob.find(JobQuery()) == []
+        assert await bob.find(JobQuery(tenant="acme")) == []
+        assert (await bob.retry_many(JobQuery())).matched == 0
+        assert (await bob.cancel_many(JobQuery(tenant="acme"))).matched == 0
+        assert (await bob.status()).tally == {}
+        assert (await engine.desk.serving(ALICE).status()).tally == {JobState.FAILED: 3}
+        assert (await engine.desk.serving(ALICE).status()).data_dir == ""
+
+
+@run_async
+async def test_events_of_another_tenant_are_not_heard(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        (theirs,) = await engine.desk.serving(ALICE).submit([a_job()])
+        await engine.desk.wait(theirs.job_id)
+        (own,) = await engine.desk.serving(BOB).submit([a_job()])
+        await engine.desk.wait(own.job_id)
+        heard: set[str] = set()
+        events = engine.desk.serving(BOB).events(after=0)
+        async for batch in events:
+            heard.update(event.transition.job_id for event in batch.events)
+            if any(event.transition.after is JobState.SUCCEEDED for event in batch.events):
+                break
+        assert heard == {own.job_id}
+
+
+@run_async
+async def test_a_blob_is_there_for_who_brought_it_and_whose_jobs_have_it(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        alice, bob = engine.desk.serving(ALICE), engine.desk.serving(BOB)
+        uri = await alice.put_blob(_BIG)
+        assert await alice.get_blob(uri) == _BIG
+        for ask in (bob.get_blob, bob.stat_blob, lambda uri: bob.read_blob(uri, 0, 5)):
+            with pytest.raises(UnreadablePointer):
+                await ask(uri)
+        with pytest.raises(UnreadablePointer):
+            await bob.submit([a_job(context_ptr=uri)])
+        (job,) = await alice.submit([a_job(context_ptr=uri)])
+        final = await alice.wait(job.job_id)
+        assert final.result is not None
+        assert final.result.result_ptr is not None
+        assert b"XXX" in await alice.get_blob(final.result.result_ptr)
+        with pytest.raises(UnreadablePointer):
+            await bob.get_blob(final.result.result_ptr)
+
+
+@run_async
+async def test_files_and_foreign_places_are_not_read_for_a_tenant(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        folder = engine.settings.files
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "secret.json").write_text("{}")
+        uri = (folder / "secret.json").as_uri()
+        assert await engine.desk.get_blob(uri) == b"{}"
+        with pytest.raises(UnreadablePointer):
+            await engine.desk.serving(ALICE).get_blob(uri)
+
+
+_BEYOND: dict[str, tuple[Caller, Callable[[EngineDesk], Awaitable[Any]]]] = {
+    "submit without the role": (READER, lambda d: d.submit([a_job()])),
+    "bulk cancel without the role": (READER, lambda d: d.cancel_many(JobQuery())),
+    "workers without the role": (READER, lambda d: d.workers()),
+    "keys without the role": (OPS, lambda d: d.keys.create("eve", (_R.ADMIN,))),
+    "list keys without the role": (OPS, lambda d: d.keys.list()),
+    "audit without the role": (OPS, lambda d: d.audit.read(AuditQuery())),
+    "prune without the role": (OPS, lambda d: d.prune(0)),
+    "pause a pool from one tenant": (ALICE, lambda d: d.pause_pool("default")),
+    "set a limit from one tenant": (
+        ALICE,
+        lambda d: d.limits.put(Limit(name="x", concurrency=1)),
+    ),
+    "look at the rules from one tenant": (ALICE, lambda d: d.policy.current()),
+    "schedule for another tenant": (
+        ALICE,
+        lambda d: d.schedules.put(
+            Schedule(name="s", cron="@daily", request=a_job(), tenant="beta")
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", list(_BEYOND))
+@run_async
+async def test_what_a_key_is_not_for_is_refused(tmp_path: Path, what: str) -> None:
+    caller, ask = _BEYOND[what]
+    async with engine_at(tmp_path) as engine:
+        with pytest.raises(NotPermitted):
+            await ask(engine.desk.serving(caller))
+
+
+@run_async
+async def test_a_schedule_of_another_tenant_is_not_there(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        alice, bob = engine.desk.serving(ALICE), engine.desk.serving(BOB)
+        view = await alice.schedules.put(Schedule(name="s", cron="@daily", request=a_job()))
+        assert view.schedule.tenant == view.schedule.request.tenant == "acme"
+        assert await bob.schedules.list() == []
+        for tenant in ("default", "acme", "beta"):
+            with pytest.raises(NotFound):
+                await bob.schedules.get("s", tenant)
+            with pytest.raises(NotFound):
+                await bob.schedules.delete("s", tenant)
+        assert len(await alice.schedules.list()) == 1
+
+
+@run_async
+async def test_a_tenant_sees_its_own_use_of_a_limit_only(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        await engine.desk.limits.put(Limit(name="each", key=("tenant",), concurrency=1))
+        await engine.desk.limits.put(Limit(name="acme", tenants=("acme",), concurrency=1))
+        await engine.desk.pause_pool("default")
+        await engine.desk.serving(ALICE).submit([a_job()])
+        (each,) = await engine.desk.serving(BOB).limits.list()
+        assert (each.limit.name, each.uses) == ("each", ())
+        views = {view.limit.name: view for view in await engine.desk.serving(ALICE).limits.list()}
+        assert set(views) == {"each", "acme"}
+
+
+@run_async
+async def test_what_people_did_and_were_refused_is_in_the_audit_log(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        ops = engine.desk.serving(OPS)
+        await ops.pause_pool("default")
+        (job,) = await engine.desk.serving(ALICE).submit([a_job()])
+        await engine.desk.serving(ALICE).cancel(job.job_id, reason="not needed")
+        with pytest.raises(NotPermitted):
+            await ops.keys.create("eve", (_R.ADMIN,))
+        new = await engine.desk.keys.create("dora", (_R.SUBMIT,), tenant="acme")
+        entries = await engine.desk.audit.read(AuditQuery())
+        told = [(e.principal, e.action, e.subject, e.outcome) for e in reversed(entries)]
+        assert told == [
+            ("ops", "pool.pause", "default", "done"),
+            ("alice", "job.cancel", job.job_id, "done"),
+            ("ops", "key.create", "eve", "refused"),
+            ("owner", "key.create", "dora", "done"),
+        ]
+        assert new.token not in repr(entries)
+        assert entries[2].detail == "not needed"
+
+
+@run_async
+async def test_a_child_belongs_to_its_parents_tenant_and_submitter(tmp_path: Path) -> None:
+    app = App()
+
+    @app.job("job.child")
+    async def child() -> str:
+        return "ok"
+
+    @app.job("job.parent")
+    async def parent() -> str:
+        job = await child.asubmit()
+        await job
+        return str(job.job_id)
+
+    settings = load(flags={"data_dir": str(tmp_path), "durability": "memory"})
+    async with app.run(settings=settings) as client:
+
+        desk = client.desk
+        assert isinstance(desk, EngineDesk)
+        (job,) = await desk.serving(ALICE).submit([JobRequest(job_id="", topic="job.parent")])
+        await desk.wait(job.job_id)
+        (found,) = await desk.find(JobQuery(parent_job_id=job.job_id))
+        assert (found.request.tenant, found.request.principal) == ("acme", "alice")
