@@ -168,7 +168,7 @@ class ExecutorContract(ABC):
     async def test_a_job_without_constraints_may_connect_take_and_write(
         self, tmp_path: Path
     ) -> None:
-        async with self._executor() as executor, _Server() as server:
+        async with self._executor() as executor, Greeter() as server:
             for sample in (
                 self.connecting(server.port),
                 self.taking(256 * MIB),
@@ -181,7 +181,7 @@ class ExecutorContract(ABC):
 
     @run_async
     async def test_no_job_connects_when_it_may_use_no_network_or_only_other_hosts(self) -> None:
-        async with self._executor() as executor, _Server() as server:
+        async with self._executor() as executor, Greeter() as server:
             for network in ((), ("example.org",)):
                 for _ in range(2):
                     sample = self.connecting(server.port)
@@ -217,7 +217,7 @@ class ExecutorContract(ABC):
 
     @run_async
     async def test_constraints_of_one_job_don_t_bind_the_next(self, tmp_path: Path) -> None:
-        async with self._executor() as executor, _Server() as server:
+        async with self._executor() as executor, Greeter() as server:
             strict = Constraints(max_memory=MIB, network=(), read_only=True)
             for constraints in (strict, Constraints(network=()), Constraints(max_memory=MIB)):
                 await self._constrained(executor, self.succeeding(), constraints)
@@ -290,10 +290,10 @@ class ExecutorContract(ABC):
             assert isinstance(ended, asyncio.CancelledError), ended
 
 
-class _Server:
+class Greeter:
     """Greets whoever connects, and counts them."""
 
-    async def __aenter__(self) -> _Server:
+    async def __aenter__(self) -> Greeter:
         self.guests = 0
         self._server = await asyncio.start_server(self._greet, "127.0.0.1")
         self.port: int = self._server.sockets[0].getsockname()[1]
