@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
+from time import perf_counter
 from typing import Any
 
 from penstock.api.attendance import Closing, Stalled
@@ -42,8 +43,10 @@ class Application:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        begun = perf_counter()
         try:
             reply = await self._answer(scope, receive, send)
+            self._count(scope, reply, perf_counter() - begun)
             if isinstance(reply, Reply):
                 await reply.send(send)
             elif reply is not None:
@@ -66,6 +69,12 @@ class Application:
         except Exception as error:
             return problem_reply(error)
 
+    def _count(self, scope: dict[str, Any], reply: AnyReply | None, seconds: float) -> None:
+        operation: Operation | None = scope.get("penstock.operation")
+        prompt = operation is not None and operation.pace is Pace.PROMPT
+        status = 200 if reply is None else reply.status
+        self._services.traffic.count(operation, status, seconds if prompt else None)
+
     # -- in -----------------------------------------------------------------------
 
     def _admit(self, scope: dict[str, Any], receive: Receive) -> Call:
@@ -75,6 +84,7 @@ class Application:
             self._check_host(host, scope["http_version"])
         path = scope["raw_path"].decode("ascii")
         operation, params = self._router.find(scope["method"], path)
+        scope["penstock.operation"] = operation
         call = Call(scope, headers, receive, self._services, operation, params)
         if operation.role is not PUBLIC:
             call.guest = self._door.enter(_token(headers))

@@ -11,9 +11,11 @@ from msgspec import Struct
 from penstock.api.attendance import Turnstile, Watchman
 from penstock.api.body import Receive, parts_of, read_body
 from penstock.api.health import Health
+from penstock.api.metrics import Traffic
 from penstock.api.options import HttpOptions
 from penstock.api.parameters import read_query
 from penstock.api.problems import Refused
+from penstock.api.stream import EventStreams
 from penstock.api.strict import read_json
 from penstock.core.caller import Caller
 from penstock.ports.clock import Clock
@@ -38,6 +40,8 @@ class Services(Struct):
     watchman: Watchman
     streams: Turnstile
     waits: Turnstile
+    events: EventStreams
+    traffic: Traffic
     document: Callable[[], bytes]
     """The OpenAPI document."""
     page: Callable[[], bytes]

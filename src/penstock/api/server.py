@@ -15,11 +15,13 @@ from penstock.api.attendance import Turnstile, Watchman
 from penstock.api.call import Services
 from penstock.api.connection import Connection, protocol_with
 from penstock.api.health import Health
+from penstock.api.metrics import Traffic
 from penstock.api.openapi import document
 from penstock.api.operations import OPERATIONS
 from penstock.api.options import HttpOptions
 from penstock.api.page import page
 from penstock.api.reply import SECURITY, encode
+from penstock.api.stream import EventStreams
 from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
 from penstock.ports.door import Door
@@ -50,6 +52,8 @@ class HttpServer:
             watchman=self._watchman,
             streams=streams,
             waits=waits,
+            events=EventStreams(heartbeat=options.heartbeat),
+            traffic=Traffic(),
             document=_document,
             page=_page,
         )

@@ -1,0 +1,246 @@
+"""Figures for Prometheus, read when they are asked for.
+
+Requests are counted as they are answered; all else is asked of the Desk at the time of a
+scrape. Labels have few values: a route is its template, never a path, and what a caller may
+name freely (pools, limits and their keys) is cut off at a number.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from penstock.api.operation import Operation
+from penstock.api.reply import NO_STORE, Reply
+from penstock.core.caller import KeyRole
+from penstock.core.errors import NotPermitted
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.desk import Desk, EngineStatus, PoolView, WorkerView
+from penstock.ports.limits import LimitView
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Seconds; upper ends of the buckets of the histogram, but for the last."""
+_ENDS = (*map(str, BOUNDS), "+Inf")
+_MOST = 100
+"""Pools, limits, and keys of one limit that are told; the rest is left out."""
+_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Traffic:
+    """What requests came to, and how long they took."""
+
+    def __init__(self) -> None:
+        self.answers: Counter[tuple[str, str, int]] = Counter()
+        """By method, route and status."""
+        self.times: dict[tuple[str, str], Times] = {}
+        """By method and route; streams and waits take as long as they want to."""
+
+    def count(self, operation: Operation | None, status: int, seconds: float | None) -> None:
+        if operation is None:
+            self.answers["other", "none", status] += 1
+            return
+        route = operation.method, operation.path
+        self.answers[*route, status] += 1
+        if seconds is not None:
+            times = self.times.get(route)
+            if times is None:
+                times = self.times[route] = Times()
+            times.add(seconds)
+
+
+class Times:
+    """How many took how long."""
+
+    __slots__ = ("buckets", "total")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * len(_ENDS)
+        self.total = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+
+class Figures(Struct, frozen=True):
+    """What a scrape tells, as it was when it was asked for."""
+
+    status: EngineStatus
+    workers: list[WorkerView]
+    pools: list[PoolView]
+    limits: list[LimitView]
+    traffic: Traffic
+    streams: int = 0
+    events: int = 0
+
+    @classmethod
+    async def of(
+        cls, desk: Desk, traffic: Traffic, *, streams: int = 0, events: int = 0
+    ) -> Figures:
+        return cls(
+            await desk.status(),
+            await desk.workers(),
+            await desk.pools(),
+            await desk.limits.list(),
+            traffic,
+            streams,
+            events,
+        )
+
+    def text(self) -> bytes:
+        registry = CollectorRegistry()
+        registry.register(_Told(self))
+        return generate_latest(registry)
+
+
+class _Told(Collector):
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        figures = self._figures
+        yield from _engine(figures.status)
+        yield from _fleet(figures.workers, figures.pools)
+        yield from _limits(figures.limits)
+        yield from _traffic(figures)
+
+
+def _engine(status: EngineStatus) -> Iterator[Metric]:
+    yield InfoMetricFamily(
+        "penstock_build",
+        "The engine that answers.",
+        {"version": status.version, "durability": status.durability.value},
+    )
+    yield InfoMetricFamily(
+        "penstock_policy", "The snapshot of the rules in force.", {"snapshot": status.rules}
+    )
+    yield GaugeMetricFamily(
+        "penstock_policy_problem",
+        "1 while the rule file as it is can't be used, and the last good rules go on.",
+        float(bool(status.policy_problem)),
+    )
+    yield GaugeMetricFamily(
+        "penstock_start_time_seconds", "When the engine started.", status.started_at
+    )
+    jobs = GaugeMetricFamily("penstock_jobs", "Jobs that are stored, by state.", labels=["state"])
+    for state in JobState:
+        jobs.add_metric([state.value], status.tally.get(state, 0))
+    yield jobs
+    for name, help, value in (
+        ("waiting", "Jobs that wait for a worker, for their time or for others.", status.waiting),
+        ("parked", "Jobs that wait for an approval.", status.parked),
+        ("held", "Jobs that workers have.", status.held),
+    ):
+        yield GaugeMetricFamily(f"penstock_jobs_{name}", help, value)
+    yield CounterMetricFamily(
+        "penstock_jobs_finished", "Jobs that ended since the engine started.", status.finished
+    )
+
+
+def _fleet(workers: list[WorkerView], pools: list[PoolView]) -> Iterator[Metric]:
+    pools = sorted(pools, key=lambda pool: pool.name)[:_MOST]
+    told = {pool.name for pool in pools}
+    count = GaugeMetricFamily(
+        "penstock_workers", "Workers, by pool and status.", labels=["pool", "status"]
+    )
+    found = Counter((w.pool, w.status) for w in workers if w.pool in told)
+    for labels, number in sorted(found.items()):
+        count.add_metric(labels, number)
+    yield count
+    slots = GaugeMetricFamily(
+        "penstock_pool_slots", "Jobs that a pool's workers can run at once.", labels=["pool"]
+    )
+    held = GaugeMetricFamily("penstock_pool_held", "Jobs that a pool has.", labels=["pool"])
+    paused = GaugeMetricFamily(
+        "penstock_pool_paused", "1 while a pool is given nothing new.", labels=["pool"]
+    )
+    for pool in pools:
+        slots.add_metric([pool.name], sum(w.slots for w in workers if w.pool == pool.name))
+        held.add_metric([pool.name], pool.held)
+        paused.add_metric([pool.name], float(pool.paused))
+    yield from (slots, held, paused)
+
+
+def _limits(limits: list[LimitView]) -> Iterator[Metric]:
+    labels = ["limit", "key"]
+    running = GaugeMetricFamily(
+        "penstock_limit_running", "Jobs with workers that a limit counts.", labels=labels
+    )
+    waiting = GaugeMetricFamily(
+        "penstock_limit_waiting", "Waiting jobs that a limit counts.", labels=labels
+    )
+    for view in sorted(limits, key=lambda view: view.limit.name)[:_MOST]:
+        for use in view.uses[:_MOST]:
+            which = [view.limit.name, ",".join(use.key)]
+            running.add_metric(which, use.running)
+            waiting.add_metric(which, use.waiting)
+    yield from (running, waiting)
+
+
+def _traffic(figures: Figures) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "penstock_event_streams", "Streams of events that are open.", figures.streams
+    )
+    yield CounterMetricFamily(
+        "penstock_events_sent", "Events sent to readers of streams.", figures.events
+    )
+    answers = CounterMetricFamily(
+        "penstock_http_requests", "Requests answered.", labels=["method", "route", "status"]
+    )
+    for (method, route, status), number in sorted(figures.traffic.answers.items()):
+        answers.add_metric([method, route, str(status)], number)
+    yield answers
+    times = HistogramMetricFamily(
+        "penstock_http_request_duration_seconds",
+        "How long requests took that neither wait nor stream.",
+        labels=["method", "route"],
+    )
+    for labels, taken in sorted(figures.traffic.times.items()):
+        buckets = list(zip(_ENDS, accumulate(map(float, taken.buckets)), strict=True))
+        times.add_metric(labels, buckets, taken.total)
+    yield times
+
+
+async def metrics(call: Call) -> Reply:
+    if call.caller.tenant is not None:
+        raise NotPermitted(
+            "these figures are of the whole engine", hint="use a key that has no tenant"
+        )
+    events = call.services.events
+    figures = await Figures.of(
+        call.desk, call.services.traffic, streams=events.open, events=events.told
+    )
+    return Reply(figures.text(), headers=((b"content-type", _TYPE), NO_STORE))
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/metrics",
+        metrics,
+        role=KeyRole.OPERATE,
+        answer=str,
+        answer_type="text/plain",
+        summary="Figures for Prometheus",
+    ),
+)
