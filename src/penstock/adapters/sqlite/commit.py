@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import apsw
 from penstock.adapters.sqlite import rows
 from penstock.adapters.sqlite.database import storage_errors
 from penstock.core.job import Job
+from penstock.core.policy import keeps_out
 from penstock.core.transition import (
     Accept,
     Answer,
@@ -22,7 +24,10 @@ from penstock.core.transition import (
     followers,
 )
 from penstock.ports.failpoint import failpoint
-from penstock.ports.store import LogLine
+from penstock.ports.store import AuditEntry, LogLine
+
+Counts = dict[tuple[str, int], int]
+"""By tenant and state: how many more jobs there are, or fewer."""
 
 
 class Commit:
@@ -41,25 +46,31 @@ class Commit:
         codec: rows.JournalCodec,
         cache: Mapping[str, Job],
         next_seq: int,
+        next_row: int,
     ) -> None:
         self._writer, self._path, self._sql = writer, path, sql
         self._codec, self._cache = codec, cache
-        self.next_seq = next_seq
+        self.next_seq, self.next_row = next_seq, next_row
         self.heads: dict[str, Job] = {}
         self.moved: list[Answer] = []
         self.answers: list[list[Answer]] = []
         self.line_counts: dict[int, int] = {}
+        self.counts: Counts = {}
         self._new: set[int] = set()
         self._keys: dict[tuple[str, str], str] = {}
+        self._uniques: dict[tuple[str, str], list[str]] = {}
 
     def stage(
-        self, groups: Sequence[Sequence[Change]], lines: Callable[[Commit], Sequence[rows.Row]]
+        self,
+        groups: Sequence[Sequence[Change]],
+        lines: Callable[[Commit], Sequence[rows.Row]],
+        audit: Sequence[AuditEntry] = (),
     ) -> None:
         """Decide every change and write it into an open transaction. Raises StoreFailed."""
         with storage_errors(self._path):
             for group in groups:
                 self.answers.append([self._decide(change) for change in group])
-            self._write_out(lines(self))
+            self._write_out(lines(self), [rows.audit_row(entry) for entry in audit])
 
     def seal(self) -> None:
         """Commit what is staged; it waits for the disk. Raises StoreFailed."""
@@ -89,16 +100,34 @@ class Commit:
             return Answer(Verdict.REFUSED, None, why=f"no job {change.job_id}")
         answer = advance(job, change)
         if answer.verdict is Verdict.MOVED:
-            self._keep(answer)
-            for follower in followers(job, change):
-                self._accept(follower)
+            return self._follow(job, change, answer) if change.then else self._keep(answer)
         return answer
 
-    def _accept(self, accept: Accept) -> Answer:
+    def _follow(self, job: Job, move: Move, answer: Answer) -> Answer:
+        """Keep a move with what it brings.
+
+        The retry of a job that ends now has its unique key from it. If it ended before,
+        another job may have the key by now, and then there is no retry.
+        """
+        accepts = followers(job, move)
+        if job.is_final:
+            for accept in accepts:
+                keeper = self._keeper(accept)
+                if keeper is not None and keeper.job_id != job.job_id:
+                    why = f"job {keeper.job_id} has its unique key now"
+                    return Answer(Verdict.REFUSED, job, why=why)
+        self._keep(answer)
+        for accept in accepts:
+            self._accept(accept, follows=True)
+        return answer
+
+    def _accept(self, accept: Accept, *, follows: bool = False) -> Answer:
         request = accept.request
         held = None if accept.fresh else self.find(request.job_id)
         if held is None and request.idempotency_key is not None:
             held = self._find_key(request.tenant, request.idempotency_key)
+        if held is None and request.unique is not None and not follows:
+            held = self._keeper(accept)
         if held is not None:
             return Answer(Verdict.REPEATED, held)
         answer = admit(accept, self.next_seq)
@@ -106,13 +135,16 @@ class Commit:
         self.next_seq += 1
         if request.idempotency_key is not None:
             self._keys[request.tenant, request.idempotency_key] = request.job_id
-        self._keep(answer)
-        return answer
+        if request.unique is not None:
+            key = (request.tenant, request.unique.key)
+            self._uniques.setdefault(key, []).append(request.job_id)
+        return self._keep(answer)
 
-    def _keep(self, answer: Answer) -> None:
+    def _keep(self, answer: Answer) -> Answer:
         assert answer.job is not None
         self.heads[answer.job.request.job_id] = answer.job
         self.moved.append(answer)
+        return answer
 
     def find(self, job_id: str) -> Job | None:
         job = self.heads.get(job_id) or self._cache.get(job_id)
@@ -124,6 +156,25 @@ class Commit:
             return self.heads[job_id]
         return self._read("job_by_key", (tenant, key))
 
+    def _keeper(self, accept: Accept) -> Job | None:
+        """The newest job that keeps this one out by its unique key."""
+        unique = accept.request.unique
+        if unique is None:
+            return None
+        for held in self._sharing(accept.request.tenant, unique.key):
+            if keeps_out(held, accept.at):
+                return held
+        return None
+
+    def _sharing(self, tenant: str, key: str) -> Iterator[Job]:
+        """Jobs with a unique key: those of this commit, the newest, and all that are open."""
+        for job_id in reversed(self._uniques.get((tenant, key), ())):
+            yield self.heads[job_id]
+        for query in ("job_by_unique", "open_by_unique"):
+            for row in self._writer.execute(self._sql[query], (tenant, key)).fetchall():
+                job = rows.read_job(row)
+                yield self.heads.get(job.job_id, job)
+
     def _read(self, query: str, values: tuple[object, ...]) -> Job | None:
         row = self._writer.execute(self._sql[query], values).fetchone()
         return None if row is None else rows.read_job(row)
@@ -134,27 +185,69 @@ class Commit:
 
     # -- writing ------------------------------------------------------------------
 
-    def _write_out(self, lines: Sequence[rows.Row]) -> None:
+    def _write_out(self, lines: Sequence[rows.Row], audit: Sequence[rows.Row]) -> None:
         new = self._new
-        inserts = [rows.insert_row(job) for job in self.heads.values() if job.seq in new]
-        updates = [rows.update_row(job) for job in self.heads.values() if job.seq not in new]
-        journal = [
-            row
-            for answer in self.moved
-            for row in self._codec.rows(answer.job.seq, answer.entry)  # type: ignore[union-attr, arg-type]
-        ]
-        if not (journal or lines):
-            return
+        inserts, updates, gated = [], [], []
+        for job in self.heads.values():
+            if job.seq in new:
+                inserts.append(rows.insert_row(job))
+            elif rows.is_gated(job):
+                gated.append(rows.update_gated_row(job))
+            else:
+                updates.append(rows.update_row(job))
+        journal = self._journal()
         writer, sql = self._writer, self._sql
+        counts = [(state, tenant, count) for (tenant, state), count in self.counts.items()]
+        writes = (
+            ("insert_job", inserts),
+            ("update_job", updates),
+            ("update_gated", gated),
+            ("append_journal", journal),
+            ("count_up", counts),
+            ("append_log", lines),
+            ("append_audit", audit),
+        )
+        if not (journal or lines or audit):
+            return
         with self._undone():
             writer.execute("BEGIN IMMEDIATE")
-            if inserts:
-                writer.executemany(sql["insert_job"], inserts)
-            if updates:
-                writer.executemany(sql["update_job"], updates)
-            writer.executemany(sql["append_journal"], journal)
-            if lines:
-                writer.executemany(sql["append_log"], lines)
+            for name, values in writes:
+                if values:
+                    writer.executemany(sql[name], values)
+
+    def _journal(self) -> list[rows.Row]:
+        """A row an entry; counts on the way what it does to the tally."""
+        journal: list[rows.Row] = []
+        happened: Counts = defaultdict(int)
+        encode, number = self._codec.rows, self.next_row
+        for answer in self.moved:
+            job, entry = answer.job, answer.entry
+            assert job is not None
+            assert entry is not None
+            tenant = job.request.tenant
+            for row in encode(number, job.seq, entry):
+                journal.append(row)
+                number += 1
+                happened[tenant, row[3]] += 1
+        self.next_row = number
+        self.counts = tally_changes(happened, self._codec.effects)
+        return journal
+
+
+def tally_changes(
+    happened: Mapping[tuple[str, int], int], effects: Mapping[int, tuple[int | None, int] | None]
+) -> Counts:
+    """What so many moves along each path do to the number of jobs in each state."""
+    counts: Counts = defaultdict(int)
+    for (tenant, path), times in happened.items():
+        effect = effects[path]
+        if effect is None:
+            continue
+        before, after = effect
+        counts[tenant, after] += times
+        if before is not None:
+            counts[tenant, before] -= times
+    return {key: count for key, count in counts.items() if count}
 
 
 def number_lines(

@@ -27,11 +27,14 @@ STATE_CODES = {state: code for code, state in enumerate(JobState, start=1)}
 AT_ONCE: tuple[tuple[Any, ...], ...] = (
     (JobState.PENDING, JobEvent.SCHEDULE, JobEvent.DISPATCH),
     (JobState.PENDING, JobEvent.SCHEDULE, JobEvent.DENY),
+    (JobState.PENDING, JobEvent.SCHEDULE, JobEvent.PARK),
     (JobState.DISPATCHED, JobEvent.START, JobEvent.SUCCEED),
     (JobState.DISPATCHED, JobEvent.START, JobEvent.FAIL),
 )
 """A state, and the events that usually happen to it together: they share a row."""
 FIRST_FINAL = min(STATE_CODES[state] for state in TERMINAL)
+DEAD = (STATE_CODES[JobState.FAILED], STATE_CODES[JobState.TIMEOUT])
+"""What ended in these, and was not retried, is a dead letter."""
 _SYNCHRONOUS = {Durability.DISK: "FULL", Durability.OS: "NORMAL", Durability.MEMORY: "OFF"}
 
 
@@ -82,6 +85,11 @@ def open_reader(path: Path) -> apsw.Connection:
         connection.set_busy_timeout(5000)
         connection.pragma("cache_size", -16_384)
         _check_ours(connection, path)
+        if connection.pragma("user_version") < len(migrations()):
+            raise StoreFailed(
+                f"{path} was written by an older Penstock and can't be read as it is",
+                hint="start an engine on it once: it brings it up to date",
+            )
     return connection
 
 
@@ -145,9 +153,12 @@ def _rules() -> dict[str, str]:
     return {
         "states": _values(enumerate(JobState, start=1)),
         "paths": _values((code, *path) for code, path in enumerate(_paths(), start=1)),
+        "moves": _values(path for path in _paths() if path[0] is not None),
         "last_state": str(max(codes)),
         "first_final": str(FIRST_FINAL),
+        "scheduled": str(STATE_CODES[JobState.SCHEDULED]),
         "succeeded": str(STATE_CODES[JobState.SUCCEEDED]),
+        "dead": ", ".join(map(str, DEAD)),
         "held": ", ".join(sorted(str(STATE_CODES[state]) for state in HELD)),
     }
 

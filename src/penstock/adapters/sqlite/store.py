@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
+from msgspec import Struct
 
 from penstock.adapters.sqlite import upkeep
 from penstock.adapters.sqlite.commit import Commit, number_lines
@@ -29,7 +31,17 @@ from penstock.core.job import Job
 from penstock.core.transition import Answer, Change, Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.failpoint import failpoint
-from penstock.ports.store import Durability, JobQuery, Listener, LogLine, Pruned, Verified
+from penstock.ports.store import (
+    AuditEntry,
+    AuditQuery,
+    Durability,
+    JobQuery,
+    JournalEvent,
+    Listener,
+    LogLine,
+    Pruned,
+    Verified,
+)
 
 T = TypeVar("T")
 Waiting = list[tuple[Sequence[Change], asyncio.Future[list[Answer]]]]
@@ -38,8 +50,25 @@ _CACHED = 20_000
 """How many unfinished jobs are kept at hand; others are read when they are needed."""
 _SHORT = 64
 """Changes up to which a commit is waited for in the event loop."""
-_MOST_KEPT_LINES = 100_000
-"""Log lines kept while the disk refuses them."""
+_MOST_KEPT = 100_000
+"""Log lines, and audit entries, kept while the disk refuses them."""
+
+
+class Riders(Struct, frozen=True):
+    """What goes with a commit, and nobody waits for."""
+
+    lines: list[LogLine] = []
+    audit: list[AuditEntry] = []
+
+    def __bool__(self) -> bool:
+        return bool(self.lines or self.audit)
+
+    def apart(self) -> Iterator[Riders]:
+        """In parts, of which one that can't be written costs the others nothing."""
+        if self.lines:
+            yield Riders(lines=self.lines)
+        for entry in self.audit:
+            yield Riders(audit=[entry])
 
 
 class SqliteStore:
@@ -65,13 +94,15 @@ class SqliteStore:
         self._thread = ThreadPoolExecutor(1, "penstock-store")
         self._sql, self._codec = self._reader.sql, self._reader.codec
         self._next_seq: int = self._writer.execute(self._sql["last_seq"]).get + 1
+        self._next_row: int = self._writer.execute(self._sql["last_row"]).get + 1
+        self._tally = self._reader.load_tally()
         # Ordered, because a plain dict searches for its oldest key past all that were removed.
         self._cache: OrderedDict[str, Job] = OrderedDict()
         self._by_seq: dict[int, Job] = {}
         self._listeners: list[Listener] = []
         self._waiting: Waiting = []
-        self._apart: deque[tuple[Waiting, list[LogLine]]] = deque()
-        self._lines: list[LogLine] = []
+        self._apart: deque[tuple[Waiting, Riders]] = deque()
+        self._riders = Riders()
         self._line_counts: dict[int, int] = {}
         self._max_log_lines = max_log_lines
         self._committing: asyncio.Handle | asyncio.Task[None] | None = None
@@ -93,7 +124,11 @@ class SqliteStore:
         return lambda: self._listeners.remove(listener)
 
     def write_log(self, lines: Sequence[LogLine]) -> None:
-        self._lines.extend(lines)
+        self._riders.lines.extend(lines)
+        self._commit_soon()
+
+    def write_audit(self, entries: Sequence[AuditEntry]) -> None:
+        self._riders.audit.extend(entries)
         self._commit_soon()
 
     def _commit_soon(self) -> None:
@@ -103,57 +138,65 @@ class SqliteStore:
     def _commit(self) -> None:
         """Write what has gathered; wait for the disk here if that is short, else aside."""
         self._committing = None
-        waiting, lines = self._gather()
+        waiting, riders = self._gather()
         commit = Commit(
-            self._writer, self.path, self._sql, self._codec, self._cache, self._next_seq
+            self._writer,
+            self.path,
+            self._sql,
+            self._codec,
+            self._cache,
+            self._next_seq,
+            self._next_row,
         )
         groups = [changes for changes, _ in waiting]
+        lines = number_lines(riders.lines, self._line_counts, self._max_log_lines)
         try:
-            commit.stage(groups, number_lines(lines, self._line_counts, self._max_log_lines))
+            commit.stage(groups, lines, riders.audit)
             if self._slow_disk or len(commit.moved) > _SHORT:
-                sealing = self._seal_aside(commit, waiting, lines)
+                sealing = self._seal_aside(commit, waiting, riders)
                 self._committing = asyncio.get_running_loop().create_task(sealing)
                 return
             commit.seal()
         except Exception as error:
-            self._give_up(waiting, lines, error)
+            self._give_up(waiting, riders, error)
         else:
             self._adopt(commit, waiting)
 
-    async def _seal_aside(self, commit: Commit, waiting: Waiting, lines: list[LogLine]) -> None:
+    async def _seal_aside(self, commit: Commit, waiting: Waiting, riders: Riders) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(self._thread, commit.seal)
         except Exception as error:
             self._committing = None
-            self._give_up(waiting, lines, error)
+            self._give_up(waiting, riders, error)
         else:
             self._committing = None
             self._adopt(commit, waiting)
 
-    def _gather(self) -> tuple[Waiting, list[LogLine]]:
+    def _gather(self) -> tuple[Waiting, Riders]:
         """What the next commit is to carry."""
         if self._apart:
-            waiting, lines = self._apart.popleft()
-        else:
-            waiting, self._waiting = self._waiting, []
-            lines, self._lines = self._lines, []
-        return waiting, lines
+            return self._apart.popleft()
+        waiting, self._waiting = self._waiting, []
+        riders, self._riders = self._riders, Riders()
+        return waiting, riders
 
-    def _give_up(self, waiting: Waiting, lines: list[LogLine], error: Exception) -> None:
-        """Nothing was written: callers hear why, and lines ride with the next commit.
+    def _give_up(self, waiting: Waiting, riders: Riders, error: Exception) -> None:
+        """Nothing was written: callers hear why, and riders go with the next commit.
 
-        If it failed for what was to be written and not for the disk, each caller is tried
-        again alone, so that only the one whose change it is hears of it.
+        If it failed for what was to be written and not for the disk, each is tried again
+        alone, so that only the caller whose change it is hears of it.
         """
         if _is_unwritable(error):
-            if waiting and (lines or len(waiting) > 1):
-                self._apart.extend(([one], []) for one in waiting)
-                self._apart.extend([([], lines)] if lines else ())
+            parts: list[tuple[Waiting, Riders]] = [([one], Riders()) for one in waiting]
+            parts.extend(([], part) for part in riders.apart())
+            if len(parts) > 1:
+                self._apart.extend(parts)
                 self._commit_soon()
                 return
         else:
-            self._lines[:0] = lines[-_MOST_KEPT_LINES:]
+            self._riders.lines[:0] = riders.lines[-_MOST_KEPT:]
+            self._riders.audit[:0] = riders.audit[-_MOST_KEPT:]
         for _, future in waiting:
             if not future.done():
                 future.set_exception(error)
@@ -163,7 +206,8 @@ class SqliteStore:
     def _adopt(self, commit: Commit, waiting: Waiting) -> None:
         """What was committed is now true: tell the listeners, then the callers."""
         failpoint("after-commit")
-        self._next_seq = commit.next_seq
+        self._next_seq, self._next_row = commit.next_seq, commit.next_row
+        self._tally.add(commit.counts)
         self._cache_heads(commit.heads)
         for seq, count in commit.line_counts.items():
             if seq in self._by_seq:
@@ -174,7 +218,7 @@ class SqliteStore:
         for (_, future), answers in zip(waiting, commit.answers, strict=True):
             if not future.done():
                 future.set_result(answers)
-        if self._apart or self._waiting or self._lines:
+        if self._apart or self._waiting or self._riders:
             self._commit_soon()
 
     def _cache_heads(self, heads: dict[str, Job]) -> None:
@@ -215,14 +259,29 @@ class SqliteStore:
     async def history(self, job_id: str) -> list[Transition]:
         return await self._reader.history(job_id)
 
-    async def tally(self) -> dict[JobState, int]:
-        return await self._reader.tally()
+    async def events(self, after: int, limit: int = 1000) -> list[JournalEvent]:
+        return await self._reader.events(after, limit)
+
+    async def last_event(self) -> int:
+        return await self._reader.last_event()
+
+    async def tally(self, tenant: str | None = None) -> dict[JobState, int]:
+        return self._tally.of(tenant)
 
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
         return await self._reader.read_log(job_id, after, limit)
 
     async def recall(self, name: str) -> bytes | None:
         return await self._reader.recall(name)
+
+    async def recall_all(self, prefix: str) -> dict[str, bytes]:
+        return await self._reader.recall_all(prefix)
+
+    async def read_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        return await self._reader.read_audit(query)
+
+    async def refers(self, tenant: str, pointer: str) -> bool:
+        return await self._reader.refers(tenant, pointer)
 
     async def pointers(self) -> Iterable[str]:
         return await self._reader.pointers()
@@ -234,10 +293,20 @@ class SqliteStore:
 
     async def prune(self, finished_before: float, limit: int) -> Pruned:
         seqs = await self._reader.prunable(finished_before, limit)
-        return await self._alone(lambda: upkeep.delete(self._writer, self._sql, seqs))
+        delete = partial(upkeep.delete, self._writer, self._sql, seqs)
+        pruned, gone = await self._alone(delete)
+        self._tally.add(gone)
+        return pruned
 
     async def remember(self, name: str, value: bytes) -> None:
         await self._alone(lambda: self._writer.execute(self._sql["remember"], (name, value)))
+
+    async def forget(self, name: str) -> bool:
+        def forget() -> bool:
+            self._writer.execute(self._sql["forget"], (name,))
+            return self._writer.changes() > 0
+
+        return await self._alone(forget)
 
     async def _alone(self, work: Callable[[], T]) -> T:
         """Write something else than changes, in a transaction of its own."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -16,14 +18,19 @@ Read = Callable[..., Iterable[rows.Row]]
 
 
 def verify(read: Read, sql: Mapping[str, str], codec: rows.JournalCodec) -> Verified:
-    """Fold each job's log and compare it with the record, walking both in step."""
+    """Fold each job's log and compare it with the record, walking both in step.
+
+    The reading must be of one state of the file.
+    """
     jobs = transitions = 0
+    counted: Counter[tuple[str, int]] = Counter()
     mismatches: list[Mismatch] = []
     logs = groupby(read(sql["whole_journal"]), key=itemgetter(0))
     pending = next(logs, None)
     for row in read(sql["all_jobs"]):
         jobs += 1
         job = rows.read_job(row)
+        counted[job.request.tenant, row[2]] += 1
         while pending is not None and pending[0] < job.seq:
             mismatches.append(Mismatch(f"seq {pending[0]}", "has a log but no record"))
             pending = next(logs, None)
@@ -41,7 +48,19 @@ def verify(read: Read, sql: Mapping[str, str], codec: rows.JournalCodec) -> Veri
             mismatches.append(Mismatch(job.job_id, _difference(folded, recorded)))
     for seq, _ in _rest(pending, logs):
         mismatches.append(Mismatch(f"seq {seq}", "has a log but no record"))
+    mismatches.extend(_miscounted(counted, read(sql["tally"])))
     return Verified(jobs, transitions, tuple(mismatches))
+
+
+def _miscounted(counted: Counter[tuple[str, int]], tally: Iterable[rows.Row]) -> Iterator[Mismatch]:
+    told = {(tenant, state): count for tenant, state, count in tally if count}
+    for tenant, state in sorted(told.keys() | counted.keys()):
+        have, say = counted[tenant, state], told.get((tenant, state), 0)
+        if have != say:
+            problem = (
+                f"tenant {tenant} has {have} jobs that are {rows.STATES[state]}, it says {say}"
+            )
+            yield Mismatch("the tally", problem)
 
 
 def _rest(pending: object, logs: Iterator[object]) -> Iterator[tuple[int, object]]:
@@ -74,11 +93,21 @@ def prunable(read: Read, sql: Mapping[str, str], finished_before: float, limit: 
     return found
 
 
-def delete(writer: apsw.Connection, sql: Mapping[str, str], seqs: Sequence[int]) -> Pruned:
-    """Remove these jobs with their history and output. Runs inside a transaction."""
+def delete(
+    writer: apsw.Connection, sql: Mapping[str, str], seqs: Sequence[int]
+) -> tuple[Pruned, dict[tuple[str, int], int]]:
+    """Remove these jobs with their history and output. Runs inside a transaction.
+
+    Answers also what that does to the tally.
+    """
+    for mark, last in (("seq", "last_seq"), ("journal", "last_row")):
+        writer.execute(sql["raise_mark"], (mark, writer.execute(sql[last]).get))
+    gone: list[rows.Row] = writer.execute(sql["prune_count"], (json.dumps(list(seqs)),)).fetchall()
+    writer.executemany(sql["count_up"], [(state, tenant, -n) for state, tenant, n in gone])
+    writer.execute(sql["tidy_tally"])
     counts = []
     for name in ("prune_job", "prune_journal", "prune_log"):
         before = writer.total_changes()
         writer.executemany(sql[name], [(seq,) for seq in seqs])
         counts.append(writer.total_changes() - before)
-    return Pruned(*counts)
+    return Pruned(*counts), {(tenant, state): -n for state, tenant, n in gone}

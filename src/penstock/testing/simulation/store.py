@@ -34,6 +34,11 @@ class FaultyStore(MemoryStore):
         self._refuse()
         await super().remember(name, value)
 
+    async def forget(self, name: str) -> bool:
+        await self._dawdle()
+        self._refuse()
+        return await super().forget(name)
+
     def _keep(self, answer: Answer, moved: list[Answer]) -> None:
         super()._keep(answer, moved)
         self._history.events.extend(map(Committed, answer.transitions))
