@@ -160,7 +160,7 @@ def zone(name: str) -> ZoneInfo:
 @cache
 def _zone_names() -> dict[str, str]:
     """The names there are, by what they are in lower case and by their last part."""
-    names = sorted(available_timezones())
+    names = sorted(available_timezones() - {"localtime", "posixrules", "Factory"})
     places = {name.rpartition("/")[2].lower(): name for name in names}
     return places | {name.lower(): name for name in names}
 
