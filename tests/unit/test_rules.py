@@ -13,7 +13,13 @@ from penstock.control.safety import Rule, RuleSet
 from penstock.control.toml_lines import line_of
 from penstock.core.errors import Misconfigured
 from penstock.core.job import Priority
-from penstock.core.quantity import parse_duration, parse_rate, parse_size
+from penstock.core.quantity import (
+    parse_duration,
+    parse_rate,
+    parse_size,
+    say_duration,
+    say_size,
+)
 from penstock.core.verdict import ApprovalTerms, Constraints, Decision, Rate
 
 GOOD = b"""
@@ -316,6 +322,16 @@ def test_durations_sizes_and_rates_are_read_as_people_write_them() -> None:
     assert [parse_size(t) for t in ("1KiB", "2 MB", "0.5gib")] == [1024, 2_000_000, 1 << 29]
     assert [parse_rate(t) for t in ("10/m", "5 / 30s")] == [Rate(10, 60.0), Rate(5, 30.0)]
     assert [str(parse_rate(t)) for t in ("10/s", "1/2h")] == ["10/s", "1/7200s"]
+
+
+@pytest.mark.parametrize("text", ["30s", "90s", "10m", "4h", "7d", "0.25s", "0s"])
+def test_a_duration_is_said_as_it_is_written(text: str) -> None:
+    assert say_duration(parse_duration(text)) == text
+
+
+@pytest.mark.parametrize("text", ["1000B", "64KiB", "512MiB", "3GiB", "1TiB"])
+def test_a_size_is_said_as_it_is_written(text: str) -> None:
+    assert say_size(parse_size(text)) == text
 
 
 # -- rules in vain --------------------------------------------------------------------------

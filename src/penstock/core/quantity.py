@@ -39,3 +39,15 @@ def parse_rate(text: str) -> Rate:
     if not rate.count or not rate.per:
         raise ValueError(f"{text!r} lets nothing through, or everything; both numbers are above 0")
     return rate
+
+
+def say_duration(seconds: float) -> str:
+    """As `parse_duration` reads it, in the largest unit that fits."""
+    unit = next((u for u in ("d", "h", "m") if seconds and not seconds % _SECONDS[u]), "s")
+    return f"{seconds / _SECONDS[unit]:.12g}{unit}"
+
+
+def say_size(count: int) -> str:
+    """As `parse_size` reads it, in the largest unit that fits."""
+    unit = next((u for u in ("TiB", "GiB", "MiB", "KiB") if not count % _BYTES[u.lower()]), "B")
+    return f"{count // _BYTES[unit.lower()]}{unit}"
