@@ -113,8 +113,14 @@ def assemble(
         max_waiting=settings.max_waiting,
         ids=ids,
     )
-    pruner = Pruner(store, blobs, clock, retention=settings.retention or None)
     schedules = ScheduleKeeper(store, partial(gateway.submit, by=OWNER.principal), clock)
+    pruner = Pruner(
+        store,
+        blobs,
+        clock,
+        retention=settings.retention or None,
+        needed=schedules.pointers,
+    )
     limit_keeper = LimitKeeper(store, board.limiter, clock)
     pool_keeper = PoolKeeper(store, board.roster, scheduler.nudge)
     keys = KeyRing(store, clock, token)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
+from itertools import chain
 
 from penstock.control.uploads import PREFIX
 from penstock.core.errors import PenstockError
@@ -29,9 +31,12 @@ class Pruner:
         *,
         retention: float | None,
         interval: float = 3600.0,
+        needed: Callable[[], Iterable[str]] = tuple,
     ) -> None:
+        """`needed`: pointers that no job has yet, as those of schedules."""
         self._store, self._blobs, self._clock = store, blobs, clock
         self._retention, self._interval = retention, interval
+        self._needed = needed
 
     async def run(self) -> None:
         while True:
@@ -56,7 +61,7 @@ class Pruner:
             if pruned.jobs < _CHUNK:
                 break
         await self._forget_uploads(now)
-        keep = await self._store.pointers()
+        keep = chain(await self._store.pointers(), self._needed())
         blobs = await self._blobs.collect(keep, now - _BLOB_AGE)
         return Cleaned(jobs, transitions, lines, blobs)
 
