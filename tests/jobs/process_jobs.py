@@ -85,6 +85,19 @@ def with_family(ctx: Context) -> None:
         time.sleep(1)
 
 
+def with_deaf_family(ctx: Context) -> None:
+    """Starts a process in a session of its own that ignores SIGTERM, and waits."""
+    code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1); time.sleep(600)"
+    command = [sys.executable, "-uc", code]
+    away = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
+    assert away.stdout is not None
+    away.stdout.read(1)
+    ctx.log(str(away.pid), level="pids")
+    ctx.progress(message="started")
+    while True:
+        time.sleep(1)
+
+
 def leave_behind() -> int:
     return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 

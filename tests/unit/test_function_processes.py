@@ -279,6 +279,18 @@ async def test_a_kill_takes_everything_the_job_started() -> None:
 
 
 @run_async
+async def test_what_is_deaf_to_sigterm_does_not_outlive_the_job_that_is_not() -> None:
+    async with processes(kill_grace=0.05) as them:
+        ctx = RecordingContext()
+        running = asyncio.create_task(them.run("with_deaf_family", ctx))
+        await started(ctx)
+        (away,) = map(int, ctx.logged("pids"))
+        ctx.cancel.request()
+        await running
+        assert not is_alive(away)
+
+
+@run_async
 async def test_what_a_job_leaves_behind_is_ended_before_it_succeeds() -> None:
     async with processes() as them:
         ctx = RecordingContext()

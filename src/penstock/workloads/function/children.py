@@ -100,6 +100,8 @@ class ChildProcess:
         """Done, with the exit status, when nothing is left of the child."""
         self._start()
         self.pid = self._popen.pid
+        self._below: list[int] = []
+        """Holds on the processes below it that were told to end."""
         self._hung_up_at: float | None = None
         self.is_cut_off = False
         """It lived on without its socket, and had to be killed."""
@@ -130,7 +132,7 @@ class ChildProcess:
         self._send(frames.Cancel(reason))
 
     def terminate(self) -> None:
-        tree.terminate(self.pid)
+        self._below += tree.terminate(self.pid)
 
     def kill(self) -> None:
         tree.kill(self.pid)
@@ -255,6 +257,7 @@ class ChildProcess:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
         tree.kill_group(self.pid)
+        tree.finish(self._below)
         status = self._popen.wait()
         self._hear_last_words()
         self._settle(status)

@@ -7,6 +7,7 @@ left the group.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from contextlib import suppress
@@ -28,11 +29,32 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def terminate(pid: int) -> None:
-    """Ask the process, its group and its descendants to end."""
+def terminate(pid: int) -> list[int]:
+    """Ask the process, its group and its descendants to end.
+
+    Returns a hold (a pidfd) on each descendant: should the process die first, nothing else
+    would lead to those that are slow to end, or deaf.
+    """
+    held = []
     for below in descendants(pid):
+        with suppress(OSError):
+            held.append(os.pidfd_open(below))
         _signal(below, signal.SIGTERM)
     _signal_group(pid, signal.SIGTERM)
+    return held
+
+
+def finish(held: list[int]) -> None:
+    """End those on whom there is a hold, wait until they are dead, and let go of them."""
+    for hold in held:
+        with suppress(OSError):
+            signal.pidfd_send_signal(hold, signal.SIGKILL)
+    for hold in held:
+        death = select.poll()
+        death.register(hold, select.POLLIN)
+        death.poll(_ROUNDS)
+        os.close(hold)
+    held.clear()
 
 
 def kill(pid: int) -> None:
