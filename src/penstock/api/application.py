@@ -54,9 +54,7 @@ class Application:
         except (Gone, asyncio.CancelledError):
             return  # nobody is there any more, or the server's patience has ended
 
-    async def _answer(
-        self, scope: dict[str, Any], receive: Receive, send: Send
-    ) -> AnyReply | None:
+    async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> AnyReply | None:
         try:
             call = self._admit(scope, receive)
             if call.operation.pace is Pace.PROMPT:
@@ -106,26 +104,25 @@ class Application:
                 421,
                 "WRONG_HOST",
                 "this server does not answer to that name",
-                hint="call it by its own, or add the name to http_allowed_hosts",
+                hint="call it by its own, or add the name to http_hosts",
             )
         if len(self._known_hosts) < _MOST_HOSTS:
             self._known_hosts.add(host)
 
     # -- what takes its time ------------------------------------------------------
 
-    async def _at_length(self, call: Call, send: Send) -> Reply | None:
-        """Answers that wait or stream: counted, and broken off when nobody is there."""
+    async def _at_length(self, call: Call, send: Send) -> AnyReply | None:
+        """Answers that wait or stream are counted; a stream for as long as it lasts."""
         services = self._services
         if call.operation.pace is Pace.WAITS:
-            with services.waits.passing(call.caller), services.watchman.attending(call.receive):
-                reply = await call.operation.handler(call)
-        else:
-            with services.streams.passing(call.caller):
-                reply = await call.operation.handler(call)
-                if isinstance(reply, StreamReply):
-                    await self._stream(reply, call.scope, call.receive, send)
-                    return None
-        return reply
+            with services.waits.passing(call.caller):
+                return await call.operation.handler(call)
+        with services.streams.passing(call.caller):
+            reply = await call.operation.handler(call)
+            if isinstance(reply, Reply):
+                return reply
+            await self._stream(reply, call.scope, call.receive, send)
+            return None
 
     async def _stream(
         self, reply: StreamReply, scope: dict[str, Any], receive: Receive, send: Send

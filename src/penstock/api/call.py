@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from msgspec import Struct
 
-from penstock.api.attendance import Turnstile, Watchman
+from penstock.api.attendance import Attendance, Turnstile, Watchman
 from penstock.api.body import Receive, parts_of, read_body
 from penstock.api.health import Health
 from penstock.api.metrics import Traffic
@@ -124,6 +125,10 @@ class Call:
         """The body as it comes, for one that may never end."""
         self._check_encoding()
         return parts_of(self.receive, self.services.options)
+
+    def attending(self) -> AbstractContextManager[Attendance]:
+        """For waits, after the body was read: broken off when the client leaves."""
+        return self.services.watchman.attending(self.receive)
 
     def _check_encoding(self) -> None:
         encoding = self.headers.get(b"content-encoding", b"identity")

@@ -176,7 +176,9 @@ def problem_reply(error: BaseException) -> Reply:
     problem = problem_of(error)
     headers = [*HEADERS]
     if problem.retry_after is not None:
-        headers.append((b"retry-after", b"%d" % min(86_400, max(1, math.ceil(problem.retry_after)))))
+        headers.append(
+            (b"retry-after", b"%d" % min(86_400, max(1, math.ceil(problem.retry_after))))
+        )
     if problem.status == 401:
         headers.append(CHALLENGE)
     if isinstance(error, Refused):

@@ -10,35 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TypeVar
 
-from msgspec import Meta, Struct
-
-from penstock.api.frames import (
-    EventData,
-    EventFilter,
-    Written,
-    frame_of,
-    heartbeat,
-    named,
-    opening,
-)
-from penstock.api.operation import Operation, Pace
+from penstock.api.frames import EventFilter, Written, frame_of, heartbeat, named, opening
 from penstock.api.reply import EVENT_STREAM, StreamReply
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
 from penstock.core.transition import Transition
-from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
-from penstock.ports.desk import Desk, EventBatch, JobUpdate, Logged, Moved
-
-if TYPE_CHECKING:
-    from penstock.api.call import Call
+from penstock.lifecycles.canonical import TERMINAL
+from penstock.ports.desk import Desk, EventBatch, Logged, Moved
 
 T = TypeVar("T")
 _RETRY = 1.0
 """Seconds after which a reader that was cut off should come back."""
 _LARGEST = (1 << 63) - 1
-Place = Annotated[int, Meta(ge=0, le=_LARGEST)]
 
 
 class EventStreams:
@@ -157,10 +142,10 @@ class EventStreams:
         last line.
         """
         job = await desk.get(job_id)
-        if after is None:
-            return StreamReply(self._updates(desk, job, job.version, after_log, ()), EVENT_STREAM)
-        place, line = after
-        missed = [entry for entry in await desk.history(job_id) if entry.n > place]
+        place, line = after or (job.version, min(after_log, _LARGEST))
+        missed = []
+        if after is not None:
+            missed = [entry for entry in await desk.history(job_id) if entry.n > place]
         return StreamReply(self._updates(desk, job, place, line, missed), EVENT_STREAM)
 
     async def _updates(
@@ -237,118 +222,16 @@ async def _end(items: AsyncIterator[T]) -> None:
         await close()
 
 
-# -- over HTTP -----------------------------------------------------------------------
-
-
-class EventQuery(Struct, frozen=True, kw_only=True):
-    """Which events; all conditions must hold."""
-
-    after: Place | None = None
-    """The cursor to begin after; 0 is the beginning, none is now. Last-Event-ID goes before."""
-    topic: str | None = None
-    """A glob, as in `job.text.*`."""
-    state: tuple[JobState, ...] = ()
-    """Only moves into one of these."""
-    event: tuple[JobEvent, ...] = ()
-    job_id: str | None = None
-    tenant: str | None = None
-
-
-class JobEventQuery(Struct, frozen=True, kw_only=True):
-    after: Place = 0
-    """The entry of the job's history to begin after. Last-Event-ID goes before."""
-
-
-class UpdateQuery(Struct, frozen=True, kw_only=True):
-    after_log: Place = 0
-    """The line of the job's log to begin after."""
-
-
-async def events(call: Call) -> StreamReply:
-    query = call.query(EventQuery)
-    wanted = EventFilter(
-        topic=query.topic,
-        state=query.state,
-        event=query.event,
-        job_id=query.job_id,
-        tenant=query.tenant,
-    )
-    last = call.header(_LAST)
-    after = cursor_of(last) if last else query.after
-    return await call.services.events.journal(call.desk, wanted, after)
-
-
-async def job_events(call: Call) -> StreamReply:
-    query = call.query(JobEventQuery)
-    last = call.header(_LAST)
-    after = cursor_of(last) if last else query.after
-    return await call.services.events.job(call.desk, call.params["job_id"], after)
-
-
-async def job_updates(call: Call) -> StreamReply:
-    query = call.query(UpdateQuery)
-    last = call.header(_LAST)
-    after = place_of(last) if last else None
-    streams = call.services.events
-    return await streams.updates(call.desk, call.params["job_id"], after, query.after_log)
-
-
-_LAST = b"last-event-id"
-
-
-def cursor_of(text: str) -> int:
+def cursor_of(text: str, field: str) -> int:
     """A place in a stream, as a reader that comes back gives it. Raises InvalidRequest."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= _LARGEST):
         raise InvalidRequest(
-            "Last-Event-ID", "is no id that this stream gave", hint="give none, or one that it did"
+            field, "is no id that this stream gave", hint="give one that it did, or none"
         )
     return int(text)
 
 
-def place_of(text: str) -> tuple[int, int]:
+def place_of(text: str, field: str) -> tuple[int, int]:
     """The same for a job's updates: the last move and the last line."""
     n, _, line = text.partition("-")
-    return cursor_of(n), cursor_of(line)
-
-
-_SSE = "text/event-stream"
-
-OPERATIONS = (
-    Operation(
-        "GET",
-        "/v1/events",
-        events,
-        query=EventQuery,
-        answer=EventData,
-        answer_type=_SSE,
-        pace=Pace.STREAMS,
-        summary="Everything that happens, as server-sent events",
-        description="One event a transition, named as the transition is. The id is the place in "
-        "the journal: send it back as Last-Event-ID to go on from there, without a gap and "
-        "without a repeat. Without one, the stream begins now.",
-    ),
-    Operation(
-        "GET",
-        "/v1/jobs/{job_id}/events",
-        job_events,
-        query=JobEventQuery,
-        answer=EventData,
-        answer_type=_SSE,
-        pace=Pace.STREAMS,
-        summary="What happens to a job, as server-sent events",
-        description="Its history from the beginning, or after Last-Event-ID, then what happens, "
-        "until it has ended; the last event is `end`. The id is the number of the entry.",
-    ),
-    Operation(
-        "GET",
-        "/v1/jobs/{job_id}/updates",
-        job_updates,
-        query=UpdateQuery,
-        answer=JobUpdate,
-        answer_type=_SSE,
-        pace=Pace.STREAMS,
-        summary="What a job logs, how far it is and how it moves, as server-sent events",
-        description="Events are `log`, `progress` and `moved`, and `end` when it has ended. "
-        "Lines from before come first.",
-    ),
-)
+    return cursor_of(n, field), cursor_of(line, field)

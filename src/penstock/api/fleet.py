@@ -1,0 +1,67 @@
+"""Workers and pools."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from penstock.api.operation import Operation
+from penstock.api.reply import Reply, json_reply
+from penstock.core.caller import KeyRole
+from penstock.ports.desk import PoolView, WorkerView
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+
+class WorkerList(Struct, frozen=True):
+    workers: list[WorkerView]
+
+
+class PoolList(Struct, frozen=True):
+    pools: list[PoolView]
+
+
+async def list_workers(call: Call) -> Reply:
+    return json_reply(WorkerList(await call.desk.workers()))
+
+
+async def list_pools(call: Call) -> Reply:
+    return json_reply(PoolList(await call.desk.pools()))
+
+
+async def pause_pool(call: Call) -> Reply:
+    return json_reply(await call.desk.pause_pool(call.params["name"]))
+
+
+async def resume_pool(call: Call) -> Reply:
+    return json_reply(await call.desk.resume_pool(call.params["name"]))
+
+
+OPERATIONS = (
+    Operation("GET", "/v1/workers", list_workers, answer=WorkerList, summary="List workers"),
+    Operation("GET", "/v1/pools", list_pools, answer=PoolList, summary="List pools"),
+    Operation(
+        "POST",
+        "/v1/pools/{name}/pause",
+        pause_pool,
+        role=KeyRole.OPERATE,
+        answer=PoolView,
+        refusals=(404,),
+        summary="Pause a pool",
+        description=(
+            "Its workers are given nothing new and finish what they have; `held` tells how far "
+            "it is drained. It stays paused over a restart."
+        ),
+    ),
+    Operation(
+        "POST",
+        "/v1/pools/{name}/resume",
+        resume_pool,
+        role=KeyRole.OPERATE,
+        answer=PoolView,
+        refusals=(404,),
+        summary="Resume a pool",
+    ),
+)

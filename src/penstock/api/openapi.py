@@ -1,0 +1,200 @@
+"""The OpenAPI 3.1 document, made from the table of operations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from penstock import __version__
+from penstock.api.fields import sentences, structs_in
+from penstock.api.operation import ANY, PUBLIC, Operation
+from penstock.api.problems import TITLES, Problem
+
+Document = dict[str, Any]
+
+_REF = "#/components/schemas/{name}"
+_PROBLEM = "application/problem+json"
+_VARIES = re.compile(r"\{(\w+)\}")
+_TAGS = {
+    "jobs": "Jobs",
+    "dead": "Jobs",
+    "blobs": "Blobs",
+    "events": "Events",
+    "schedules": "Schedules",
+    "limits": "Limits",
+    "workers": "Workers and pools",
+    "pools": "Workers and pools",
+    "policy": "Safety rules",
+    "keys": "Keys and audit",
+    "audit": "Keys and audit",
+}
+_OTHER_TAG = "The engine"
+_ABOUT = """\
+A durable job engine. Everything under `/v1`, and `/metrics`, needs a key: \
+`Authorization: Bearer <key>`. Times are seconds since the epoch, UTC. Errors are problem \
+documents (RFC 9457) with a stable `code`; where a field is wrong, `field` names it. Fields may \
+be added to answers at any time; a field that a request may not have is refused."""
+
+
+def document(operations: Sequence[Operation]) -> Document:
+    kinds = [kind for operation in operations for kind in _kinds(operation)] + [Problem]
+    _, schemas = msgspec.json.schema_components(
+        [kind for kind in kinds if _has_schema(kind)], ref_template=_REF
+    )
+    found = structs_in(kinds)
+    for name, schema in schemas.items():
+        _describe(schema, found.get(name))
+    schemas["Job"]["properties"] = {
+        "job_id": {"type": "string"},
+        **schemas["Job"]["properties"],
+        "why": {"type": "string", "description": "Where it was asked for."},
+    }
+    schemas["Job"]["required"] = ["job_id", *schemas["Job"]["required"]]
+    paths: Document = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _entry(operation, schemas)
+    queries = {operation.query.__name__ for operation in operations if operation.query}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Penstock",
+            "version": __version__,
+            "description": _ABOUT,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "tags": [{"name": name} for name in dict.fromkeys([*_TAGS.values(), _OTHER_TAG])],
+        "paths": paths,
+        "components": {
+            "schemas": {name: schemas[name] for name in sorted(schemas) if name not in queries},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "A key of the engine."}
+            },
+        },
+    }
+
+
+def _kinds(operation: Operation) -> list[Any]:
+    return [operation.query, operation.body, operation.answer, *operation.others.values()]
+
+
+def _has_schema(kind: Any) -> bool:
+    return kind is not None and kind not in (bytes, str)
+
+
+def _describe(schema: Document, kind: type[Struct] | None) -> None:
+    """Put the words of the source into a schema."""
+    schema.pop("title", None)
+    if kind is None:
+        return
+    said = sentences(kind)
+    for name, field in schema.get("properties", {}).items():
+        if name in said:
+            field["description"] = said[name]
+
+
+def _entry(operation: Operation, schemas: Document) -> Document:
+    entry: Document = {
+        "operationId": operation.id,
+        "summary": operation.summary,
+        "tags": [tag_of(operation)],
+        "security": [] if operation.role is PUBLIC else [{"key": []}],
+    }
+    description = " ".join(filter(None, (operation.description, who(operation))))
+    entry["description"] = description
+    if parameters := [*_path_parameters(operation), *_query_parameters(operation, schemas)]:
+        entry["parameters"] = parameters
+    if operation.body is not None:
+        entry["requestBody"] = {
+            "required": not operation.may_be_empty,
+            "content": _content(operation.body_type, operation.body),
+        }
+    entry["responses"] = _responses(operation)
+    return entry
+
+
+def tag_of(operation: Operation) -> str:
+    return _TAGS.get(operation.tag, _OTHER_TAG)
+
+
+def who(operation: Operation) -> str:
+    """Whose key it takes, in a sentence."""
+    if operation.role is PUBLIC:
+        return "Needs no key."
+    if operation.role is ANY:
+        return "Any key."
+    return f"Role: {operation.role}."
+
+
+def _path_parameters(operation: Operation) -> list[Document]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in _VARIES.findall(operation.path)
+    ]
+
+
+def _query_parameters(operation: Operation, schemas: Document) -> list[Document]:
+    if operation.query is None:
+        return []
+    parameters = []
+    for name, schema in schemas[operation.query.__name__]["properties"].items():
+        plain = {key: value for key, value in schema.items() if key != "description"}
+        parameter = {"name": name, "in": "query", "schema": _without_null(plain)}
+        if "description" in schema:
+            parameter["description"] = schema["description"]
+        parameters.append(parameter)
+    return parameters
+
+
+def _without_null(schema: Document) -> Document:
+    """A parameter is left out rather than null."""
+    if schema.get("default", 0) is None:
+        schema = {key: value for key, value in schema.items() if key != "default"}
+    kinds = [kind for kind in schema.pop("anyOf", []) if kind != {"type": "null"}]
+    return {**schema, **kinds[0]} if kinds else schema
+
+
+def _responses(operation: Operation) -> Document:
+    responses = {str(operation.status): _success(operation, operation.status, operation.answer)}
+    for status, kind in operation.others.items():
+        responses[str(status)] = _success(operation, status, kind)
+    common = () if operation.role is PUBLIC else (401, 403)
+    with_body = () if operation.body is None else (400, 413, 415)
+    for status in sorted({*common, *with_body, *operation.refusals}):
+        responses[str(status)] = _refusal(TITLES[status])
+    responses["default"] = _refusal("Any other problem")
+    return responses
+
+
+def _success(operation: Operation, status: int, kind: Any) -> Document:
+    answer: Document = {"description": HTTPStatus(status).phrase}
+    if kind is not None:
+        answer["content"] = _content(operation.answer_type, kind)
+    if status == 201 and kind is not None and getattr(kind, "__name__", "") == "Job":
+        answer["headers"] = {
+            "Location": {"description": "Where the job is.", "schema": {"type": "string"}}
+        }
+    return answer
+
+
+def _content(media_type: str, kind: Any) -> Document:
+    if kind is bytes:
+        return {media_type: {}}
+    if media_type == "application/x-ndjson":
+        schema = {"type": "string", "description": f"Lines; each is a {kind.__name__}, as JSON."}
+        return {media_type: {"schema": schema}}
+    return {media_type: {"schema": _schema(kind)}}
+
+
+def _schema(kind: Any) -> Document:
+    (schema,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
+    return schema
+
+
+def _refusal(description: str) -> Document:
+    return {"description": description, "content": _content(_PROBLEM, Problem)}

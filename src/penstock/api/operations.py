@@ -1,0 +1,38 @@
+"""Everything that can be asked, in one table."""
+
+from __future__ import annotations
+
+from penstock.api import (
+    about,
+    actions,
+    events,
+    fleet,
+    health,
+    jobs,
+    keys,
+    limits,
+    metrics,
+    policy,
+    results,
+    schedules,
+    submit,
+    upkeep,
+)
+from penstock.api.operation import Operation
+
+OPERATIONS: tuple[Operation, ...] = (
+    *submit.OPERATIONS,
+    *jobs.OPERATIONS,
+    *results.OPERATIONS,
+    *actions.OPERATIONS,
+    *events.OPERATIONS,
+    *schedules.OPERATIONS,
+    *limits.OPERATIONS,
+    *fleet.OPERATIONS,
+    *policy.OPERATIONS,
+    *keys.OPERATIONS,
+    *upkeep.OPERATIONS,
+    *health.OPERATIONS,
+    *metrics.OPERATIONS,
+    *about.OPERATIONS,
+)

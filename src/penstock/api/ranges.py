@@ -1,0 +1,59 @@
+"""Which part of a payload is meant (RFC 9110, section 14)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from penstock.api.problems import Refused
+from penstock.api.reply import Headers
+
+_RANGE = re.compile(rb"bytes=\s*(\d{0,19})\s*-\s*(\d{0,19})\s*", re.I)
+
+
+class Part(Struct, frozen=True):
+    status: int
+    """200 the whole, 206 a part, 304 nothing new"""
+    start: int
+    length: int
+    headers: Headers = ()
+
+
+def part_of(headers: Mapping[bytes, bytes], size: int, etag: bytes | None) -> Part:
+    """Several ranges at once are answered with the whole, as the standard allows."""
+    if etag is not None and _names(headers.get(b"if-none-match"), etag):
+        return Part(304, 0, 0)
+    found = _RANGE.fullmatch(headers.get(b"range", b""))
+    if found is None or not (found[1] or found[2]):
+        return Part(200, 0, size)
+    condition = headers.get(b"if-range")
+    if condition is not None and condition.strip() != etag:
+        return Part(200, 0, size)
+    if found[1]:
+        start = int(found[1])
+        end = min(int(found[2]), size - 1) if found[2] else size - 1
+        if found[2] and int(found[2]) < start:
+            return Part(200, 0, size)  # not a range at all
+    else:
+        start, end = max(0, size - int(found[2])), size - 1
+        if not int(found[2]):
+            start = size
+    if start >= size:
+        raise Refused(
+            416,
+            "NO_SUCH_RANGE",
+            f"it has {size:,} bytes only",
+            headers=((b"content-range", b"bytes */%d" % size),),
+        )
+    told = (b"content-range", b"bytes %d-%d/%d" % (start, end, size))
+    return Part(206, start, end - start + 1, (told,))
+
+
+def _names(condition: bytes | None, etag: bytes) -> bool:
+    """Whether If-None-Match names this version; weak marks compare alike."""
+    if condition is None:
+        return False
+    tags = [tag.strip().removeprefix(b"W/") for tag in condition.split(b",")]
+    return b"*" in tags or etag in tags

@@ -1,0 +1,235 @@
+"""A job's result, and blobs: whole, or the part that was asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from penstock.api.jobs import Seconds
+from penstock.api.operation import Operation, Pace
+from penstock.api.problems import Refused
+from penstock.api.ranges import Part, part_of
+from penstock.api.reply import AnyReply, Headers, Reply, StreamReply, json_reply
+from penstock.core.caller import KeyRole
+from penstock.core.errors import (
+    InvalidRequest,
+    JobCancelled,
+    JobDenied,
+    JobEnded,
+    JobFailed,
+    JobTimedOut,
+    NotFound,
+    WaitTimedOut,
+)
+from penstock.core.job import Job
+from penstock.core.pointer import (
+    BINARY,
+    JSON,
+    BlobName,
+    check_media_type,
+    data_media_type,
+    decode_data,
+    parse_blob,
+)
+from penstock.lifecycles.canonical import JobState
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+_PART = 256 << 10
+_BARE = re.compile(r"(?:sha256-)?([0-9a-f]{64})")
+_ENDS: dict[JobState, type[JobEnded]] = {
+    JobState.FAILED: JobFailed,
+    JobState.CANCELLED: JobCancelled,
+    JobState.DENIED: JobDenied,
+    JobState.TIMEOUT: JobTimedOut,
+}
+
+# What a job made may be anything: a browser shall not run it as if it came from us.
+_INERT: Headers = (
+    (b"content-security-policy", b"default-src 'none'; sandbox"),
+    (b"content-disposition", b"attachment"),
+)
+
+
+class ResultQuery(Struct, frozen=True):
+    wait: Seconds = 0.0
+    """Seconds to wait for the job's end, at most 60."""
+
+
+async def get_result(call: Call) -> AnyReply:
+    job = await _ended(call, call.params["job_id"], call.query(ResultQuery).wait)
+    if job.state is not JobState.SUCCEEDED:
+        raise _ENDS[job.state](job)
+    pointer = job.result.result_ptr if job.result else None
+    if not pointer:
+        return Reply(b"", 204, ((b"cache-control", b"no-store"),))
+    if pointer.startswith("data:"):
+        return _send_bytes(call, decode_data(pointer), data_media_type(pointer))
+    return await _send_blob(call, pointer)
+
+
+async def _ended(call: Call, job_id: str, wait: float) -> Job:
+    """The final record, following retries."""
+    if wait > 0:
+        try:
+            with call.attending():
+                return await call.desk.wait(job_id, wait)
+        except WaitTimedOut:
+            pass
+    job = await call.desk.get(job_id)
+    while job.is_final and job.successor is not None:
+        job = await call.desk.get(job.successor)
+    if not job.is_final:
+        raise Refused(
+            409,
+            "NOT_ENDED",
+            f"job {job.job_id} is {job.state}: it has no result yet",
+            hint="ask again later, or with ?wait=SECONDS",
+            headers=((b"retry-after", b"1"),),
+        )
+    return job
+
+
+# -- blobs ------------------------------------------------------------------------
+
+
+class BlobView(Struct, frozen=True):
+    uri: str
+    """To be passed as a job's `context_ptr`."""
+    size: int
+
+
+async def put_blob(call: Call) -> Reply:
+    media_type = call.header(b"content-type").replace(" ", "") or BINARY
+    check_media_type(media_type)
+    data = await call.body()
+    return json_reply(BlobView(await call.desk.put_blob(data, media_type), len(data)), 201)
+
+
+async def get_blob(call: Call) -> AnyReply:
+    return await _send_blob(call, _uri(call.params["uri"]))
+
+
+def _uri(text: str) -> str:
+    if found := _BARE.fullmatch(text):
+        return BlobName(found[1]).uri
+    if not text.startswith("blob:"):
+        raise InvalidRequest(
+            "uri", "is not that of a blob", hint="blob:sha256-..., escaped, or the digest alone"
+        )
+    return parse_blob(text).uri
+
+
+async def _send_blob(call: Call, pointer: str) -> AnyReply:
+    try:
+        stat = await call.desk.stat_blob(pointer)
+    except NotFound:
+        raise NotFound("there is no such blob") from None
+    etag = b'"%b"' % parse_blob(pointer).digest.encode()
+    part = part_of(call.headers, stat.size, etag)
+    headers = _headers(stat.media_type, part, etag)
+    if part.status == 304 or call.scope["method"] == "HEAD":
+        return _head(part, headers)
+    content = _read(call, pointer, part)
+    length = (b"content-length", b"%d" % part.length)
+    return StreamReply(content, (*headers, length), part.status, length=part.length)
+
+
+def _head(part: Part, headers: Headers) -> AnyReply:
+    """The same without its content, whose length is told all the same."""
+    if part.status == 304:
+        return StreamReply(_nothing(), headers, 304, length=0)
+    length = (b"content-length", b"%d" % part.length)
+    return StreamReply(_nothing(), (*headers, length), part.status, length=part.length)
+
+
+async def _nothing() -> AsyncGenerator[bytes, None]:
+    return
+    yield b""
+
+
+async def _read(call: Call, pointer: str, part: Part) -> AsyncGenerator[bytes, None]:
+    at, end = part.start, part.start + part.length
+    while at < end:
+        piece = await call.desk.read_blob(pointer, at, min(_PART, end - at))
+        if not piece:
+            raise NotFound("the blob was removed while it was read")
+        at += len(piece)
+        yield piece
+
+
+def _send_bytes(call: Call, data: bytes, media_type: str) -> Reply:
+    part = part_of(call.headers, len(data), None)
+    body = data[part.start : part.start + part.length]
+    return Reply(body, part.status, _headers(media_type, part, None))
+
+
+def _headers(media_type: str, part: Part, etag: bytes | None) -> Headers:
+    headers = [
+        (b"content-type", media_type.encode("ascii", "replace")),
+        (b"accept-ranges", b"bytes"),
+        (b"cache-control", b"private, no-cache" if etag else b"no-store"),
+        *part.headers,
+    ]
+    if etag is not None:
+        headers.append((b"etag", etag))
+    if media_type != JSON:
+        headers.extend(_INERT)
+    return headers
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/v1/jobs/{job_id}/result",
+        get_result,
+        query=ResultQuery,
+        answer=bytes,
+        answer_type="*/*",
+        others={204: None, 206: bytes, 304: None},
+        refusals=(404, 409, 410, 416, 422),
+        pace=Pace.WAITS,
+        summary="Get a job's result",
+        description=(
+            "As the job made it, with its own media type; in parts with `Range`. Follows retries. "
+            "409 while the job has not ended, 410 if it ended without a result (the problem says "
+            "how), 204 if it succeeded without one."
+        ),
+    ),
+    Operation(
+        "POST",
+        "/v1/blobs",
+        put_blob,
+        role=KeyRole.SUBMIT,
+        body=bytes,
+        body_type="*/*",
+        large=True,
+        answer=BlobView,
+        status=201,
+        refusals=(413, 415, 422),
+        summary="Upload a blob",
+        description=(
+            "The body, as it is, is kept under a name made of its content. The Content-Type is "
+            "kept with it."
+        ),
+    ),
+    Operation(
+        "GET",
+        "/v1/blobs/{uri}",
+        get_blob,
+        answer=bytes,
+        answer_type="*/*",
+        others={206: bytes, 304: None},
+        refusals=(404, 416, 422),
+        summary="Download a blob",
+        description=(
+            "By its URI, escaped as one part of a path, or by its digest alone. In parts with "
+            "`Range` and `If-Range`; `If-None-Match` answers 304. A key sees the blobs that its "
+            "tenant's jobs point to."
+        ),
+    ),
+)
