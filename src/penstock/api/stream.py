@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
 from penstock.api.frames import EventFilter, Written, frame_of, heartbeat, named, opening
@@ -156,18 +156,20 @@ class EventStreams:
             for entry in missed:
                 n = entry.n
                 yield named("moved", Moved(entry), f"{n}-{line}")
-            async for update in _with_pauses(desk.follow(job.job_id, line), self._heartbeat):
-                if update is None:
-                    yield heartbeat(f"{n}-{line}")
-                elif isinstance(update, Moved):
-                    for entry in await self._between(desk, n, update.transition):
-                        n = entry.n
-                        yield named("moved", Moved(entry), f"{n}-{line}")
-                elif isinstance(update, Logged):
-                    line = update.line.n
-                    yield named("log", update, f"{n}-{line}")
-                else:
-                    yield named("progress", update, f"{n}-{line}")
+            updates = _with_pauses(desk.follow(job.job_id, line), self._heartbeat)
+            async with aclosing(updates):
+                async for update in updates:
+                    if update is None:
+                        yield heartbeat(f"{n}-{line}")
+                    elif isinstance(update, Moved):
+                        for entry in await self._between(desk, n, update.transition):
+                            n = entry.n
+                            yield named("moved", Moved(entry), f"{n}-{line}")
+                    elif isinstance(update, Logged):
+                        line = update.line.n
+                        yield named("log", update, f"{n}-{line}")
+                    else:
+                        yield named("progress", update, f"{n}-{line}")
             for entry in await desk.history(job.job_id):
                 if entry.n > n:
                     yield named("moved", Moved(entry), f"{entry.n}-{line}")
