@@ -15,6 +15,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
+from penstock.testing.samples import a_job
 from penstock.workloads.function.context import current
 from penstock.workloads.function.definition import JobFunction, make_function
 from penstock.workloads.function.executor import FunctionExecutor, make
@@ -99,8 +100,7 @@ async def test_what_retry_on_names_is_what_an_outcome_carries() -> None:
 
     outcome = await run(broken)
     policy = job(broken, retries=1, retry_on=OSError).defaults.retry
-    request = JobRequest(job_id="j", topic="job.it", retry=policy)
-    assert may_retry(request, outcome)  # type: ignore[arg-type]
+    assert may_retry(a_job("j", retry=policy), outcome)  # type: ignore[arg-type]
 
 
 @run_async

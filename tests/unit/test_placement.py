@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from penstock.control.backlog import Lane
-from penstock.control.placement import placer, serves, why_waiting
+from penstock.control.placement import Places, serves, why_waiting
 from penstock.control.roster import DEFAULT_POOL, Pool, WorkerRecord
 
 TEXT = Lane("job.text.shout", frozenset())
@@ -19,6 +20,10 @@ def worker(worker_id: str, *, held: int = 0, **fields: Any) -> WorkerRecord:
     record = WorkerRecord(worker_id, **{**defaults, **fields})
     record.held = {f"{worker_id}-{n}": 1 for n in range(held)}
     return record
+
+
+def placer(workers: list[WorkerRecord], named: dict[str, Pool]) -> Callable[[Lane], str | None]:
+    return Places(workers, named, ()).find
 
 
 def pools(*named: Pool) -> dict[str, Pool]:

@@ -7,9 +7,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.core.check import MAX_RETRIES, MAX_TIMEOUT
-from penstock.core.job import JobResult, Priority, RetryPolicy
+from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
 from penstock.core.policy import (
     HEAD_START,
     RETRY_REQUESTED,
@@ -18,8 +19,10 @@ from penstock.core.policy import (
     rank,
     ready_at,
     retry_of,
+    run_limit,
     runs_until,
 )
+from penstock.core.verdict import Constraints, Decision, SafetyVerdict
 from penstock.lifecycles.canonical import JobState
 from penstock.testing.samples import T0, a_job, a_request, failed
 
@@ -31,6 +34,12 @@ policies = st.builds(
     max_delay=st.floats(0, MAX_TIMEOUT),
     jitter=st.floats(0, 1),
 )
+
+
+def job_with(request: JobRequest) -> Job:
+    return replace(a_job(state=JobState.RUNNING), request=request)
+
+
 chances = st.floats(0, 1, exclude_max=True)
 numbers = st.integers(1, MAX_RETRIES)
 
@@ -90,13 +99,35 @@ def test_which_endings_are_tried_again(
 ) -> None:
     request = a_request(retry=RetryPolicy(retries=1, on=on, never=never))
     result = JobResult(job_id="a", status=status, error_code=code, error_kinds=kinds)
-    assert may_retry(request, result) is expected
+    assert may_retry(job_with(request), result) is expected
 
 
 @given(st.integers(0, 20), st.integers(0, 20))
 def test_a_job_is_retried_as_often_as_its_policy_says(retries: int, number: int) -> None:
     request = a_request(retry=RetryPolicy(retries=retries), retry_number=number)
-    assert may_retry(request, failed("a")) is (number < retries)
+    assert may_retry(job_with(request), failed("a")) is (number < retries)
+
+
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9))
+def test_safety_rules_may_allow_fewer_retries_and_never_more(
+    retries: int, most: int, number: int
+) -> None:
+    request = a_request(retry=RetryPolicy(retries=retries), retry_number=number)
+    verdict = SafetyVerdict(
+        Decision.ALLOW_WITH_CONSTRAINTS, "r", "s", constraints=Constraints(max_retries=most)
+    )
+    job = replace(job_with(request), verdict=verdict)
+    assert may_retry(job, failed("a")) is (number < min(retries, most))
+
+
+def test_safety_rules_may_allow_a_shorter_run_and_never_a_longer_one() -> None:
+    verdict = SafetyVerdict(
+        Decision.ALLOW_WITH_CONSTRAINTS, "r", "s", constraints=Constraints(max_runtime=10.0)
+    )
+    for timeout, expected in ((7.0, 7.0), (30.0, 10.0), (None, 10.0)):
+        job = replace(a_job(state=JobState.RUNNING, timeout=timeout), verdict=verdict)
+        assert run_limit(job, 3600.0) == expected
+        assert runs_until(job, 3600.0) == T0 + expected
 
 
 def test_a_retry_keeps_everything_but_its_id_its_link_and_its_time() -> None:

@@ -7,15 +7,20 @@ durable. Scheduler, reconciler and desk all look at the same board.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from penstock.control.backlog import Backlog
+from penstock.control.dependencies import Dependencies
+from penstock.control.holds import why_parked
 from penstock.control.limiter import Limiter
 from penstock.control.placement import matches
 from penstock.control.roster import Roster
 from penstock.core.job import Job, Offer
+from penstock.core.policy import ready_at
 from penstock.core.transition import Answer
-from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
+from penstock.core.verdict import SafetyVerdict
+from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobEvent, JobState
 
 
 class Board:
@@ -25,7 +30,12 @@ class Board:
         self.roster = roster
         self._now = now
         self.unjudged: dict[int, Job] = {}
-        """Accepted, by seq, and not yet shown to the safety kernel."""
+        """Waiting jobs, by seq, that the safety kernel must be shown."""
+        self.unread: dict[int, None] = {}
+        """Waiting jobs, by seq, that it must be shown once their records are read again."""
+        self.parked: dict[int, Job] = {}
+        """Jobs that wait for people's approval, by seq."""
+        self.dependencies = Dependencies()
         self.backlog = Backlog()
         self.held: dict[str, Job] = {}
         """Jobs with a worker, by id."""
@@ -35,10 +45,11 @@ class Board:
         """Waiting jobs, by seq, that the safety kernel could not judge, and why."""
         self.deadlines: dict[int, float] = {}
         """Waiting jobs that have a deadline, by seq."""
-        self.parked: dict[int, Job] = {}
-        """Jobs that wait for people's approval, by seq."""
-        self.limiter = Limiter()
+        self.limiter = Limiter(now, held=self.held.values, waiting=self._with_records)
         self.finished = 0
+        self._waiting = 0
+        self._expiries: list[tuple[float, int]] = []
+        """When a hold ends, and whose; it may be another hold, or none, by then."""
         self.topics: set[str] = set()
         """Globs that some worker has ever served here."""
         self.offers: dict[str, Offer] = {}
@@ -62,14 +73,19 @@ class Board:
                 self._hold(job)
             elif job.version == 1:
                 self._enter(job)
+            else:
+                self._hear_of_waiting(job, entry.path.steps[-1][1])
 
     def _enter(self, job: Job) -> None:
         if job.state in WAITING:
+            self._waiting += 1
             self.unjudged[job.seq] = job
+            self.limiter.wait(job)
         else:
             self.held[job.job_id] = job
             record = self.roster.worker(job.worker_id or "")
             record.held[job.job_id] = job.attempt
+            self.limiter.hold(job)
         if job.request.deadline is not None:
             self.deadlines[job.seq] = job.request.deadline
 
@@ -77,31 +93,138 @@ class Board:
         job_id = job.request.job_id
         before = self.held.get(job_id)
         self.held[job_id] = job
+        if before is None:
+            self._waiting -= 1
+            self.limiter.wait_no_more(job.seq)
+            self.limiter.hold(job)
+            if self.dependencies:
+                self.dependencies.forget(job.seq)
         if before is None or before.attempt != job.attempt:
             self.adrift.pop(job_id, None)
             self.roster.worker(job.worker_id or "").held[job_id] = job.attempt
 
+    def _hear_of_waiting(self, job: Job, event: JobEvent) -> None:
+        seq = job.seq
+        if seq in self.unjudged:
+            self.unjudged[seq] = job
+        elif event is JobEvent.PARK:
+            self.park(job)
+        elif seq in self.parked:
+            self.parked[seq] = job
+            if job.hold is not None and job.hold.approved:
+                # By the rules that are in force when it goes, not when it was asked for.
+                self.unjudged[seq] = self.parked.pop(seq)
+
     def _leave(self, job: Job) -> None:
-        job_id = job.request.job_id
+        job_id, seq = job.request.job_id, job.seq
         self.finished += 1
-        self.unjudged.pop(job.seq, None)
-        self.backlog.discard(job.seq)
-        self.deadlines.pop(job.seq, None)
-        self.doubtful.pop(job.seq, None)
+        self.deadlines.pop(seq, None)
+        self.backlog.discard(seq)
         if self.held.pop(job_id, None) is not None:
             self.adrift.pop(job_id, None)
             self.roster.release(job.worker_id, job_id, job.attempt)
+            self.limiter.let_go(job_id)
+        else:
+            self._waiting -= 1
+            self.unjudged.pop(seq, None)
+            self.unread.pop(seq, None)
+            self.parked.pop(seq, None)
+            self.doubtful.pop(seq, None)
+            self.limiter.wait_no_more(seq)
+        if self.dependencies:
+            self.dependencies.forget(seq)
+            self.dependencies.hear(job)
 
-    def queue(self, job: Job) -> None:
+    # -- waiting ------------------------------------------------------------------
+
+    def queue(self, job: Job, verdict: SafetyVerdict | None = None) -> None:
         """Let a job that safety allows wait for its turn."""
         self.doubtful.pop(job.seq, None)
-        self.backlog.add(job, self._now())
+        self.backlog.add(job, self._now(), self.limiter.buckets(job, verdict))
+
+    def park(self, job: Job) -> None:
+        """Let a job wait for people."""
+        assert job.hold is not None
+        self.doubtful.pop(job.seq, None)
+        self.unread.pop(job.seq, None)
+        self.parked[job.seq] = job
+        heapq.heappush(self._expiries, (job.hold.until, job.seq))
+
+    def next_expiry(self) -> float | None:
+        """When the first hold ends that is still waited for."""
+        expiries = self._expiries
+        while expiries:
+            until, seq = expiries[0]
+            job = self.parked.get(seq)
+            if job is not None and job.hold is not None and job.hold.until == until:
+                return until
+            heapq.heappop(expiries)
+        return None
+
+    def take_expired(self, now: float, most: int) -> list[Job]:
+        """Jobs whose hold has ended; they are parked no more."""
+        expired: list[Job] = []
+        while len(expired) < most and (until := self.next_expiry()) is not None and until <= now:
+            _, seq = heapq.heappop(self._expiries)
+            expired.append(self.parked.pop(seq))
+        return expired
+
+    def judge_again(self, job: Job) -> None:
+        """What was decided about a waiting job was overtaken: begin anew with this record."""
+        if job.state in WAITING:
+            self.backlog.discard(job.seq)
+            self.parked.pop(job.seq, None)
+            self.unjudged[job.seq] = job
+
+    def judge_all_again(self) -> None:
+        """Let everything that waits be judged again; what is with a worker is not."""
+        self.unread.update(dict.fromkeys(self.backlog.empty()))
+        self.unread.update(dict.fromkeys(self.dependencies.waiting()))
+        for job_id in self.adrift:
+            job = self.held[job_id]
+            self.unread.pop(job.seq, None)
+            self.backlog.add(job, self._now())
+        self.unjudged.update(self.parked)
+        self.parked.clear()
+        for seq in self.unjudged:
+            self.unread.pop(seq, None)
+
+    def read_again(self, asked: Iterable[int], jobs: Iterable[Job]) -> None:
+        """The records of jobs that were unread, as far as they still wait for that."""
+        for job in jobs:
+            if job.seq in self.unread and job.state in WAITING and not self._has_place(job.seq):
+                self.unjudged[job.seq] = job
+                self.limiter.wait(job)
+        for seq in asked:
+            self.unread.pop(seq, None)
+
+    def release(self, seqs: Iterable[int]) -> None:
+        """The parents of these jobs have ended: what had passed already may go on."""
+        for seq in seqs:
+            if not self._has_place(seq):
+                self.unread[seq] = None
+
+    def _has_place(self, seq: int) -> bool:
+        return seq in self.unjudged or seq in self.parked or seq in self.backlog
+
+    def waits(self, seq: int) -> bool:
+        """Whether a job is with no worker, or with none any more."""
+        return self._has_place(seq) or seq in self.unread or seq in self.dependencies
+
+    def waiting(self) -> int:
+        """How many jobs are accepted and were never with a worker."""
+        return self._waiting
+
+    def _with_records(self) -> list[Job]:
+        return [*self.unjudged.values(), *self.parked.values()]
+
+    # -- held ---------------------------------------------------------------------
 
     def set_adrift(self, job: Job, why: str) -> None:
         """A held job lost its worker and may go to another: it waits again."""
         self.roster.release(job.worker_id, job.job_id, job.attempt)
         self.adrift[job.job_id] = why
-        self.backlog.add(job, self._now())
+        self.backlog.add(job, self._now())  # it is in its buckets already
 
     def reclaim(self, job_id: str, attempt: int) -> bool:
         """A worker came back and says that it has this: it keeps it, if it is still live."""
@@ -139,10 +262,16 @@ class Board:
     def running(self) -> int:
         return sum(job.state is JobState.RUNNING for job in self.held.values())
 
-    def waiting(self) -> int:
-        """How many jobs are accepted and with no worker yet."""
-        return len(self.unjudged) + len(self.backlog) + len(self.parked)
-
     def why(self, job: Job, now: float) -> str | None:
-        """What holds a waiting job back, if it is not the workers."""
-        return None
+        """What holds a waiting job back, in a sentence, if it is not its time or the workers."""
+        if (parked := self.parked.get(job.seq)) is not None and parked.hold is not None:
+            return why_parked(parked.hold)
+        if (parents := self.dependencies.why(job.seq, self._state_of)) is not None:
+            return parents
+        if job.job_id in self.adrift or ready_at(job.request, job.accepted_at) > now:
+            return None
+        return self.limiter.why(job)
+
+    def _state_of(self, job_id: str) -> str:
+        job = self.held.get(job_id)
+        return "waiting" if job is None else job.state

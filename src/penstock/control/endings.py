@@ -39,6 +39,26 @@ def ending(job: Job | None, result: JobResult, now: float, ids: IdSource, chance
     )
 
 
+def cancellation(job: Job, code: str, why: str, now: float) -> Move:
+    """The move by which the control plane itself ends a job."""
+    result = JobResult(
+        job_id=job.job_id,
+        status=JobState.CANCELLED,
+        attempt=job.attempt,
+        error_code=code,
+        error_message=why,
+    )
+    return Move(
+        job.job_id,
+        (JobEvent.CANCEL,),
+        Role.RECONCILER.value,
+        now,
+        why,
+        version=job.version,
+        result=result,
+    )
+
+
 def _reason(result: JobResult) -> str:
     if result.error_code is None:
         return ""

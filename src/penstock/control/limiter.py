@@ -1,25 +1,406 @@
-"""How many jobs with one key may run at once, how fast they may go, and how many may wait."""
+"""How many jobs may run at once, how fast they may go, and how many may wait, by key.
+
+A job falls into one *bucket* for each limit that matches it, and one more if the safety
+rule that let it pass slows it down. The counters are projections: the board tells what waits
+and what is held, and they are counted anew when the limits change. A job is given out only
+when each of its buckets has room; a job whose worker was lost is still in its buckets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
 
-from penstock.core.job import JobRequest
-from penstock.ports.limits import Limit, LimitView
+from penstock.control.backlog import Bucket, Lane
+from penstock.control.windows import Window
+from penstock.core.errors import TooMany
+from penstock.core.job import Job, JobRequest
+from penstock.core.verdict import Rate, SafetyVerdict
+from penstock.ports.limits import Limit, LimitUse, LimitView
+
+Buckets = tuple[Bucket, ...]
+
+_RULE = "rule:"
+"""How the names of limits begin that a safety rule sets."""
+_KINDS = 10_000
+"""Kinds of jobs whose buckets are known by heart."""
+_USES = 100
+_LEAVINGS = 32
+"""How many jobs' leaving tells how fast a queue gets shorter."""
+_SHORTEST_HINT, _LONGEST_HINT = 1.0, 60.0
+
+
+class Terms(NamedTuple):
+    """What holds for each bucket of one limit."""
+
+    concurrency: int | None
+    rate: Rate | None
+    max_waiting: int | None = None
 
 
 class Limiter:
-    """Limits that were set, and those that safety rules set; a skeleton as yet."""
+    """Limits that were set, and those of safety rules; and how far each is used."""
 
-    def __init__(self) -> None:
-        self._limits: tuple[Limit, ...] = ()
+    def __init__(
+        self,
+        now: Callable[[], float],
+        *,
+        held: Callable[[], Iterable[Job]] = tuple,
+        waiting: Callable[[], Iterable[Job]] = tuple,
+    ) -> None:
+        self.monotonic = now
+        """The scheduler gives it a clock that nobody sets."""
+        self.on_change: Callable[[], None] = lambda: None
+        self._now, self._all_held, self._all_waiting = now, held, waiting
+        self._limits: dict[str, Limit] = {}
+        self._terms: dict[str, Terms] = {}
+        self._labels: tuple[str, ...] = ()
+        """The labels that some limit looks at."""
+        self._kinds: dict[tuple[str | None, ...], Buckets] = {}
+        self._held: dict[str, Buckets] = {}
+        self._waiting: dict[int, Buckets] = {}
+        self._running: Counter[Bucket] = Counter()
+        self._queued: Counter[Bucket] = Counter()
+        self._windows: dict[Bucket, Window] = {}
+        self._leavings: dict[Bucket, deque[float]] = {}
+        self._timers: list[tuple[float, Bucket]] = []
+        self._timed: set[Bucket] = set()
+        self._freed: dict[Bucket, None] = {}
+        self._tidy_at = 1000
+
+    # -- what holds ---------------------------------------------------------------
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is any limit at all."""
+        return bool(self._terms)
 
     def use(self, limits: Iterable[Limit]) -> None:
-        """Hold to these from now on."""
-        self._limits = tuple(limits)
+        """Hold to these from now on; what waits is given its place anew."""
+        rules = {name: terms for name, terms in self._terms.items() if name.startswith(_RULE)}
+        before, self._limits = self._limits, {limit.name: limit for limit in limits}
+        for bucket in list(self._windows):
+            if bucket.limit in before and not _same_key(before, self._limits, bucket.limit):
+                del self._windows[bucket]
+        self._terms = rules | {
+            limit.name: Terms(limit.concurrency, limit.rate, limit.max_waiting)
+            for limit in self._limits.values()
+        }
+        looked_at = {name for limit in self._limits.values() for name in _labels_of(limit)}
+        self._labels = tuple(sorted(looked_at))
+        self._kinds.clear()
+        self._count_anew()
+        self.on_change()
+
+    def _count_anew(self) -> None:
+        self._held.clear()
+        self._running.clear()
+        self._waiting.clear()
+        self._queued.clear()
+        self._timers.clear()
+        self._timed.clear()
+        for job in self._all_held():
+            if mine := self.buckets(job):
+                self._held[job.job_id] = mine
+                self._running.update(mine)
+        for job in self._all_waiting():
+            self.wait(job)
+
+    def buckets(self, job: Job, verdict: SafetyVerdict | None = None) -> Buckets:
+        """What a job counts against, under the verdict that it has or that is just given."""
+        mine = self._set_for(job.request) if self._limits else ()
+        said = job.verdict if verdict is None else verdict
+        if said is None or not _slows(said):
+            return mine
+        bucket = Bucket(_RULE + said.rule_id, (job.request.tenant,))
+        if verdict is not None:
+            self._learn(bucket.limit, verdict)
+        elif bucket.limit not in self._terms:
+            self._learn(bucket.limit, said)
+        return (*mine, bucket)
+
+    def _learn(self, name: str, verdict: SafetyVerdict) -> None:
+        """What the rule says now, whatever it said before."""
+        constraints = verdict.constraints
+        terms = Terms(None if constraints is None else constraints.max_concurrent, verdict.rate)
+        if self._terms.get(name) != terms:
+            self._terms[name] = terms
+            late = {bucket for bucket in self._timed if bucket.limit == name}
+            self._timed -= late
+            self._freed.update(dict.fromkeys(late))
+
+    def _set_for(self, request: JobRequest) -> Buckets:
+        """The buckets of the limits that were set; jobs of one kind have the same."""
+        labels = request.labels
+        kind = (request.topic, request.tenant, *[labels.get(name) for name in self._labels])
+        known = self._kinds.get(kind)
+        if known is None:
+            if len(self._kinds) >= _KINDS:
+                self._kinds.clear()
+            known = self._kinds[kind] = tuple(
+                Bucket(limit.name, tuple(_value(part, request) for part in limit.key))
+                for limit in self._limits.values()
+                if matches(limit, request)
+            )
+        return known
+
+    # -- what is counted ----------------------------------------------------------
+
+    def wait(self, job: Job) -> None:
+        """It waits, whatever for."""
+        if self._limits and job.seq not in self._waiting and (mine := self._set_for(job.request)):
+            self._waiting[job.seq] = mine
+            self._queued.update(mine)
+
+    def wait_no_more(self, seq: int) -> None:
+        mine = self._waiting.pop(seq, None) if self._waiting else None
+        for bucket in mine or ():
+            _take_one(self._queued, bucket)
+            if self._terms[bucket.limit].max_waiting is not None:
+                left = self._leavings.setdefault(bucket, deque(maxlen=_LEAVINGS))
+                left.append(self.monotonic())
+
+    def hold(self, job: Job) -> None:
+        """A worker has it; that its worker changes makes no difference."""
+        mine = self.buckets(job)
+        if not mine or job.job_id in self._held:
+            return
+        self._held[job.job_id] = mine
+        self._running.update(mine)
+        ago = max(0.0, self._now() - (job.dispatched_at or 0.0))
+        for bucket in mine:
+            terms = self._terms.get(bucket.limit)
+            if terms is not None and terms.rate is not None:
+                window = self._windows.setdefault(bucket, Window())
+                window.spend(terms.rate, self.monotonic() - ago)
+        if len(self._windows) + len(self._leavings) > self._tidy_at:
+            self._tidy()
+
+    def let_go(self, job_id: str) -> None:
+        """No worker has it any more."""
+        for bucket in self._held.pop(job_id, ()):
+            _take_one(self._running, bucket)
+            self._freed[bucket] = None
+
+    def _tidy(self) -> None:
+        """Forget the windows of keys that come no more."""
+        at = self.monotonic()
+        for bucket, window in list(self._windows.items()):
+            terms = self._terms.get(bucket.limit)
+            if terms is None or terms.rate is None or window.is_empty(terms.rate, at):
+                del self._windows[bucket]
+        for bucket in [bucket for bucket in self._leavings if bucket not in self._queued]:
+            del self._leavings[bucket]
+        self._tidy_at = max(1000, 2 * (len(self._windows) + len(self._leavings)))
+
+    # -- who may go ---------------------------------------------------------------
+
+    def freed(self) -> list[Bucket]:
+        """The buckets that may have room again since this was asked last."""
+        at = self.monotonic()
+        while self._timers and self._timers[0][0] <= at:
+            _, bucket = heapq.heappop(self._timers)
+            if bucket in self._timed:
+                self._timed.discard(bucket)
+                self._freed[bucket] = None
+        freed = list(self._freed)
+        self._freed.clear()
+        return freed
+
+    def opens_in(self) -> float | None:
+        """Seconds until a rate lets something go that it holds back."""
+        return max(0.0, self._timers[0][0] - self.monotonic()) if self._timers else None
+
+    def full(self, buckets: Buckets, taken: Counter[Bucket]) -> Bucket | None:
+        """The first bucket that has no room beyond what is taken in this turn."""
+        for bucket in buckets:
+            terms = self._terms.get(bucket.limit)
+            if terms is not None and (
+                self._too_many_run(bucket, terms, taken) or self._too_fast(bucket, terms, taken)
+            ):
+                return bucket
+        return None
+
+    def _too_many_run(self, bucket: Bucket, terms: Terms, taken: Counter[Bucket]) -> bool:
+        most = terms.concurrency
+        return most is not None and self._running[bucket] + taken[bucket] >= most
+
+    def _too_fast(self, bucket: Bucket, terms: Terms, taken: Counter[Bucket]) -> bool:
+        if terms.rate is None:
+            return False
+        window = self._windows.get(bucket)
+        room = terms.rate.count if window is None else window.room(terms.rate, self.monotonic())
+        return room <= taken[bucket]
+
+    def watch(self, bucket: Bucket, taken: Counter[Bucket]) -> None:
+        """A lane waits for this bucket: say when it may have room again."""
+        terms = self._terms[bucket.limit]
+        if terms.rate is None or self._too_many_run(bucket, terms, taken):
+            return  # one that ends will free it
+        if not self._too_fast(bucket, terms, Counter()):
+            self._freed[bucket] = None  # it is full only with what this turn took
+        elif bucket not in self._timed:
+            self._timed.add(bucket)
+            heapq.heappush(self._timers, (self._opens(bucket, terms), bucket))
+
+    def retract(self, buckets: Iterable[Bucket]) -> None:
+        """What was taken in a turn was not used after all."""
+        self._freed.update(dict.fromkeys(buckets))
+
+    # -- what may come ------------------------------------------------------------
 
     def check_waiting(self, requests: Sequence[JobRequest]) -> None:
         """Raise TooMany if so many more may not wait."""
+        if all(limit.max_waiting is None for limit in self._limits.values()):
+            return
+        coming: Counter[Bucket] = Counter()
+        for request in requests:
+            coming.update(self._set_for(request))
+        for bucket, more in coming.items():
+            most = self._terms[bucket.limit].max_waiting
+            waiting = self._queued[bucket]
+            if most is not None and waiting + more > most:
+                raise self._too_many(bucket, waiting, more, most)
+
+    def _too_many(self, bucket: Bucket, waiting: int, more: int, most: int) -> TooMany:
+        retry_after = self._drains_in(bucket, waiting + more - most)
+        hint = f"try again in {retry_after:.0f} s"
+        if more > most:
+            hint = f"submit at most {most} at once"
+        return TooMany(
+            f"limit {_named(bucket)}: {waiting} jobs wait, and with {more} more "
+            f"there would be over {most}",
+            retry_after=retry_after,
+            hint=hint,
+        )
+
+    def _drains_in(self, bucket: Bucket, too_many: int) -> float:
+        """Seconds until so many are likely to have left, as fast as they did lately."""
+        left = self._leavings.get(bucket)
+        if not left:
+            return _LONGEST_HINT
+        took = (self.monotonic() - left[0]) / len(left)
+        return min(max(took * too_many, _SHORTEST_HINT), _LONGEST_HINT)
+
+    # -- what is said -------------------------------------------------------------
+
+    def why(self, job: Job) -> str | None:
+        """Which limit holds a job back, in a sentence."""
+        bucket = self.full(self.buckets(job), Counter())
+        if bucket is None:
+            return None
+        terms = self._terms[bucket.limit]
+        running = self._running[bucket]
+        if terms.concurrency is not None and running >= terms.concurrency:
+            return f"the limit {_named(bucket)} is reached: {running} of {terms.concurrency} run"
+        pause = self._opens(bucket, terms) - self.monotonic()
+        return f"the limit {_named(bucket)} lets {terms.rate} go: the next in {pause:.1f} s"
+
+    def _opens(self, bucket: Bucket, terms: Terms) -> float:
+        at, window = self.monotonic(), self._windows.get(bucket)
+        return at if window is None or terms.rate is None else window.opens(terms.rate, at)
 
     def views(self, now: float) -> list[LimitView]:
-        return [LimitView(limit, ()) for limit in self._limits]
+        """Every limit and who uses it; those of safety rules come last."""
+        by_limit: dict[str, dict[Bucket, None]] = {name: {} for name in self._terms}
+        for bucket in (*self._running, *self._queued, *self._windows):
+            if bucket.limit in by_limit:
+                by_limit[bucket.limit][bucket] = None
+        limits = [*self._limits.values()]
+        limits += [
+            Limit(name=name, key=("tenant",), concurrency=terms.concurrency, rate=terms.rate)
+            for name, terms in self._terms.items()
+            if name not in self._limits and by_limit[name]
+        ]
+        return [LimitView(limit, self._uses(by_limit[limit.name], now)) for limit in limits]
+
+    def _uses(self, buckets: Iterable[Bucket], now: float) -> tuple[LimitUse, ...]:
+        uses = []
+        for bucket in buckets:
+            pause = self._opens(bucket, self._terms[bucket.limit]) - self.monotonic()
+            use = LimitUse(
+                bucket.key,
+                self._running[bucket],
+                self._queued[bucket],
+                now + pause if pause > 0 else None,
+            )
+            if use.running or use.waiting or use.blocked_until is not None:
+                uses.append(use)
+        uses.sort(key=lambda use: (-use.running, -use.waiting, use.key))
+        return tuple(uses[:_USES])
+
+
+class Gate:
+    """Gives out places within the limits, counting what it gave out in one turn."""
+
+    def __init__(self, limiter: Limiter, place: Callable[[Lane], str | None]) -> None:
+        self._limiter, self._place = limiter, place
+        self.taken: Counter[Bucket] = Counter()
+
+    def place(self, lane: Lane) -> str | Bucket | None:
+        """A worker; the bucket that is full; or None, as nobody has room."""
+        buckets = lane.buckets
+        if buckets:
+            full = self._limiter.full(buckets, self.taken)
+            if full is not None:
+                self._limiter.watch(full, self.taken)
+                return full
+        worker = self._place(lane)
+        if worker is not None and buckets:
+            self.taken.update(buckets)
+        return worker
+
+
+def matches(limit: Limit, request: JobRequest) -> bool:
+    """Whether a limit holds for a job."""
+    return (
+        _any(request.topic, limit.topics)
+        and _any(request.tenant, limit.tenants)
+        and all(
+            name in request.labels and fnmatchcase(request.labels[name], glob)
+            for name, glob in limit.labels.items()
+        )
+    )
+
+
+def _any(value: str, globs: tuple[str, ...]) -> bool:
+    return not globs or any(fnmatchcase(value, glob) for glob in globs)
+
+
+_LABEL = "label:"
+
+
+def _same_key(before: Mapping[str, Limit], now: Mapping[str, Limit], name: str) -> bool:
+    return name in now and before[name].key == now[name].key
+
+
+def _labels_of(limit: Limit) -> list[str]:
+    keys = [part.removeprefix(_LABEL) for part in limit.key if part.startswith(_LABEL)]
+    return [*keys, *limit.labels]
+
+
+def _value(part: str, request: JobRequest) -> str:
+    """Jobs without a label share one key: leaving it out is no way around a limit."""
+    if part.startswith(_LABEL):
+        return request.labels.get(part.removeprefix(_LABEL), "")
+    return request.tenant if part == "tenant" else request.topic
+
+
+def _slows(verdict: SafetyVerdict) -> bool:
+    constraints = verdict.constraints
+    limits_number = constraints is not None and constraints.max_concurrent is not None
+    return verdict.rate is not None or limits_number
+
+
+def _named(bucket: Bucket) -> str:
+    values = ", ".join(bucket.key)
+    return f"{bucket.limit} for {values}" if values else bucket.limit
+
+
+def _take_one(counts: Counter[Bucket], bucket: Bucket) -> None:
+    counts[bucket] -= 1
+    if counts[bucket] <= 0:
+        del counts[bucket]

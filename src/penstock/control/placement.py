@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 
@@ -25,24 +25,37 @@ def serves(pool: Pool, worker: WorkerRecord, lane: Lane) -> bool:
     return all(worker.labels.get(key, pool.labels.get(key)) == value for key, value in lane.needs)
 
 
-def placer(
-    workers: Iterable[WorkerRecord], pools: Mapping[str, Pool], paused: Collection[str] = ()
-) -> Callable[[Lane], str | None]:
-    """A function that finds the least busy worker for a lane, counting what it gives out."""
-    everyone = list(workers)
-    ready = [worker for worker in everyone if worker.ready and worker.pool not in paused]
-    room = {worker.worker_id: worker.limit - len(worker.held) for worker in ready}
-    pool_room = {
-        name: pool.capacity - sum(len(w.held) for w in everyone if w.pool == name)
-        for name, pool in pools.items()
-        if pool.capacity is not None
-    }
-    able: dict[Lane, list[WorkerRecord]] = {}
+class Places:
+    """Finds the least busy worker for a lane, counting what it gives out."""
 
-    def place(lane: Lane) -> str | None:
-        candidates = able.get(lane)
+    def __init__(
+        self, workers: Iterable[WorkerRecord], pools: Mapping[str, Pool], paused: Collection[str]
+    ) -> None:
+        everyone = list(workers)
+        self._pools = pools
+        self._ready = [w for w in everyone if w.ready and w.pool not in paused]
+        self._room = {w.worker_id: w.limit - len(w.held) for w in self._ready}
+        self._left = sum(room for room in self._room.values() if room > 0)
+        self._pool_room = {
+            name: pool.capacity - sum(len(w.held) for w in everyone if w.pool == name)
+            for name, pool in pools.items()
+            if pool.capacity is not None
+        }
+        self._able: dict[Lane, list[WorkerRecord]] = {}
+
+    def has_room(self) -> bool:
+        """Whether anybody has room for anything."""
+        return self._left > 0
+
+    def find(self, lane: Lane) -> str | None:
+        if lane.buckets:  # which say nothing of workers, and may be many
+            lane = Lane(lane.topic, lane.needs)
+        candidates = self._able.get(lane)
         if candidates is None:
-            candidates = able[lane] = [w for w in ready if serves(pools[w.pool], w, lane)]
+            candidates = self._able[lane] = [
+                w for w in self._ready if serves(self._pools[w.pool], w, lane)
+            ]
+        room, pool_room = self._room, self._pool_room
         best: WorkerRecord | None = None
         most = 0.0
         for worker in candidates:
@@ -55,11 +68,10 @@ def placer(
         if best is None:
             return None
         room[best.worker_id] -= 1
+        self._left -= 1
         if best.pool in pool_room:
             pool_room[best.pool] -= 1
         return best.worker_id
-
-    return place
 
 
 def why_waiting(

@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from penstock.control.board import Board
+from penstock.control.endings import cancellation
 from penstock.control.limits import Limits
 from penstock.control.losses import Losses
 from penstock.control.roster import WorkerRecord
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
-from penstock.core.job import Job, JobResult
-from penstock.core.policy import runs_until
-from penstock.core.transition import Answer, Change, Move
-from penstock.lifecycles.canonical import JobEvent, JobState, Role
+from penstock.core.job import Job
+from penstock.core.policy import run_limit, runs_until
+from penstock.core.transition import Answer, Change
+from penstock.lifecycles.canonical import JobState, Role
 from penstock.ports.bus import Bus, JobCancel, jobs_of
 from penstock.ports.clock import Clock
 from penstock.ports.starts import NoStarts, Starts
@@ -80,7 +81,7 @@ def findings(board: Board, limits: Limits, now: float, monotonic: float) -> Iter
         elif (found := _overdue(job, limits, now)) is not None:
             yield found
     for seq, deadline in board.deadlines.items():
-        if deadline <= now and (seq in board.backlog or seq in board.unjudged):
+        if deadline <= now and board.waits(seq):
             yield TooLate(seq)
 
 
@@ -107,7 +108,7 @@ def _overdue(job: Job, limits: Limits, now: float) -> Overdue | None:
         return None
     if request.deadline is not None and end >= request.deadline:
         return Overdue(job, "DEADLINE_EXCEEDED", "its deadline passed while it was running")
-    limit = limits.timeout if request.timeout is None else request.timeout
+    limit = run_limit(job, limits.timeout)
     return Overdue(job, "TIMEOUT", f"it ran for more than {limit:g} s")
 
 
@@ -188,11 +189,10 @@ class Reconciler:
                 yield self._losses.expire(job, code, why, now)
             case TooLate(seq):
                 for job in await self.store.fetch([seq]):
-                    yield _cancel(
-                        job, "DEADLINE_EXCEEDED", "its deadline passed before it ran", now
-                    )
+                    why = "its deadline passed before it ran"
+                    yield cancellation(job, "DEADLINE_EXCEEDED", why, now)
             case Unwanted(job, why):
-                yield _cancel(job, "CANCELLED", f"cancelled; {why}", now)
+                yield cancellation(job, "CANCELLED", f"cancelled; {why}", now)
             case Lost(worker, why):
                 for change in self._lose(worker, why, now):
                     yield change
@@ -205,7 +205,7 @@ class Reconciler:
             if job is None or job.attempt != attempt:
                 continue
             if job.cancel_requested:
-                changes.append(_cancel(job, "CANCELLED", f"cancelled; {why}", now))
+                changes.append(cancellation(job, "CANCELLED", f"cancelled; {why}", now))
             else:
                 changes.extend(self._losses.lose(job, why, now))
         worker.draining = True  # until it introduces itself again
@@ -226,16 +226,3 @@ class Reconciler:
                     job.job_id, job.attempt, f"the job ended {job.state}", _RECONCILER
                 )
                 self.bus.publish(jobs_of(job.worker_id or ""), [order])
-
-
-def _cancel(job: Job, code: str, why: str, now: float) -> Move:
-    result = JobResult(
-        job_id=job.job_id,
-        status=JobState.CANCELLED,
-        attempt=job.attempt,
-        error_code=code,
-        error_message=why,
-    )
-    return Move(
-        job.job_id, (JobEvent.CANCEL,), _RECONCILER, now, why, version=job.version, result=result
-    )

@@ -10,23 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 import msgspec
 
+from penstock.control.backlog import Bucket
 from penstock.control.board import Board
+from penstock.control.endings import cancellation
+from penstock.control.holds import expiry
 from penstock.control.intake import Intake
+from penstock.control.judge import Judge, Judged
+from penstock.control.limiter import Gate
 from penstock.control.limits import Limits
 from penstock.control.losses import Losses
 from penstock.control.orders import Orders
-from penstock.control.placement import placer
+from penstock.control.placement import Places
 from penstock.control.safety import SafetyKernel
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
-from penstock.core.job import Job, JobResult, Offer
+from penstock.core.job import Job, Offer
 from penstock.core.transition import Answer, Change, Move, Verdict
-from penstock.lifecycles.canonical import JobEvent, JobState, Role
+from penstock.lifecycles.canonical import WAITING, JobEvent, JobState, Role
 from penstock.ports.bus import (
     HANDSHAKE,
     HEARTBEAT,
@@ -49,8 +54,8 @@ _SERVED = "served"
 _MOST_A_TURN = 500
 """Messages taken in, and jobs dispatched, in one commit at most: while the engine is busy
 with some, its workers are busy with others."""
-_JUDGED_A_TURN = 2000
-"""New jobs shown to the safety kernel in one commit at most."""
+_READ_A_TURN = 2000
+"""Records read again in one turn at most, to be judged again."""
 _KERNEL_RETRY = 1.0
 """Seconds between tries while the safety kernel can't answer."""
 _DISK_RETRY = 0.5
@@ -92,6 +97,10 @@ class Scheduler:
         """Workers whose introduction is in the inbox."""
         self._wake = asyncio.Event()
         self._next_ready: float | None = None
+        self._judge = Judge(board, kernel)
+        self._rules_changed = False
+        board.limiter.monotonic = clock.monotonic
+        board.limiter.on_change = self.rejudge
 
     async def run(self) -> None:
         """Listen, then take turns for ever."""
@@ -165,13 +174,18 @@ class Scheduler:
         self._wake.set()
 
     def rejudge(self) -> None:
-        """The rules are others now: whatever waits is to be judged again."""
+        """Rules or limits are others now: whatever waits is judged again, from the next turn."""
+        self._rules_changed = True
         self._wake.set()
 
     async def _until_needed(self) -> None:
         pauses = [] if self._next_ready is None else [self._next_ready - self.clock.now()]
         if self.board.doubtful:
             pauses.append(_KERNEL_RETRY)
+        if (expires := self.board.next_expiry()) is not None:
+            pauses.append(expires - self.clock.now())
+        if (opens_in := self.board.limiter.opens_in()) is not None:
+            pauses.append(opens_in)
         if not pauses:
             await self._wake.wait()
         else:
@@ -205,13 +219,16 @@ class Scheduler:
         if self.intake.news:
             await self._remember_served()
         finished = len(changes)
-        fresh = self._judge(changes, now)
+        changes.extend(await self._end_what_waited_in_vain(now))
+        judged = self._judge.sit(now)
+        changes.extend(judged.moves)
+        await self._ask_for_parents(judged)
+        decided = len(changes)
         self._next_ready = self.board.backlog.wake(now)
-        judged = len(changes)
-        picked = await self._pick()
-        changes.extend(self._dispatch(job, worker_id, now) for job, worker_id in picked)
+        picked, taken = await self._pick()
+        changes.extend(self._dispatch(job, worker_id, judged, now) for job, worker_id in picked)
         dispatched = len(changes)
-        changes.extend(self._admit_waiting(fresh, picked, now))
+        changes.extend(judged.admissions({job.seq for job, _ in picked}, now))
         if not changes:
             self._in_hand = []
             return
@@ -219,7 +236,10 @@ class Scheduler:
         self._in_hand = []
         self._confirm([(message, answers[index]) for index, message in asked])
         self._settle(changes[:finished])
-        self._send(answers[judged:dispatched])
+        if not self._send(answers[decided:dispatched]):
+            self.board.limiter.retract(taken)
+        self._begin_anew(answers[finished:decided])
+        self._begin_anew(answers[dispatched:])
         await self._note_refused(changes[:finished], answers[:finished])
 
     async def _commit(self, changes: list[Change]) -> list[Answer]:
@@ -231,57 +251,85 @@ class Scheduler:
                 log.error("can't commit %d changes: %s", len(changes), error)
                 await self.clock.sleep(_DISK_RETRY)
 
-    # -- safety -------------------------------------------------------------------
+    # -- who may wait, and who may not ----------------------------------------------
 
-    def _judge(self, changes: list[Change], now: float) -> list[Job]:
-        """Show new jobs to the kernel; queue the allowed ones and return them."""
-        allowed: list[Job] = []
-        unjudged = self.board.unjudged
-        undecided: dict[int, Job] = {}
-        for job in list(islice(unjudged.values(), _JUDGED_A_TURN)):
-            del unjudged[job.seq]
-            try:
-                verdict = self.kernel.decide(job.request)
-            except Exception as error:
-                log.exception("the safety kernel could not judge job %s", job.job_id)
-                self.board.doubtful[job.seq] = f"the safety kernel failed: {error}"
-                undecided[job.seq] = job
-                continue
-            if verdict.allows:
-                self.board.queue(job)
-                allowed.append(job)
+    async def _end_what_waited_in_vain(self, now: float) -> list[Change]:
+        """Recall what must be judged again; end what nobody approved, and orphans."""
+        board = self.board
+        if self._rules_changed:
+            self._rules_changed = False
+            board.judge_all_again()
+        if board.unread:
+            asked = list(islice(board.unread, _READ_A_TURN))
+            board.read_again(asked, await self.store.fetch(asked))
+        ended: list[Change] = [expiry(job, now) for job in board.take_expired(now, _MOST_A_TURN)]
+        if board.dependencies.doomed:
+            ended.extend(await self._end_orphans(now))
+        return ended
+
+    async def _end_orphans(self, now: float) -> list[Change]:
+        parents = self.board.dependencies
+        reasons = dict(islice(parents.doomed.items(), _MOST_A_TURN))
+        jobs = {job.seq: job for job in await self.store.fetch(list(reasons))}
+        ended: list[Change] = []
+        for seq, why in reasons.items():
+            if (job := jobs.get(seq)) is not None and job.state in WAITING:
+                ended.append(cancellation(job, "PARENT_FAILED", why, now))
             else:
-                changes.append(_denial(job, verdict.rule_id, verdict.reason, now))
-        unjudged.update(undecided)
-        if unjudged and not undecided:
-            self._wake.set()
-        return allowed
+                parents.forget(seq)
+        return ended
 
-    def _admit_waiting(
-        self, fresh: list[Job], picked: list[tuple[Job, str]], now: float
-    ) -> list[Change]:
-        """New jobs that found no room are SCHEDULED: they passed, and wait."""
-        gone = {job.seq for job, _ in picked}
-        return [
-            Move(job.job_id, (JobEvent.SCHEDULE,), _SCHEDULER, now, version=job.version)
-            for job in fresh
-            if job.seq not in gone and job.state is JobState.PENDING
-        ]
+    async def _ask_for_parents(self, judged: Judged) -> None:
+        """Look up the parents that nobody knows of; queue the jobs that need not wait."""
+        board, parents = self.board, self.board.dependencies
+        for parent_id in list(islice(parents.unknown, _MOST_A_TURN)):
+            parents.look_up(parent_id, await self.store.get(parent_id))
+        if parents.released:
+            released = parents.take_released()
+            for seq in released:
+                if (child := judged.children.get(seq)) is not None:
+                    board.queue(*child)
+            board.release(released)
+        if (
+            parents.unknown
+            or parents.doomed
+            or board.unread
+            or len(board.unjudged) > len(board.doubtful)
+        ):
+            self._wake.set()
+
+    def _begin_anew(self, answers: Sequence[Answer]) -> None:
+        """What was decided about a waiting job was overtaken by something else."""
+        for answer in answers:
+            if answer.verdict is Verdict.REFUSED and answer.job is not None:
+                self.board.judge_again(answer.job)
+                self._wake.set()
 
     # -- dispatch -----------------------------------------------------------------
 
-    async def _pick(self) -> list[tuple[Job, str]]:
-        roster = self.board.roster
-        place = placer(roster.workers.values(), roster.pools, roster.paused)
-        chosen = dict(islice(self.board.backlog.pick(place), _MOST_A_TURN))
+    async def _pick(self) -> tuple[list[tuple[Job, str]], Collection[Bucket]]:
+        """Who goes where, and the buckets of limits that they fill."""
+        if self._rules_changed:
+            return [], ()  # what waits was let pass by others
+        roster, backlog, limiter = self.board.roster, self.board.backlog, self.board.limiter
+        for bucket in limiter.freed():
+            backlog.open(bucket)
+        places = Places(roster.workers.values(), roster.pools, roster.paused)
+        gate = Gate(limiter, places.find)
+        place = gate.place if limiter.in_use else places.find
+        chosen = dict(islice(backlog.pick(place, places.has_room), _MOST_A_TURN))
         if not chosen:
-            return []
+            return [], ()
         if len(chosen) == _MOST_A_TURN:
             self._wake.set()
         jobs = await self.store.fetch(list(chosen))
-        return [(job, chosen[job.seq]) for job in jobs if self.board.may_go_out(job)]
+        picked = [(job, chosen[job.seq]) for job in jobs if self.board.may_go_out(job)]
+        if len(picked) < len(chosen):
+            limiter.retract(gate.taken)
+            self._wake.set()
+        return picked, gate.taken.keys()
 
-    def _dispatch(self, job: Job, worker_id: str, now: float) -> Move:
+    def _dispatch(self, job: Job, worker_id: str, judged: Judged, now: float) -> Move:
         pool = self.board.roster.workers[worker_id].pool
         events: tuple[JobEvent, ...]
         match job.state:
@@ -292,6 +340,7 @@ class Scheduler:
             case _:
                 events = (JobEvent.REDISPATCH,)
         reason = self.board.adrift.get(job.job_id, "")
+        news = judged.news.get(job.seq) if judged.news else None
         return Move(
             job.job_id,
             events,
@@ -301,10 +350,14 @@ class Scheduler:
             version=job.version,
             worker_id=worker_id,
             pool=pool,
+            verdict=None if news is None else news.verdict,
+            hold=None if news is None else news.hold,
         )
 
-    def _send(self, answers: Sequence[Answer]) -> None:
+    def _send(self, answers: Sequence[Answer]) -> bool:
+        """Give out what was committed; False if some of it was not."""
         given: list[Job] = []
+        all_moved = True
         for answer in answers:
             job = answer.job
             if job is not None and answer.moved:
@@ -312,9 +365,13 @@ class Scheduler:
                     given.append(job)
                     if job.worker_id in self._met:
                         self.intake.on_their_way.add((job.job_id, job.attempt))
+                continue
+            all_moved = False
+            self._wake.set()
+            if job is not None and job.state in WAITING:
+                self.board.judge_again(job)
             elif job is not None and self.board.may_go_out(job):
-                self.board.queue(job)
-                self._wake.set()
+                self.board.set_adrift(job, self.board.adrift[job.job_id])
         if given:
             self.orders.dispatch(given)
             failpoint("after-dispatch")
@@ -323,6 +380,7 @@ class Scheduler:
                 # The order to end it was given before there was anything to end.
                 attempt = (job.job_id, job.attempt)
                 self.orders.end(job.worker_id, attempt, "cancelled while it was dispatched")
+        return all_moved
 
     def _settle(self, changes: Sequence[Change]) -> None:
         """Tell workers elsewhere which of their results are safe, or known to be late."""
@@ -372,20 +430,3 @@ def _subject(message: AnyMessage) -> str | None:
     if isinstance(message, Finished):
         return message.result.job_id
     return getattr(message, "job_id", None)
-
-
-def _denial(job: Job, rule_id: str, reason: str, now: float) -> Move:
-    said = f"rule {rule_id}" + (f": {reason}" if reason else "")
-    events = (JobEvent.SCHEDULE, JobEvent.DENY)
-    result = JobResult(
-        job_id=job.job_id, status=JobState.DENIED, error_code="DENIED", error_message=said
-    )
-    return Move(
-        job.job_id,
-        events if job.state is JobState.PENDING else events[1:],
-        _SCHEDULER,
-        now,
-        said,
-        version=job.version,
-        result=result,
-    )

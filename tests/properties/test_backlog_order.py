@@ -1,0 +1,215 @@
+"""The backlog against a plain one that looks at every job each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from penstock.control.backlog import Backlog, Bucket, Lane
+from penstock.core.job import Job, Priority
+from penstock.core.policy import rank, ready_at
+from penstock.testing.samples import T0, a_job
+
+Place = Callable[[Lane], str | Bucket | None]
+
+
+class PlainBacklog:
+    """The same promises, kept by looking through everything."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[int, tuple[Job, Lane]] = {}
+        self.times: dict[str, float] = {}
+        self.awake: set[int] = set()
+        self.clock = 0.0
+        self.passed_over: list[str] = []
+
+    def add(self, job: Job, now: float, buckets: tuple[Bucket, ...]) -> None:
+        if job.seq not in self.jobs:
+            self.jobs[job.seq] = (job, Lane.of(job, buckets))
+            self.wake(now)
+
+    def wake(self, now: float) -> None:
+        for seq, (job, _) in self.jobs.items():
+            if seq not in self.awake and ready_at(job.request, job.accepted_at) <= now:
+                tenant = job.request.tenant
+                if not self.awake_of(tenant):
+                    self.times[tenant] = max(self.times.get(tenant, self.clock), self.clock)
+                self.awake.add(seq)
+
+    def discard(self, seq: int) -> None:
+        self.jobs.pop(seq, None)
+        self.awake.discard(seq)
+
+    def awake_of(self, tenant: str) -> list[tuple[float, int, Lane]]:
+        return sorted(
+            (rank(job.request, job.accepted_at), seq, lane)
+            for seq, (job, lane) in self.jobs.items()
+            if seq in self.awake and job.request.tenant == tenant
+        )
+
+    def pick(self, place: Place) -> Iterator[tuple[int, str]]:
+        for tenant in self.passed_over:
+            self.times[tenant] = max(self.times[tenant], self.clock)
+        self.passed_over = []
+        blocked: set[Lane] = set()
+        left = {tenant for tenant in self.times if self.awake_of(tenant)}
+        while left:
+            time, tenant = min((self.times[tenant], tenant) for tenant in left)
+            for _, seq, lane in self.awake_of(tenant):
+                if lane in blocked:
+                    continue
+                found = place(lane)
+                if isinstance(found, str):
+                    self.discard(seq)
+                    self.clock, self.times[tenant] = time, time + 1
+                    if not self.awake_of(tenant):
+                        left.discard(tenant)
+                    yield seq, found
+                    break
+                blocked.add(lane)
+            else:
+                left.discard(tenant)
+                self.passed_over.append(tenant)
+
+
+class Room:
+    """So many places by topic, and by bucket."""
+
+    def __init__(self, topics: dict[str, int], buckets: dict[Bucket, int]) -> None:
+        self.topics, self.buckets = dict(topics), dict(buckets)
+
+    def place(self, lane: Lane) -> str | Bucket | None:
+        for bucket in lane.buckets:
+            if not self.buckets.get(bucket, 0):
+                return bucket
+        if not self.topics.get(lane.topic, 0):
+            return None
+        self.topics[lane.topic] -= 1
+        for bucket in lane.buckets:
+            self.buckets[bucket] -= 1
+        return "w"
+
+    def has_room(self) -> bool:
+        return any(self.topics.values())
+
+
+TOPICS = ["job.a", "job.b"]
+BUCKETS = [Bucket("l", (key,)) for key in "xyz"]
+some_buckets = st.lists(st.sampled_from(BUCKETS), max_size=2, unique=True).map(tuple)
+
+
+class BacklogMachine(RuleBasedStateMachine):
+    """Whatever is done to both, both say the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real, self.plain = Backlog(), PlainBacklog()
+        self.all: list[Job] = []
+        self.now = T0
+        self.full = dict.fromkeys(BUCKETS, 0)
+
+    @rule(
+        tenant=st.sampled_from("ABC"),
+        topic=st.sampled_from(TOPICS),
+        priority=st.sampled_from(Priority),
+        delay=st.sampled_from([0.0, 0.0, 2.0, 700.0]),
+        buckets=some_buckets,
+    )
+    def add(
+        self,
+        tenant: str,
+        topic: str,
+        priority: Priority,
+        delay: float,
+        buckets: tuple[Bucket, ...],
+    ) -> None:
+        seq = len(self.all) + 1
+        job = a_job(
+            f"j{seq}",
+            seq=seq,
+            at=self.now,
+            tenant=tenant,
+            topic=topic,
+            priority=priority,
+            run_at=self.now + delay if delay else None,
+        )
+        self.all.append(job)
+        self.real.add(job, self.now, buckets)
+        self.plain.add(job, self.now, buckets)
+
+    @rule(which=st.integers(0, 100), buckets=some_buckets)
+    def add_again(self, which: int, buckets: tuple[Bucket, ...]) -> None:
+        """Perhaps under other limits than before."""
+        if self.all:
+            job = self.all[which % len(self.all)]
+            self.real.add(job, self.now, buckets)
+            self.plain.add(job, self.now, buckets)
+
+    @rule(which=st.integers(0, 100))
+    def discard(self, which: int) -> None:
+        if self.all:
+            seq = self.all[which % len(self.all)].seq
+            self.real.discard(seq)
+            self.plain.discard(seq)
+
+    @rule(seconds=st.sampled_from([0.5, 5.0, 400.0]))
+    def let_pass(self, seconds: float) -> None:
+        self.now += seconds
+        self.real.wake(self.now)
+        self.plain.wake(self.now)
+
+    @rule(
+        topics=st.fixed_dictionaries(dict.fromkeys(TOPICS, st.integers(0, 4))),
+        buckets=st.fixed_dictionaries(dict.fromkeys(BUCKETS, st.integers(0, 3))),
+        most=st.integers(0, 6),
+    )
+    def pick(self, topics: dict[str, int], buckets: dict[Bucket, int], most: int) -> None:
+        for bucket, room in buckets.items():
+            if room:
+                self.real.open(bucket)
+        room = Room(topics, buckets)
+        found = list(islice(self.real.pick(room.place, room.has_room), most))
+        assert found == list(islice(self.plain.pick(Room(topics, buckets).place), most))
+
+    @rule()
+    def begin_anew(self) -> None:
+        """Everything is taken out, as when the rules change, and comes back."""
+        seqs = self.real.empty()
+        assert sorted(seqs) == sorted(self.plain.jobs)
+        for seq in seqs:
+            job, lane = self.plain.jobs[seq]
+            self.real.add(job, self.now, lane.buckets)
+
+    @invariant()
+    def the_same_jobs_wait(self) -> None:
+        assert len(self.real) == len(self.plain.jobs)
+
+
+TestBacklog = BacklogMachine.TestCase
+
+
+@given(st.integers(1, 5), st.integers(1, 30), st.integers(1, 8))
+def test_a_lane_that_has_room_is_served_within_as_many_picks_as_there_are_tenants(
+    tenants: int, lanes: int, other_jobs: int
+) -> None:
+    """However many lanes of others are shut, and however many jobs the other tenants have."""
+    backlog, seq = Backlog(), 0
+    for tenant in range(tenants):
+        for lane in range(lanes):
+            for _ in range(other_jobs):
+                seq += 1
+                job = a_job(f"j{seq}", seq=seq, tenant=f"t{tenant}", topic="job.other")
+                full = Bucket("full", (str(lane),)) if lane % 2 else Bucket("free", (str(lane),))
+                backlog.add(job, T0, (full,))
+    seq += 1
+    backlog.add(a_job("late", seq=seq, tenant="late", at=T0), T0, ())
+
+    def place(lane: Lane) -> str | Bucket | None:
+        return next((b for b in lane.buckets if b.limit == "full"), None) or "w"
+
+    served = [picked for picked, _ in islice(backlog.pick(place), tenants + 1)]
+    assert seq in served
