@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.control.safety import Rule
+from penstock.control.rule_fields import APPROVAL, CONSTRAINTS
+from penstock.control.safety import EFFECTS, Rule
 from penstock.core import errors
 from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy
 from penstock.core.transition import Transition
@@ -99,9 +100,24 @@ def test_who_may_do_what_is_what_the_table_says(pages: dict[str, str]) -> None:
     assert said == {event.value: set(roles) for event, roles in ACTORS.items()}
 
 
-def test_every_condition_of_a_rule_is_told(pages: dict[str, str]) -> None:
-    page = pages["docs/how-to/safety-rules.md"]
-    assert [name for name in Rule.__struct_fields__ if not re.search(rf"\b{name}\b", page)] == []
+@pytest.mark.parametrize(
+    ("heading", "keys"),
+    [
+        ("## The file", {"default", "rules"}),
+        ("### `constraints`, of `allow_with_constraints`", {*CONSTRAINTS}),
+        ("### `approval`, of `require_approval`", {*APPROVAL}),
+    ],
+)
+def test_every_key_of_a_rule_file_is_on_the_page(
+    heading: str, keys: set[str], pages: dict[str, str]
+) -> None:
+    assert {*first_cells(section(pages["docs/reference/rules.md"], heading))} == keys
+
+
+def test_every_key_of_a_rule_is_on_the_page(pages: dict[str, str]) -> None:
+    page = pages["docs/reference/rules.md"]
+    told = {*first_cells(section(page, "## A rule") + section(page, "## Conditions"))}
+    assert told | {*EFFECTS} == {*Rule.__struct_fields__}
 
 
 # -- errors ---------------------------------------------------------------------------------

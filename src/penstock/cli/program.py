@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from penstock.cli.exits import Exit, exit_of
+from penstock.cli.groups import Commands, need_command
 from penstock.cli.place import placed
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, TooMany
 
 DEBUG = "PENSTOCK_X_DEBUG"
 """The variable that asks for stack traces."""
@@ -31,13 +32,30 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "watch": ("watch", "Watch a job until it ends."),
         "logs": ("logs", "Print what a job wrote."),
         "result": ("result", "Print what a job returned."),
-        "cancel": ("cancel", "End jobs."),
+        "cancel": (
+            "cancel",
+            "End jobs: those named, or all unfinished ones that match the conditions.",
+        ),
         "retry": ("retry", "Submit jobs that ended badly once more."),
+        "dead": ("dead", "List jobs that ended FAILED or TIMEOUT and were not retried."),
+    },
+    "Approvals": {
+        "parked": ("approvals", "List jobs that wait for an approval."),
+        "approve": ("approvals", "Say yes to jobs that wait for an approval."),
+        "reject": ("approvals", "Say no to jobs that wait for an approval: they end DENIED."),
+    },
+    "Control": {
+        "schedule": ("schedules", "Make, list and change recurring jobs."),
+        "limit": ("limits", "Make, list and delete limits."),
+        "pool": ("pools", "List, pause, resume and drain pools."),
+        "keys": ("keys", "Make, list and revoke keys."),
+        "audit": ("audit", "Tell who did what, newest first."),
     },
     "Engine": {
         "top": ("top", "Watch the engine: jobs, rates, workers."),
         "workers": ("fleet", "List the workers."),
         "pools": ("fleet", "List the pools."),
+        "policy": ("policy", "Check, see and try out the safety rules."),
         "verify": ("upkeep", "Check every job's record against its log."),
         "prune": ("upkeep", "Forget jobs that ended long ago."),
         "doctor": ("doctor", "Check this installation and its data directory."),
@@ -49,7 +67,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 _MODULES = {name: entry for section in COMMANDS.values() for name, entry in section.items()}
 
 
-class Program(click.Group):
+class Program(Commands):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -63,25 +81,10 @@ class Program(click.Group):
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0] if args else ""
-        if name and not name.startswith("-") and name not in _MODULES:
-            raise click.UsageError(f"there is no command {name!r}{_nearest(name)}", ctx)
-        return super().resolve_command(ctx, args)
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for section, commands in COMMANDS.items():
             with formatter.section(section):
                 formatter.write_dl([(name, sentence) for name, (_, sentence) in commands.items()])
-
-
-def _nearest(name: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, _MODULES, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def _use_config(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -123,9 +126,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 @click.pass_context
 def penstock(ctx: click.Context) -> None:
     """A durable job engine: no accepted job is lost, none is silently run twice."""
-    if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help(), err=True)
-        ctx.exit(Exit.USAGE)
+    need_command(ctx)
 
 
 def run(args: Sequence[str], **extra: Any) -> int:
@@ -164,7 +165,7 @@ def _explain(error: Exception) -> int:
             _say(error.format_message())
             return Exit.USAGE
         case PenstockError():
-            _say(error.message, error.hint)
+            _say(error.message, error.hint or _when(error))
             return exit_of(error)
         case _:
             _say(
@@ -172,6 +173,15 @@ def _explain(error: Exception) -> int:
                 f"{DEBUG}=1 shows where; please report it",
             )
             return Exit.FAILED
+
+
+def _when(error: PenstockError) -> str:
+    """What to do about an error that passes by itself."""
+    if not isinstance(error, TooMany):
+        return ""
+    from penstock.cli.words import span
+
+    return f"try again in {span(error.retry_after)}"
 
 
 def _say(message: str, hint: str = "") -> None:

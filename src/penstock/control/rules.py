@@ -48,10 +48,7 @@ def read_text(path: Path) -> bytes:
         with path.open("rb") as file:
             return file.read(LARGEST + 1)
     except OSError as error:
-        raise Misconfigured(
-            f"rules {path}: can't be read: {error.strerror}",
-            hint="name another file with --rules or the setting 'rules'",
-        ) from error
+        raise Misconfigured(f"rules {path}: can't be read: {error.strerror}") from error
 
 
 def parse_rules(text: bytes, source: str) -> RuleSet:
