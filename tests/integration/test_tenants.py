@@ -42,7 +42,7 @@ async def engine_at(folder: Path) -> AsyncIterator[Engine]:
         return text.upper()
 
     @app.job("job.text.fail")
-    def fail() -> None:
+    def fail(text: str) -> None:
         raise ValueError("no")
 
     settings = load(flags={"data_dir": str(folder), "durability": "memory"})
