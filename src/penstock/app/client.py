@@ -238,10 +238,12 @@ class Front:
         self._part, self._portal = part, portal
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if (method := getattr(self._part, name, None)) is not None:
+        method: Any = getattr(self._part, name, None)
+        if method is not None:
             return lambda *given, **named: self._portal.run(method(*given, **named))
-        if name.startswith("a") and (method := getattr(self._part, name[1:], None)) is not None:
-            return lambda *given, **named: self._portal.arun(method(*given, **named))
+        twin: Any = getattr(self._part, name[1:], None) if name.startswith("a") else None
+        if twin is not None:
+            return lambda *given, **named: self._portal.arun(twin(*given, **named))
         raise AttributeError(f"{type(self._part).__name__} has no {name!r}")
 
     def __dir__(self) -> list[str]:

@@ -60,7 +60,7 @@ def check_limit(limit: Limit) -> None:
             if not _GLOB.fullmatch(glob):
                 raise InvalidRequest(f"{field}[{index}]", f"{glob!r} is no glob, as job.text.*")
     check_pairs("labels", limit.labels)
-    if limit.concurrency is limit.rate is limit.max_waiting is None:
+    if limit.concurrency is None and limit.rate is None and limit.max_waiting is None:
         raise InvalidRequest(
             "concurrency", "the limit limits nothing", hint="set concurrency, rate or max_waiting"
         )

@@ -38,6 +38,13 @@ class RemoteBlobs:
         for start in range(0, len(data), chunk):
             yield data[start : start + chunk]
 
+    async def read(self, uri: str, start: int, length: int) -> bytes:
+        if uri.startswith("data:"):
+            return decode_data(uri)[start : start + length]
+        return await self._insist(
+            lambda: self._link.call("read_blob", bytes, uri=uri, start=start, length=length)
+        )
+
     async def stat(self, uri: str) -> BlobStat:
         media_type = data_media_type(uri) if uri.startswith("data:") else "application/json"
         return BlobStat(uri, len(await self.get(uri)), media_type)
