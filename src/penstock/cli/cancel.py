@@ -6,18 +6,20 @@ from typing import Any
 
 import click
 
+from penstock.cli.bulk import confirm, report, sure
 from penstock.cli.exits import Exit, exit_of
+from penstock.cli.filters import filtered, is_narrowed, query_of
 from penstock.cli.ids import job_ids, meant
 from penstock.cli.paper import print_json, record
-from penstock.cli.parameters import DURATION, as_json
+from penstock.cli.parameters import DURATION, STATE, as_json
 from penstock.cli.place import Place, desk_at, placed, run
 from penstock.core.errors import PenstockError
-from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.desk import Cancellation, Desk
 
 
 @click.command()
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.argument("jobs", nargs=-1, metavar="[JOB...]")
 @click.option("--children", is_flag=True, help="And the jobs that they are parents of.")
 @click.option("--reason", default="", help="Why; kept in the history.")
 @click.option(
@@ -27,18 +29,60 @@ from penstock.ports.desk import Cancellation, Desk
     show_default=True,
     help="How long to wait for running work to end.",
 )
+@click.option("--state", type=STATE, multiple=True, help="In this state; may be repeated.")
+@filtered
+@click.option("--all", "everything", is_flag=True, help="Every job that has not ended.")
+@sure
 @as_json
 @placed
 @click.pass_obj
 def cancel(
-    place: Place, jobs: tuple[str, ...], children: bool, reason: str, timeout: float, json: bool
+    place: Place,
+    /,
+    jobs: tuple[str, ...],
+    children: bool,
+    reason: str,
+    timeout: float,
+    state: tuple[str, ...],
+    everything: bool,
+    yes: bool,
+    json: bool,
+    **filters: Any,
 ) -> int:
     """End jobs.
 
-    Says of each which won: the cancellation, or an end that came first (exit code 4). `-`
-    reads ids from standard input.
+    Those named, or all unfinished ones that match. Says of each job named which won: the
+    cancellation, or an end that came first (exit code 4). `-` reads ids from standard input.
+    With conditions it asks first, then asks every job that matches to end, and does not wait
+    for them.
     """
-    return run(_cancel(place, job_ids(jobs), children, reason, timeout, json))
+    narrowed = bool(state) or is_narrowed(filters)
+    if bool(jobs) + narrowed + everything != 1:
+        raise click.UsageError("say which jobs: their ids, or conditions, or --all")
+    if jobs:
+        return run(_cancel(place, job_ids(jobs), children, reason, timeout, json))
+    if children:
+        raise click.UsageError("--children goes with ids; conditions match children, too")
+    states = tuple(map(JobState, state))
+    if ended := [one.value for one in states if one in TERMINAL]:
+        raise click.UsageError(f"--state {ended[0]}: what has ended can't be cancelled")
+    return run(_cancel_many(place, filters, states, reason, yes, json))
+
+
+async def _cancel_many(
+    place: Place,
+    filters: dict[str, Any],
+    states: tuple[JobState, ...],
+    reason: str,
+    yes: bool,
+    json: bool,
+) -> int:
+    async with desk_at(place) as desk:
+        unfinished = states or tuple(state for state in JobState if state not in TERMINAL)
+        query = await query_of(desk, filters, states=unfinished)
+        if not await confirm(desk, query, "cancel", yes=yes):
+            return Exit.OK
+        return report(await desk.cancel_many(query, reason=reason), "cancelled", json=json)
 
 
 async def _cancel(

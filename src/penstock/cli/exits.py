@@ -25,7 +25,7 @@ class Exit(IntEnum):
     OK = 0, "Done; a job that was waited for SUCCEEDED."
     FAILED = 1, "The job FAILED, or the command could not do its work."
     USAGE = 2, "What was asked is wrong: an option, an input, a topic, a setting, a file."
-    NOT_FOUND = 3, "There is no such job."
+    NOT_FOUND = 3, "There is no such job, or whatever else was named."
     CONFLICT = 4, "The id or key is taken, or the job's state does not allow it (any more)."
     CANCELLED = 5, "The job was CANCELLED."
     DENIED = 6, "The job was DENIED, or the caller has no right to this."
@@ -33,6 +33,7 @@ class Exit(IntEnum):
     UNAVAILABLE = 8, "No engine answers, another one owns the folder, or it can't go on."
     NOT_YET = 9, "The job has not ended: the time to wait was over, or none was asked for."
     MISMATCH = 10, "`verify` found a job whose record and log disagree."
+    TOO_MANY = 11, "Over a limit; it may be tried again later."
     INTERRUPTED = 130, "Interrupted (Ctrl-C)."
 
 
@@ -42,8 +43,11 @@ EXITS: Mapping[type[errors.PenstockError], Exit] = {
     errors.Misconfigured: Exit.USAGE,
     errors.NotFound: Exit.NOT_FOUND,
     errors.Conflict: Exit.CONFLICT,
+    errors.StaleApproval: Exit.CONFLICT,
     errors.IllegalMove: Exit.CONFLICT,
     errors.NotPermitted: Exit.DENIED,
+    errors.NotAuthenticated: Exit.DENIED,
+    errors.TooMany: Exit.TOO_MANY,
     errors.Unavailable: Exit.UNAVAILABLE,
     errors.WaitTimedOut: Exit.NOT_YET,
     errors.JobEnded: Exit.FAILED,

@@ -65,18 +65,24 @@ def _print_workers(found: list[WorkerView]) -> None:
 @click.pass_obj
 def pools(place: Place, json: bool) -> None:
     """List the pools."""
-    found = run(_pools(place))
+    print_pools(run(_pools(place)), json)
+
+
+def print_pools(found: list[PoolView], json: bool) -> None:
+    from rich.text import Text
+
     if json:
         print_json(msgspec.to_builtins(found))
         return
     listing = Listing(
-        *("POOL", "WORKERS", "HELD", "CAPACITY", "LABELS", "TOPICS"),
+        *("POOL", "STATUS", "WORKERS", "HELD", "CAPACITY", "LABELS", "TOPICS"),
         flexible=("POOL", "LABELS", "TOPICS"),
         right=("WORKERS", "HELD", "CAPACITY"),
     )
     for pool in found:
         listing.add(
             pool.name,
+            Text("paused", "yellow") if pool.paused else Text("open", "green"),
             str(pool.workers),
             str(pool.held),
             "any" if pool.capacity is None else str(pool.capacity),

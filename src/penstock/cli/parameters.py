@@ -13,6 +13,8 @@ import click
 import msgspec
 
 from penstock.core.job import Priority
+from penstock.core.quantity import parse_rate
+from penstock.core.verdict import Rate
 from penstock.lifecycles.canonical import JobState
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,7 +76,19 @@ class _Pair(_ParamType):
         return key, said
 
 
-DURATION, MOMENT, PAIR = _Duration(), _Moment(), _Pair()
+class _Rate(_ParamType):
+    name = "rate"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Rate:
+        if isinstance(value, Rate):
+            return value
+        try:
+            return parse_rate(value)
+        except ValueError as error:
+            self.fail(str(error), param)
+
+
+DURATION, MOMENT, PAIR, RATE = _Duration(), _Moment(), _Pair(), _Rate()
 STATE = click.Choice([state.value for state in JobState], case_sensitive=False)
 PRIORITY = click.Choice([priority.value for priority in Priority])
 

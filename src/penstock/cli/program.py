@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from penstock.cli.exits import Exit, exit_of
-from penstock.cli.groups import Commands, need_command
+from penstock.cli.groups import Commands
 from penstock.cli.place import placed
 from penstock.core.errors import PenstockError, TooMany
 
@@ -32,10 +32,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "watch": ("watch", "Watch a job until it ends."),
         "logs": ("logs", "Print what a job wrote."),
         "result": ("result", "Print what a job returned."),
-        "cancel": (
-            "cancel",
-            "End jobs: those named, or all unfinished ones that match the conditions.",
-        ),
+        "cancel": ("cancel", "End jobs."),
         "retry": ("retry", "Submit jobs that ended badly once more."),
         "dead": ("dead", "List jobs that ended FAILED or TIMEOUT and were not retried."),
     },
@@ -45,6 +42,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "reject": ("approvals", "Say no to jobs that wait for an approval: they end DENIED."),
     },
     "Control": {
+        "policy": ("policy", "Check, see and try out the safety rules."),
         "schedule": ("schedules", "Make, list and change recurring jobs."),
         "limit": ("limits", "Make, list and delete limits."),
         "pool": ("pools", "List, pause, resume and drain pools."),
@@ -55,7 +53,6 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "top": ("top", "Watch the engine: jobs, rates, workers."),
         "workers": ("fleet", "List the workers."),
         "pools": ("fleet", "List the pools."),
-        "policy": ("policy", "Check, see and try out the safety rules."),
         "verify": ("upkeep", "Check every job's record against its log."),
         "prune": ("upkeep", "Forget jobs that ended long ago."),
         "doctor": ("doctor", "Check this installation and its data directory."),
@@ -103,7 +100,6 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
 
 @click.group(
     cls=Program,
-    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes, --json and shell completion: docs/reference/cli.md.",
 )
@@ -123,10 +119,8 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     callback=_print_version,
     help="Print the version.",
 )
-@click.pass_context
-def penstock(ctx: click.Context) -> None:
+def penstock() -> None:
     """A durable job engine: no accepted job is lost, none is silently run twice."""
-    need_command(ctx)
 
 
 def run(args: Sequence[str], **extra: Any) -> int:

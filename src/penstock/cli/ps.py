@@ -6,13 +6,14 @@ import asyncio
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import click
 from msgspec.structs import replace
 
-from penstock.cli.ids import meant_or_given
+from penstock.cli.filters import filtered, query_of
 from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
-from penstock.cli.parameters import STATE, as_json, several
+from penstock.cli.parameters import STATE, as_json
 from penstock.cli.place import Place, placed, reading_at, run
 from penstock.cli.words import run_time, short_id, span
 from penstock.core.job import Job
@@ -28,11 +29,8 @@ _PAGE = 1000
 @click.command()
 @click.option("--state", type=STATE, multiple=True, help="In this state; may be repeated.")
 @click.option("--active", is_flag=True, help="Not ended yet.")
-@click.option("--topic", metavar="GLOB", help="With a topic like job.text.*.")
-@click.option("--tenant", help="Of this tenant.")
-@several("--label", "With this label; may be repeated.")
-@click.option("--workflow", metavar="ID", help="Of this workflow, in the order of its steps.")
-@click.option("--parent", metavar="JOB", help="Children of this job.")
+@click.option("--parked", is_flag=True, help="Waiting for an approval.")
+@filtered
 @click.option(
     "--limit", type=click.IntRange(1), default=20, show_default=True, help="So many at most."
 )
@@ -44,43 +42,39 @@ _PAGE = 1000
 @click.pass_obj
 def ps(
     place: Place,
+    /,
     state: tuple[str, ...],
     active: bool,
-    topic: str | None,
-    tenant: str | None,
-    label: tuple[tuple[str, str], ...],
-    workflow: str | None,
-    parent: str | None,
+    parked: bool,
     limit: int,
     everything: bool,
     before: int | None,
     quiet: bool,
     json: bool,
+    **filters: Any,
 ) -> None:
     """List jobs, newest first.
 
-    All conditions must hold. With --json it is an array of records.
+    All conditions must hold. Jobs of a workflow come in the order of its steps. With --json
+    it is an array of records.
     """
     states = tuple(map(JobState, state))
     if active:
         states += tuple(s for s in JobState if s in WAITING | HELD and s not in states)
-    query = JobQuery(
-        states=states,
-        topic=topic,
-        tenant=tenant,
-        parent_job_id=parent,
-        workflow_id=workflow,
-        labels=dict(label),
-        before=before,
-        limit=limit,
-    )
-    run(_ps(place, query, everything, quiet, json))
+    more = {"states": states, "parked": parked or None, "before": before, "limit": limit}
+    run(_ps(place, filters, more, everything, quiet, json))
 
 
-async def _ps(place: Place, query: JobQuery, everything: bool, quiet: bool, json: bool) -> None:
+async def _ps(
+    place: Place,
+    filters: dict[str, Any],
+    more: dict[str, Any],
+    everything: bool,
+    quiet: bool,
+    json: bool,
+) -> None:
     async with reading_at(place) as desk:
-        if query.parent_job_id is not None:
-            query = replace(query, parent_job_id=await meant_or_given(desk, query.parent_job_id))
+        query = await query_of(desk, filters, **more)
         jobs = await (_every(desk, query) if everything else desk.find(query))
         if json:
             print_json([record(job) for job in jobs])
@@ -89,7 +83,7 @@ async def _ps(place: Place, query: JobQuery, everything: bool, quiet: bool, json
         elif not jobs:
             click.echo("no such jobs", err=True)
         else:
-            emit(await _listing(desk, jobs))
+            await print_jobs(desk, jobs)
             if len(jobs) == query.limit and not everything and query.workflow_id is None:
                 click.echo(f"there may be more: --before {jobs[-1].seq}, or --all", err=True)
 
@@ -105,6 +99,11 @@ async def _every(desk: Desk, query: JobQuery) -> list[Job]:
         if len(page) < _PAGE:
             break
     return jobs
+
+
+async def print_jobs(desk: Desk, jobs: Sequence[Job]) -> None:
+    """As a table, with what each waits for or why it ended so."""
+    emit(await _listing(desk, jobs))
 
 
 async def _listing(desk: Desk, jobs: Sequence[Job]) -> Listing:

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from penstock.cli.exits import EXITS, Exit
+from penstock.cli.groups import Commands
 from penstock.cli.program import COMMANDS, penstock
 
 MADE = "<!-- Made by `python -m penstock.cli.reference`; a test keeps it in step. -->"
@@ -33,14 +34,15 @@ an address instead; one over TCP also wants the token, which is read from the da
 unless `--token` gives it (`--token @FILE` keeps it out of the list of processes). These
 options, and `--config`, may stand before the command; all but `--config` also after it.
 
-If no engine is running, `ps`, `show`, `logs`, `result` and `verify` read the data directory
-itself and say so on standard error; `doctor` works too. The other commands need an engine.
+If no engine is running, `ps`, `show`, `logs`, `result`, `parked`, `dead` and `verify` read the
+data directory itself and say so on standard error; `doctor` works too. The other commands need
+an engine.
 
 ## Which job
 
 Where a command wants a JOB, the whole id will do, or its beginning or end if that is enough
 to tell it from others (three characters at least; the newest 10,000 jobs are searched).
-`cancel` and `retry` take several, and `-` for ids on standard input:
+`cancel`, `retry`, `approve` and `reject` take several, and `-` for ids on standard input:
 
 ```sh
 penstock ps -q --state failed --topic 'job.text.*' | penstock retry -
@@ -87,10 +89,10 @@ EXIT_CODES = f"""\
 
 EXIT_NOTES = """
 Codes 5, 6 and 7, and 1 for a job that FAILED, are those of `submit --wait`, `result` and
-`watch`, which follow a job to its end. `cancel` and `retry` go through all the jobs they are
-given and end with the code of the first that did not work out. `up` and `worker` end with 0
-after a signal let them finish, with 130 when a second one hurried them, and with the code of
-the error when a part of them failed.
+`watch`, which follow a job to its end. `cancel`, `retry`, `approve` and `reject` go through all
+the jobs they are given and end with the code of the first that did not work out; in bulk, with
+4 if some were refused. `up` and `worker` end with 0 after a signal let them finish, with 130
+when a second one hurried them, and with the code of the error when a part of them failed.
 """
 
 
@@ -101,8 +103,17 @@ def cli_page() -> str:
         for name in commands:
             command = penstock.get_command(click.Context(penstock), name)
             assert command is not None
-            sections.append(_entry(name, command))
+            sections += [_entry(path, one) for path, one in leaves(name, command)]
     return "\n".join(sections)
+
+
+def leaves(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """The commands that do something: itself, those that it has, or both."""
+    if not isinstance(command, Commands) or command.acts:
+        yield path, command
+    if isinstance(command, Commands):
+        for name, one in command.commands.items():
+            yield from leaves(f"{path} {name}", one)
 
 
 def exits_page() -> str:

@@ -10,6 +10,7 @@ import click
 import msgspec
 from msgspec import Struct
 
+from penstock.cli.approvals import who_may
 from penstock.cli.ids import meant
 from penstock.cli.paper import Listing, emit, print_json, record, styled
 from penstock.cli.parameters import as_json
@@ -32,6 +33,8 @@ class Dossier(Struct, frozen=True):
     history: list[Transition]
     chain: list[str]
     """The job and its retries, in order."""
+    parents: list[tuple[str, str]]
+    """The jobs that it waits for, and their states."""
     given: str
     returned: str
 
@@ -70,6 +73,7 @@ async def _gather(place: Place, text: str) -> Dossier:
             await desk.why(job.job_id),
             await desk.history(job.job_id),
             await _chain(desk, job),
+            [(parent, await _state(desk, parent)) for parent in job.request.after],
             await _glance(desk, job.request.context_ptr),
             await _glance(desk, result),
         )
@@ -90,6 +94,13 @@ async def _chain(desk: Desk, job: Job) -> list[str]:
         job = await desk.get(job.successor)
         chain.append(job.job_id)
     return chain
+
+
+async def _state(desk: Desk, job_id: str) -> str:
+    try:
+        return (await desk.get(job_id)).state.value
+    except PenstockError:
+        return "gone"
 
 
 async def _glance(desk: Desk, pointer: str | None) -> str:
@@ -123,6 +134,10 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
     if dossier.given:
         yield "input", dossier.given
     yield from _asked(request, now)
+    if dossier.parents:
+        said = ", ".join(f"{short_id(name)} {state}" for name, state in dossier.parents)
+        yield "after", f"{said}; if one fails: {request.if_parent_fails}"
+    yield from _judged(job, now)
     yield "accepted", f"{moment(job.accepted_at, now)} ({span(now - job.accepted_at)} ago)"
     if job.worker_id is not None:
         yield "worker", f"{job.worker_id}, pool {job.pool}, attempt {job.attempt}"
@@ -136,6 +151,29 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
             yield "error", f"{result.error_code}: {result.error_message or ''}".rstrip(": ")
         if dossier.returned:
             yield "result", dossier.returned
+
+
+def _judged(job: Job, now: float) -> Iterator[tuple[str, str]]:
+    """What the safety rules said, and whose word it takes or took."""
+    if (verdict := job.verdict) is not None:
+        said = f"{verdict.decision} by rule {verdict.rule_id}, snapshot {verdict.snapshot}"
+        yield "verdict", said + (f": {verdict.reason}" if verdict.reason else "")
+        if verdict.rate is not None:
+            yield "rate", str(verdict.rate)
+        if verdict.constraints is not None:
+            limits = msgspec.to_builtins(verdict.constraints)
+            yield "constraints", ", ".join(f"{name} {value}" for name, value in limits.items())
+    if (hold := job.hold) is None:
+        return
+    yes = f"{len(hold.votes)} of {hold.terms.needed} said yes"
+    if hold.approved or job.is_final:
+        yield "approval", yes
+    else:
+        left = f"until {moment(hold.until, now)} (for {span(max(0.0, hold.until - now))})"
+        yield "approval", f"{yes}; {who_may(hold)} may, {left}"
+    for vote in hold.votes:
+        reason = f": {vote.reason}" if vote.reason else ""
+        yield "", f"{vote.by} at {moment(vote.at, now)}{reason}"
 
 
 def _named(job_id: str, this: str) -> str:
@@ -157,12 +195,25 @@ def _asked(request: JobRequest, now: float) -> Iterator[tuple[str, str]]:
         "workflow": request.workflow_id,
         "step": None if request.step_index is None else str(request.step_index),
         "adapter": request.adapter_id,
+        "submitted by": request.principal,
+        "schedule": request.schedule,
+        "capability": request.capability,
+        "risk tags": ", ".join(request.risk_tags),
+        "cost": None if request.estimated_cost is None else f"{request.estimated_cost:g}",
+        "unique": _unique(request),
         "labels": _pairs(request.labels),
         "env": _pairs(request.env),
     }
     for name, value in fields.items():
         if value:
             yield name, value
+
+
+def _unique(request: JobRequest) -> str:
+    if (unique := request.unique) is None:
+        return ""
+    how_long = f"while {unique.scope}" if unique.period is None else f"for {span(unique.period)}"
+    return f"{unique.key}, {how_long}"
 
 
 def _policy(request: JobRequest) -> str:

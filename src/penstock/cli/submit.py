@@ -21,7 +21,8 @@ from penstock.cli.parameters import (
 )
 from penstock.cli.place import Place, client_at, placed, run
 from penstock.cli.result import print_result, value_of
-from penstock.core.job import RetryPolicy
+from penstock.core.job import ParentPolicy, RetryPolicy, Unique
+from penstock.ports.desk import Desk
 
 
 @click.command()
@@ -46,6 +47,26 @@ from penstock.core.job import RetryPolicy
 @click.option("--parent", metavar="JOB", help="The job that it is part of.")
 @click.option("--workflow", metavar="ID", help="The workflow that it is a step of.")
 @click.option("--step", type=click.IntRange(0), help="Its place in the workflow.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="JOB",
+    help="Wait until this job has ended; may be repeated.",
+)
+@click.option(
+    "--if-parent-fails",
+    type=click.Choice([one.value for one in ParentPolicy]),
+    help="What to do if one of those does not succeed; else it is cancelled.",
+)
+@click.option(
+    "--unique", metavar="KEY", help="While a job with this key is there, no other is made."
+)
+@click.option(
+    "--unique-for", type=DURATION, help="So long after it was accepted, rather than to its end."
+)
+@click.option("--capability", help="What it is going to do, as safety rules know it.")
+@click.option("--risk-tag", "risk_tags", multiple=True, help="For safety rules; may be repeated.")
+@click.option("--cost", "estimated_cost", type=float, help="An estimate, for safety rules.")
 @click.option(
     "--app",
     metavar="MODULE:APP",
@@ -101,9 +122,7 @@ async def _submit(
     submitted: list[str],
 ) -> int:
     async with client_at(place, _application(app)) as client:
-        if "parent" in options:
-            options["parent"] = await meant_or_given(client.desk, options["parent"])
-        handle = await client.asubmit(topic, payload, **options)
+        handle = await client.asubmit(topic, payload, **await _named(client.desk, options))
         submitted.append(handle.job_id)
         if not patience[0]:
             print_json(record(handle.record)) if json else click.echo(handle.job_id)
@@ -123,7 +142,7 @@ async def _submit_each(
     json: bool,
 ) -> int:
     async with client_at(place, _application(app)) as client:
-        handles = await client.asubmit_many(topic, inputs, **options)
+        handles = await client.asubmit_many(topic, inputs, **await _named(client.desk, options))
     if json:
         print_json([record(handle.record) for handle in handles])
     else:
@@ -131,13 +150,32 @@ async def _submit_each(
     return Exit.OK
 
 
+async def _named(desk: Desk, options: dict[str, Any]) -> dict[str, Any]:
+    """The same, with whole ids of the jobs that it names."""
+    named = dict(options)
+    if "parent" in named:
+        named["parent"] = await meant_or_given(desk, named["parent"])
+    if "after" in named:
+        named["after"] = [await meant_or_given(desk, text) for text in named["after"]]
+    return named
+
+
 def _options(said: dict[str, Any]) -> dict[str, Any]:
     """The command's options as those of `Client.submit`, without those not given."""
+    period = said.pop("unique_for")
+    if period is not None and said["unique"] is None:
+        raise click.UsageError("--unique-for goes with --unique KEY")
+    if said["if_parent_fails"] is not None and not said["after"]:
+        raise click.UsageError("--if-parent-fails goes with --after JOB")
     renamed = {"workflow": "workflow_id", "step": "step_index", "label": "labels"}
-    options = {renamed.get(name, name): value for name, value in said.items() if value is not None}
+    options = {
+        renamed.get(name, name): value for name, value in said.items() if value not in (None, ())
+    }
     for name in ("env", "labels"):
-        if pairs := options.pop(name, ()):
-            options[name] = dict(pairs)
+        if name in options:
+            options[name] = dict(options[name])
+    if period is not None:
+        options["unique"] = Unique(options["unique"], period=period)
     if (retries := options.pop("retries", None)) is not None:
         options["retry"] = RetryPolicy(retries=retries)
     return options

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.cli.exits import EXITS, Exit, exit_of
 from penstock.cli.program import COMMANDS, penstock
-from penstock.cli.reference import cli_page, exits_page
+from penstock.cli.reference import cli_page, exits_page, leaves
 from penstock.core import errors
 from penstock.lifecycles.canonical import JobState
 
@@ -28,6 +28,14 @@ def command(name: str) -> click.Command:
     found = penstock.get_command(click.Context(penstock), name)
     assert found is not None
     return found
+
+
+def commands() -> dict[str, click.Command]:
+    """Every command that does something, also those that are below others."""
+    return {path: leaf for name in NAMES for path, leaf in leaves(name, command(name))}
+
+
+LEAVES = sorted(commands())
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -47,21 +55,26 @@ def test_the_sentence_in_the_list_is_the_commands_own(name: str) -> None:
     assert (command(name).help or "").splitlines()[0] == sentences[name]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LEAVES)
 def test_every_option_is_explained(name: str) -> None:
-    for option in command(name).params:
+    for option in commands()[name].params:
         if isinstance(option, click.Option):
             assert option.help, option.name
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"up", "worker"}))
+@pytest.mark.parametrize("name", sorted({*LEAVES} - {"up", "worker"}))
 def test_every_command_that_tells_something_has_json(name: str) -> None:
-    assert "json" in {option.name for option in command(name).params}
+    assert "json" in {option.name for option in commands()[name].params}
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"version"}))
+@pytest.mark.parametrize("name", sorted({*LEAVES} - {"version", "policy check"}))
 def test_every_command_can_be_told_which_engine_after_its_name(name: str) -> None:
-    assert {"data", "connect", "token"} <= {option.name for option in command(name).params}
+    assert {"data", "connect", "token"} <= {option.name for option in commands()[name].params}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_every_command_says_in_a_sentence_what_it_does(name: str) -> None:
+    assert (commands()[name].help or "").splitlines()[0].endswith(".")
 
 
 def test_the_page_of_commands_is_in_step_with_them() -> None:

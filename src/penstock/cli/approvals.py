@@ -1,0 +1,152 @@
+"""`penstock parked`, `penstock approve` and `penstock reject`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import click
+
+from penstock.cli.exits import Exit, exit_of
+from penstock.cli.filters import filtered, query_of
+from penstock.cli.ids import job_ids, meant
+from penstock.cli.paper import Listing, emit, print_json, record
+from penstock.cli.parameters import as_json
+from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.words import short_id, span
+from penstock.core.errors import PenstockError
+from penstock.core.job import Job
+from penstock.core.verdict import Hold
+from penstock.ports.desk import Desk
+
+
+@click.command()
+@filtered
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="So many at most."
+)
+@as_json
+@placed
+@click.pass_obj
+def parked(place: Place, /, limit: int, json: bool, **filters: Any) -> None:
+    """List jobs that wait for an approval.
+
+    Oldest first, with who may approve them, how many did, and how long is left.
+    """
+    jobs = run(_parked(place, filters, limit))
+    if json:
+        print_json([record(job) for job in jobs])
+    elif not jobs:
+        click.echo("no job waits for an approval", err=True)
+    else:
+        emit(_listing(jobs, time.time()))
+
+
+async def _parked(place: Place, filters: dict[str, Any], limit: int) -> list[Job]:
+    async with reading_at(place) as desk:
+        return await desk.find(
+            await query_of(desk, filters, parked=True, oldest_first=True, limit=limit)
+        )
+
+
+def _listing(jobs: list[Job], now: float) -> Listing:
+    listing = Listing(
+        *("JOB", "TOPIC", "FROM", "YES", "LEFT", "WHO MAY", "RULE", "SNAPSHOT"),
+        flexible=("JOB", "TOPIC", "FROM", "WHO MAY", "RULE", "SNAPSHOT"),
+        right=("YES", "LEFT"),
+    )
+    for job in jobs:
+        assert job.hold is not None
+        hold = job.hold
+        listing.add(
+            short_id(job.job_id),
+            job.request.topic,
+            job.request.principal,
+            f"{len(hold.votes)}/{hold.terms.needed}",
+            span(max(0.0, hold.until - now)),
+            who_may(hold),
+            hold.rule_id,
+            hold.snapshot,
+        )
+    return listing
+
+
+def who_may(hold: Hold) -> str:
+    """Whose word it takes."""
+    return ", ".join(hold.terms.approvers) or "any approver"
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("--reason", default="", help="Why; kept in the history.")
+@click.option(
+    "--snapshot", default="", help="Only if the job waits under this snapshot of the rules."
+)
+@as_json
+@placed
+@click.pass_obj
+def approve(place: Place, jobs: tuple[str, ...], reason: str, snapshot: str, json: bool) -> int:
+    """Say yes to jobs that wait for an approval.
+
+    Says of each whether it goes on or needs more people's word. `-` reads ids from standard
+    input.
+    """
+
+    async def say_yes(desk: Desk, job_id: str) -> Job:
+        return await desk.approvals.approve(job_id, reason=reason, snapshot=snapshot)
+
+    return run(_decide(place, job_ids(jobs), say_yes, _approved, json))
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
+@click.option("--reason", default="", help="Why; kept in the history.")
+@as_json
+@placed
+@click.pass_obj
+def reject(place: Place, jobs: tuple[str, ...], reason: str, json: bool) -> int:
+    """Say no to jobs that wait for an approval: they end DENIED.
+
+    `-` reads ids from standard input.
+    """
+
+    async def say_no(desk: Desk, job_id: str) -> Job:
+        return await desk.approvals.reject(job_id, reason=reason)
+
+    return run(_decide(place, job_ids(jobs), say_no, lambda job: "rejected", json))
+
+
+async def _decide(
+    place: Place,
+    texts: list[str],
+    decide: Callable[[Desk, str], Awaitable[Job]],
+    say: Callable[[Job], str],
+    json: bool,
+) -> int:
+    code, answers = Exit.OK, []
+    async with desk_at(place) as desk:
+        for text in texts:
+            try:
+                job = await decide(desk, (await meant(desk, text)).job_id)
+            except PenstockError as error:
+                click.echo(f"penstock: {text}: {error.message}", err=True)
+                if error.hint:
+                    click.echo(f"  {error.hint}", err=True)
+                code = code or exit_of(error)
+                answers.append({"job_id": text, "error": error.code, "message": error.message})
+                continue
+            answers.append(record(job))
+            if not json:
+                click.echo(f"{job.job_id} {say(job)}")
+    if json:
+        print_json(answers)
+    return code
+
+
+def _approved(job: Job) -> str:
+    hold = job.hold
+    if hold is None or hold.approved:
+        return "approved: it goes on"
+    missing = hold.terms.needed - len(hold.votes)
+    return f"approved by {len(hold.votes)} of {hold.terms.needed}: {missing} more needed"

@@ -1,0 +1,78 @@
+"""`penstock audit`: who did what."""
+
+from __future__ import annotations
+
+import time
+
+import click
+import msgspec
+
+from penstock.cli.paper import Listing, emit, print_json
+from penstock.cli.parameters import as_json
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.words import moment
+from penstock.ports.store import AuditEntry, AuditQuery
+
+
+@click.command()
+@click.option("--who", metavar="NAME", help="By this principal.")
+@click.option("--action", metavar="GLOB", help="Such as job.cancel or key.*.")
+@click.option("--subject", metavar="JOB|NAME", help="Done to this.")
+@click.option("--tenant", help="By keys of this tenant.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=50, show_default=True, help="So many at most."
+)
+@click.option("--before", type=int, metavar="N", help="Older than this: the next page.")
+@as_json
+@placed
+@click.pass_obj
+def audit(
+    place: Place,
+    who: str | None,
+    action: str | None,
+    subject: str | None,
+    tenant: str | None,
+    limit: int,
+    before: int | None,
+    json: bool,
+) -> None:
+    """Tell who did what, newest first.
+
+    Also what they were not let do.
+    """
+    query = AuditQuery(
+        principal=who, action=action, subject=subject, tenant=tenant, before=before, limit=limit
+    )
+    found = run(_read(place, query))
+    if json:
+        print_json(msgspec.to_builtins(found))
+    elif not found:
+        click.echo("no such entries", err=True)
+    else:
+        emit(_listing(found, time.time()))
+        if len(found) == limit:
+            click.echo(f"there may be more: --before {found[-1].n}", err=True)
+
+
+async def _read(place: Place, query: AuditQuery) -> list[AuditEntry]:
+    async with desk_at(place) as desk:
+        return await desk.audit.read(query)
+
+
+def _listing(found: list[AuditEntry], now: float) -> Listing:
+    from rich.text import Text
+
+    listing = Listing(
+        *("TIME", "WHO", "ACTION", "SUBJECT", "OUTCOME", "DETAIL"),
+        flexible=("WHO", "SUBJECT", "DETAIL"),
+    )
+    for entry in found:
+        listing.add(
+            moment(entry.at, now),
+            entry.principal,
+            entry.action,
+            entry.subject,
+            Text(entry.outcome, "" if entry.outcome == "done" else "red"),
+            entry.detail,
+        )
+    return listing

@@ -1,0 +1,133 @@
+"""`penstock pool`: pausing, resuming and draining pools."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import click
+import msgspec
+
+from penstock.cli.exits import Exit
+from penstock.cli.fleet import print_pools
+from penstock.cli.groups import Commands
+from penstock.cli.paper import print_json
+from penstock.cli.parameters import DURATION, as_json
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.words import plural
+from penstock.core.errors import NotFound
+from penstock.ports.desk import Desk, PoolView
+
+_LOOK = 0.25
+"""Seconds between looks at a pool that is drained."""
+
+
+@click.group(cls=Commands)
+def pool() -> None:
+    """List, pause, resume and drain pools."""
+
+
+@pool.command("list")
+@as_json
+@placed
+@click.pass_obj
+def list_pools(place: Place, json: bool) -> None:
+    """List the pools."""
+    print_pools(run(_list(place)), json)
+
+
+async def _list(place: Place) -> list[PoolView]:
+    async with desk_at(place) as desk:
+        return await desk.pools()
+
+
+@pool.command()
+@click.argument("name")
+@as_json
+@placed
+@click.pass_obj
+def pause(place: Place, name: str, json: bool) -> None:
+    """Give a pool's workers nothing new.
+
+    What they have, they finish. It stays so over a restart, until it is resumed.
+    """
+    view = run(_pause(place, name))
+    if json:
+        print_json(msgspec.to_builtins(view))
+    else:
+        click.echo(f"{name} paused; it holds {plural(view.held, 'job')}")
+
+
+async def _pause(place: Place, name: str) -> PoolView:
+    async with desk_at(place) as desk:
+        return await desk.pause_pool(name)
+
+
+@pool.command()
+@click.argument("name")
+@as_json
+@placed
+@click.pass_obj
+def resume(place: Place, name: str, json: bool) -> None:
+    """Give a pool's workers jobs again."""
+    view = run(_resume(place, name))
+    print_json(msgspec.to_builtins(view)) if json else click.echo(f"{name} resumed")
+
+
+async def _resume(place: Place, name: str) -> PoolView:
+    async with desk_at(place) as desk:
+        return await desk.resume_pool(name)
+
+
+@pool.command()
+@click.argument("name")
+@click.option("--timeout", type=DURATION, help="Wait no longer than this; it stays paused.")
+@as_json
+@placed
+@click.pass_obj
+def drain(place: Place, name: str, timeout: float | None, json: bool) -> int:
+    """Pause a pool and wait until it holds nothing.
+
+    Ctrl-C ends the waiting and leaves it paused.
+    """
+    try:
+        view = run(_drain(place, name, timeout))
+    except KeyboardInterrupt:
+        click.echo(f"\npenstock: {name} stays paused", err=True)
+        click.echo(f"  'penstock {place.spelled()}pool resume {name}' lets it go on", err=True)
+        return Exit.INTERRUPTED
+    if json:
+        print_json(msgspec.to_builtins(view))
+    elif view.held:
+        click.echo(f"{name} is paused and still holds {plural(view.held, 'job')}")
+    else:
+        click.echo(f"{name} is paused and holds nothing")
+    return Exit.NOT_YET if view.held else Exit.OK
+
+
+async def _drain(place: Place, name: str, timeout: float | None) -> PoolView:
+    end = None if timeout is None else time.monotonic() + timeout
+    async with desk_at(place) as desk:
+        view, told = await desk.pause_pool(name), -1
+        while view.held and (end is None or time.monotonic() < end):
+            if view.held != told:
+                _progress(f"{name} is paused and holds {plural(view.held, 'job')} …")
+                told = view.held
+            await asyncio.sleep(_LOOK)
+            view = await _look(desk, name)
+        _progress("")
+        return view
+
+
+async def _look(desk: Desk, name: str) -> PoolView:
+    for view in await desk.pools():
+        if view.name == name:
+            return view
+    raise NotFound(f"no pool {name!r}", hint="'penstock pool list' shows them")
+
+
+def _progress(text: str) -> None:
+    """One line that is written over, for who looks on."""
+    if sys.stderr.isatty():
+        click.echo(f"\r\x1b[K{text}", nl=False, err=True)

@@ -1,0 +1,289 @@
+"""`penstock schedule`: jobs that come again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+import click
+import msgspec
+
+from penstock.cli.groups import Commands
+from penstock.cli.paper import Listing, emit, print_json, record
+from penstock.cli.parameters import DURATION, PRIORITY, as_json, read_object, read_source, several
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.words import moment, span
+from penstock.core.job import Job, RetryPolicy
+from penstock.ports.desk import Desk
+from penstock.ports.schedules import CatchUp, Schedule, ScheduleView
+
+CATCH_UP = click.Choice([one.value for one in CatchUp])
+tenanted = click.option("--tenant", default="default", help="Whom it belongs to.")
+_AHEAD = 3
+"""How many of its next times are shown."""
+
+
+@click.group(cls=Commands)
+def schedule() -> None:
+    """Make, list and change recurring jobs."""
+
+
+@schedule.command()
+@click.argument("name")
+@click.argument("cron")
+@click.argument("topic")
+@click.option("--input", "given", metavar="JSON|@FILE|-", help="The arguments, a JSON object.")
+@click.option("--timezone", default="UTC", show_default=True, help="As Europe/Berlin.")
+@click.option(
+    "--catch-up",
+    type=CATCH_UP,
+    default=CatchUp.LAST.value,
+    show_default=True,
+    help="Which times to make up for that passed while no engine ran.",
+)
+@click.option("--no-overlap", is_flag=True, help="Not while the job before has not ended.")
+@click.option("--paused", is_flag=True, help="Fire nothing until it is resumed.")
+@click.option("--priority", type=PRIORITY, help="How urgent its jobs are.")
+@several("--env", "Passed on to its jobs; may be repeated.")
+@several("--label", "Kept with its jobs; may be repeated.")
+@click.option("--timeout", type=DURATION, help="How long one attempt may run.")
+@click.option("--retries", type=click.IntRange(0), help="How often to try again.")
+@click.option("--idempotent/--not-idempotent", default=None, help="Whether they may run twice.")
+@click.option("--capability", help="What its jobs do, as safety rules know it.")
+@click.option("--risk-tag", "risk_tags", multiple=True, help="For safety rules; may be repeated.")
+@click.option("--cost", "estimated_cost", type=float, help="An estimate, for safety rules.")
+@tenanted
+@as_json
+@placed
+@click.pass_obj
+def put(
+    place: Place,
+    /,
+    name: str,
+    cron: str,
+    topic: str,
+    given: str | None,
+    timezone: str,
+    catch_up: str,
+    no_overlap: bool,
+    paused: bool,
+    tenant: str,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Make or change a recurring job.
+
+    CRON is five fields, minute hour day month weekday ('30 7 * * mon-fri'), six with seconds
+    in front, or @hourly, @daily, @weekly, @monthly, @yearly.
+    """
+    payload = None if given is None else read_object("--input", read_source("--input", given))
+
+    async def make(desk: Desk) -> ScheduleView:
+        from penstock.core.job import JobRequest
+
+        made = Schedule(
+            name=name,
+            cron=cron,
+            request=JobRequest(
+                job_id="",
+                topic=topic,
+                context_ptr=await _pointer(desk, payload),
+                tenant=tenant,
+                **_fields(options),
+            ),
+            timezone=timezone,
+            catch_up=CatchUp(catch_up),
+            overlap=not no_overlap,
+            tenant=tenant,
+            paused=paused,
+        )
+        return await desk.schedules.put(made)
+
+    _tell(run(_asked(place, make)), json)
+
+
+async def _pointer(desk: Desk, payload: dict[str, Any] | None) -> str:
+    from penstock.app.client import encode_input
+
+    return "" if payload is None else await desk.put_blob(encode_input(payload))
+
+
+def _fields(said: dict[str, Any]) -> dict[str, Any]:
+    """The command's options as fields of a JobRequest, without those not given."""
+    from penstock.workloads.function.options import checked
+
+    renamed = {"label": "labels"}
+    options = {
+        renamed.get(name, name): value for name, value in said.items() if value not in (None, ())
+    }
+    for name in ("env", "labels"):
+        if name in options:
+            options[name] = dict(options[name])
+    if (retries := options.pop("retries", None)) is not None:
+        options["retry"] = RetryPolicy(retries=retries)
+    return checked(options)
+
+
+async def _asked(place: Place, question: Callable[[Desk], Awaitable[Any]]) -> Any:
+    async with desk_at(place) as desk:
+        return await question(desk)
+
+
+def _tell(view: ScheduleView, json: bool) -> None:
+    if json:
+        print_json(msgspec.to_builtins(view))
+    else:
+        click.echo(f"{view.schedule.name} {_next(view, time.time())}")
+
+
+def _next(view: ScheduleView, now: float) -> str:
+    if view.schedule.paused:
+        return "is paused"
+    if view.next_at is None:
+        return "never fires"
+    return f"fires next {moment(view.next_at, now)} (in {span(view.next_at - now)})"
+
+
+@schedule.command("list")
+@as_json
+@placed
+@click.pass_obj
+def list_schedules(place: Place, json: bool) -> None:
+    """List the recurring jobs."""
+    found: list[ScheduleView] = run(_asked(place, lambda desk: desk.schedules.list()))
+    if json:
+        print_json(msgspec.to_builtins(found))
+    elif not found:
+        click.echo("no schedules; make one with 'penstock schedule put NAME CRON TOPIC'", err=True)
+    else:
+        emit(_listing(found, time.time()))
+
+
+def _listing(found: list[ScheduleView], now: float) -> Listing:
+    tenants = {view.schedule.tenant for view in found} != {"default"}
+    listing = Listing(
+        *("NAME", *(["TENANT"] if tenants else []), "CRON", "ZONE", "TOPIC"),
+        *("NEXT", "LAST", "FIRED", "PROBLEM"),
+        flexible=("NAME", "TENANT", "CRON", "ZONE", "TOPIC", "PROBLEM"),
+        right=("NEXT", "LAST", "FIRED"),
+    )
+    for view in found:
+        known = view.schedule
+        listing.add(
+            known.name,
+            *([known.tenant] if tenants else []),
+            known.cron,
+            known.timezone,
+            known.request.topic,
+            "paused"
+            if known.paused
+            else ("never" if view.next_at is None else span(view.next_at - now)),
+            "" if view.last_at is None else f"{span(max(0.0, now - view.last_at))} ago",
+            f"{view.fired:,}",
+            view.problem,
+        )
+    return listing
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@placed
+@click.pass_obj
+def show(place: Place, name: str, tenant: str, json: bool) -> None:
+    """Tell when one fires, what it submits, and how it went."""
+    view: ScheduleView = run(_asked(place, lambda desk: desk.schedules.get(name, tenant)))
+    if json:
+        print_json(msgspec.to_builtins(view))
+        return
+    facts = Listing("", "fact", flexible=("fact",), folded=("fact",), header=False)
+    for title, value in _facts(view, time.time()):
+        facts.add(f"  {title}", value)
+    emit(f"schedule {name}", facts)
+
+
+def _facts(view: ScheduleView, now: float) -> Iterator[tuple[str, str]]:
+    known = view.schedule
+    yield "now", _next(view, now)
+    yield "cron", f"{known.cron}, {known.timezone}"
+    if view.next_at is not None:
+        yield "times", ", ".join(_ahead(view))
+    yield "topic", known.request.topic
+    yield "tenant", known.tenant
+    yield "missed", _MISSED[known.catch_up]
+    yield "overlap", "yes" if known.overlap else "no: skipped while the job before goes on"
+    if view.last_at is not None:
+        yield "last", f"{moment(view.last_at, now)}, job {view.last_job_id}"
+    yield "fired", f"{view.fired:,} times, skipped {view.skipped:,}"
+    if view.problem:
+        yield "problem", view.problem
+
+
+_MISSED = {
+    CatchUp.SKIP: "left out",
+    CatchUp.LAST: "the last is made up for",
+    CatchUp.ALL: "all are made up for",
+}
+
+
+def _ahead(view: ScheduleView) -> Iterator[str]:
+    """Its next times, on its own wall clock."""
+    from penstock.core.calendar import Calendar, zone
+
+    known = view.schedule
+    assert view.next_at is not None
+    for at in islice(Calendar(known.cron, known.timezone).after(view.next_at - 1), _AHEAD):
+        yield f"{datetime.fromtimestamp(at, zone(known.timezone)):%Y-%m-%d %H:%M:%S %Z}"
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@placed
+@click.pass_obj
+def pause(place: Place, name: str, tenant: str, json: bool) -> None:
+    """Stop one from firing, until it is resumed.
+
+    Times that pass meanwhile are not made up for.
+    """
+    _tell(run(_asked(place, lambda desk: desk.schedules.pause(name, tenant))), json)
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@placed
+@click.pass_obj
+def resume(place: Place, name: str, tenant: str, json: bool) -> None:
+    """Let a paused one fire again, from its next time on."""
+    _tell(run(_asked(place, lambda desk: desk.schedules.pause(name, tenant, paused=False))), json)
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@placed
+@click.pass_obj
+def fire(place: Place, name: str, tenant: str, json: bool) -> None:
+    """Submit its job now, besides its times; prints the id."""
+    job: Job = run(_asked(place, lambda desk: desk.schedules.fire(name, tenant)))
+    print_json(record(job)) if json else click.echo(job.job_id)
+
+
+@schedule.command()
+@click.argument("name")
+@tenanted
+@as_json
+@placed
+@click.pass_obj
+def delete(place: Place, name: str, tenant: str, json: bool) -> None:
+    """Forget one. Jobs that it has submitted go on."""
+    run(_asked(place, lambda desk: desk.schedules.delete(name, tenant)))
+    print_json({"name": name, "deleted": True}) if json else click.echo(f"{name} deleted")
