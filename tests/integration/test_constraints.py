@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+import penstock
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.adapters.memory.bus import MemoryBus
 from penstock.core.job import JobRequest, JobResult
@@ -174,3 +175,43 @@ async def test_a_result_over_the_limit_is_an_error_whatever_made_it() -> None:
             assert (over.error_code, over.result_ptr) == ("OUTPUT_LIMIT", None)
             within = await here.run(f"job.{mode}.letters", small, count=98)
             assert value_of(within) == "x" * 98
+
+
+RULES = """
+default = "allow"
+
+[[rules]]
+id = "stays-inside"
+decision = "allow_with_constraints"
+topics = ["job.inside.*"]
+constraints = { network = [], max_output = 1000 }
+"""
+
+
+@run_async
+async def test_what_a_rule_file_demands_holds_from_the_engine_to_the_process(
+    tmp_path: Path,
+) -> None:
+    import process_jobs as jobs
+
+    (tmp_path / "rules.toml").write_text(RULES)
+    app = penstock.App()
+    inside = app.job("job.inside.greet", mode="process")(jobs.greet)
+    shared = app.job("job.inside.shared", retries=3)(jobs.greet)
+    outside = app.job("job.outside.greet", mode="process")(jobs.greet)
+    large = app.job("job.inside.letters", mode="process")(jobs.letters)
+    codes = {}
+    async with Greeter() as server, app.run(tmp_path / "data", rules=tmp_path / "rules.toml"):
+        for function, given in (inside, server.port), (shared, server.port), (large, 2000):
+            ended = await (await function.asubmit(given)).await_end(50)
+            assert ended.result is not None
+            assert (ended.state, ended.successor) == (JobState.FAILED, None)
+            codes[ended.request.topic] = ended.result.error_code
+        assert server.guests == 0
+        assert await (await outside.asubmit(server.port)).aresult(50) == "hello"
+    permitted = leaving_is_permitted()
+    assert codes == {
+        "job.inside.greet": "OSError" if permitted else NOT_ENFORCED,
+        "job.inside.shared": NOT_ENFORCED,
+        "job.inside.letters": "OUTPUT_LIMIT" if permitted else NOT_ENFORCED,
+    }
