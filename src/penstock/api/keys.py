@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from penstock.api.operation import Operation
 from penstock.api.paging import cursor, place_in
 from penstock.api.reply import Reply, json_reply
-from penstock.api.selection import Limit
+from penstock.api.selection import Limit, Seq
 from penstock.core.caller import KeyRole
 from penstock.ports.keys import KeyView, NewKey
 from penstock.ports.store import AuditEntry, AuditQuery
@@ -54,6 +54,8 @@ class AuditListing(Struct, frozen=True, kw_only=True):
     """A glob, as in `key.*`."""
     subject: str | None = None
     tenant: str | None = None
+    before: Seq | None = None
+    """Only entries with a lower `n`."""
     limit: Limit = 50
     cursor: str | None = None
     """`next` of the page before."""
@@ -72,7 +74,7 @@ async def read_audit(call: Call) -> Reply:
         action=given.action,
         subject=given.subject,
         tenant=given.tenant,
-        before=place_in("a", given.cursor),
+        before=given.before if given.cursor is None else place_in("a", given.cursor),
         limit=given.limit + 1,
     )
     entries = await call.desk.audit.read(query)

@@ -1,0 +1,734 @@
+"""One Desk, three ways to it: in the engine, over a link, over HTTP. Nobody can tell which."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing, asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import App
+from penstock.adapters.http.desk import HttpDesk
+from penstock.adapters.link.client import Link
+from penstock.adapters.link.desk import RemoteDesk
+from penstock.app.application import make_executors
+from penstock.app.engine import Engine
+from penstock.config import load
+from penstock.core.caller import KeyRole
+from penstock.core.errors import (
+    Conflict,
+    InvalidRequest,
+    Misconfigured,
+    NotAuthenticated,
+    NotFound,
+    NotPermitted,
+    NotRunning,
+    TooMany,
+    Unavailable,
+    UnknownTopic,
+    UnreadablePointer,
+    WaitTimedOut,
+)
+from penstock.core.job import JobRequest
+from penstock.core.pointer import decode_data, encode_data
+from penstock.core.verdict import Rate
+from penstock.lifecycles.canonical import TERMINAL, JobState
+from penstock.ports.desk import Desk, EventBatch, JobUpdate, Logged, Moved, Progressed
+from penstock.ports.limits import Limit
+from penstock.ports.schedules import Schedule
+from penstock.ports.store import AuditQuery, JobQuery, JournalEvent
+from penstock.testing.aio import run_async
+
+LATER = time.time() + 1e6
+BIG = b'{"text": "' + b"x" * 20_000 + b'"}'
+RULES = """
+default = "allow"
+
+[[rules]]
+id = "ask-first"
+decision = "require_approval"
+topics = ["job.risky"]
+approval = { self_approval = true }
+"""
+
+
+def an_app(gate: threading.Event) -> App:
+    app = App()
+
+    @app.job("job.text.shout")
+    def shout(text: str) -> str:
+        return text.upper()
+
+    @app.job("job.text.fail")
+    def fail() -> None:
+        raise ValueError("no")
+
+    @app.job("job.risky")
+    def risky() -> None:
+        pass
+
+    @app.job("job.tell")
+    def tell() -> str:
+        ctx = penstock.current()
+        for n in range(5):
+            ctx.log(f"line {n}")
+        ctx.progress(0.5, "half")
+        gate.wait(30)
+        ctx.log("last line")
+        return "told"
+
+    return app
+
+
+class House:
+    """A running engine, and the ways to its Desk."""
+
+    def __init__(self, engine: Engine, folder: Path, gate: threading.Event) -> None:
+        self.engine, self.folder, self.gate = engine, folder, gate
+        self.token = (folder / "token").read_text().strip()
+
+    @asynccontextmanager
+    async def desk(self, way: str) -> AsyncIterator[Desk]:
+        if way == "embedded":
+            yield self.engine.desk
+        elif way == "link":
+            link = Link(self.engine.addresses[0])
+            await link.connect()
+            yield RemoteDesk(link)
+            await link.close()
+        else:
+            async with self.http() as desk:
+                yield desk
+
+    @asynccontextmanager
+    async def http(self, token: str | None = None) -> AsyncIterator[HttpDesk]:
+        desk = HttpDesk(self.engine.url, self.token if token is None else token)
+        await desk.connect()
+        try:
+            yield desk
+        finally:
+            await desk.close()
+
+
+@asynccontextmanager
+async def a_house(folder: Path, **flags: Any) -> AsyncIterator[House]:
+    gate = threading.Event()
+    rules = folder / "rules.toml"
+    rules.write_text(RULES)
+    settings = load(
+        flags={
+            "data_dir": str(folder),
+            "durability": "os",
+            "http": "127.0.0.1:0",
+            "rules": str(rules),
+            **flags,
+        }
+    )
+    try:
+        async with Engine(settings, make_executors(an_app(gate), settings)) as engine:
+            yield House(engine, folder, gate)
+    finally:
+        gate.set()
+
+
+Scenario = Callable[[Desk, House], Coroutine[Any, Any, None]]
+
+
+def each_way(scenario: Scenario) -> Callable[..., None]:
+    """Run it against each kind of Desk."""
+
+    @pytest.mark.parametrize("way", ["embedded", "link", "http"])
+    def test(way: str, tmp_path: Path) -> None:
+        async def run() -> None:
+            async with a_house(tmp_path) as house, house.desk(way) as desk:
+                await scenario(desk, house)
+
+        asyncio.run(run())
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+def a_job(**fields: Any) -> JobRequest:
+    given: dict[str, Any] = {
+        "job_id": "",
+        "topic": "job.text.shout",
+        "context_ptr": encode_data(b'{"text": "hi"}'),
+    }
+    return JobRequest(**{**given, **fields})
+
+
+def told(**fields: Any) -> JobRequest:
+    return a_job(topic="job.tell", context_ptr="", **fields)
+
+
+# -- submitting -----------------------------------------------------------------------
+
+
+@each_way
+async def test_a_job_is_submitted_waited_for_and_looked_up(desk: Desk, house: House) -> None:
+    (job,) = await desk.submit([a_job(labels={"a": "b/ü"})])
+    assert job.state is JobState.PENDING
+    done = await desk.wait(job.job_id, 20)
+    assert done.state is JobState.SUCCEEDED
+    assert done.result is not None
+    assert decode_data(done.result.result_ptr or "") == b'"HI"'
+    assert await desk.get(job.job_id) == done
+    assert done.request.labels == {"a": "b/ü"}
+    assert [entry.after for entry in await desk.history(job.job_id)][-1] is JobState.SUCCEEDED
+    assert "SUCCEEDED" in await desk.why(job.job_id)
+
+
+@each_way
+async def test_a_repeated_submission_is_the_same_job(desk: Desk, house: House) -> None:
+    for request in (a_job(job_id="mine"), a_job(idempotency_key="k/1")):
+        (first,) = await desk.submit([request])
+        (second,) = await desk.submit([request])
+        assert first.job_id == second.job_id
+        other = a_job(
+            job_id=request.job_id, idempotency_key=request.idempotency_key, labels={"x": "y"}
+        )
+        with pytest.raises(Conflict, match="labels differs"):
+            await desk.submit([other])
+
+
+@each_way
+async def test_many_jobs_are_accepted_in_order(desk: Desk, house: House) -> None:
+    jobs = await desk.submit([a_job(labels={"n": str(n)}) for n in range(300)])
+    assert [job.request.labels["n"] for job in jobs] == [str(n) for n in range(300)]
+    assert len({job.job_id for job in jobs}) == 300
+    assert await desk.submit([]) == []
+
+
+@each_way
+async def test_of_a_batch_with_one_bad_job_nothing_is_stored(desk: Desk, house: House) -> None:
+    with pytest.raises(UnknownTopic) as caught:
+        await desk.submit([a_job(), a_job(topic="job.text.shoot")])
+    assert caught.value.field.endswith("topic")
+    assert "job.text.shout" in caught.value.hint
+    assert await desk.find(JobQuery()) == []
+
+
+@each_way
+async def test_a_wrong_field_is_named(desk: Desk, house: House) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await desk.submit([a_job(timeout=-1.0)])
+    assert caught.value.field.endswith("timeout")
+    assert caught.value.code == "INVALID"
+
+
+@each_way
+async def test_what_a_function_wants_of_its_jobs_yields_to_what_the_caller_says(
+    desk: Desk, house: House
+) -> None:
+    (job,) = await desk.submit([told(complete=True)])
+    assert job.request.complete
+    house.gate.set()
+    await desk.wait(job.job_id, 20)
+
+
+# -- looking --------------------------------------------------------------------------
+
+
+@each_way
+async def test_jobs_are_found_by_what_is_asked(desk: Desk, house: House) -> None:
+    jobs = await desk.submit([a_job(labels={"n": str(n % 3)}) for n in range(30)])
+    await desk.wait(jobs[-1].job_id, 20)
+    found = await desk.find(JobQuery(labels={"n": "1"}, limit=5))
+    assert [job.job_id for job in found] == [job.job_id for job in jobs[1::3]][::-1][:5]
+    oldest = await desk.find(JobQuery(oldest_first=True, since=jobs[4].seq, limit=3))
+    assert [job.seq for job in oldest] == [job.seq for job in jobs[5:8]]
+    newest = await desk.find(JobQuery(before=jobs[4].seq, limit=2))
+    assert [job.seq for job in newest] == [jobs[3].seq, jobs[2].seq]
+    assert await desk.find(JobQuery(states=(JobState.DENIED, JobState.FAILED))) == []
+    assert await desk.find(JobQuery(parked=True)) == []
+    assert len(await desk.find(JobQuery(parked=False, topic="job.text.*", limit=100))) == 30
+
+
+@each_way
+async def test_a_job_that_is_not_there_is_not_found(desk: Desk, house: House) -> None:
+    for ask in (desk.get, desk.history, desk.why, desk.retry, desk.wait, desk.read_log):
+        with pytest.raises(NotFound):
+            await ask("not/there?")
+    with pytest.raises(NotFound):
+        await anext(desk.follow("nothing"))
+    with pytest.raises(NotFound):
+        await desk.cancel("nothing")
+
+
+@each_way
+async def test_a_wait_ends_when_patience_does(desk: Desk, house: House) -> None:
+    (job,) = await desk.submit([told()])
+    with pytest.raises(WaitTimedOut, match="is still"):
+        await desk.wait(job.job_id, 0.05)
+    house.gate.set()
+    assert (await desk.wait(job.job_id)).state is JobState.SUCCEEDED
+
+
+@each_way
+async def test_a_job_is_followed_to_its_end(desk: Desk, house: House) -> None:
+    (job,) = await desk.submit([told()])
+    updates: list[JobUpdate] = []
+    async for update in desk.follow(job.job_id):
+        updates.append(update)
+        if any(isinstance(update, Progressed) for update in updates):
+            house.gate.set()
+    lines = [update.line for update in updates if isinstance(update, Logged)]
+    assert [line.text for line in lines] == [*(f"line {n}" for n in range(5)), "last line"]
+    assert [line.n for line in lines] == list(range(1, 7))
+    moves = [update.transition for update in updates if isinstance(update, Moved)]
+    assert [entry.n for entry in moves] == list(range(moves[0].n, moves[-1].n + 1))
+    assert moves[-1].after is JobState.SUCCEEDED
+    assert Progressed(job.job_id, 0.5, "half") in updates
+    after = [update async for update in desk.follow(job.job_id, after_log=4)]
+    assert [update.line.n for update in after if isinstance(update, Logged)] == [5, 6]
+    assert [line.n for line in await desk.read_log(job.job_id, after=2, limit=3)] == [3, 4, 5]
+
+
+@each_way
+async def test_events_are_the_journal_from_any_place(desk: Desk, house: House) -> None:
+    async with aclosing(desk.events()) as live:  # type: ignore[type-var]
+        first = await anext(live)
+        assert first.events == ()
+        jobs = await desk.submit([a_job() for _ in range(20)])
+        for job in jobs:
+            await desk.wait(job.job_id, 20)
+        seen = await until(live, ends=20)
+    journal = await house.engine.store.events(0, 10_000)
+    assert seen == journal
+    middle = journal[len(journal) // 2].cursor
+    async with aclosing(desk.events(middle)) as rest:  # type: ignore[type-var]
+        late = await until(rest, ends=sum(_is_end(e) for e in journal if e.cursor > middle))
+    assert late == [event for event in journal if event.cursor > middle]
+    with pytest.raises(InvalidRequest, match="after"):
+        await anext(desk.events(journal[-1].cursor + 1000))
+
+
+def _is_end(event: JournalEvent) -> bool:
+    return event.transition.after in TERMINAL
+
+
+async def until(batches: AsyncIterator[EventBatch], *, ends: int) -> list[JournalEvent]:
+    """Events, until so many of them were ends."""
+    seen: list[JournalEvent] = []
+    while sum(map(_is_end, seen)) < ends:
+        seen += (await anext(batches)).events
+    return seen
+
+
+# -- ending and repeating -------------------------------------------------------------
+
+
+@each_way
+async def test_a_waiting_job_is_cancelled(desk: Desk, house: House) -> None:
+    (job,) = await desk.submit([a_job(run_at=LATER)])
+    done = await desk.cancel(job.job_id, reason="not needed")
+    assert done.ended
+    assert done.job.state is JobState.CANCELLED
+    assert (await desk.cancel(job.job_id)).job.state is JobState.CANCELLED
+
+
+@each_way
+async def test_dead_letters_are_found_and_retried(desk: Desk, house: House) -> None:
+    jobs = await desk.submit([a_job(topic="job.text.fail", context_ptr="") for _ in range(3)])
+    for job in jobs:
+        assert (await desk.wait(job.job_id, 20)).state is JobState.FAILED
+    again = await desk.retry(jobs[0].job_id)
+    assert again.request.parent_job_id == jobs[0].job_id
+    with pytest.raises(Conflict, match="already retried"):
+        await desk.retry(jobs[0].job_id)
+    await desk.wait(again.job_id, 20)
+    assert {job.job_id for job in await desk.find(JobQuery(dead=True))} >= {
+        jobs[1].job_id,
+        jobs[2].job_id,
+    }
+    bulk = await desk.retry_many(JobQuery(job_id=jobs[1].job_id))
+    assert (bulk.matched, bulk.done) == (1, 1)
+
+
+@each_way
+async def test_many_are_cancelled_by_what_they_have_in_common(desk: Desk, house: House) -> None:
+    await desk.submit([a_job(run_at=LATER, labels={"x": str(n % 2)}) for n in range(6)])
+    bulk = await desk.cancel_many(JobQuery(labels={"x": "1"}), reason="enough")
+    assert (bulk.matched, bulk.done) == (3, 3)
+    rest = await desk.cancel_many(JobQuery())
+    assert rest.done == 3
+
+
+# -- the rules ------------------------------------------------------------------------
+
+
+@each_way
+async def test_a_parked_job_is_approved_or_rejected(desk: Desk, house: House) -> None:
+    yes, no = await desk.submit([a_job(topic="job.risky", context_ptr="") for _ in range(2)])
+    for job in (yes, no):
+        await parked(desk, job.job_id)
+    assert {job.job_id for job in await desk.find(JobQuery(parked=True))} == {
+        yes.job_id,
+        no.job_id,
+    }
+    approved = await desk.approvals.approve(yes.job_id, reason="fine")
+    assert approved.hold is not None
+    assert [vote.reason for vote in approved.hold.votes] == ["fine"]
+    assert (await desk.wait(yes.job_id, 20)).state is JobState.SUCCEEDED
+    await desk.approvals.reject(no.job_id, reason="no")
+    assert (await desk.wait(no.job_id, 20)).state is JobState.DENIED
+    with pytest.raises(Conflict):
+        await desk.approvals.approve(no.job_id)
+    explained = await desk.policy.explain(no.job_id)
+    assert explained.now.rule_id == "ask-first"
+
+
+async def parked(desk: Desk, job_id: str) -> None:
+    async with aclosing(desk.events(0)) as batches:  # type: ignore[type-var]
+        async for batch in batches:
+            for event in batch.events:
+                if event.transition.job_id == job_id and event.transition.event == "park":
+                    return
+
+
+@each_way
+async def test_rules_are_shown_tried_and_read_again(desk: Desk, house: House) -> None:
+    view = await desk.policy.current()
+    assert [rule.id for rule in view.rules] == ["ask-first"]
+    await desk.submit([a_job()])
+    tried = await desk.policy.simulate('default = "deny"')
+    assert tried.looked_at == tried.changed == 1
+    (house.folder / "rules.toml").write_text("default = [")
+    with pytest.raises(Misconfigured):
+        await desk.policy.reload()
+    assert (await desk.status()).policy_problem
+
+
+# -- the smaller counters -------------------------------------------------------------
+
+
+@each_way
+async def test_limits_are_set_shown_and_deleted(desk: Desk, house: House) -> None:
+    limit = Limit(name="by:tenant", key=("tenant",), topics=("job.*",), rate=Rate(5, 60.0))
+    assert (await desk.limits.put(limit)).limit == limit
+    assert [view.limit for view in await desk.limits.list()] == [limit]
+    await desk.limits.delete("by:tenant")
+    with pytest.raises(NotFound):
+        await desk.limits.delete("by:tenant")
+    assert await desk.limits.list() == []
+    with pytest.raises(InvalidRequest):
+        await desk.limits.put(Limit(name="odd", key=("colour",)))
+
+
+@each_way
+async def test_a_full_line_says_when_to_come_back(desk: Desk, house: House) -> None:
+    await desk.limits.put(Limit(name="few", max_waiting=1))
+    await desk.submit([a_job(run_at=LATER)])
+    with pytest.raises(TooMany) as caught:
+        await desk.submit([a_job(run_at=LATER)])
+    assert caught.value.retry_after > 0
+
+
+@each_way
+async def test_schedules_are_kept(desk: Desk, house: House) -> None:
+    schedule = Schedule(name="nightly", cron="0 3 * * *", request=a_job(), timezone="Europe/Rome")
+    view = await desk.schedules.put(schedule)
+    assert view.next_at is not None
+    assert view.schedule.timezone == "Europe/Rome"
+    assert (await desk.schedules.pause("nightly")).next_at is None
+    assert (await desk.schedules.pause("nightly", paused=False)).next_at is not None
+    job = await desk.schedules.fire("nightly")
+    assert job.request.schedule == "nightly"
+    assert [view.schedule.name for view in await desk.schedules.list()] == ["nightly"]
+    again = (await desk.schedules.get("nightly")).schedule
+    assert (await desk.schedules.put(again)).schedule.cron == "0 3 * * *"
+    await desk.schedules.delete("nightly")
+    with pytest.raises(NotFound):
+        await desk.schedules.get("nightly")
+    with pytest.raises(InvalidRequest, match="cron"):
+        await desk.schedules.put(Schedule(name="odd", cron="never", request=a_job()))
+
+
+@each_way
+async def test_keys_are_made_and_revoked_and_all_is_written_down(desk: Desk, house: House) -> None:
+    made = await desk.keys.create("ci", (KeyRole.SUBMIT,), tenant="acme", expires_in=3600)
+    assert made.token.startswith("pst_")
+    assert [key.name for key in await desk.keys.list()] == ["ci"]
+    assert (await desk.keys.revoke(made.key.key_id)).revoked_at is not None
+    entries = await desk.audit.read(AuditQuery(action="key.*"))
+    assert [entry.action for entry in entries] == ["key.revoke", "key.create"]
+    assert await desk.audit.read(AuditQuery(before=entries[0].n, limit=1)) == entries[1:]
+
+
+@each_way
+async def test_the_engine_and_its_fleet_are_told_of(desk: Desk, house: House) -> None:
+    (job,) = await desk.submit([a_job()])
+    await desk.wait(job.job_id, 20)
+    (worker,) = await desk.workers()
+    assert worker.local
+    assert worker.worker_id == house.engine.worker_id
+    names = [pool.name for pool in await desk.pools()]
+    assert worker.pool in names
+    assert (await desk.pause_pool(worker.pool)).paused
+    assert (await desk.status()).paused_pools == (worker.pool,)
+    assert not (await desk.resume_pool(worker.pool)).paused
+    assert (await desk.status()).version == penstock.__version__
+    assert (await desk.verify()).mismatches == ()
+    assert (await desk.prune(1000)).jobs == 0
+    with pytest.raises(NotFound):
+        await desk.pause_pool("no such pool")
+
+
+# -- payloads -------------------------------------------------------------------------
+
+
+@each_way
+async def test_blobs_go_up_and_down_whole_and_in_parts(desk: Desk, house: House) -> None:
+    uri = await desk.put_blob(BIG, "application/json")
+    assert await desk.get_blob(uri) == BIG
+    assert await desk.read_blob(uri, 10, 20) == BIG[10:30]
+    assert await desk.read_blob(uri, len(BIG) - 5, 100) == BIG[-5:]
+    stat = await desk.stat_blob(uri)
+    assert (stat.uri, stat.size, stat.media_type) == (uri, len(BIG), "application/json")
+    (job,) = await desk.submit([a_job(context_ptr=uri)])
+    done = await desk.wait(job.job_id, 20)
+    assert done.result is not None
+    assert await desk.get_blob(done.result.result_ptr or "") == b'"' + b"X" * 20_000 + b'"'
+
+
+@each_way
+async def test_a_blob_that_is_not_there_is_refused(desk: Desk, house: House) -> None:
+    missing = "blob:sha256-" + "0" * 64
+    with pytest.raises((NotFound, UnreadablePointer)):
+        await desk.get_blob(missing)
+    with pytest.raises(UnreadablePointer):
+        await desk.submit([a_job(context_ptr=missing)])
+
+
+# -- what only the network has --------------------------------------------------------
+
+
+def at_home(test: Callable[[House], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    @wraps(test)
+    def run(tmp_path: Path) -> None:
+        async def at() -> None:
+            async with a_house(tmp_path) as house:
+                await test(house)
+
+        asyncio.run(at())
+
+    del run.__wrapped__  # pytest would ask for its parameters
+    return run
+
+
+@run_async
+async def test_where_nothing_listens_that_is_said() -> None:
+    desk = HttpDesk("http://127.0.0.1:9", "x")
+    with pytest.raises(NotRunning, match="no engine answers"):
+        await desk.connect()
+
+
+@at_home
+async def test_without_a_valid_key_nothing_is_answered_and_a_hint_is_given(house: House) -> None:
+    for token in ("", "pst_nobody_knows", "x\u00fc"):
+        with pytest.raises(NotAuthenticated) as caught:
+            async with house.http(token):
+                pass
+        assert "key" in caught.value.hint
+
+
+@at_home
+async def test_a_key_does_what_its_roles_allow_and_sees_its_tenant_only(house: House) -> None:
+    made = await house.engine.desk.keys.create("ci", (KeyRole.SUBMIT,), tenant="acme")
+    async with house.http() as owner, house.http(made.token) as ci:
+        (theirs,) = await owner.submit([a_job()])
+        (mine,) = await ci.submit([a_job()])
+        assert mine.request.tenant == "acme"
+        assert mine.request.principal == "ci"
+        with pytest.raises(NotFound):
+            await ci.get(theirs.job_id)
+        assert [job.job_id for job in await ci.find(JobQuery())] == [mine.job_id]
+        with pytest.raises(NotPermitted):
+            await ci.keys.list()
+        async with aclosing(ci.events(0)) as batches:  # type: ignore[type-var]
+            seen = await until(batches, ends=1)
+        assert {event.transition.job_id for event in seen} == {mine.job_id}
+
+
+@at_home
+async def test_more_jobs_than_one_call_takes_are_sent_in_parts(house: House) -> None:
+    async with house.http() as desk:
+        jobs = await desk.submit([a_job(run_at=LATER, labels={"n": str(n)}) for n in range(6_000)])
+        assert [job.request.labels["n"] for job in jobs] == [str(n) for n in range(6_000)]
+        found = await desk.find(JobQuery(limit=2_500))
+        assert [job.job_id for job in found] == [job.job_id for job in jobs[:-2_501:-1]]
+
+
+class Breaking:
+    """Between a client and the engine: breaks connections.
+
+    Each after so many bytes of answers, and after the first answers to POST.
+    """
+
+    def __init__(self, url: str, after: list[int] | None = None, posts: int = 0) -> None:
+        self._target = int(url.rpartition(":")[2])
+        self._after, self._posts = after or [], posts
+        self.connections = 0
+        self.posted = 0
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        left = self._after.pop(0) if self._after else 1 << 60
+        up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        forward = asyncio.create_task(self._forward(reader, up_writer))
+        try:
+            while left > 0 and (data := await up_reader.read(min(65536, left))):
+                if 0 < self.posted <= self._posts:
+                    break
+                writer.write(data)
+                await writer.drain()
+                left -= len(data)
+        except ConnectionError:
+            pass
+        finally:
+            forward.cancel()
+            for one in (writer, up_writer):
+                one.transport.abort()
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            self.posted += data.count(b"POST /")
+            writer.write(data)
+
+
+@at_home
+async def test_a_stream_that_breaks_anywhere_goes_on_without_gap_or_repeat(house: House) -> None:
+    inside = house.engine.desk
+    jobs = await inside.submit([a_job() for _ in range(30)])
+    for job in jobs:
+        await inside.wait(job.job_id, 20)
+    way = Breaking(house.engine.url, [1500 + 331 * n for n in range(25)])
+    async with way as url:
+        desk = HttpDesk(url, house.token)
+        await desk.connect()
+        async with aclosing(desk.events(0)) as batches:  # type: ignore[type-var]
+            seen = await until(batches, ends=30)
+        await desk.close()
+    assert way.connections > 5
+    assert seen == await house.engine.store.events(0, 10_000)
+
+
+@at_home
+async def test_what_a_job_says_comes_whole_over_a_line_that_breaks(house: House) -> None:
+    (job,) = await house.engine.desk.submit([told()])
+    way = Breaking(house.engine.url, [1500 - 97 * n for n in range(12)])
+    async with way as url:
+        desk = HttpDesk(url, house.token)
+        await desk.connect()
+        updates: list[JobUpdate] = []
+        async for update in desk.follow(job.job_id):
+            updates.append(update)
+            if isinstance(update, Logged) and update.line.n == 5:
+                house.gate.set()
+        await desk.close()
+    assert way.connections > 1
+    lines = [update.line.n for update in updates if isinstance(update, Logged)]
+    assert lines == list(range(1, 7))
+    moves = [update.transition.n for update in updates if isinstance(update, Moved)]
+    assert moves == list(range(moves[0], moves[-1] + 1))
+    assert (await house.engine.desk.get(job.job_id)).version == moves[-1]
+
+
+@at_home
+async def test_a_submission_whose_answer_is_lost_is_one_job(house: House) -> None:
+    for requests in ([a_job()], [a_job(), a_job()]):
+        before = len(await house.engine.desk.find(JobQuery()))
+        way = Breaking(house.engine.url, posts=2)
+        async with way as url:
+            desk = HttpDesk(url, house.token)
+            await desk.connect()
+            jobs = await desk.submit(requests)
+            await desk.close()
+        assert way.posted == 3
+        found = await house.engine.desk.find(JobQuery())
+        assert len(found) == before + len(requests)
+        assert {job.job_id for job in jobs} <= {job.job_id for job in found}
+
+
+@at_home
+async def test_what_is_not_safe_to_repeat_is_sent_once(house: House) -> None:
+    (job,) = await house.engine.desk.submit([a_job(topic="job.text.fail", context_ptr="")])
+    await house.engine.desk.wait(job.job_id, 20)
+    way = Breaking(house.engine.url, posts=1)
+    async with way as url:
+        desk = HttpDesk(url, house.token)
+        await desk.connect()
+        with pytest.raises(Unavailable, match="may have been done"):
+            await desk.retry(job.job_id)
+        await desk.close()
+    assert way.posted == 1
+
+
+@at_home
+async def test_the_key_goes_to_no_other_place(house: House) -> None:
+    elsewhere: list[bytes] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        elsewhere.append(await reader.read(65536))
+        writer.close()
+
+    async def send_away(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        port = other.sockets[0].getsockname()[1]
+        writer.write(
+            b"HTTP/1.1 307 Away\r\nLocation: http://127.0.0.1:%d/\r\nContent-Length: 0\r\n\r\n"
+            % port
+        )
+        await writer.drain()
+        writer.close()
+
+    other = await asyncio.start_server(take, "127.0.0.1", 0)
+    server = await asyncio.start_server(send_away, "127.0.0.1", 0)
+    desk = HttpDesk(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", house.token)
+    with pytest.raises(Unavailable, match="307"):
+        await desk.connect()
+    server.close()
+    other.close()
+    assert elsewhere == []
+
+
+@pytest.mark.parametrize(
+    "url", ["jobs.example.org", "ftp://x", "http://", "http://key@host", "http://host/?a=b"]
+)
+def test_what_is_no_url_of_an_engine_is_refused(url: str) -> None:
+    with pytest.raises(Misconfigured):
+        HttpDesk(url, "token")
+
+
+def test_a_blocking_client_works_by_url(tmp_path: Path) -> None:
+    app = App()
+
+    @app.job("job.text.shout")
+    def shout(text: str) -> str:
+        return text.upper()
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    with app.run(data=tmp_path, http=where):
+        token = (tmp_path / "token").read_text().strip()
+        with penstock.connect(f"http://{where}", token=token) as client:
+            handle = client.submit("job.text.shout", {"text": "hello"})
+            assert handle.result(timeout=20) == "HELLO"
+            assert client.status().version == penstock.__version__
