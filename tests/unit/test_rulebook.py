@@ -121,10 +121,13 @@ async def test_a_file_that_is_mended_clears_the_problem(tmp_path: Path) -> None:
 
 
 @run_async
-async def test_a_file_that_is_gone_leaves_the_last_good_rules(tmp_path: Path) -> None:
+async def test_a_file_that_is_gone_leaves_the_last_good_rules_and_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     desk = Watched(tmp_path / "rules.toml", DENY)
     desk.path.unlink()
-    await desk.look(4)
+    await desk.look(5)
+    assert len(caplog.records) == 1
     assert desk.said == "deny (default)"
     assert "can't be read" in desk.book.problem
     desk.path.write_text(ALLOW)
