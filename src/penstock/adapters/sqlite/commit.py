@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,67 +185,57 @@ class Commit:
     # -- writing ------------------------------------------------------------------
 
     def _write_out(self, lines: Sequence[rows.Row], audit: Sequence[rows.Row]) -> None:
-        new = self._new
-        inserts, updates, gated = [], [], []
-        for job in self.heads.values():
-            if job.seq in new:
-                inserts.append(rows.insert_row(job))
-            elif rows.is_gated(job):
-                gated.append(rows.update_gated_row(job))
-            else:
-                updates.append(rows.update_row(job))
-        journal = self._journal()
-        writer, sql = self._writer, self._sql
-        counts = [(state, tenant, count) for (tenant, state), count in self.counts.items()]
-        writes = (
-            ("insert_job", inserts),
-            ("update_job", updates),
-            ("update_gated", gated),
-            ("append_journal", journal),
-            ("count_up", counts),
-            ("append_log", lines),
-            ("append_audit", audit),
-        )
-        if not (journal or lines or audit):
+        if not (self.moved or lines or audit):
             return
+        journal, happened = self._codec.write(self.moved, self.next_row)
+        self.next_row += len(journal)
+        self.counts = tally_changes(happened, self._codec.effects)
+        counts = [(state, tenant, count) for (tenant, state), count in self.counts.items()]
+        writer, sql = self._writer, self._sql
         with self._undone():
             writer.execute("BEGIN IMMEDIATE")
-            for name, values in writes:
+            for name, values in (
+                *self._records(),
+                ("append_journal", journal),
+                ("count_up", counts),
+                ("append_log", lines),
+                ("append_audit", audit),
+            ):
                 if values:
                     writer.executemany(sql[name], values)
 
-    def _journal(self) -> list[rows.Row]:
-        """A row an entry; counts on the way what it does to the tally."""
-        journal: list[rows.Row] = []
-        happened: Counts = defaultdict(int)
-        encode, number = self._codec.rows, self.next_row
-        for answer in self.moved:
-            job, entry = answer.job, answer.entry
-            assert job is not None
-            assert entry is not None
-            tenant = job.request.tenant
-            for row in encode(number, job.seq, entry):
-                journal.append(row)
-                number += 1
-                happened[tenant, row[3]] += 1
-        self.next_row = number
-        self.counts = tally_changes(happened, self._codec.effects)
-        return journal
+    def _records(self) -> Iterator[tuple[str, list[rows.Row]]]:
+        """What is to be written of the jobs: no more columns than there is something in."""
+        new = self._new
+        inserts: list[rows.Row] = []
+        full: list[rows.Row] = []
+        updates: list[rows.Row] = []
+        gated: list[rows.Row] = []
+        for job in self.heads.values():
+            passed_rule = job.verdict is not None or job.hold is not None
+            if job.seq not in new:
+                if passed_rule:
+                    gated.append(rows.update_gated_row(job))
+                else:
+                    updates.append(rows.update_row(job))
+            elif passed_rule or job.request.unique is not None or job.request.schedule is not None:
+                full.append(rows.insert_full_row(job))
+            else:
+                inserts.append(rows.insert_row(job))
+        yield "insert_job", inserts
+        yield "insert_full", full
+        yield "update_job", updates
+        yield "update_gated", gated
 
 
 def tally_changes(
-    happened: Mapping[tuple[str, int], int], effects: Mapping[int, tuple[int | None, int] | None]
+    happened: Mapping[tuple[str, int], int], effects: Mapping[int, rows.Effect]
 ) -> Counts:
     """What so many moves along each path do to the number of jobs in each state."""
-    counts: Counts = defaultdict(int)
+    counts: Counts = {}
     for (tenant, path), times in happened.items():
-        effect = effects[path]
-        if effect is None:
-            continue
-        before, after = effect
-        counts[tenant, after] += times
-        if before is not None:
-            counts[tenant, before] -= times
+        for state, change in effects[path]:
+            counts[tenant, state] = counts.get((tenant, state), 0) + change * times
     return {key: count for key, count in counts.items() if count}
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from penstock.adapters.sqlite.database import DEAD, STATE_CODES
 from penstock.ports.store import JobQuery
 
 Term = tuple[str, tuple[object, ...]]
 """A condition, and the values in it. Only fixed text goes into the condition."""
 
+_encode = msgspec.msgpack.Encoder().encode
 _WILD = frozenset("*?[")
 
 
 def terms_of(query: JobQuery) -> dict[str, Term]:
-    """All but the labels, which no column has, and the place, which is `place`."""
+    """All but the place, which is `place`. Labels are only looked for: see `_label`."""
     terms: dict[str, Term] = {}
     if query.job_id is not None:
         terms.update(_glob("job_id", "exact_id", query.job_id))
@@ -40,6 +43,8 @@ def terms_of(query: JobQuery) -> dict[str, Term]:
         # Word for word what the index says, or it would not be used.
         codes_of_dead = ", ".join(map(str, DEAD))
         terms["dead"] = (f"state IN ({codes_of_dead}) AND successor IS NULL", ())
+    for key, value in query.labels.items():
+        terms[f"label {key}"] = _label(key, value)
     if query.accepted_from is not None:
         terms["accepted_from"] = ("accepted_at >= ?", (query.accepted_from,))
     if query.accepted_to is not None:
@@ -57,7 +62,20 @@ def place(query: JobQuery) -> list[Term]:
     return terms
 
 
+def _label(key: str, value: str) -> Term:
+    """A request has these bytes if it has the label; one that has them need not.
+
+    It saves decoding what can't fit.
+    """
+    return "instr(request, ?) > 0", (_encode(key) + _encode(value),)
+
+
+def is_wild(pattern: str | None) -> bool:
+    """Whether a glob can match anything but itself."""
+    return pattern is not None and not _WILD.isdisjoint(pattern)
+
+
 def _glob(column: str, exact: str, pattern: str) -> dict[str, Term]:
-    if _WILD.isdisjoint(pattern):
+    if not is_wild(pattern):
         return {exact: (f"{column} = ?", (pattern,))}
     return {column: (f"{column} GLOB ?", (pattern.replace("[!", "[^"),))}

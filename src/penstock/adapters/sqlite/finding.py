@@ -1,25 +1,26 @@
 """How a JobQuery is answered: from which indexes, and with what left to check.
 
-A page is merged from *streams*: index ranges whose jobs come in the order asked for, one a
-state and tenant, say. So it costs what it holds, however many jobs are stored. That is so for
-`tenant`, `states`, `topic` without wildcards, `parked`, `dead`, `schedule`, `workflow_id`,
-`parent_job_id`, `idempotency_key` and none of them, each alone or with a tenant, from any
-`before` or `since`. Every other condition is checked job by job, and to fill a page with what
-is rare may mean to read all jobs, in a thread.
+A page is merged from index ranges whose jobs come in the order asked for, one a state and
+tenant, say. So it costs what it holds, however many jobs are stored. That is so for
+`tenant`, `states`, `topic`, `parked`, `dead`, `schedule`, `workflow_id`, `parent_job_id`,
+`idempotency_key` and none of them, each alone or with a tenant, from any `before` or `since`.
+Every other condition, or two of these, is checked job by job, and to fill a page with what is
+rare may mean to read all jobs, in a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from heapq import merge
 from itertools import islice
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from penstock.adapters.sqlite import rows
-from penstock.adapters.sqlite.conditions import Term, place, terms_of
+from penstock.adapters.sqlite.conditions import Term, is_wild, place, terms_of
 from penstock.adapters.sqlite.database import DEAD, STATE_CODES
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
@@ -28,39 +29,37 @@ from penstock.ports.store import JobQuery
 Read = Callable[..., Iterable[rows.Row]]
 
 SHORT = 200
-"""A page up to this long, from few streams, is read in the caller's own thread."""
-_FEW_STREAMS = 32
+"""A page up to this long, from few ranges, is read in the caller's own thread."""
+_FEW_RANGES = 32
+_MOST_RANGES = 2000
+"""Beyond that it is quicker to look at the jobs one by one."""
+_MOST_AT_ONCE = 1000
 _FEW_JOBS = 10_000
 """Up to so many jobs in the states asked for are searched for a topic, and not vice versa."""
 _ALL = tuple(STATE_CODES.values())
 
 
-class Stream(Struct, frozen=True):
-    """One index range: the `seq`s in it, in order."""
-
-    sql: str
-    values: tuple[object, ...]
-
-
 class Search(Struct, frozen=True):
     """Where to look for what a query asks, and what must be checked of each job found."""
 
-    streams: tuple[Stream, ...]
+    ranges: tuple[Range, ...]
     left: tuple[Term, ...]
     is_short: bool
     """It is soon done, however many jobs there are."""
 
 
 def plan(query: JobQuery, read: Read) -> Search:
-    """Choose the streams; the tally, which is small, is read for it."""
+    """Choose the ranges; the tally, which is small, is read for it."""
     terms = terms_of(query)
     ranges, seen_to = _Ranges(query, terms, read).choose()
     left = tuple(term for name, term in terms.items() if name not in seen_to)
-    checks = bool(left or query.labels)
-    most = -1 if checks else query.limit
-    streams = tuple(_stream(query, index, found, most) for index, found in ranges)
-    few = query.limit <= SHORT and len(streams) <= _FEW_STREAMS
-    return Search(streams, left, few and not checks and "job_id" not in seen_to)
+    few = query.limit <= SHORT and len(ranges) <= _FEW_RANGES
+    return Search(tuple(ranges), left, few and not left and may_be_short(query))
+
+
+def may_be_short(query: JobQuery) -> bool:
+    """Whether it is worth to plan it where others wait."""
+    return not (query.labels or is_wild(query.topic) or is_wild(query.job_id))
 
 
 Range = tuple[str, tuple[Term, ...]]
@@ -89,8 +88,11 @@ class _Ranges:
             return self._by_tenant("dead", "INDEXED BY job_dead", DEAD)
         if query.schedule is not None:
             return self._by_tenant("schedule", "INDEXED BY job_schedule", _ALL)
-        if "exact_topic" in terms and not (query.states and self._are_few()):
-            return self._by_tenant("exact_topic", "INDEXED BY job_topic", _ALL)
+        if query.topic is not None and not (query.states and self._are_few()):
+            if "exact_topic" in terms:
+                return self._by_tenant("exact_topic", "INDEXED BY job_topic", _ALL)
+            if ranges := self._by_topic(query.topic):
+                return ranges, {"topic", "tenant"}
         if query.states or query.tenant is not None:
             return [
                 ("INDEXED BY job_state", (("state = ?", (state,)), ("tenant = ?", (tenant,))))
@@ -108,6 +110,24 @@ class _Ranges:
         ]
         return ranges, {name, "tenant"}
 
+    def _by_topic(self, pattern: str) -> list[Range]:
+        """One range a topic and tenant; none if that would be too many."""
+        tenants = dict.fromkeys(tenant for _, tenant, _ in self._count(_ALL))
+        topics: list[str] = []
+        topic = ""
+        sql = "SELECT topic FROM job INDEXED BY job_topic WHERE topic > ? ORDER BY topic LIMIT 1"
+        while row := next(iter(self._read(sql, (topic,))), None):
+            topic = row[0]
+            if fnmatchcase(topic, pattern):
+                topics.append(topic)
+        if len(topics) * len(tenants) > _MOST_RANGES:
+            return []
+        return [
+            ("INDEXED BY job_topic", (("topic = ?", (each,)), ("tenant = ?", (tenant,))))
+            for each in topics
+            for tenant in tenants
+        ]
+
     def _are_few(self) -> bool:
         counted: int = sum(count for _, _, count in self._count(_ALL))
         return counted < _FEW_JOBS
@@ -116,7 +136,7 @@ class _Ranges:
         """State, tenant and number of the jobs in question, as far as the tally tells."""
         query = self._query
         wanted = [STATE_CODES[state] for state in query.states] or _ALL
-        codes = msgspec.json.encode([code for code in states if code in wanted]).decode()
+        codes = json.dumps([code for code in states if code in wanted])
         sql = (
             "SELECT state, tenant, count FROM tally WHERE count > 0"
             " AND state IN (SELECT value FROM json_each(?))"
@@ -134,39 +154,50 @@ _FEW = {
 }
 
 
-def _stream(query: JobQuery, index: str, found: tuple[Term, ...], most: int) -> Stream:
-    terms = (*found, *place(query))
+def gather(query: JobQuery, search: Search, read: Read) -> list[Job]:
+    """The page. What it reads must be one state of the file."""
+    if len(search.ranges) == 1:
+        found = _straight(query, search, read)
+    else:
+        found = _merged(query, search, read)
+    fitting = (
+        job
+        for job in map(rows.read_job, found)
+        if query.labels.items() <= job.request.labels.items()
+    )
+    return list(islice(fitting, query.limit))
+
+
+def _straight(query: JobQuery, search: Search, read: Read) -> Iterable[rows.Row]:
+    (one,) = search.ranges
+    return read(*_select(rows.job_columns(), query, one, search.left))
+
+
+def _merged(query: JobQuery, search: Search, read: Read) -> Iterator[rows.Row]:
+    """Merge the indexes, and read the jobs by what they say, a few at a time."""
+    streams = [(row[0] for row in read(*_select("seq", query, one))) for one in search.ranges]
+    seqs = merge(*streams, reverse=not query.oldest_first)
+    checks = "".join(f" AND {sql}" for sql, _ in search.left)
+    values = tuple(value for _, bound in search.left for value in bound)
+    chosen = f"seq IN (SELECT value FROM json_each(?)){checks}"
+    sql = f"SELECT {rows.job_columns()} FROM job WHERE {chosen}"
+    size = min(query.limit, SHORT)
+    while some := list(islice(seqs, size)):
+        at_hand = {row[0]: row for row in read(sql, (json.dumps(some), *values))}
+        yield from (at_hand[seq] for seq in some if seq in at_hand)
+        size = min(2 * size, _MOST_AT_ONCE)
+
+
+def _select(columns: str, query: JobQuery, one: Range, left: Sequence[Term] = ()) -> Term:
+    """The statement and its values; only fixed text goes into the statement."""
+    index, found = one
+    terms = (*found, *place(query), *left)
     clause = f" WHERE {' AND '.join(sql for sql, _ in terms)}" if terms else ""
-    sql = f"SELECT seq FROM job {index}{clause} ORDER BY {_order(query)} LIMIT ?"
-    return Stream(sql, (*(value for _, bound in terms for value in bound), most))
+    sql = f"SELECT {columns} FROM job {index}{clause} ORDER BY {_order(query)}"
+    return sql, tuple(value for _, bound in terms for value in bound)
 
 
 def _order(query: JobQuery) -> str:
     if query.workflow_id is not None:
         return "step_index, seq"
     return "seq" if query.oldest_first else "seq DESC"
-
-
-def gather(query: JobQuery, search: Search, read: Read) -> list[Job]:
-    """The page. Must see one state of the file: it reads the indexes first, then the jobs."""
-    found: list[Job] = []
-    if not search.streams:
-        return found
-    streams = [(row[0] for row in read(each.sql, each.values)) for each in search.streams]
-    seqs = iter(merge(*streams, reverse=not query.oldest_first) if len(streams) > 1 else streams[0])
-    checks = "".join(f" AND {sql}" for sql, _ in search.left)
-    values = tuple(value for _, bound in search.left for value in bound)
-    sql = (
-        f"SELECT {rows.job_columns()} FROM job"
-        f" WHERE seq IN (SELECT value FROM json_each(?)){checks}"
-    )
-    size = min(query.limit, SHORT)
-    while len(found) < query.limit and (some := list(islice(seqs, size))):
-        at_hand = {row[0]: row for row in read(sql, (msgspec.json.encode(some).decode(), *values))}
-        for seq in some:
-            if seq in at_hand:
-                job = rows.read_job(at_hand[seq])
-                if query.labels.items() <= job.request.labels.items():
-                    found.append(job)
-        size = 1000
-    return found[: query.limit]

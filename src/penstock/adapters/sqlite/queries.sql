@@ -2,8 +2,15 @@
 INSERT INTO job (
     seq, job_id, topic, tenant, state, version, attempt, accepted_at, updated_at, worker_id, pool,
     dispatched_at, started_at, finished_at, cancel_requested, successor, result_blob, result,
-    idempotency_key, parent_job_id, workflow_id, step_index, input_blob, request,
-    verdict, hold, parked, unique_key, principal, schedule
+    idempotency_key, parent_job_id, workflow_id, step_index, input_blob, request, principal
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_full
+INSERT INTO job (
+    seq, job_id, topic, tenant, state, version, attempt, accepted_at, updated_at, worker_id, pool,
+    dispatched_at, started_at, finished_at, cancel_requested, successor, result_blob, result,
+    idempotency_key, parent_job_id, workflow_id, step_index, input_blob, request, principal,
+    verdict, hold, parked, unique_key, schedule
 ) VALUES (
     ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 );

@@ -18,7 +18,7 @@ import apsw
 from penstock.adapters.sqlite import rows, upkeep
 from penstock.adapters.sqlite.audit import audit_sql
 from penstock.adapters.sqlite.database import open_reader, storage_errors
-from penstock.adapters.sqlite.finding import gather, plan
+from penstock.adapters.sqlite.finding import gather, may_be_short, plan
 from penstock.adapters.sqlite.tally import Tally
 from penstock.core.errors import NotFound
 from penstock.core.job import Job
@@ -79,10 +79,11 @@ class SqliteReader:
         def read(execute: upkeep.Read) -> list[Job]:
             return gather(query, plan(query, execute), execute)
 
-        with self._snapshot() as execute:
-            search = plan(query, execute)
-            if search.is_short:
-                return gather(query, search, execute)
+        if may_be_short(query):
+            with self._snapshot() as execute:
+                search = plan(query, execute)
+                if search.is_short:
+                    return gather(query, search, execute)
         return await self.aside(read)
 
     async def unfinished(self) -> list[Job]:

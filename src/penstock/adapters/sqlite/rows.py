@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.adapters.sqlite.database import FIRST_FINAL, STATE_CODES
 from penstock.core.job import Job, JobRequest, JobResult
-from penstock.core.transition import Entry, Path, Transition
+from penstock.core.transition import Answer, Entry, Path, Transition
 from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import CANONICAL, JobEvent, JobState
 from penstock.ports.store import AuditEntry
@@ -58,6 +58,7 @@ def _result_pair(job: Job) -> tuple[str | None, bytes | None]:
 
 
 def insert_row(job: Job) -> Row:
+    """All of a job that has no rule, unique key or schedule to it, as most have not."""
     request = job.request
     blob, result = _result_pair(job)
     return (
@@ -85,18 +86,19 @@ def insert_row(job: Job) -> Row:
         request.step_index,
         _blob(request.context_ptr),
         _encode(request),
-        *_gate(job),
-        None if request.unique is None else request.unique.key,
         request.principal or None,
-        request.schedule,
     )
+
+
+def insert_full_row(job: Job) -> Row:
+    unique = job.request.unique
+    key = None if unique is None else unique.key
+    return (*insert_row(job), *_gate(job), key, job.request.schedule)
 
 
 def _gate(job: Job) -> Row:
     """The verdict, the hold, and whether it is parked."""
     verdict, hold = job.verdict, job.hold
-    if verdict is None and hold is None:
-        return _UNGATED
     return (
         None if verdict is None else _encode(verdict),
         None if hold is None else _encode(hold),
@@ -104,16 +106,9 @@ def _gate(job: Job) -> Row:
     )
 
 
-_UNGATED: Row = (None, None, None)
-
-
 def is_parked(job: Job) -> bool:
     """Whether it waits for people's approval."""
     return job.hold is not None and job.state is JobState.SCHEDULED and not job.hold.approved
-
-
-def is_gated(job: Job) -> bool:
-    return job.verdict is not None or job.hold is not None
 
 
 def update_gated_row(job: Job) -> Row:
@@ -176,6 +171,10 @@ def audit_row(entry: AuditEntry) -> Row:
     )
 
 
+Effect = tuple[tuple[int, int], ...]
+"""States, each with how many jobs more, or fewer, are in it."""
+
+
 class JournalCodec:
     """Log entries as journal rows, by the numbers that this very file gives its paths."""
 
@@ -183,50 +182,54 @@ class JournalCodec:
         self._paths = {code: _path(before, events) for code, before, events, _ in paths}
         self._codes = {path.steps: code for code, path in self._paths.items()}
         self.effects = {code: _effect(path) for code, path in self._paths.items()}
-        """What a path does to the tally: the state that has one less, if any, and one more."""
         # Paths are worked out once for all jobs, so the object itself is the quickest key.
         self._known: dict[int, tuple[Path, int | None]] = {}
 
-    def rows(self, number: int, seq: int, entry: Entry) -> list[Row]:
-        """One row, or one a step where the steps have no number together."""
-        path = entry.path
-        known = self._known.get(id(path))
-        code = self._learn(path) if known is None else known[1]
-        if code is not None:
-            return [
-                (
-                    number,
-                    seq,
-                    entry.n,
-                    code,
-                    entry.attempt,
-                    entry.actor,
-                    entry.at,
-                    entry.reason,
-                    entry.worker_id,
-                )
-            ]
-        return [
-            (
-                number + offset,
-                seq,
-                step.n,
-                self._codes[((step.before, step.event, step.after),)],
-                step.attempt,
-                step.actor,
-                step.at,
-                step.reason,
-                step.worker_id,
-            )
-            for offset, step in enumerate(entry.transitions())
-        ]
+    def write(
+        self, moved: Iterable[Answer], number: int
+    ) -> tuple[list[Row], dict[tuple[str, int], int]]:
+        """The rows of these entries, from this number on; how often each tenant's jobs took
+        each path.
 
-    def _learn(self, path: Path) -> int | None:
+        A row an entry, or one a step where the steps have no number together.
+        """
+        written: list[Row] = []
+        happened: dict[tuple[str, int], int] = {}
+        known = self._known
+        for answer in moved:
+            job, entry = answer.job, answer.entry
+            assert job is not None
+            assert entry is not None
+            found = known.get(id(entry.path)) or self._learn(entry.path)
+            for code, part in ((found[1], entry),) if found[1] else self._apart(entry):
+                written.append(
+                    (
+                        number,
+                        job.seq,
+                        part.n,
+                        code,
+                        part.attempt,
+                        part.actor,
+                        part.at,
+                        part.reason,
+                        part.worker_id,
+                    )
+                )
+                number += 1
+                key = (job.request.tenant, code)
+                happened[key] = happened.get(key, 0) + 1
+        return written, happened
+
+    def _learn(self, path: Path) -> tuple[Path, int | None]:
         if len(self._known) > _MOST_PATHS:
             self._known.clear()
-        code = self._codes.get(path.steps)
-        self._known[id(path)] = (path, code)  # it must live as long as its id is a key
-        return code
+        # The path must live as long as its id is a key.
+        known = self._known[id(path)] = (path, self._codes.get(path.steps))
+        return known
+
+    def _apart(self, entry: Entry) -> Iterator[tuple[int, Transition]]:
+        for step in entry.transitions():
+            yield self._codes[((step.before, step.event, step.after),)], step
 
     def read(self, job_id: str, row: Row) -> tuple[Transition, ...]:
         n, path, attempt, actor, at, reason, worker_id = row
@@ -240,11 +243,11 @@ class JournalCodec:
 _MOST_PATHS = 1000
 
 
-def _effect(path: Path) -> tuple[int | None, int] | None:
+def _effect(path: Path) -> Effect:
     if path.before is path.after:
-        return None
-    before = None if path.before is None else STATE_CODES[path.before]
-    return before, STATE_CODES[path.after]
+        return ()
+    one_more = (STATE_CODES[path.after], 1)
+    return (one_more,) if path.before is None else (one_more, (STATE_CODES[path.before], -1))
 
 
 def _path(before: str | None, events: str) -> Path:
