@@ -83,9 +83,8 @@ async def coming_and_going(clock: LoopClock, seed: int) -> None:
             size = chance.choice([1, 2, 5, 40, 700])
             tenant = chance.choice("xyz")
             await submit(store, *[f"{n}-{i}" for i in range(size)], tenant=tenant)
-            await store.apply(
-                [move(f"{n}-0", JobEvent.SCHEDULE, JobEvent.DISPATCH, JobEvent.START)]
-            )
+            (answer,) = await store.apply([move(f"{n}-0", JobEvent.SCHEDULE, JobEvent.DISPATCH)])
+            assert answer.moved
             await clock.sleep(chance.choice([0, 0.001, 0.03, 0.5]))
         # What only others may see wakes nobody, so each gets to see a last one.
         for tenant in "xy":
