@@ -33,12 +33,12 @@ async def confirm(desk: Desk, query: JobQuery, verb: str, *, yes: bool) -> bool:
     return click.confirm(f"{verb} {count}?", err=True)
 
 
-def report(bulk: Bulk, verb: str, *, json: bool) -> int:
-    """Tell how many; the exit code says whether all of them."""
+def report(bulk: Bulk, said: str, *, json: bool) -> int:
+    """Tell how many, in a sentence with a gap; the exit code says whether all of them."""
     if json:
         print_json(msgspec.to_builtins(bulk))
     else:
-        click.echo(f"{verb} {bulk.done:,} of {plural(bulk.matched, 'job')}")
+        click.echo(said.format(f"{bulk.done:,} of {plural(bulk.matched, 'job')}"))
         for job_id, why in bulk.refused:
             click.echo(f"penstock: {job_id}: {why}", err=True)
     return Exit.CONFLICT if bulk.refused else Exit.OK

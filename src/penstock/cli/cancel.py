@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
 from penstock.cli.bulk import confirm, report, sure
 from penstock.cli.exits import Exit, exit_of
@@ -78,11 +79,12 @@ async def _cancel_many(
     json: bool,
 ) -> int:
     async with desk_at(place) as desk:
+        query = await query_of(desk, filters, states=states)
         unfinished = states or tuple(state for state in JobState if state not in TERMINAL)
-        query = await query_of(desk, filters, states=unfinished)
-        if not await confirm(desk, query, "cancel", yes=yes):
+        if not await confirm(desk, replace(query, states=unfinished), "cancel", yes=yes):
             return Exit.OK
-        return report(await desk.cancel_many(query, reason=reason), "cancelled", json=json)
+        bulk = await desk.cancel_many(query, reason=reason)
+        return report(bulk, "asked {} to end", json=json)
 
 
 async def _cancel(

@@ -79,4 +79,4 @@ async def _retry(place: Place, filters: dict[str, Any], yes: bool, json: bool) -
         query = await query_of(desk, filters, dead=True)
         if not await confirm(desk, query, "retry", yes=yes):
             return Exit.OK
-        return report(await desk.retry_many(query), "retried", json=json)
+        return report(await desk.retry_many(query), "retried {}", json=json)

@@ -181,7 +181,7 @@ def _listing(found: list[ScheduleView], now: float) -> Listing:
             "paused"
             if known.paused
             else ("never" if view.next_at is None else span(view.next_at - now)),
-            "" if view.last_at is None else f"{span(max(0.0, now - view.last_at))} ago",
+            "" if view.last_at is None else span(max(0.0, now - view.last_at)),
             f"{view.fired:,}",
             view.problem,
         )
