@@ -309,6 +309,8 @@ async def test_a_file_below_a_listed_folder_can_be_read(root: Path, inbox: Path)
     uri = (inbox / "a b.json").as_uri()
     assert await blobs.get(uri) == b"[1]"
     assert [piece async for piece in blobs.stream(uri, 2)] == [b"[1", b"]"]
+    assert await blobs.read(uri, 1, 2) == b"1]"
+    assert await blobs.read(uri, 2, 9) == b"]"
     found = await blobs.stat(uri)
     assert (found.size, found.media_type) == (3, "application/json")
 
@@ -391,6 +393,7 @@ async def test_other_schemes_are_read_through_fsspec_below_their_source(root: Pa
     blobs = FileBlobs(root, sources=["memory://bucket/in"])
     assert await blobs.get("memory://bucket/in/a.json") == b"[2]"
     assert (await blobs.stat("memory://bucket/in/a.json")).size == 3
+    assert await blobs.read("memory://bucket/in/a.json", 1, 5) == b"2]"
     with pytest.raises(UnreadablePointer, match="does not exist"):
         await blobs.get("memory://bucket/in/b.json")
     for uri in ("memory://bucket/inside", "memory://bucket/in/../x", "memory://other/in/a.json"):
@@ -437,6 +440,8 @@ async def test_a_web_page_below_an_allowed_address_can_be_read(root: Path, web: 
     blobs = FileBlobs(root, max_size=1_000, sources=[f"{web}/a"])
     assert await blobs.get(f"{web}/a/ok") == b"[3]"
     assert await blobs.get(f"{web}/a/ok?signature=x") == b"[3]"
+    assert await blobs.read(f"{web}/a/ok", 0, 2) == b"[3"
+    assert await blobs.read(f"{web}/a/ok", 1, 5) == b"3]", "it can't be sought in"
     with pytest.raises(TooLarge):
         await blobs.get(f"{web}/a/big")
     with pytest.raises(UnreadablePointer, match="does not exist"):

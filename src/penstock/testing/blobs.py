@@ -89,6 +89,23 @@ class BlobsContract(ABC):
         assert b"".join(pieces) == data
         assert all(0 < len(piece) <= chunk for piece in pieces)
 
+    @pytest.mark.parametrize("size", [0, 10, INLINE_LIMIT, 10_000])
+    @pytest.mark.parametrize(("start", "length"), [(0, 5), (3, 4), (0, 0), (9, 1 << 20), (10, 1)])
+    @run_async
+    async def test_a_part_is_as_long_as_asked_for_unless_it_ends(
+        self, blobs: Blobs, size: int, start: int, length: int
+    ) -> None:
+        data = bytes(i * 7 % 256 for i in range(size))
+        part = await blobs.read(await blobs.put(data), start, length)
+        assert part == data[start : start + length]
+
+    @run_async
+    async def test_parts_make_the_whole(self, blobs: Blobs) -> None:
+        uri = await blobs.put(LARGE)
+        parts = [await blobs.read(uri, at, 3000) for at in range(0, len(LARGE) + 3000, 3000)]
+        assert b"".join(parts) == LARGE
+        assert parts[-1] == b""
+
     @run_async
     async def test_a_payload_over_the_limit_is_refused(self, blobs: Blobs) -> None:
         with pytest.raises(TooLarge, match="100,001 bytes; at most 100,000"):
@@ -134,11 +151,16 @@ class BlobsContract(ABC):
             await blobs.stat(uri)
         with pytest.raises(UnreadablePointer):
             _ = [piece async for piece in blobs.stream(uri)]
+        with pytest.raises(UnreadablePointer):
+            await blobs.read(uri, 0, 1)
 
     @run_async
     async def test_a_blob_that_was_never_put_is_unreadable(self, blobs: Blobs) -> None:
+        nowhere = "blob:sha256-" + "0" * 64
         with pytest.raises(UnreadablePointer, match="there is no blob"):
-            await blobs.get("blob:sha256-" + "0" * 64)
+            await blobs.get(nowhere)
+        with pytest.raises(UnreadablePointer, match="there is no blob"):
+            await blobs.read(nowhere, 0, 1)
 
     @run_async
     async def test_many_at_once_do_not_disturb_each_other(self, blobs: Blobs) -> None:

@@ -37,6 +37,23 @@ class Foreign:
         with self._opened(uri) as file:
             yield from self._limited(file, size)
 
+    def part(self, uri: str, start: int, length: int) -> bytes:
+        """Some of the content; where one can't begin in the middle it is read up to there."""
+        try:
+            with self._opened(uri) as file:
+                file.seek(start)
+                return file.read(length)
+        except UnreadablePointer as error:
+            # How fsspec says that a server knows no ranges, or a stream no way back.
+            if not isinstance(error.__cause__, ValueError):
+                raise
+        read = bytearray()
+        for piece in self.pieces(uri, 1 << 20):
+            read += piece
+            if len(read) >= start + length:
+                break
+        return bytes(read[start : start + length])
+
     def stat(self, uri: str) -> BlobStat:
         with self._opened(uri) as file:
             size = _size(file)

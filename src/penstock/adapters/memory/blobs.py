@@ -57,6 +57,9 @@ class MemoryBlobs:
         for start in range(0, len(data), chunk):
             yield data[start : start + chunk]
 
+    async def read(self, uri: str, start: int, length: int) -> bytes:
+        return (await self.get(uri))[start : start + length]
+
     async def stat(self, uri: str) -> BlobStat:
         if uri.startswith("data:"):
             return BlobStat(uri, len(decode_data(uri)), data_media_type(uri))
