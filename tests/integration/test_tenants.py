@@ -14,8 +14,8 @@ from penstock.app.application import make_executors
 from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.control.desk import EngineDesk
-from penstock.core.caller import Caller, KeyRole
-from penstock.core.errors import NotFound, NotPermitted, UnreadablePointer
+from penstock.core.caller import OWNER, Caller, KeyRole
+from penstock.core.errors import NotFound, NotPermitted, PenstockError, UnreadablePointer
 from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
@@ -270,10 +270,23 @@ async def test_a_child_belongs_to_its_parents_tenant_and_submitter(tmp_path: Pat
 
     settings = load(flags={"data_dir": str(tmp_path), "durability": "memory"})
     async with app.run(settings=settings) as client:
-
         desk = client.desk
         assert isinstance(desk, EngineDesk)
         (job,) = await desk.serving(ALICE).submit([JobRequest(job_id="", topic="job.parent")])
         await desk.wait(job.job_id)
         (found,) = await desk.find(JobQuery(parent_job_id=job.job_id))
         assert (found.request.tenant, found.request.principal) == ("acme", "alice")
+
+
+@run_async
+async def test_a_token_that_is_pasted_where_a_name_belongs_is_not_written_down(
+    tmp_path: Path,
+) -> None:
+    async with engine_at(tmp_path) as engine:
+        new = await engine.desk.keys.create("dora", (_R.SUBMIT,))
+        for caller in (OPS, OWNER):
+            with pytest.raises(PenstockError):
+                await engine.desk.serving(caller).keys.revoke(new.token)
+        entries = await engine.desk.audit.read(AuditQuery())
+        assert entries[0].action == "key.revoke"
+        assert new.token not in repr(entries)

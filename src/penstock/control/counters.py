@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import builtins
 
+from msgspec.structs import replace
+
 from penstock.control.approvals import ApprovalBox
 from penstock.control.guard import Guard
-from penstock.control.keys import KeyRing
+from penstock.control.keys import PREFIX, KeyRing
 from penstock.control.limit_book import LimitKeeper
 from penstock.control.policy_desk import PolicyDesk
 from penstock.control.schedules import ScheduleKeeper
@@ -78,8 +80,6 @@ class SchedulesCounter:
             return await self._keeper.put(schedule, by=self._guard.by)
 
     def _stamped(self, schedule: Schedule) -> Schedule:
-        from msgspec.structs import replace
-
         tenant = self._guard.tenant(schedule.tenant)
         request = self._guard.stamped(replace(schedule.request, tenant=tenant))
         return replace(schedule, tenant=tenant, request=request)
@@ -166,7 +166,7 @@ class KeysCounter:
         expires_in: float | None = None,
     ) -> NewKey:
         detail = f"roles {', '.join(roles)}" + (f", tenant {tenant}" if tenant else "")
-        with self._guard.doing("key.create", name, role=None, detail=detail):
+        with self._guard.doing("key.create", _safe(name), role=None, detail=detail):
             self._guard.require_everywhere(KeyRole.ADMIN, "key.create")
             return await self._ring.create(
                 name, roles, tenant=tenant, expires_in=expires_in, by=self._guard.by
@@ -177,9 +177,14 @@ class KeysCounter:
         return await self._ring.list()
 
     async def revoke(self, key_id: str) -> KeyView:
-        with self._guard.doing("key.revoke", key_id, role=None):
+        with self._guard.doing("key.revoke", _safe(key_id), role=None):
             self._guard.require_everywhere(KeyRole.ADMIN, "key.revoke")
             return await self._ring.revoke(key_id, by=self._guard.by)
+
+
+def _safe(named: str) -> str:
+    """For the audit log: somebody may have pasted a token where a name belongs."""
+    return "(a token)" if named.startswith(f"{PREFIX}_") else named[:128]
 
 
 class AuditCounter:
