@@ -39,6 +39,7 @@ from penstock.ports.store import Durability, Store
 from penstock.worker.worker import Worker, WorkerOptions
 
 if TYPE_CHECKING:
+    from penstock.api.health import Health
     from penstock.api.options import HttpOptions
     from penstock.api.server import HttpServer
 
@@ -202,8 +203,18 @@ class Engine:
         from penstock.api.server import HttpServer
 
         door = EngineDoor(self.parts.keys, self.desk)
-        self._http = HttpServer(door, http_options(self.settings), clock=self._clock)
+        options = http_options(self.settings)
+        self._http = HttpServer(door, options, clock=self._clock, health=self._health)
         self.url = await self._http.start()
+
+    def _health(self) -> Health:
+        from penstock.api.health import Health
+
+        if self._failed is None or self._failed.done():
+            return Health(False, ("the engine has failed or is stopping",))
+        if self.scheduler.trouble:
+            return Health(False, ("the store can't write",))
+        return Health()
 
     # -- stop ---------------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class Scheduler:
         self._met: set[str] = set()
         """Workers whose introduction is in the inbox."""
         self._wake = asyncio.Event()
+        self.trouble = ""
+        """Why nothing can be committed at the moment."""
         self._next_ready: float | None = None
         self._judge = Judge(board, kernel)
         self._rules_changed = False
@@ -246,10 +248,14 @@ class Scheduler:
         """Commit, however long the disk refuses: what workers reported must not be lost."""
         while True:
             try:
-                return await self.store.apply(changes)
+                answers = await self.store.apply(changes)
             except StoreFailed as error:
+                self.trouble = str(error)
                 log.error("can't commit %d changes: %s", len(changes), error)
                 await self.clock.sleep(_DISK_RETRY)
+            else:
+                self.trouble = ""
+                return answers
 
     # -- who may wait, and who may not ----------------------------------------------
 

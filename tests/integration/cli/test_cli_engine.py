@@ -101,7 +101,7 @@ def test_a_denied_job_is_exit_code_6(penstock: Penstock) -> None:
 
 def test_an_engine_on_tcp_is_reached_with_its_token(penstock: Penstock) -> None:
     with penstock.up("--app", "jobs:app", "--listen", "tcp://127.0.0.1:0"):
-        address = penstock.banner.split("listening")[1].split()[0]
+        address = penstock.banner.split("listening  ")[1].split()[0]
         assert penstock.json("workers", "--connect", address)
         elsewhere = ("--data", str(penstock.folder / "elsewhere"), "--connect", address)
         assert penstock.err(*elsewhere, "workers", code=6)

@@ -130,6 +130,7 @@ def test_every_field_of_a_request_can_be_said(running: Penstock) -> None:
         "timeout": 300.0,
         "retry": {"retries": 2},
         "idempotent": True,
+        "principal": "owner",
     }
 
 
