@@ -31,9 +31,7 @@ class Box:
 
     async def park(self, **terms: Any) -> Hold:
         request = a_request("a", principal="alice")
-        hold = Hold(
-            "ask", "s1", request_hash(request), T0, T0 + 3600, ApprovalTerms(**terms)
-        )
+        hold = Hold("ask", "s1", request_hash(request), T0, T0 + 3600, ApprovalTerms(**terms))
         await self.store.apply(
             [
                 accept("a", principal="alice"),

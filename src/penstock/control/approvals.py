@@ -25,9 +25,7 @@ class ApprovalBox:
     def __init__(self, store: Store, kernel: SafetyKernel, clock: Clock) -> None:
         self._store, self._kernel, self._clock = store, kernel, clock
 
-    async def approve(
-        self, job_id: str, *, by: str, reason: str = "", snapshot: str = ""
-    ) -> Job:
+    async def approve(self, job_id: str, *, by: str, reason: str = "", snapshot: str = "") -> Job:
         while True:
             job, hold = await self._parked(job_id)
             now = self._clock.now()

@@ -313,9 +313,7 @@ def _cancel_move(job: Job, reason: str, now: float, by: str) -> Move:
     )
 
 
-_MAY_DIFFER = frozenset(
-    {"job_id", "run_at", "deadline", "retry_number", "complete", "principal"}
-)
+_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number", "complete", "principal"})
 """What the same request may have otherwise the second time: ids we gave, times from now."""
 
 
