@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.app import App, Client, JobHandle, connect
+    from penstock.core.caller import KeyRole
     from penstock.core.errors import (
         Conflict,
         InvalidRequest,
@@ -17,15 +18,21 @@ if TYPE_CHECKING:
         JobFailed,
         JobTimedOut,
         NotFound,
+        NotPermitted,
         PenstockError,
+        StaleApproval,
+        TooMany,
         UnknownTopic,
         WaitTimedOut,
     )
-    from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
+    from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy, Unique
     from penstock.core.signals import Cancelled, Retry
+    from penstock.core.verdict import Rate
     from penstock.lifecycles.canonical import JobState
     from penstock.ports.executor import Context
-    from penstock.ports.store import JobQuery
+    from penstock.ports.limits import Limit
+    from penstock.ports.schedules import Schedule
+    from penstock.ports.store import AuditQuery, JobQuery
     from penstock.workloads.function.context import current
 
 _HOMES = {
@@ -33,6 +40,7 @@ _HOMES = {
     "Client": "penstock.app",
     "JobHandle": "penstock.app",
     "connect": "penstock.app",
+    "KeyRole": "penstock.core.caller",
     "Conflict": "penstock.core.errors",
     "InvalidRequest": "penstock.core.errors",
     "JobCancelled": "penstock.core.errors",
@@ -41,7 +49,10 @@ _HOMES = {
     "JobFailed": "penstock.core.errors",
     "JobTimedOut": "penstock.core.errors",
     "NotFound": "penstock.core.errors",
+    "NotPermitted": "penstock.core.errors",
     "PenstockError": "penstock.core.errors",
+    "StaleApproval": "penstock.core.errors",
+    "TooMany": "penstock.core.errors",
     "UnknownTopic": "penstock.core.errors",
     "WaitTimedOut": "penstock.core.errors",
     "Job": "penstock.core.job",
@@ -49,10 +60,15 @@ _HOMES = {
     "JobResult": "penstock.core.job",
     "Priority": "penstock.core.job",
     "RetryPolicy": "penstock.core.job",
+    "Unique": "penstock.core.job",
     "Cancelled": "penstock.core.signals",
     "Retry": "penstock.core.signals",
+    "Rate": "penstock.core.verdict",
     "JobState": "penstock.lifecycles.canonical",
     "Context": "penstock.ports.executor",
+    "Limit": "penstock.ports.limits",
+    "Schedule": "penstock.ports.schedules",
+    "AuditQuery": "penstock.ports.store",
     "JobQuery": "penstock.ports.store",
     "current": "penstock.workloads.function.context",
 }
@@ -61,6 +77,7 @@ _HOMES = {
 
 __all__ = [
     "App",
+    "AuditQuery",
     "Cancelled",
     "Client",
     "Conflict",
@@ -77,11 +94,19 @@ __all__ = [
     "JobResult",
     "JobState",
     "JobTimedOut",
+    "KeyRole",
+    "Limit",
     "NotFound",
+    "NotPermitted",
     "PenstockError",
     "Priority",
+    "Rate",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "StaleApproval",
+    "TooMany",
+    "Unique",
     "UnknownTopic",
     "WaitTimedOut",
     "__version__",

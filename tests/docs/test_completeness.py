@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import penstock
 from penstock.control.rule_fields import APPROVAL, CONSTRAINTS
 from penstock.control.safety import EFFECTS, Rule
 from penstock.core import errors
-from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy
+from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy, Unique
 from penstock.core.transition import Transition
+from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import ACTORS, JobState, Role
+from penstock.ports.desk import PARTS, Desk
 from penstock.ports.executor import CancelToken, Context
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.options import Definition, SubmitOptions
@@ -47,16 +50,27 @@ def test_every_public_name_has_a_heading(pages: dict[str, str]) -> None:
     assert set(penstock.__all__) - told == set()
 
 
-INTERNAL = {"submit_bound"}
-"""What functions submit through; their input is checked already."""
-
-
 @pytest.mark.parametrize("kind", [penstock.App, penstock.Client, penstock.JobHandle, Context])
 def test_every_public_method_is_on_the_page(kind: type, pages: dict[str, str]) -> None:
     page = pages["docs/reference/python-api.md"]
-    names = [name for name in vars(kind) if not name.startswith("_") and name not in INTERNAL]
+    names = [name for name in vars(kind) if not name.startswith("_")]
     told = set(re.findall(rf"`{kind.__name__}\.(\w+)", page))
     assert sorted(set(names) - told) == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_method_of_a_part_is_on_the_page(part: str, pages: dict[str, str]) -> None:
+    told = section(pages["docs/reference/python-api.md"], "### `Client`")
+    row = re.search(rf"^\| `Client\.{part}` \| (.*) \|$", told, re.M)
+    assert row
+    kind = typing.get_type_hints(vars(Desk)[part].fget)["return"]
+    methods = [name for name in vars(kind) if not name.startswith("_")]
+    assert [name for name in methods if f"`{name}(" not in row[1]] == []
+
+
+def test_every_condition_of_a_query_is_on_the_page(pages: dict[str, str]) -> None:
+    told = section(pages["docs/reference/python-api.md"], "### `JobQuery`")
+    assert set(first_cells(told)) == set(penstock.JobQuery.__struct_fields__)
 
 
 def test_a_job_function_s_methods_are_on_the_page(pages: dict[str, str]) -> None:
@@ -82,7 +96,9 @@ def test_every_option_is_on_the_page(pages: dict[str, str]) -> None:
 # -- the job --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [JobRequest, JobResult, RetryPolicy, Job])
+@pytest.mark.parametrize(
+    "kind", [JobRequest, JobResult, RetryPolicy, Unique, Job, SafetyVerdict, Hold]
+)
 def test_every_field_is_on_the_page(kind: type, pages: dict[str, str]) -> None:
     told = first_cells(section(pages["docs/reference/job.md"], f"## {kind.__name__}"))
     assert set(told) == set(kind.__struct_fields__)  # type: ignore[attr-defined]

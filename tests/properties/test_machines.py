@@ -56,6 +56,8 @@ LEGAL = {
         SCHEDULED -> CANCELLED : cancel
         DISPATCHED -> CANCELLED : cancel
         RUNNING -> CANCELLED : cancel
+        SCHEDULED -> SCHEDULED : park
+        SCHEDULED -> SCHEDULED : approve
         DISPATCHED -> DISPATCHED : redispatch
         RUNNING -> RUNNING : redispatch
         DISPATCHED -> DISPATCHED : request_cancel
