@@ -177,7 +177,7 @@ class _Embedded(Session):
         self._engine = Engine(self._settings, executors)
         await self._engine.start()
         portal = Portal(asyncio.get_running_loop())
-        return Client(self._engine.desk, portal, time.time, self._functions)
+        return Client(self._engine.desk, portal, time.time, self._functions, self._engine.url)
 
     async def _close(self) -> None:
         if self._engine is not None:
@@ -196,7 +196,8 @@ class _Connected(Session):
         desk = await (self._by_http() if is_url(self._address) else self._by_link())
         portal = Portal(asyncio.get_running_loop())
         functions = self._app.functions if self._app is not None else {}
-        return Client(desk, portal, time.time, functions)
+        url = self._address if is_url(self._address) else None
+        return Client(desk, portal, time.time, functions, url or "")
 
     async def _by_link(self) -> Desk:
         address, token = engine_address(self._address, self._data, self._token)

@@ -40,8 +40,11 @@ class Client:
         portal: Portal,
         now: Callable[[], float],
         functions: Mapping[str, JobFunction[..., Any]] | None = None,
+        url: str = "",
     ) -> None:
         self.desk = desk
+        self.url = url
+        """Where the engine's HTTP API is, if this client knows one."""
         self._portal, self._now = portal, now
         self._functions = functions or {}
         self.bound = Bound(self, portal)
