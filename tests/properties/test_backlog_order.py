@@ -110,7 +110,6 @@ class BacklogMachine(RuleBasedStateMachine):
         self.real, self.plain = Backlog(), PlainBacklog()
         self.all: list[Job] = []
         self.now = T0
-        self.full = dict.fromkeys(BUCKETS, 0)
 
     @rule(
         tenant=st.sampled_from("ABC"),
@@ -168,8 +167,8 @@ class BacklogMachine(RuleBasedStateMachine):
         most=st.integers(0, 6),
     )
     def pick(self, topics: dict[str, int], buckets: dict[Bucket, int], most: int) -> None:
-        for bucket, room in buckets.items():
-            if room:
+        for bucket, places in buckets.items():
+            if places:
                 self.real.open(bucket)
         room = Room(topics, buckets)
         found = list(islice(self.real.pick(room.place, room.has_room), most))

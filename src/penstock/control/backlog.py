@@ -5,15 +5,16 @@ its own that is picked, and the one that is furthest behind goes first. Within a
 order is `penstock.core.policy.rank`: priority, softened by age.
 
 Jobs that need the same things (topic, placement labels) and fall under the same limits share
-a *lane*: when no worker has room for one of them, none of them needs looking at. A tenant may
-have a great many lanes, so their first jobs are in a heap of their own; what is dropped stays
-in the heaps until it comes up.
+a *lane*: when no worker has room for one of them, none of them needs looking at. A tenant's
+jobs in one lane are a *line*. It may have a great many lines, so their heads are in a heap of
+their own; what is dropped stays in the heaps until it comes up.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from penstock.core.job import Job
@@ -39,113 +40,137 @@ class Lane(NamedTuple):
 
     @classmethod
     def of(cls, job: Job, buckets: tuple[Bucket, ...] = ()) -> Lane:
-        labels = job.request.labels
-        if not labels:
-            return cls(job.request.topic, _NOTHING, buckets)
-        needs = {
-            (key.removeprefix(PLACEMENT), value)
-            for key, value in labels.items()
-            if key.startswith(PLACEMENT)
-        }
-        return cls(job.request.topic, frozenset(needs), buckets)
+        topic, labels = job.request.topic, job.request.labels
+        needs = _NOTHING
+        if labels:
+            needs = frozenset(
+                [
+                    (key.removeprefix(PLACEMENT), value)
+                    for key, value in labels.items()
+                    if key.startswith(PLACEMENT)
+                ]
+            )
+        return cls(topic, needs, buckets) if needs or buckets else _plain(topic)
 
 
 _NOTHING: frozenset[tuple[str, str]] = frozenset()
 
-_Entry = tuple[str, Lane]
-"""(tenant, lane): one adding of a job. A job that is added again has another one."""
-_Place = tuple[float, int, _Entry]
-"""(rank, seq, entry): a place in a heap, good for as long as the entry is."""
+
+@lru_cache(maxsize=1000)
+def _plain(topic: str) -> Lane:
+    """The lane of most jobs; one object a topic, which is found faster than an equal one."""
+    return Lane(topic, _NOTHING)
+
+
+class _Line:
+    """One tenant's jobs in one lane."""
+
+    __slots__ = ("heads", "heap", "lane", "shut")
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self.heap: list[_Place] = []
+        self.heads: list[_Place] = []
+        """Those of its places that are among the tenant's heads, the first one last."""
+        self.shut = False
+        """Whether a limit keeps it back: nothing of it is then a head."""
+
+    def __lt__(self, other: object) -> bool:
+        return False  # places differ before this, unless they are the same job's
+
+
+_Place = tuple[float, int, _Line]
+"""(rank, seq, line)"""
+_Delay = tuple[float, int, str, Lane, float]
+"""(start, seq, tenant, lane, rank)"""
 
 
 class _Tenant:
-    """One tenant's waiting jobs: a heap a lane, and a heap of the first of each lane."""
+    """One tenant's lines, and which of them has its next job."""
 
-    __slots__ = ("_shown", "heads", "lanes", "shut", "time")
+    __slots__ = ("heads", "lines", "time")
 
     def __init__(self, time: float) -> None:
         self.time = time
-        self.lanes: dict[Lane, list[_Place]] = {}
+        self.lines: dict[Lane, _Line] = {}
         self.heads: list[_Place] = []
-        """The first of each lane that is not shut, and what was or will be the first of one."""
-        self.shut: set[Lane] = set()
-        """Lanes that a limit keeps back."""
-        self._shown: set[int] = set()
-        """By `id`, what is in `heads`, or set aside from there: nothing is twice."""
+        """The first of each line that is not shut; and some that were, or are dropped."""
 
     def show(self, place: _Place) -> None:
-        if id(place) not in self._shown:
-            self._shown.add(id(place))
+        """Let the first of a line be among the heads, once."""
+        line = place[2]
+        if not line.heads or line.heads[-1] is not place:
+            line.heads.append(place)
             heapq.heappush(self.heads, place)
 
     def hide(self) -> None:
-        self._shown.discard(id(heapq.heappop(self.heads)))
+        """Take out the first of the heads; it is its line's first, too."""
+        heapq.heappop(self.heads)[2].heads.pop()
 
     def clear(self) -> None:
-        self.lanes.clear()
+        self.lines.clear()
         self.heads.clear()
-        self.shut.clear()
-        self._shown.clear()
 
 
 class Backlog:
     """Every job that is ready or delayed, by the order in which it should go."""
 
     def __init__(self) -> None:
-        self._entries: dict[int, _Entry] = {}
+        self._waiting: dict[int, _Place | _Delay] = {}
+        """The one place in a heap, by seq, that counts."""
         self._tenants: dict[str, _Tenant] = {}
-        self._delayed: list[tuple[float, int, _Entry, float]] = []
-        self._shut: dict[Bucket, list[tuple[_Tenant, Lane]]] = {}
-        """Lanes that wait until a limit has room again."""
+        self._delayed: list[_Delay] = []
+        self._shut: dict[Bucket, list[tuple[_Tenant, _Line]]] = {}
+        """Lines that wait until a limit has room again."""
         self._aside: list[tuple[_Tenant, _Place]] = []
-        """Heads of lanes for which the last pick found no room."""
+        """Heads of lines for which the last pick found no room."""
         self._clock = 0.0
         self._passed_over: list[_Tenant] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._waiting)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._entries
+        return seq in self._waiting
 
     def add(self, job: Job, now: float, buckets: tuple[Bucket, ...] = ()) -> None:
         seq = job.seq
-        if seq in self._entries:
+        if seq in self._waiting:
             return
-        request = job.request
-        entry = (request.tenant, Lane.of(job, buckets))
-        self._entries[seq] = entry
-        order = rank(request, job.accepted_at)
-        start = ready_at(request, job.accepted_at)
+        request, accepted_at = job.request, job.accepted_at
+        lane = Lane.of(job, buckets)
+        order = rank(request, accepted_at)
+        start = ready_at(request, accepted_at)
         if start > now:
-            heapq.heappush(self._delayed, (start, seq, entry, order))
+            delay = (start, seq, request.tenant, lane, order)
+            self._waiting[seq] = delay
+            heapq.heappush(self._delayed, delay)
         else:
-            self._enqueue((order, seq, entry))
+            self._enqueue(request.tenant, lane, order, seq)
 
-    def _enqueue(self, place: _Place) -> None:
-        name, lane = place[2]
+    def _enqueue(self, name: str, lane: Lane, order: float, seq: int) -> None:
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = self._tenants[name] = _Tenant(self._clock)
-        elif not tenant.lanes:
+        elif not tenant.lines:
             tenant.time = max(tenant.time, self._clock)
-        heap = tenant.lanes.get(lane)
-        if heap is None:
-            tenant.lanes[lane] = [place]
-            tenant.show(place)
-            return
-        heapq.heappush(heap, place)
-        if heap[0] is place and lane not in tenant.shut:
+        line = tenant.lines.get(lane)
+        if line is None:
+            line = tenant.lines[lane] = _Line(lane)
+        place = (order, seq, line)
+        self._waiting[seq] = place
+        heapq.heappush(line.heap, place)
+        if line.heap[0] is place and not line.shut:
             tenant.show(place)
 
     def discard(self, seq: int) -> None:
         """Forget a job; its place in a heap is skipped when it comes up."""
-        self._entries.pop(seq, None)
+        self._waiting.pop(seq, None)
 
     def empty(self) -> list[int]:
         """Forget every job, and return them; tenants keep their turns."""
-        seqs = list(self._entries)
-        self._entries.clear()
+        seqs = list(self._waiting)
+        self._waiting.clear()
         self._delayed.clear()
         self._shut.clear()
         self._aside.clear()
@@ -155,23 +180,23 @@ class Backlog:
 
     def wake(self, now: float) -> float | None:
         """Let delayed jobs in whose time has come; return when the next one's will."""
-        delayed, entries = self._delayed, self._entries
+        delayed = self._delayed
         while delayed:
-            start, seq, entry, order = delayed[0]
-            waits = entries.get(seq) is entry
+            delay = delayed[0]
+            start, seq, tenant, lane, order = delay
+            waits = self._waiting.get(seq) is delay
             if waits and start > now:
                 return start
             heapq.heappop(delayed)
             if waits:
-                self._enqueue((order, seq, entry))
+                self._enqueue(tenant, lane, order, seq)
         return None
 
     def open(self, bucket: Bucket) -> None:
-        """A limit may have room again: ask anew for the lanes that it shut."""
-        for tenant, lane in self._shut.pop(bucket, ()):
-            if lane in tenant.shut:
-                tenant.shut.discard(lane)
-                self._show(tenant, lane)
+        """A limit may have room again: ask anew for the lines that it shut."""
+        for tenant, line in self._shut.pop(bucket, ()):
+            line.shut = False
+            self._lead(tenant, line)
 
     def pick(
         self,
@@ -193,59 +218,68 @@ class Backlog:
             # Whom nobody could serve has saved up no turns for when somebody can.
             tenant.time = max(tenant.time, self._clock)
         self._passed_over.clear()
-        turns = [(tenant.time, name) for name, tenant in self._tenants.items() if tenant.lanes]
+        turns = [(tenant.time, name) for name, tenant in self._tenants.items() if tenant.lines]
         heapq.heapify(turns)
-        while turns and has_room():
+        while turns:
             time, name = turns[0]
             tenant = self._tenants[name]
-            lane = self._best_lane(tenant, blocked)
-            if lane is None:
+            line = self._next_line(tenant, blocked)
+            if line is None:
                 heapq.heappop(turns)
                 self._passed_over.append(tenant)
                 continue
-            found = place(lane)
+            found = place(line.lane)
             if found is None:
-                blocked.add(lane)
-                continue
-            if isinstance(found, Bucket):
-                tenant.shut.add(lane)
-                self._shut.setdefault(found, []).append((tenant, lane))
-                continue
-            tenant.hide()
-            _, seq, _ = heapq.heappop(tenant.lanes[lane])
-            del self._entries[seq]
-            self._show(tenant, lane)
-            self._clock = time
-            tenant.time = time + 1
-            heapq.heapreplace(turns, (tenant.time, name))
-            yield seq, found
+                if not has_room():
+                    return
+                blocked.add(line.lane)
+            elif not isinstance(found, str):
+                line.shut = True
+                self._shut.setdefault(found, []).append((tenant, line))
+            else:
+                seq = self._take(tenant, line)
+                self._clock = time
+                tenant.time = time + 1
+                heapq.heapreplace(turns, (tenant.time, name))
+                yield seq, found
 
-    def _best_lane(self, tenant: _Tenant, blocked: set[Lane]) -> Lane | None:
-        """The lane whose first job is the tenant's next; that job is then the first head."""
-        heads, lanes = tenant.heads, tenant.lanes
+    def _take(self, tenant: _Tenant, line: _Line) -> int:
+        """Take out the first of a line, which is the first of the heads; another one leads."""
+        heap, waiting = line.heap, self._waiting
+        _, seq, _ = heapq.heappop(heap)
+        del waiting[seq]
+        line.heads.pop()
+        if heap and not line.heads and waiting.get(heap[0][1]) is heap[0]:
+            line.heads.append(heap[0])
+            heapq.heapreplace(tenant.heads, heap[0])
+        else:
+            heapq.heappop(tenant.heads)
+            self._lead(tenant, line)
+        return seq
+
+    def _next_line(self, tenant: _Tenant, blocked: set[Lane]) -> _Line | None:
+        """The line that has the tenant's next job, which is then the first of the heads."""
+        heads = tenant.heads
         while heads:
             head = heads[0]
-            lane = head[2][1]
-            heap = lanes.get(lane)
-            if heap is None or heap[0] is not head or lane in tenant.shut:
+            line = head[2]
+            if line.shut or not line.heap or line.heap[0] is not head:
                 tenant.hide()
-            elif self._entries.get(head[1]) is not head[2]:
+            elif self._waiting.get(head[1]) is not head:
                 tenant.hide()
-                self._show(tenant, lane)
-            elif lane in blocked:
+                self._lead(tenant, line)
+            elif blocked and line.lane in blocked:
                 self._aside.append((tenant, heapq.heappop(heads)))
             else:
-                return lane
+                return line
         return None
 
-    def _show(self, tenant: _Tenant, lane: Lane) -> None:
-        """Make the first of a lane a head again, or forget the lane."""
-        heap = tenant.lanes.get(lane)
-        if heap is None:
-            return
-        while heap and self._entries.get(heap[0][1]) is not heap[0][2]:
+    def _lead(self, tenant: _Tenant, line: _Line) -> None:
+        """Show who is first in a line now, or forget the line."""
+        heap = line.heap
+        while heap and self._waiting.get(heap[0][1]) is not heap[0]:
             heapq.heappop(heap)
         if heap:
             tenant.show(heap[0])
-        else:
-            del tenant.lanes[lane]
+        elif tenant.lines.get(line.lane) is line:
+            del tenant.lines[line.lane]

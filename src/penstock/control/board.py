@@ -73,14 +73,17 @@ class Board:
                 self._hold(job)
             elif job.version == 1:
                 self._enter(job)
-            else:
-                self._hear_of_waiting(job, entry.path.steps[-1][1])
+            elif job.seq in self.unjudged:
+                self.unjudged[job.seq] = job
+            elif job.hold is not None:
+                self._hear_of_hold(job, entry.path.steps[-1][1])
 
     def _enter(self, job: Job) -> None:
         if job.state in WAITING:
             self._waiting += 1
             self.unjudged[job.seq] = job
-            self.limiter.wait(job)
+            if self.limiter.in_use:
+                self.limiter.wait(job)
         else:
             self.held[job.job_id] = job
             record = self.roster.worker(job.worker_id or "")
@@ -95,19 +98,19 @@ class Board:
         self.held[job_id] = job
         if before is None:
             self._waiting -= 1
-            self.limiter.wait_no_more(job.seq)
-            self.limiter.hold(job)
-            if self.dependencies:
+            limiter = self.limiter
+            if limiter.in_use or job.verdict is not None:
+                limiter.wait_no_more(job.seq)
+                limiter.hold(job)
+            if job.seq in self.dependencies.members:
                 self.dependencies.forget(job.seq)
         if before is None or before.attempt != job.attempt:
             self.adrift.pop(job_id, None)
             self.roster.worker(job.worker_id or "").held[job_id] = job.attempt
 
-    def _hear_of_waiting(self, job: Job, event: JobEvent) -> None:
+    def _hear_of_hold(self, job: Job, event: JobEvent) -> None:
         seq = job.seq
-        if seq in self.unjudged:
-            self.unjudged[seq] = job
-        elif event is JobEvent.PARK:
+        if event is JobEvent.PARK:
             self.park(job)
         elif seq in self.parked:
             self.parked[seq] = job
@@ -123,7 +126,8 @@ class Board:
         if self.held.pop(job_id, None) is not None:
             self.adrift.pop(job_id, None)
             self.roster.release(job.worker_id, job_id, job.attempt)
-            self.limiter.let_go(job_id)
+            if self.limiter.in_use:
+                self.limiter.let_go(job_id)
         else:
             self._waiting -= 1
             self.unjudged.pop(seq, None)
@@ -131,16 +135,20 @@ class Board:
             self.parked.pop(seq, None)
             self.doubtful.pop(seq, None)
             self.limiter.wait_no_more(seq)
-        if self.dependencies:
-            self.dependencies.forget(seq)
+            if seq in self.dependencies.members:
+                self.dependencies.forget(seq)
+        if job_id in self.dependencies.children:
             self.dependencies.hear(job)
 
     # -- waiting ------------------------------------------------------------------
 
     def queue(self, job: Job, verdict: SafetyVerdict | None = None) -> None:
         """Let a job that safety allows wait for its turn."""
-        self.doubtful.pop(job.seq, None)
-        self.backlog.add(job, self._now(), self.limiter.buckets(job, verdict))
+        if self.doubtful:
+            self.doubtful.pop(job.seq, None)
+        limiter = self.limiter
+        limited = verdict is not None or limiter.in_use
+        self.backlog.add(job, self._now(), limiter.buckets(job, verdict) if limited else ())
 
     def park(self, job: Job) -> None:
         """Let a job wait for people."""

@@ -24,9 +24,12 @@ class Dependencies:
     """Who waits for whom, by the waiting job's seq and the awaited job's id."""
 
     def __init__(self) -> None:
+        self.members: set[int] = set()
+        """Every waiting job that has, or had, something to wait for."""
+        self.children: dict[str, dict[int, None]] = {}
+        """The jobs that wait for a parent."""
         self._left: dict[int, dict[str, str]] = {}
         """The parents that have not ended, and the names under which they are waited for."""
-        self._children: dict[str, dict[int, None]] = {}
         self._lenient: set[int] = set()
         """Jobs that run however their parents end."""
         self._done: set[int] = set()
@@ -41,9 +44,6 @@ class Dependencies:
     def __contains__(self, seq: int) -> bool:
         return seq in self._left or seq in self.doomed
 
-    def __bool__(self) -> bool:
-        return bool(self._left or self._done or self.doomed)
-
     def waiting(self) -> list[int]:
         return list(self._left)
 
@@ -54,6 +54,7 @@ class Dependencies:
             return True
         if seq in self:
             return False
+        self.members.add(seq)
         self._left[seq] = {}
         if job.request.if_parent_fails is ParentPolicy.RUN:
             self._lenient.add(seq)
@@ -63,9 +64,9 @@ class Dependencies:
 
     def _await(self, seq: int, parent_id: str, name: str) -> None:
         self._left[seq].setdefault(parent_id, name)
-        children = self._children.get(parent_id)
+        children = self.children.get(parent_id)
         if children is None:
-            children = self._children[parent_id] = {}
+            children = self.children[parent_id] = {}
             self.unknown[parent_id] = None
         children[seq] = None
 
@@ -75,7 +76,7 @@ class Dependencies:
             return
         del self.unknown[parent_id]
         if parent is None:
-            for seq in self._children.pop(parent_id, {}):
+            for seq in self.children.pop(parent_id, {}):
                 self._end(seq, parent_id, "is not in the store any more", well=False)
         elif parent.is_final:
             self.hear(parent)
@@ -83,7 +84,7 @@ class Dependencies:
     def hear(self, parent: Job) -> None:
         """A job has ended."""
         parent_id = parent.job_id
-        children = self._children.pop(parent_id, None)
+        children = self.children.pop(parent_id, None)
         if children is None:
             return
         self.unknown.pop(parent_id, None)
@@ -101,6 +102,7 @@ class Dependencies:
             known_as = "" if name == parent_id else f" (as {parent_id})"
             why = f"job {name}, which it waits for, {how}{known_as}"
             self.forget(seq)
+            self.members.add(seq)
             self.doomed[seq] = why
         elif not self._left[seq]:
             del self._left[seq]
@@ -110,11 +112,12 @@ class Dependencies:
     def forget(self, seq: int) -> None:
         """A job waits no more: it has ended, or a worker has it."""
         for parent_id in self._left.pop(seq, ()):
-            children = self._children[parent_id]
+            children = self.children[parent_id]
             del children[seq]
             if not children:
-                del self._children[parent_id]
+                del self.children[parent_id]
                 self.unknown.pop(parent_id, None)
+        self.members.discard(seq)
         self._lenient.discard(seq)
         self._done.discard(seq)
         self.doomed.pop(seq, None)

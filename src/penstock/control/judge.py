@@ -129,7 +129,8 @@ class Judge:
 
     def _let_pass(self, job: Job, verdict: SafetyVerdict | None, judged: Judged) -> None:
         judged.passed.append(job)
-        if has_parents(job.request) and not self._board.dependencies.admit(job):
+        request = job.request
+        if request.after and has_parents(request) and not self._board.dependencies.admit(job):
             self._board.doubtful.pop(job.seq, None)
             judged.children[job.seq] = (job, verdict)
         else:

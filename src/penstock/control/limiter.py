@@ -54,6 +54,8 @@ class Limiter:
         self.monotonic = now
         """The scheduler gives it a clock that nobody sets."""
         self.on_change: Callable[[], None] = lambda: None
+        self.in_use = False
+        """Whether there is any limit at all."""
         self._now, self._all_held, self._all_waiting = now, held, waiting
         self._limits: dict[str, Limit] = {}
         self._terms: dict[str, Terms] = {}
@@ -73,11 +75,6 @@ class Limiter:
 
     # -- what holds ---------------------------------------------------------------
 
-    @property
-    def in_use(self) -> bool:
-        """Whether there is any limit at all."""
-        return bool(self._terms)
-
     def use(self, limits: Iterable[Limit]) -> None:
         """Hold to these from now on; what waits is given its place anew."""
         rules = {name: terms for name, terms in self._terms.items() if name.startswith(_RULE)}
@@ -89,6 +86,7 @@ class Limiter:
             limit.name: Terms(limit.concurrency, limit.rate, limit.max_waiting)
             for limit in self._limits.values()
         }
+        self.in_use = bool(self._terms)
         looked_at = {name for limit in self._limits.values() for name in _labels_of(limit)}
         self._labels = tuple(sorted(looked_at))
         self._kinds.clear()
@@ -128,6 +126,7 @@ class Limiter:
         terms = Terms(None if constraints is None else constraints.max_concurrent, verdict.rate)
         if self._terms.get(name) != terms:
             self._terms[name] = terms
+            self.in_use = True
             late = {bucket for bucket in self._timed if bucket.limit == name}
             self._timed -= late
             self._freed.update(dict.fromkeys(late))

@@ -41,24 +41,21 @@ class Places:
             for name, pool in pools.items()
             if pool.capacity is not None
         }
-        self._able: dict[Lane, list[WorkerRecord]] = {}
+        self._able: dict[tuple[str, frozenset[tuple[str, str]]], list[WorkerRecord]] = {}
+        self._last: Lane | None = None
+        self._candidates: list[WorkerRecord] = []
 
     def has_room(self) -> bool:
         """Whether anybody has room for anything."""
         return self._left > 0
 
     def find(self, lane: Lane) -> str | None:
-        if lane.buckets:  # which say nothing of workers, and may be many
-            lane = Lane(lane.topic, lane.needs)
-        candidates = self._able.get(lane)
-        if candidates is None:
-            candidates = self._able[lane] = [
-                w for w in self._ready if serves(self._pools[w.pool], w, lane)
-            ]
+        if lane is not self._last:
+            self._last, self._candidates = lane, self._who_could(lane)
         room, pool_room = self._room, self._pool_room
         best: WorkerRecord | None = None
         most = 0.0
-        for worker in candidates:
+        for worker in self._candidates:
             free = room[worker.worker_id]
             if free <= 0 or pool_room.get(worker.pool, 1) <= 0:
                 continue
@@ -72,6 +69,14 @@ class Places:
         if best.pool in pool_room:
             pool_room[best.pool] -= 1
         return best.worker_id
+
+    def _who_could(self, lane: Lane) -> list[WorkerRecord]:
+        needs = (lane.topic, lane.needs)
+        able = self._able.get(needs)
+        if able is None:
+            able = [w for w in self._ready if serves(self._pools[w.pool], w, lane)]
+            self._able[needs] = able
+        return able
 
 
 def why_waiting(
