@@ -263,9 +263,9 @@ async def test_one_deleted_while_it_fires_does_not_come_back() -> None:
         return await submit(requests)
 
     engine.keeper = ScheduleKeeper(engine.store, slow, engine.clock)
-    await engine.put()
+    await engine.put(catch_up=CatchUp.ALL)
     async with engine.running():
-        engine.clock.advance(HOUR)
+        engine.clock.advance(3 * HOUR)
         await reached.wait()
         deleting = asyncio.ensure_future(engine.keeper.delete("s"))
         await settle()
@@ -274,6 +274,28 @@ async def test_one_deleted_while_it_fires_does_not_come_back() -> None:
         await engine.later(2 * HOUR)
     assert await engine.store.recall_all("schedule/") == {}
     assert await engine.fired() == ["01T13:00:00Z"]
+
+
+@run_async
+async def test_one_deleted_while_its_missed_times_are_left_out_does_not_come_back() -> None:
+    engine = Engine()
+    await engine.put(catch_up=CatchUp.SKIP)
+    forget, gate = engine.store.forget, asyncio.Event()
+
+    async def slow(name: str) -> bool:
+        await gate.wait()
+        return await forget(name)
+
+    engine.store.forget = slow  # type: ignore[method-assign]
+    async with engine.running():
+        deleting = asyncio.ensure_future(engine.keeper.delete("s"))
+        await settle()
+        engine.clock.advance(3.5 * HOUR)
+        await settle()
+        gate.set()
+        await deleting
+        await settle()
+    assert await engine.store.recall_all("schedule/") == {}
 
 
 # -- no time twice ------------------------------------------------------------------
