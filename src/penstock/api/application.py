@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from time import perf_counter
 from typing import Any
@@ -121,24 +121,33 @@ class Application:
             reply = await call.operation.handler(call)
             if isinstance(reply, Reply):
                 return reply
-            await self._stream(reply, call.scope, call.receive, send)
+            token = _token(call.headers)
+            await self._stream(
+                reply, call.scope, call.receive, send, lambda: self._door.enter(token)
+            )
             return None
 
     async def _stream(
-        self, reply: StreamReply, scope: dict[str, Any], receive: Receive, send: Send
+        self,
+        reply: StreamReply,
+        scope: dict[str, Any],
+        receive: Receive,
+        send: Send,
+        may_stay: Callable[[], object] | None = None,
     ) -> None:
         watchman = self._services.watchman
         monotonic = self._services.clock.monotonic
+        watched = receive if reply.watched else None
         try:
             async with aclosing(reply.content) as content:
-                with watchman.attending(receive if reply.watched else None) as attendance:
+                with watchman.attending(watched, may_stay) as attendance:
                     head = {"status": reply.status, "headers": reply.headers}
                     await send({"type": "http.response.start", **head})
                     async for part in content:
                         attendance.since = monotonic()
                         await send({"type": _BODY, "body": part, "more_body": True})
                         attendance.since = None
-        except Closing:
+        except (Closing, NotAuthenticated):
             if reply.length is not None:
                 abort(scope)
                 return

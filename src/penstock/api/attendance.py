@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from penstock.api.body import Gone, Receive
 from penstock.core.caller import Caller
-from penstock.core.errors import PenstockError, TooMany, Unavailable
+from penstock.core.errors import NotAuthenticated, PenstockError, TooMany, Unavailable
 
 
 class Closing(Unavailable):
@@ -27,15 +27,17 @@ class Stalled(PenstockError):
 class Attendance:
     """One such piece of work, done by the task that made this."""
 
-    __slots__ = ("_error", "_task", "since")
+    __slots__ = ("_error", "_task", "may_stay", "since")
 
-    def __init__(self) -> None:
+    def __init__(self, may_stay: Callable[[], object] | None = None) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._error: Exception | None = None
         self.since: float | None = None
         """Since when a part is being sent."""
+        self.may_stay = may_stay
+        """Raises when who was let in would not be let in any more."""
 
     def break_off(self, error: Exception) -> None:
         if self._error is None:
@@ -74,10 +76,12 @@ class Watchman:
         self._closed = False
 
     @contextmanager
-    def attending(self, receive: Receive | None) -> Generator[Attendance]:
+    def attending(
+        self, receive: Receive | None, may_stay: Callable[[], object] | None = None
+    ) -> Generator[Attendance]:
         if self._closed:
             raise _closing()
-        one = Attendance()
+        one = Attendance(may_stay)
         self._open.add(one)
         try:
             with one.heeding(receive):
@@ -86,11 +90,16 @@ class Watchman:
             self._open.discard(one)
 
     def look(self) -> None:
-        """Now and then: break off what has been stuck for too long."""
+        """Now and then: break off what has been stuck for too long, or lost its key."""
         latest = self._now() - self._stall
         for one in tuple(self._open):
             if one.since is not None and one.since < latest:
                 one.break_off(Stalled("the reader took nothing for too long"))
+            elif one.may_stay is not None:
+                try:
+                    one.may_stay()
+                except NotAuthenticated as error:
+                    one.break_off(error)
 
     def close(self) -> None:
         self._closed = True

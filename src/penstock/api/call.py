@@ -104,7 +104,10 @@ class Call:
         return read_json(body, kind, max_depth=self.services.options.max_depth)
 
     def check_type(self, wanted: str) -> None:
-        found = self.header(b"content-type").partition(";")[0].strip().lower()
+        given = self.header(b"content-type")
+        if given == wanted:
+            return
+        found = given.partition(";")[0].strip().lower()
         if found == wanted:
             return
         said = f"the body is {found!r}" if found else "the type of the body is missing"

@@ -39,6 +39,7 @@ class Connection(HttpToolsProtocol):
         self.deadline = _NEVER
         """By when the client has to have done the next thing."""
         self._in_head = True
+        self._begun = False
         self._head = 0
 
     # -- the connection -----------------------------------------------------------
@@ -63,7 +64,7 @@ class Connection(HttpToolsProtocol):
         self.deadline = now + _LINGER
         if self.transport.is_closing():
             self.transport.abort()  # it does not even take what was left to say
-        elif self._in_head and self._head:
+        elif self._in_head and (self._begun or self._head):
             self.refuse(408, "SLOW", "the head of the request did not come in time")
         else:
             self.transport.close()
@@ -92,10 +93,11 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self._begun = True
         self.deadline = self.loop.time() + self.options.head_timeout
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head = self._begun = False
         self._head = 0
         self.deadline = _NEVER
         super().on_headers_complete()

@@ -61,7 +61,7 @@ class Operation(Struct, frozen=True):
 
     @property
     def id(self) -> str:
-        return self.name or self.handler.__name__  # type: ignore[attr-defined]
+        return self.name or self.handler.__name__
 
     @property
     def tag(self) -> str:

@@ -22,6 +22,7 @@ from penstock.core.errors import (
     JobFailed,
     JobTimedOut,
     NotFound,
+    UnreadablePointer,
     WaitTimedOut,
 )
 from penstock.core.job import Job
@@ -67,9 +68,7 @@ async def get_result(call: Call) -> AnyReply:
     pointer = job.result.result_ptr if job.result else None
     if not pointer:
         return Reply(b"", 204, ((b"cache-control", b"no-store"),))
-    if pointer.startswith("data:"):
-        return _send_bytes(call, decode_data(pointer), data_media_type(pointer))
-    return await _send_blob(call, pointer)
+    return await _send(call, pointer)
 
 
 async def _ended(call: Call, job_id: str, wait: float) -> Job:
@@ -99,7 +98,7 @@ async def _ended(call: Call, job_id: str, wait: float) -> Job:
 
 class BlobView(Struct, frozen=True):
     uri: str
-    """To be passed as a job's `context_ptr`."""
+    """To be passed as a job's `context_ptr`. A small one holds the content itself."""
     size: int
 
 
@@ -111,45 +110,37 @@ async def put_blob(call: Call) -> Reply:
 
 
 async def get_blob(call: Call) -> AnyReply:
-    return await _send_blob(call, _uri(call.params["uri"]))
+    return await _send(call, _uri(call.params["uri"]))
 
 
 def _uri(text: str) -> str:
     if found := _BARE.fullmatch(text):
         return BlobName(found[1]).uri
-    if not text.startswith("blob:"):
-        raise InvalidRequest(
-            "uri", "is not that of a blob", hint="blob:sha256-..., escaped, or the digest alone"
-        )
-    return parse_blob(text).uri
+    if text.startswith("blob:"):
+        return parse_blob(text).uri
+    if text.startswith("data:"):
+        check_media_type(data_media_type(text))
+        return text
+    raise InvalidRequest(
+        "uri", "is not that of a blob", hint="blob:sha256-..., escaped, or the digest alone"
+    )
 
 
-async def _send_blob(call: Call, pointer: str) -> AnyReply:
+async def _send(call: Call, pointer: str) -> AnyReply:
+    if pointer.startswith("data:"):
+        return _send_bytes(call, decode_data(pointer), data_media_type(pointer))
     try:
         stat = await call.desk.stat_blob(pointer)
-    except NotFound:
-        raise NotFound("there is no such blob") from None
+    except (NotFound, UnreadablePointer):
+        raise NotFound("there is no such blob", hint="or its retention has passed") from None
     etag = b'"%b"' % parse_blob(pointer).digest.encode()
     part = part_of(call.headers, stat.size, etag)
     headers = _headers(stat.media_type, part, etag)
-    if part.status == 304 or call.scope["method"] == "HEAD":
-        return _head(part, headers)
+    length = () if part.status == 304 else ((b"content-length", b"%d" % part.length),)
+    if call.scope["method"] == "HEAD":
+        part = Part(part.status, 0, 0)  # its length is told all the same
     content = _read(call, pointer, part)
-    length = (b"content-length", b"%d" % part.length)
-    return StreamReply(content, (*headers, length), part.status, length=part.length)
-
-
-def _head(part: Part, headers: Headers) -> AnyReply:
-    """The same without its content, whose length is told all the same."""
-    if part.status == 304:
-        return StreamReply(_nothing(), headers, 304, length=0)
-    length = (b"content-length", b"%d" % part.length)
-    return StreamReply(_nothing(), (*headers, length), part.status, length=part.length)
-
-
-async def _nothing() -> AsyncGenerator[bytes, None]:
-    return
-    yield b""
+    return StreamReply(content, (*headers, *length), part.status, length=part.length)
 
 
 async def _read(call: Call, pointer: str, part: Part) -> AsyncGenerator[bytes, None]:

@@ -95,7 +95,7 @@ def query_of(given: JobFilter, *, dead: bool = False) -> JobQuery:
 
 
 def _labels(pairs: tuple[str, ...]) -> dict[str, str]:
-    labels = {}
+    labels: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals):

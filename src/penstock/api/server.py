@@ -84,7 +84,7 @@ class HttpServer:
     def _config(self) -> uvicorn.Config:
         options = self.options
         config = uvicorn.Config(
-            self.application,  # type: ignore[arg-type]
+            self.application,
             http=protocol_with(options),
             ws="none",
             lifespan="off",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -59,9 +58,14 @@ def read_json(data: bytes, kind: type[T], *, max_depth: int = 64, prefix: str = 
         raise malformed(f"the body is not JSON that can be read: {error}") from None
 
 
-@cache
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
 def decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
-    return msgspec.json.Decoder(kind)
+    found = _decoders.get(kind)
+    if found is None:
+        found = _decoders[kind] = msgspec.json.Decoder(kind)
+    return found
 
 
 def _plainly(data: bytes) -> Any:
