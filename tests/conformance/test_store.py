@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.adapters.memory.store import MemoryStore
 from penstock.adapters.sqlite.store import SqliteStore
-from penstock.lifecycles.canonical import JobEvent
-from penstock.ports.store import Durability, LogLine, Store
+from penstock.core.transition import Accept, Change
+from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.ports.store import AuditEntry, AuditQuery, Durability, JobQuery, LogLine, Store
 from penstock.testing.aio import run_async
+from penstock.testing.asking import line, names, verdicts
+from penstock.testing.gate import APPROVED, HOLD, VERDICT
 from penstock.testing.samples import T0, accept, move
-from penstock.testing.store import FallibleContract, StoreContract, line, names, verdicts
+from penstock.testing.store import FallibleContract, StoreContract
+
+_E = JobEvent
 
 
 class TestMemoryStore(StoreContract):
@@ -72,6 +79,14 @@ class SqliteContract(FallibleContract):
         assert verdicts(await store.apply([accept("c")])) == "M"
         assert [kept.text for kept in await store.read_log("a")] == ["good"]
 
+    @run_async
+    async def test_audit_entries_that_cannot_be_written_cost_no_others(self, store: Store) -> None:
+        store.write_audit([AuditEntry(T0, who, "a") for who in ("good", "\ud800", "fine")])
+        assert verdicts(await store.apply([accept("b")])) == "M"
+        await store.apply([])
+        entries = await store.read_audit(AuditQuery())
+        assert sorted(entry.principal for entry in entries) == ["fine", "good"]
+
 
 class TestSqliteStore(SqliteContract):
     pass
@@ -79,3 +94,89 @@ class TestSqliteStore(SqliteContract):
 
 class TestSqliteStoreOnASlowDisk(SqliteContract):
     slow_disk = True
+
+
+# -- two stores, the same answers --------------------------------------------------
+
+
+def some_changes(chance: random.Random, count: int) -> list[Change]:
+    """Lives of jobs that differ in everything that can be asked for."""
+    changes: list[Change] = []
+    for i in range(count):
+        name = f"j{i:03}"
+        pick = chance.choice
+        again: dict[str, Any] = {
+            "tenant": pick(["t1", "t2", "t3"]),
+            "topic": pick(["job.a", "job.a.b", "job.b"]),
+            "labels": pick([{}, {"k": "1"}, {"k": "12"}, {"k": "1", "l": "k"}, {"kk": "1"}]),
+            "principal": pick(["", "alice"]),
+            "schedule": pick([None, None, "nightly"]),
+            "parent_job_id": pick([None, None, f"j{chance.randrange(count):03}"]),
+            "workflow_id": pick([None, None, "flow"]),
+            "step_index": pick([None, 1, 2]),
+        }
+        at = T0 + chance.randrange(20)
+        key = pick([None, f"key{i}"])
+        changes.append(accept(name, at, idempotency_key=key, **again))
+        lives: list[list[Change]] = [
+            [],
+            [move(name, _E.CANCEL)],
+            [move(name, _E.SCHEDULE, _E.DISPATCH)],
+            [move(name, _E.SCHEDULE, _E.DISPATCH), move(name, _E.FAIL, attempt=1)],
+            [move(name, _E.SCHEDULE, _E.DISPATCH), move(name, _E.EXPIRE, attempt=1)],
+            [move(name, _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=pick([HOLD, APPROVED]))],
+        ]
+        life = pick(lives)
+        changes.extend(life)
+        if life == lives[3]:
+            retry: Accept = accept(f"r{i:03}", at, **again)
+            changes.extend(pick([[], [move(name, _E.NOTE, then=(retry,))]]))
+    return changes
+
+
+def some_query(chance: random.Random, count: int) -> JobQuery:
+    conditions: dict[str, list[Any]] = {
+        "job_id": ["j*", "*7", "j007", "r???"],
+        "states": [(state,) for state in JobState] + [(JobState.FAILED, JobState.PENDING)],
+        "topic": ["job.a", "job.*", "job.a*", "job.[!a]", "nothing*"],
+        "tenant": ["t1", "t2", "nobody"],
+        "parent_job_id": ["j003"],
+        "workflow_id": ["flow", "none"],
+        "labels": [{"k": "1"}, {"k": "1", "l": "k"}],
+        "idempotency_key": ["key5"],
+        "principal": ["alice", "", "nobody"],
+        "schedule": ["nightly"],
+        "parked": [True, False],
+        "dead": [True],
+        "accepted_from": [T0 + 7],
+        "accepted_to": [T0 + 13],
+        "before": [count // 2],
+        "since": [count // 3],
+        "oldest_first": [True],
+        "limit": [1, 7, 1000],
+    }
+    asked = chance.sample(sorted(conditions), chance.choice([0, 1, 1, 2, 2, 3, 4]))
+    return JobQuery(**{name: chance.choice(conditions[name]) for name in asked})
+
+
+@pytest.mark.parametrize("seed", range(10))
+@run_async
+async def test_two_stores_find_the_same(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    changes = some_changes(chance, 120)
+    memory, file = MemoryStore(), SqliteStore(tmp_path / "a.db", durability=Durability.OS)
+    for start in range(0, len(changes), 9):
+        assert await memory.apply(changes[start : start + 9]) == await file.apply(
+            changes[start : start + 9]
+        )
+    found = 0
+    for _ in range(150):
+        query = some_query(chance, 120)
+        expected = await memory.find(query)
+        assert await file.find(query) == expected, query
+        found += len(expected)
+    assert found > 500
+    assert await memory.tally() == await file.tally()
+    for tenant in ("t1", "t2", "t3"):
+        assert await memory.tally(tenant) == await file.tally(tenant)
+    await file.close()

@@ -18,17 +18,29 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.errors import NotFound, StoreFailed, Unavailable
-from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy
+from penstock.core.job import (
+    Job,
+    JobRequest,
+    JobResult,
+    ParentPolicy,
+    Priority,
+    RetryPolicy,
+    Unique,
+    UniqueScope,
+)
 from penstock.core.transition import Accept, Answer, Change, Folded, Verdict, fold
 from penstock.lifecycles.canonical import JobEvent, JobState
-from penstock.ports.store import JobQuery, LogLine, Store
+from penstock.ports.store import AuditEntry, AuditQuery, JobQuery, LogLine, Store
 from penstock.testing.aio import run_async
+from penstock.testing.asking import found, line, names, one, state_of, verdicts
+from penstock.testing.gate import GateContract
+from penstock.testing.journal import JournalContract
 from penstock.testing.samples import T0, accept, move, succeeded
 
 _S, _E = JobState, JobEvent
 
 
-class StoreContract(ABC):
+class StoreContract(GateContract, JournalContract, ABC):
     """The promises of `penstock.ports.store.Store`."""
 
     @abstractmethod
@@ -77,6 +89,14 @@ class StoreContract(ABC):
             retry=RetryPolicy(retries=2, on=("ValueError",), never=("OOM",)),
             idempotent=True,
             retry_number=1,
+            principal="alice",
+            capability="repo.write",
+            risk_tags=("money", "pii"),
+            estimated_cost=0.5,
+            after=("x", "y"),
+            if_parent_fails=ParentPolicy.RUN,
+            unique=Unique("only", UniqueScope.WAITING, 60.0),
+            schedule="nightly",
         )
         result = JobResult(
             job_id="full",
@@ -731,31 +751,25 @@ class FallibleContract(StoreContract):
         kept = await store.read_log("a")
         assert [(each.n, each.text[:4]) for each in kept] == [(1, "xxxx"), (2, "last")]
 
+    @run_async
+    async def test_audit_entries_that_met_a_failing_commit_are_kept(self, store: Store) -> None:
+        with self.failing(store):
+            store.write_audit([AuditEntry(T0, "alice", "first", detail="x" * 90_000)])
+            with pytest.raises(StoreFailed):
+                await store.apply([accept("b" + "x" * 90_000)])
+        store.write_audit([AuditEntry(T0, "alice", "second")])
+        await store.apply([])
+        entries = await store.read_audit(AuditQuery())
+        assert [(entry.n, entry.action) for entry in entries] == [(2, "second"), (1, "first")]
 
-async def one(store: Store, job_id: str) -> Job:
-    job = await store.get(job_id)
-    assert job is not None
-    return job
-
-
-async def found(store: Store) -> list[Job]:
-    return await store.find(JobQuery(limit=1000))
-
-
-async def names(store: Store, **conditions: Any) -> str:
-    jobs = await store.find(JobQuery(**conditions))
-    return "".join(job.job_id for job in jobs)
-
-
-def verdicts(answers: Sequence[Answer]) -> str:
-    """M for moved, R for repeated, X for refused."""
-    letters = {Verdict.MOVED: "M", Verdict.REPEATED: "R", Verdict.REFUSED: "X"}
-    return "".join(letters[answer.verdict] for answer in answers)
-
-
-def state_of(answer: Answer) -> JobState | None:
-    return None if answer.job is None else answer.job.state
-
-
-def line(job_id: str, text: str) -> LogLine:
-    return LogLine(job_id, 1, T0, "info", text)
+    @run_async
+    async def test_a_failed_commit_counts_nothing_and_gives_no_cursor(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        at = await store.last_event()
+        with self.failing(store), pytest.raises(StoreFailed):
+            await store.apply([accept("b" + "x" * 90_000), move("a", _E.CANCEL)])
+        assert await store.tally() == {_S.PENDING: 1}
+        assert (await store.events(at), await store.last_event()) == ([], at)
+        await store.apply([move("a", _E.CANCEL)])
+        assert [event.transition.event for event in await store.events(at)] == [_E.CANCEL]
+        assert await store.tally() == {_S.CANCELLED: 1}
