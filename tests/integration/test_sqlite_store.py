@@ -10,18 +10,24 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import apsw
+import msgspec
 import pytest
 
 from penstock.adapters.sqlite import database
 from penstock.adapters.sqlite.database import APPLICATION_ID, STATE_CODES, migrate, migrations
+from penstock.adapters.sqlite.finding import gather, plan
+from penstock.adapters.sqlite.reader import SqliteReader
 from penstock.adapters.sqlite.store import SqliteStore
 from penstock.core.errors import AlreadyRunning, StoreCorrupt, StoreFailed, StoreFull
+from penstock.core.job import Unique
 from penstock.core.transition import Accept
 from penstock.lifecycles.canonical import JobEvent, JobState
-from penstock.ports.store import Durability, JobQuery, LogLine
+from penstock.ports.store import AuditEntry, AuditQuery, Durability, JobQuery, LogLine
 from penstock.testing.aio import run_async
+from penstock.testing.gate import APPROVED, HOLD, VERDICT
 from penstock.testing.samples import T0, accept, move, succeeded
 
 _E = JobEvent
@@ -96,6 +102,143 @@ async def test_a_job_that_writes_without_end_is_cut_off(tmp_path: Path) -> None:
     await store.close()
 
 
+@run_async
+async def test_no_number_is_given_twice_though_the_newest_was_pruned_before_a_restart(
+    tmp_path: Path,
+) -> None:
+    given: list[tuple[int, int]] = []
+    for name in "abc":
+        store = SqliteStore(tmp_path / "a.db", durability=Durability.OS)
+        (answer, _) = await store.apply([accept(name), move(name, _E.CANCEL)])
+        assert answer.job is not None
+        events = await store.events(given[-1][1] if given else 0)
+        assert [event.transition.job_id for event in events] == [name, name]
+        given.append((answer.job.seq, events[-1].cursor))
+        assert (await store.prune(T0 + 1, limit=10)).jobs == 1
+        await store.close()
+    assert given == sorted(set(given))
+    store = SqliteStore(tmp_path / "a.db")
+    assert await store.last_event() >= given[-1][1]
+    assert await store.events(0) == []
+    await store.close()
+
+
+@run_async
+async def test_counts_keys_and_audit_are_there_after_a_restart(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a.db", durability=Durability.OS)
+    await store.apply([accept("a", tenant="t1", unique=Unique("k")), accept("b")])
+    await store.apply([move("b", _E.CANCEL)])
+    store.write_audit([AuditEntry(T0, "alice", "job.cancel", "b")])
+    await store.close()
+
+    store = SqliteStore(tmp_path / "a.db", durability=Durability.OS)
+    assert await store.tally() == {JobState.PENDING: 1, JobState.CANCELLED: 1}
+    assert await store.tally("t1") == {JobState.PENDING: 1}
+    (answer,) = await store.apply([accept("c", tenant="t1", unique=Unique("k"))])
+    assert answer.job is not None
+    assert answer.job.job_id == "a"
+    store.write_audit([AuditEntry(T0, "alice", "job.submit")])
+    await store.apply([])
+    assert [entry.n for entry in await store.read_audit(AuditQuery())] == [2, 1]
+    await store.close()
+
+
+@run_async
+async def test_a_reader_beside_the_engine_sees_what_is_committed(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a.db", durability=Durability.OS)
+    reader = SqliteReader(tmp_path / "a.db")
+    await store.apply([accept("a", tenant="t1")])
+    assert [job.job_id for job in await reader.find(JobQuery(tenant="t1"))] == ["a"]
+    await store.apply([accept("b", tenant="t1"), move("a", _E.CANCEL)])
+    assert [job.job_id for job in await reader.find(JobQuery(tenant="t1"))] == ["b", "a"]
+    assert await reader.tally("t1") == await store.tally("t1")
+    assert await reader.events(0) == await store.events(0)
+    assert await reader.last_event() == await store.last_event()
+    reader.close()
+    await store.close()
+
+
+# -- pages by index ----------------------------------------------------------------
+
+
+def steps_of(path: Path, query: JobQuery) -> set[str]:
+    """How SQLite goes about everything that is read to answer a query."""
+    connection = raw(path)
+    steps: set[str] = set()
+
+    def read(sql: str, values: tuple[object, ...]) -> list[tuple[object, ...]]:
+        steps.update(str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", values))
+        return list(connection.execute(sql, values))
+
+    gather(query, plan(query, read), read)
+    connection.close()
+    return {step for step in steps if "json_each" not in step and "tally" not in step}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "index"),
+    [
+        ({}, "SCAN job"),
+        ({"before": 50}, "INTEGER PRIMARY KEY (rowid<?)"),
+        ({"since": 5, "oldest_first": True}, "INTEGER PRIMARY KEY (rowid>?)"),
+        ({"job_id": "j5"}, "sqlite_autoindex_job_1 (job_id=?)"),
+        ({"tenant": "t1"}, "job_state (state=? AND tenant=?)"),
+        ({"tenant": "t1", "before": 50}, "job_state (state=? AND tenant=? AND rowid<?)"),
+        ({"states": (JobState.FAILED,)}, "job_state (state=? AND tenant=?)"),
+        ({"states": (JobState.FAILED, JobState.PENDING)}, "job_state (state=? AND tenant=?)"),
+        ({"states": (JobState.FAILED,), "tenant": "t1"}, "job_state (state=? AND tenant=?)"),
+        ({"topic": "job.test"}, "job_topic (topic=? AND tenant=?)"),
+        ({"topic": "job.t*"}, "job_topic (topic=? AND tenant=?)"),
+        ({"topic": "job.test", "tenant": "t1", "before": 9}, "topic=? AND tenant=? AND rowid<?"),
+        ({"dead": True}, "job_dead (tenant=?)"),
+        ({"dead": True, "tenant": "t1", "before": 50}, "job_dead (tenant=? AND rowid<?)"),
+        ({"parked": True}, "job_parked (tenant=?)"),
+        ({"schedule": "nightly"}, "job_schedule (schedule=? AND tenant=?)"),
+        ({"parent_job_id": "j1"}, "job_parent (parent_job_id=?)"),
+        ({"workflow_id": "flow"}, "job_workflow (workflow_id=?)"),
+        ({"idempotency_key": "k", "tenant": "t1"}, "job_key (tenant=? AND idempotency_key=?)"),
+    ],
+)
+def test_a_page_is_read_from_its_index_in_order(
+    tmp_path: Path, conditions: dict[str, Any], index: str
+) -> None:
+    with opened(tmp_path / "a.db", durability=Durability.OS) as store:
+        asyncio.run(_varied(store))
+    steps = steps_of(tmp_path / "a.db", JobQuery(**conditions))
+    assert any(index in step for step in steps), steps
+    assert not any("TEMP B-TREE" in step for step in steps), "it would read a range to sort it"
+    scans = {step for step in steps if step.startswith("SCAN")}
+    assert scans == ({"SCAN job"} if not conditions else set())
+
+
+async def _varied(store: SqliteStore) -> None:
+    for i in range(20):
+        request = accept(f"j{i}", tenant=f"t{i % 2}", schedule="nightly" if i == 3 else None)
+        await store.apply([request, move(f"j{i}", _E.SCHEDULE, _E.DISPATCH)])
+        if i % 3 == 0:
+            await store.apply([move(f"j{i}", _E.FAIL, attempt=1)])
+    for i in range(20, 24):
+        parked = move(f"j{i}", _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD)
+        await store.apply([accept(f"j{i}", tenant=f"t{i % 2}"), parked])
+    await store.apply([accept("j24", tenant="t1")])
+
+
+def test_unique_keys_and_blobs_are_looked_up_by_index(tmp_path: Path) -> None:
+    with opened(tmp_path / "a.db") as store:
+        sql = store._sql
+    connection = raw(tmp_path / "a.db")
+    for name, count in {
+        "job_by_unique": 2,
+        "open_by_unique": 2,
+        "refers": 3,
+        "events": 2,
+        "job_by_key": 2,
+    }.items():
+        plan_of = connection.execute(f"EXPLAIN QUERY PLAN {sql[name]}", ("x",) * count)
+        said = [str(row[3]) for row in plan_of]
+        assert not [step for step in said if step.startswith(("SCAN job", "USE TEMP"))], said
+
+
 # -- its schema -------------------------------------------------------------------
 
 
@@ -132,6 +275,59 @@ def test_a_migration_that_fails_leaves_the_version_before_it(
         migrate(connection, tmp_path)
     assert connection.pragma("user_version") == len(steps) - 1
     assert not [row for row in schema(connection) if row[1] == "extra"]
+
+
+def as_first_published(path: Path) -> None:
+    """A file with jobs, as Penstock wrote it before there was a gate."""
+    old = raw(path)
+    old.pragma("journal_mode", "wal")
+    with old:
+        old.execute(migrations()[0])
+        old.execute("DELETE FROM path WHERE events GLOB '*park*' OR events GLOB '*approve*'")
+        old.pragma("application_id", APPLICATION_ID)
+        old.pragma("user_version", 1)
+        request = msgspec.msgpack.encode(accept("j0", tenant="t1").request)
+        for seq in (1, 2):
+            old.execute(
+                "INSERT INTO job (seq, job_id, topic, tenant, state, version, attempt, accepted_at,"
+                " updated_at, cancel_requested, request) VALUES (?, ?, 'job.test', 't1', 1, 1, 0,"
+                " ?, ?, 0, ?)",
+                (seq, f"j{seq}", T0, T0, request.replace(b"j0", f"j{seq}".encode())),
+            )
+            old.execute(
+                "INSERT INTO journal (job, n, path, attempt, actor, at, reason)"
+                " SELECT ?, 1, code, 0, 'gateway', ?, '' FROM path WHERE before IS NULL",
+                (seq, T0),
+            )
+    old.close()
+
+
+def test_a_file_of_before_the_gate_can_be_used_on(tmp_path: Path) -> None:
+    as_first_published(tmp_path / "a.db")
+    with opened(tmp_path / "a.db") as store:
+        asyncio.run(_use(store))
+
+
+async def _use(store: SqliteStore) -> None:
+    assert (await store.verify()).mismatches == ()
+    assert await store.tally("t1") == {JobState.PENDING: 2}
+    assert [job.job_id for job in await store.find(JobQuery(tenant="t1"))] == ["j2", "j1"]
+    at = await store.last_event()
+    await store.apply([move("j1", _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD)])
+    await store.apply([move("j1", _E.APPROVE, hold=APPROVED), accept("new")])
+    events = [event.transition.event for event in await store.events(at)]
+    assert events == [_E.SCHEDULE, _E.PARK, _E.APPROVE, _E.ACCEPT]
+    assert len(await store.events(0)) == 6
+    (job,) = await store.fetch([1])
+    assert (job.verdict, job.hold) == (VERDICT, APPROVED)
+    assert (await store.verify()).mismatches == ()
+
+
+def test_a_reader_does_not_guess_at_a_file_of_before_the_gate(tmp_path: Path) -> None:
+    as_first_published(tmp_path / "a.db")
+    with pytest.raises(StoreFailed, match="older Penstock") as refused:
+        SqliteReader(tmp_path / "a.db")
+    assert "start an engine" in (refused.value.hint or "")
 
 
 def test_migrations_are_numbered_without_gaps() -> None:
@@ -176,6 +372,9 @@ FINAL, RUNNING = STATE_CODES[JobState.FAILED], STATE_CODES[JobState.RUNNING]
         " VALUES (1, 9, 9999, 0, 'x', 0.0, '')",
         "INSERT INTO journal (job, n, path, attempt, actor, at, reason)"
         " VALUES (1, 0, 1, 0, 'x', 0.0, '')",
+        "UPDATE job SET parked = 1",
+        "UPDATE audit SET principal = 'nobody'",
+        "DELETE FROM audit",
     ],
 )
 def test_an_illegal_row_is_refused_by_the_database(tmp_path: Path, statement: str) -> None:
@@ -188,6 +387,7 @@ def test_an_illegal_row_is_refused_by_the_database(tmp_path: Path, statement: st
 
 
 async def _two(store: SqliteStore) -> None:
+    store.write_audit([AuditEntry(T0, "alice", "job.submit")])
     await store.apply([accept("a"), accept("b")])
 
 
@@ -200,6 +400,9 @@ async def _two(store: SqliteStore) -> None:
         ("DELETE FROM journal", "empty"),
         ("DELETE FROM job", "no record"),
         ("UPDATE job SET updated_at = updated_at + 5", "updated_at"),
+        ("UPDATE tally SET count = count + 1 WHERE count > 0", "it says 2"),
+        ("DELETE FROM tally", "has 1 jobs that are SCHEDULED, it says 0"),
+        ("INSERT INTO tally VALUES (9, 'ghost', 3)", "ghost has 0 jobs that are TIMEOUT"),
     ],
 )
 def test_what_was_changed_behind_our_back_is_found(
