@@ -178,6 +178,25 @@ def test_a_tenant_for_whom_nothing_happens_still_learns_how_far_the_journal_is()
     run_virtually(scenario)
 
 
+def test_a_reader_for_whom_nothing_happens_gets_signs_of_life() -> None:
+    async def scenario(clock: LoopClock) -> None:
+        store, hub = a_hub(clock, pulse=5.0)
+        async with aclosing(hub.events()) as idle, aclosing(hub.events(None, "x")) as other:
+            await anext(idle)
+            await anext(other)
+            for n in range(3):
+                assert await anext(idle) == EventBatch((), 0)
+                assert clock.monotonic() == pytest.approx(5.0 * (n + 1))
+            for n in range(20):
+                await submit(store, f"job-{n}")
+                await clock.sleep(1)
+            seen = [await anext(other) for _ in range(5)]
+            assert all(batch.events == () for batch in seen)
+            assert seen[-1].cursor > seen[0].cursor
+
+    run_virtually(scenario)
+
+
 def test_reading_begins_where_it_is_asked_to() -> None:
     async def scenario(clock: LoopClock) -> None:
         store, hub = a_hub(clock)

@@ -51,41 +51,23 @@ class EventStreams:
         self, batches: AsyncIterator[EventBatch], first: EventBatch, wanted: EventFilter
     ) -> AsyncGenerator[bytes, None]:
         everything = wanted.is_empty
-        cursor = first.cursor
-        with self._opened():
+        with self._opened() as pulse:
             try:
-                yield opening(cursor, self._retry)
-                batch: EventBatch | None = first
-                while True:
-                    if batch is None:
-                        yield heartbeat(cursor)
+                yield opening(first.cursor, self._retry)
+                async for batch in batches:
+                    if everything:
+                        frames = self._written.whole(batch)
+                        self.told += len(batch.events)
                     else:
-                        cursor = batch.cursor
-                        if everything:
-                            frames = self._written.whole(batch)
-                            self.told += len(batch.events)
-                        else:
-                            frames = self._written.matching(batch, wanted)
-                            self.told += frames.count(b"\nevent: ")
-                        if frames:
-                            yield frames
-                    try:
-                        batch = await self._next(batches)
-                    except StopAsyncIteration:
-                        return
+                        frames = self._written.matching(batch, wanted)
+                        self.told += frames.count(b"\nevent: ")
+                    if frames:
+                        pulse.beaten()
+                        yield frames
+                    elif pulse.is_due():
+                        yield heartbeat(batch.cursor)
             finally:
                 await _end(batches)
-
-    async def _next(self, batches: AsyncIterator[EventBatch]) -> EventBatch | None:
-        """The next batch, or None when a sign of life is due.
-
-        An engine's reader may be given up and taken up again, which spares a task a batch.
-        """
-        try:
-            async with asyncio.timeout(self._heartbeat):
-                return await anext(batches)
-        except TimeoutError:
-            return None
 
     # -- one job ------------------------------------------------------------------
 
@@ -106,7 +88,7 @@ class EventStreams:
         tenant, topic = job.request.tenant, job.request.topic
         place = after
         news: Sequence[Transition] = past
-        with self._opened():
+        with self._opened() as pulse:
             try:
                 yield opening(place, self._retry)
                 while True:
@@ -114,20 +96,18 @@ class EventStreams:
                     if fresh:
                         place = fresh[-1].n
                         self.told += len(fresh)
+                        pulse.beaten()
                         yield b"".join([frame_of(entry, tenant, topic) for entry in fresh])
+                    elif pulse.is_due():
+                        yield heartbeat(place)
                     if news and (state := news[-1].after) in TERMINAL:
                         yield named("end", {"job_id": job.job_id, "state": state})
                         return
                     try:
-                        batch = await self._next(batches)
+                        batch = await anext(batches)
                     except StopAsyncIteration:
                         return
-                    news = []
-                    if batch is None:
-                        yield heartbeat(place)
-                    else:
-                        found = self._written.of_job(batch, job.job_id)
-                        news = [event.transition for event in found]
+                    news = [e.transition for e in self._written.of_job(batch, job.job_id)]
             finally:
                 await _end(batches)
 
@@ -183,12 +163,34 @@ class EventStreams:
         return [past for past in await desk.history(entry.job_id) if n < past.n <= entry.n]
 
     @contextmanager
-    def _opened(self) -> Generator[None]:
+    def _opened(self) -> Generator[Pulse]:
         self.open += 1
         try:
-            yield
+            yield Pulse(self._heartbeat)
         finally:
             self.open -= 1
+
+
+class Pulse:
+    """When a stream has been silent for so long that it must give a sign of life.
+
+    A Desk's readers wake now and then by themselves, so that no stream needs a timer.
+    """
+
+    __slots__ = ("_last", "_longest", "_now")
+
+    def __init__(self, longest: float) -> None:
+        self._longest, self._now = 0.8 * longest, asyncio.get_running_loop().time
+        self._last = self._now()
+
+    def beaten(self) -> None:
+        self._last = self._now()
+
+    def is_due(self) -> bool:
+        if self._now() - self._last < self._longest:
+            return False
+        self.beaten()
+        return True
 
 
 async def _with_pauses(items: AsyncIterator[T], pause: float) -> AsyncGenerator[T | None, None]:

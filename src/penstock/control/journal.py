@@ -14,6 +14,7 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakSet
 
@@ -36,8 +37,8 @@ _GATHER = 0.02
 """Seconds after a batch in which the next one gathers."""
 _EACH = 50e-6
 """Seconds more for each reader, so that a crowd leaves the loop time for its own work."""
-_UNSEEN = 5_000
-"""Events that a reader may not see after which it is told at least how far it is."""
+_PULSE = 5.0
+"""Seconds between the signs of life that readers get while nothing happens for them."""
 _RETRY = 1.0
 """Seconds after which a store that failed is asked again."""
 
@@ -45,8 +46,10 @@ _RETRY = 1.0
 class JournalHub:
     """Tells readers what happens, from any place in the journal on."""
 
-    def __init__(self, store: Store, clock: Clock, *, kept: int = _KEPT) -> None:
-        self._store, self._clock = store, clock
+    def __init__(
+        self, store: Store, clock: Clock, *, kept: int = _KEPT, pulse: float = _PULSE
+    ) -> None:
+        self._store, self._clock, self._pulse = store, clock, pulse
         self._readers: WeakSet[JournalReader] = WeakSet()
         self._ring: deque[_Kept] = deque(maxlen=kept)
         self._head = 0
@@ -55,6 +58,8 @@ class JournalHub:
         self._moved = asyncio.Event()
         self.news = asyncio.Event()
         """Set when there is something for readers that have seen everything."""
+        self.beats = 0
+        """Counts the signs of life."""
         self.closed = False
 
     @property
@@ -97,21 +102,33 @@ class JournalHub:
         self._moved.set()
 
     async def _read_along(self) -> None:
+        due = self._clock.monotonic() + self._pulse
         try:
             while self._readers:
                 self._moved.clear()
                 batch = await self._read(self._head)
-                if not batch.events:
-                    await self._moved.wait()
-                    continue
-                self._ring.append(_Kept(self._head, batch))
-                self._head = batch.cursor
-                self._tell()
-                behind = len(batch.events) >= _READ
-                await self._clock.sleep(self.readers * _EACH + (0 if behind else _GATHER))
+                if batch.events:
+                    self._ring.append(_Kept(self._head, batch))
+                    self._head = batch.cursor
+                if is_due := self._clock.monotonic() >= due:
+                    self.beats += 1
+                    due = self._clock.monotonic() + self._pulse
+                if batch.events or is_due:
+                    self._tell()
+                await self._pause(len(batch.events), due)
         finally:
             self._ring.clear()
             self._task = None
+
+    async def _pause(self, read: int, due: float) -> None:
+        """Let others work and more gather, or wait until something happens or is due."""
+        if read:
+            gather = 0 if read >= _READ else _GATHER
+            await self._clock.sleep(self.readers * _EACH + gather)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, due - self._clock.monotonic())):
+                await self._moved.wait()
 
     def _tell(self) -> None:
         told, self.news = self.news, asyncio.Event()
@@ -153,14 +170,15 @@ class JournalHub:
 class JournalReader(AsyncIterator[EventBatch]):
     """One reader's place in the journal.
 
-    The first batch is empty and says where reading begins. Waiting for a batch may be
-    cancelled and taken up again: nothing is lost by it. A reader that is dropped is gone.
+    The first batch is empty and says where reading begins; more empty ones come now and then
+    while nothing happens that this reader may see. Waiting for a batch may be cancelled and
+    taken up again: nothing is lost by it. A reader that is dropped is gone.
     """
 
     def __init__(self, hub: JournalHub, after: int | None, tenant: str | None) -> None:
         self._hub, self._after, self._tenant = hub, after, tenant
         self._cursor = -1
-        self._unseen = 0
+        self._beat = hub.beats
 
     async def __anext__(self) -> EventBatch:
         hub = self._hub
@@ -168,15 +186,17 @@ class JournalReader(AsyncIterator[EventBatch]):
             return await self._begin()
         while not hub.closed:
             kept = await hub.after(self._cursor)
+            if kept is not None:
+                self._cursor = kept.batch.cursor
+                batch = kept.seen_by(self._tenant)
+                if batch.events:
+                    self._beat = hub.beats
+                    return batch
+            if self._beat != hub.beats:
+                self._beat = hub.beats
+                return EventBatch((), self._cursor)
             if kept is None:
                 await hub.news.wait()
-                continue
-            self._cursor = kept.batch.cursor
-            batch = kept.seen_by(self._tenant)
-            self._unseen += len(kept.batch.events) - len(batch.events)
-            if batch.events or self._unseen >= _UNSEEN:
-                self._unseen = 0
-                return batch
         raise StopAsyncIteration
 
     async def _begin(self) -> EventBatch:

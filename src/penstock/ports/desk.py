@@ -192,6 +192,8 @@ class Desk(Protocol):
         """Everything that happens to any job, from a cursor on, or from now on; for ever.
 
         No gap and no repeat: what was committed after `after` comes first, from the journal.
+        The first batch is empty and tells where reading begins; other empty ones are signs of
+        life, every few seconds while nothing happens.
         """
 
     async def workers(self) -> list[WorkerView]: ...
