@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -12,11 +12,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 import penstock
 from penstock import App
 from penstock.adapters.http.desk import HttpDesk
+from penstock.adapters.http.line import LineOptions
 from penstock.adapters.link.client import Link
 from penstock.adapters.link.desk import RemoteDesk
 from penstock.app.application import make_executors
@@ -577,6 +579,7 @@ class Breaking:
     def __init__(self, url: str, after: list[int] | None = None, posts: int = 0) -> None:
         self._target = int(url.rpartition(":")[2])
         self._after, self._posts = after or [], posts
+        self._serving: list[asyncio.Task[Any]] = []
         self.connections = 0
         self.posted = 0
 
@@ -586,8 +589,14 @@ class Breaking:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.append(task)
         self.connections += 1
         left = self._after.pop(0) if self._after else 1 << 60
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target)
@@ -723,12 +732,117 @@ def test_a_blocking_client_works_by_url(tmp_path: Path) -> None:
     def shout(text: str) -> str:
         return text.upper()
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        where = f"127.0.0.1:{free.getsockname()[1]}"
-    with app.run(data=tmp_path, http=where):
+    with app.run(data=tmp_path, http="127.0.0.1:0") as inside:
         token = (tmp_path / "token").read_text().strip()
-        with penstock.connect(f"http://{where}", token=token) as client:
+        with penstock.connect(inside.url, token=token) as client:
             handle = client.submit("job.text.shout", {"text": "hello"})
             assert handle.result(timeout=20) == "HELLO"
             assert client.status().version == penstock.__version__
+
+
+@run_async
+async def test_a_reader_of_events_outlives_the_engine(tmp_path: Path) -> None:
+    async with a_house(tmp_path) as house:
+        where, token = house.engine.url.removeprefix("http://"), house.token
+        desk = HttpDesk(house.engine.url, token)
+        await desk.connect()
+        batches = desk.events(0)
+        (job,) = await desk.submit([a_job()])
+        seen = await until(batches, ends=1)
+    waiting = asyncio.create_task(until(batches, ends=1))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    async with a_house(tmp_path, http=where) as house:
+        (after,) = await house.engine.desk.submit([a_job()])
+        seen += await waiting
+        assert seen == await house.engine.store.events(0, 1000)
+        assert {event.transition.job_id for event in seen} == {job.job_id, after.job_id}
+        assert (await desk.wait(after.job_id, 20)).state is JobState.SUCCEEDED
+        await batches.aclose()  # type: ignore[attr-defined]
+        await desk.close()
+
+
+@run_async
+async def test_a_stream_whose_engine_does_not_come_back_says_so(tmp_path: Path) -> None:
+    async with a_house(tmp_path) as house:
+        options = LineOptions(patience=0.3)
+        desk = HttpDesk(house.engine.url, house.token, options=options)
+        await desk.connect()
+        batches = desk.events()
+        await anext(batches)
+    with pytest.raises(NotRunning):
+        while True:
+            await anext(batches)
+    await desk.close()
+
+
+@at_home
+async def test_a_stream_ends_with_its_key(house: House) -> None:
+    made = await house.engine.desk.keys.create("ci", (KeyRole.SUBMIT,))
+    async with house.http(made.token) as desk:
+        batches = desk.events()
+        await anext(batches)
+        await house.engine.desk.keys.revoke("ci")
+        with pytest.raises(NotAuthenticated):
+            while True:
+                await anext(batches)
+
+
+def certificate(folder: Path) -> tuple[Path, Path]:
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    about = ["-nodes", "-days", "2", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(cert)]
+    subprocess.run([*new, *about, *files], check=True, capture_output=True)
+    return key, cert
+
+
+@run_async
+async def test_an_engine_is_trusted_by_its_certificate_only(tmp_path: Path) -> None:
+    key, cert = certificate(tmp_path)
+    tls = {"http_certificate": str(cert), "http_private_key": str(key)}
+    async with a_house(tmp_path, **tls) as house:
+        assert house.engine.url.startswith("https://")
+        with pytest.raises(Misconfigured, match="can't be trusted"):
+            await HttpDesk(house.engine.url, house.token).connect()
+        desk = HttpDesk(house.engine.url, house.token, ca_file=cert)
+        await desk.connect()
+        (job,) = await desk.submit([a_job()])
+        assert (await desk.wait(job.job_id, 20)).state is JobState.SUCCEEDED
+        await desk.close()
+    with pytest.raises(Misconfigured, match="can't use the certificates"):
+        await HttpDesk("https://127.0.0.1:1", ca_file=tmp_path / "none.pem").connect()
+
+
+@at_home
+async def test_figures_are_for_operators_of_the_whole_engine(house: House) -> None:
+    desk = house.engine.desk
+    ops = await desk.keys.create("ops", (KeyRole.OPERATE,))
+    theirs = await desk.keys.create("acme", (KeyRole.OPERATE,), tenant="acme")
+    submits = await desk.keys.create("ci", (KeyRole.SUBMIT,))
+    async with aiohttp.ClientSession(house.engine.url) as session:
+
+        async def scrape(token: str) -> tuple[int, str]:
+            headers = {"Authorization": f"Bearer {token}"}
+            async with session.get("/metrics", headers=headers) as response:
+                return response.status, await response.text()
+
+        for made in (theirs, submits):
+            assert (await scrape(made.token))[0] == 403
+        await scrape(ops.token)
+        status, text = await scrape(ops.token)
+    assert status == 200
+    assert 'penstock_http_requests_total{method="GET",route="/metrics",status="403"} 2.0' in text
+    assert 'penstock_http_requests_total{method="GET",route="/metrics",status="200"} 1.0' in text
+    assert f'penstock_build_info{{durability="os",version="{penstock.__version__}"}} 1.0' in text
+    assert 'penstock_jobs{state="RUNNING"} 0.0' in text
+
+
+@at_home
+async def test_a_stream_can_not_begin_where_there_is_nothing(house: House) -> None:
+    async with aiohttp.ClientSession(house.engine.url) as session:
+        for last in ("x", "-1", "99999999", "9" * 60, "1-1"):
+            headers = {"Authorization": f"Bearer {house.token}", "Last-Event-ID": last}
+            async with session.get("/v1/events", headers=headers) as response:
+                assert response.status == 422
+                assert (await response.json())["field"] == "after"
