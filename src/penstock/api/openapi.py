@@ -48,6 +48,7 @@ def document(operations: Sequence[Operation]) -> Document:
     )
     found = structs_in(kinds)
     for name, schema in schemas.items():
+        _flatten(schema)
         _describe(schema, found.get(name))
     schemas["Job"]["properties"] = {
         "job_id": {"type": "string"},
@@ -85,6 +86,20 @@ def _kinds(operation: Operation) -> list[Any]:
 
 def _has_schema(kind: Any) -> bool:
     return kind is not None and kind not in (bytes, str)
+
+
+def _flatten(schema: Any) -> None:
+    """Pairs as lists of two: not every reader knows `prefixItems`."""
+    if isinstance(schema, list | tuple):
+        for one in schema:
+            _flatten(one)
+    elif isinstance(schema, dict):
+        kinds = schema.get("prefixItems", [])
+        if kinds and all(kind == kinds[0] for kind in kinds):
+            del schema["prefixItems"]
+            schema["items"] = kinds[0]
+        for one in schema.values():
+            _flatten(one)
 
 
 def _describe(schema: Document, kind: type[Struct] | None) -> None:

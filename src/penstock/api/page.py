@@ -114,8 +114,6 @@ def _kind(schema: Document) -> str:
     if "anyOf" in schema:
         return " or ".join(map(_kind, schema["anyOf"]))
     kind: Any = schema.get("type", "")
-    if "prefixItems" in schema:
-        return "[" + ", ".join(map(_kind, schema["prefixItems"])) + "]"
     if kind == "array":
         return f"list of {_kind(schema.get('items', {}))}"
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):

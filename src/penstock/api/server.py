@@ -43,15 +43,15 @@ class HttpServer:
         self.options = options
         self.url = ""
         self._watchman = Watchman(clock.monotonic, options.stall)
-        streams = Turnstile("open streams", options.max_streams, options.max_streams_per_key)
-        waits = Turnstile("waiting requests", options.max_waiting, options.max_waiting)
+        self._streams = Turnstile("open streams", options.max_streams, options.max_streams_per_key)
+        self._waits = Turnstile("waiting requests", options.max_waiting, options.max_waiting)
         services = Services(
             options=options,
             clock=clock,
             health=health,
             watchman=self._watchman,
-            streams=streams,
-            waits=waits,
+            streams=self._streams,
+            waits=self._waits,
             events=EventStreams(heartbeat=options.heartbeat),
             traffic=Traffic(),
             document=_document,
@@ -60,6 +60,16 @@ class HttpServer:
         self.application = Application(door, services, OPERATIONS)
         self._server: uvicorn.Server | None = None
         self._round: asyncio.Task[None] | None = None
+
+    @property
+    def streams(self) -> int:
+        """How many streams are open."""
+        return self._streams.count
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for a job."""
+        return self._waits.count
 
     async def start(self) -> str:
         """Listen; returns the URL. Raises Misconfigured for what can't be listened at."""

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 from penstock import App
 from penstock.api.health import Health
@@ -20,7 +21,7 @@ from penstock.api.server import HttpServer
 from penstock.app.application import make_executors
 from penstock.app.door import EngineDoor
 from penstock.app.engine import Engine
-from penstock.config import load
+from penstock.config import Settings, load
 from penstock.core.caller import KeyRole
 from penstock.ports.clock import SystemClock
 from penstock.ports.store import JobQuery
@@ -63,8 +64,8 @@ class House:
 
     def __init__(self, engine: Engine, server: HttpServer, token: str) -> None:
         self.engine, self.server, self.token = engine, server, token
-        self.session = aiohttp.ClientSession(auto_decompress=False)
         self.url = ""
+        self._writers: list[asyncio.StreamWriter] = []
 
     @property
     def port(self) -> int:
@@ -72,6 +73,7 @@ class House:
 
     async def __aenter__(self) -> Self:
         self.url = await self.server.start()
+        self.session = aiohttp.ClientSession(auto_decompress=False)
         return self
 
     async def __aexit__(
@@ -80,6 +82,8 @@ class House:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        for writer in self._writers:
+            writer.close()
         await self.session.close()
         await self.server.close()
         await self.engine.desk.cancel_many(JobQuery())  # or its worker would finish it first
@@ -106,8 +110,6 @@ class House:
         if body is not None:
             data = json.dumps(body).encode()
             given.setdefault("Content-Type", "application/json")
-        from yarl import URL
-
         url = URL(self.url + path, encoded=True)
         async with self.session.request(method, url, data=data, headers=given) as response:
             return Answer(response.status, response.headers, await response.read())
@@ -120,9 +122,15 @@ class House:
         found: dict[str, Any] = answer.json
         return found
 
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that is closed at the end."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self._writers.append(writer)
+        return reader, writer
+
     async def raw(self, data: bytes, *, wait: float = 10.0) -> bytes:
         """Send bytes on a connection of their own; everything until the other end closes."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        reader, writer = await self.connect()
         try:
             writer.write(data)
             return await asyncio.wait_for(reader.read(-1), wait)
@@ -137,6 +145,13 @@ class House:
             *headers,
         ]
         return "\r\n".join([*lines, "", ""]).encode()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let others work until something is so."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (what is looked at tells nobody)
+            await asyncio.sleep(0.001)
 
 
 def an_app() -> App:
@@ -174,14 +189,19 @@ def an_app() -> App:
     return app
 
 
+def prepared(folder: Path) -> Settings:
+    folder.mkdir(exist_ok=True)
+    rules = folder / "rules.toml"
+    rules.write_text(RULES)
+    flags = {"data_dir": str(folder / "data"), "durability": "memory", "rules": str(rules)}
+    return load(flags=flags)
+
+
 @asynccontextmanager
 async def house(
     folder: Path, *, health: Callable[[], Health] = Health, **options: Any
 ) -> AsyncIterator[House]:
-    rules = folder / "rules.toml"
-    rules.write_text(RULES)
-    flags = {"data_dir": str(folder / "data"), "durability": "memory", "rules": str(rules)}
-    settings = load(flags=flags)
+    settings = prepared(folder)
     async with Engine(settings, make_executors(an_app(), settings), listen=False) as engine:
         door = EngineDoor(engine.parts.keys, engine.desk)
         http = HttpOptions(**{"port": 0, "grace": 0.5, **options})

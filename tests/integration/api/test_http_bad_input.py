@@ -126,13 +126,15 @@ async def test_an_encoded_body_is_refused(tmp_path: Path) -> None:
 @run_async
 async def test_ten_megabytes_are_refused_before_they_are_read(tmp_path: Path) -> None:
     async with house(tmp_path) as one:
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        reader, writer = await one.connect()
         head = one.head("POST", "/v1/jobs", "Content-Type: application/json")
         writer.write(head[:-2] + b"Content-Length: 10000000\r\n\r\n")
         said = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)  # nothing was sent yet
         assert b" 413 " in said.splitlines()[0]
         writer.close()
-        answer = await one.call("POST", "/v1/jobs", data=io.BytesIO(b"x" * 10_000_000), headers=JSON)
+        answer = await one.call(
+            "POST", "/v1/jobs", data=io.BytesIO(b"x" * 10_000_000), headers=JSON
+        )
         assert (answer.status, answer.json["code"]) == (413, "TOO_LARGE")
 
 
@@ -180,7 +182,7 @@ async def test_a_body_that_comes_too_slowly_is_given_up(tmp_path: Path) -> None:
 @run_async
 async def test_a_body_that_drips_is_given_up_however_long_it_lasts(tmp_path: Path) -> None:
     async with house(tmp_path, body_grace=0.2, min_rate=1000) as one:
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        reader, writer = await one.connect()
         writer.write(
             one.head("POST", "/v1/jobs", "Content-Type: application/json", "Content-Length: 100000")
         )
@@ -328,7 +330,7 @@ async def test_a_key_that_asks_too_fast_is_told_when_to_come_back(tmp_path: Path
 
 
 async def open_stream(one: House, token: str = "") -> tuple[bytes, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+    reader, writer = await one.connect()
     writer.write(one.head("GET", "/v1/events", token=token or None))
     return (await asyncio.wait_for(reader.readline(), 20)), writer
 
@@ -355,7 +357,7 @@ async def test_streams_beyond_the_limit_are_refused_and_come_free_again(tmp_path
 @run_async
 async def test_connections_beyond_the_limit_are_turned_away(tmp_path: Path) -> None:
     async with house(tmp_path, max_connections=5) as one:
-        held = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(5)]
+        held = [await one.connect() for _ in range(5)]
         await asyncio.sleep(0)
         status, problem = parsed(await one.raw(b""))
         assert (status, problem["code"]) == (503, "TOO_MANY_CONNECTIONS")

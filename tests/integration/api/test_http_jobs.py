@@ -149,7 +149,7 @@ async def test_a_stream_is_answered_line_by_line_in_order(tmp_path: Path) -> Non
 @run_async
 async def test_a_stream_is_answered_while_it_is_open(tmp_path: Path) -> None:
     async with house(tmp_path) as one:
-        reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+        reader, writer = await one.connect()
         writer.write(
             one.head(
                 "POST",
