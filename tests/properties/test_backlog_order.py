@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.control.backlog import Backlog, Bucket, Lane
+from penstock.control.backlog import Backlog, Lane
+from penstock.control.buckets import Bucket
 from penstock.core.job import Job, Priority
 from penstock.core.policy import rank, ready_at
 from penstock.testing.samples import T0, a_job

@@ -17,18 +17,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from penstock.control.buckets import Bucket
 from penstock.core.job import Job
 from penstock.core.policy import rank, ready_at
 
 PLACEMENT = "place."
 """A label `place.gpu=yes` asks for a worker with the label `gpu=yes`. Others don't matter."""
-
-
-class Bucket(NamedTuple):
-    """One key's share of one limit."""
-
-    limit: str
-    key: tuple[str, ...]
 
 
 class Lane(NamedTuple):

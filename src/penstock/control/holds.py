@@ -46,11 +46,6 @@ def lifted(hold: Hold) -> Hold:
     return replace(hold, terms=replace(hold.terms, needed=0))
 
 
-def is_parked(job: Job) -> bool:
-    """Whether a job waits for people."""
-    return job.state is JobState.SCHEDULED and job.hold is not None and not job.hold.approved
-
-
 def parking(job: Job, verdict: SafetyVerdict, now: float) -> Move:
     """The move that lets a job wait for people."""
     hold = hold_of(verdict, job.request, now)

@@ -1,44 +1,30 @@
 """How many jobs may run at once, how fast they may go, and how many may wait, by key.
 
-A job falls into one *bucket* for each limit that matches it, and one more if the safety
-rule that let it pass slows it down. The counters are projections: the board tells what waits
-and what is held, and they are counted anew when the limits change. A job is given out only
-when each of its buckets has room; a job whose worker was lost is still in its buckets.
+The counters are projections: the board tells what waits and what is held, and they are
+counted anew when the limits change. A job is given out only when each of its buckets has
+room; a job whose worker was lost is still in its buckets.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
-from penstock.control.backlog import Bucket, Lane
+from penstock.control.backlog import Lane
+from penstock.control.buckets import Bucket, Buckets, Sorter, Terms, rule_bucket, rule_terms
 from penstock.control.windows import Window
 from penstock.core.errors import TooMany
 from penstock.core.job import Job, JobRequest
-from penstock.core.verdict import Rate, SafetyVerdict
+from penstock.core.verdict import SafetyVerdict
 from penstock.ports.limits import Limit, LimitUse, LimitView
 
-Buckets = tuple[Bucket, ...]
-
-_RULE = "rule:"
-"""How the names of limits begin that a safety rule sets."""
-_KINDS = 10_000
-"""Kinds of jobs whose buckets are known by heart."""
 _USES = 100
 _LEAVINGS = 32
 """How many jobs' leaving tells how fast a queue gets shorter."""
 _SHORTEST_HINT, _LONGEST_HINT = 1.0, 60.0
-
-
-class Terms(NamedTuple):
-    """What holds for each bucket of one limit."""
-
-    concurrency: int | None
-    rate: Rate | None
-    max_waiting: int | None = None
+_TIDY = 1000
+_NONE_TAKEN: Counter[Bucket] = Counter()
 
 
 class Limiter:
@@ -57,11 +43,8 @@ class Limiter:
         self.in_use = False
         """Whether there is any limit at all."""
         self._now, self._all_held, self._all_waiting = now, held, waiting
-        self._limits: dict[str, Limit] = {}
+        self._sorter = Sorter()
         self._terms: dict[str, Terms] = {}
-        self._labels: tuple[str, ...] = ()
-        """The labels that some limit looks at."""
-        self._kinds: dict[tuple[str | None, ...], Buckets] = {}
         self._held: dict[str, Buckets] = {}
         self._waiting: dict[int, Buckets] = {}
         self._running: Counter[Bucket] = Counter()
@@ -71,59 +54,47 @@ class Limiter:
         self._timers: list[tuple[float, Bucket]] = []
         self._timed: set[Bucket] = set()
         self._freed: dict[Bucket, None] = {}
-        self._tidy_at = 1000
+        self._tidy_at = _TIDY
 
     # -- what holds ---------------------------------------------------------------
 
     def use(self, limits: Iterable[Limit]) -> None:
         """Hold to these from now on; what waits is given its place anew."""
-        rules = {name: terms for name, terms in self._terms.items() if name.startswith(_RULE)}
-        before, self._limits = self._limits, {limit.name: limit for limit in limits}
-        for bucket in list(self._windows):
-            if bucket.limit in before and not _same_key(before, self._limits, bucket.limit):
-                del self._windows[bucket]
-        self._terms = rules | {
-            limit.name: Terms(limit.concurrency, limit.rate, limit.max_waiting)
-            for limit in self._limits.values()
-        }
+        before, self._sorter = self._sorter.limits, Sorter(limits)
+        now = self._sorter.limits
+        rules = {name: terms for name, terms in self._terms.items() if name not in before}
+        self._terms = rules | self._sorter.terms()
         self.in_use = bool(self._terms)
-        looked_at = {name for limit in self._limits.values() for name in _labels_of(limit)}
-        self._labels = tuple(sorted(looked_at))
-        self._kinds.clear()
+        for bucket in list(self._windows):
+            old, new = before.get(bucket.limit), now.get(bucket.limit)
+            if old is not None and (new is None or new.key != old.key):
+                del self._windows[bucket]
         self._count_anew()
         self.on_change()
 
     def _count_anew(self) -> None:
-        self._held.clear()
-        self._running.clear()
-        self._waiting.clear()
-        self._queued.clear()
+        for counted in (self._held, self._running, self._waiting, self._queued):
+            counted.clear()
         self._timers.clear()
         self._timed.clear()
         for job in self._all_held():
-            if mine := self.buckets(job):
-                self._held[job.job_id] = mine
-                self._running.update(mine)
+            self._count_held(job)
         for job in self._all_waiting():
             self.wait(job)
 
     def buckets(self, job: Job, verdict: SafetyVerdict | None = None) -> Buckets:
         """What a job counts against, under the verdict that it has or that is just given."""
-        mine = self._set_for(job.request) if self._limits else ()
+        mine = self._sorter.sort(job.request)
         said = job.verdict if verdict is None else verdict
-        if said is None or not _slows(said):
+        bucket = None if said is None else rule_bucket(job, said)
+        if said is None or bucket is None:
             return mine
-        bucket = Bucket(_RULE + said.rule_id, (job.request.tenant,))
-        if verdict is not None:
-            self._learn(bucket.limit, verdict)
-        elif bucket.limit not in self._terms:
-            self._learn(bucket.limit, said)
+        if verdict is not None or bucket.limit not in self._terms:
+            self._learn(bucket.limit, rule_terms(said))
         return (*mine, bucket)
 
-    def _learn(self, name: str, verdict: SafetyVerdict) -> None:
-        """What the rule says now, whatever it said before."""
-        constraints = verdict.constraints
-        terms = Terms(None if constraints is None else constraints.max_concurrent, verdict.rate)
+    def _learn(self, name: str, terms: Terms) -> None:
+        """What a rule says now, whatever it said before."""
         if self._terms.get(name) != terms:
             self._terms[name] = terms
             self.in_use = True
@@ -131,52 +102,39 @@ class Limiter:
             self._timed -= late
             self._freed.update(dict.fromkeys(late))
 
-    def _set_for(self, request: JobRequest) -> Buckets:
-        """The buckets of the limits that were set; jobs of one kind have the same."""
-        labels = request.labels
-        kind = (request.topic, request.tenant, *[labels.get(name) for name in self._labels])
-        known = self._kinds.get(kind)
-        if known is None:
-            if len(self._kinds) >= _KINDS:
-                self._kinds.clear()
-            known = self._kinds[kind] = tuple(
-                Bucket(limit.name, tuple(_value(part, request) for part in limit.key))
-                for limit in self._limits.values()
-                if matches(limit, request)
-            )
-        return known
-
     # -- what is counted ----------------------------------------------------------
 
     def wait(self, job: Job) -> None:
         """It waits, whatever for."""
-        if self._limits and job.seq not in self._waiting and (mine := self._set_for(job.request)):
+        if job.seq not in self._waiting and (mine := self._sorter.sort(job.request)):
             self._waiting[job.seq] = mine
             self._queued.update(mine)
 
     def wait_no_more(self, seq: int) -> None:
-        mine = self._waiting.pop(seq, None) if self._waiting else None
-        for bucket in mine or ():
+        for bucket in self._waiting.pop(seq, ()):
             _take_one(self._queued, bucket)
             if self._terms[bucket.limit].max_waiting is not None:
                 left = self._leavings.setdefault(bucket, deque(maxlen=_LEAVINGS))
                 left.append(self.monotonic())
 
     def hold(self, job: Job) -> None:
-        """A worker has it; that its worker changes makes no difference."""
-        mine = self.buckets(job)
-        if not mine or job.job_id in self._held:
+        """A worker has it; that it goes to another makes no difference."""
+        if job.job_id in self._held:
             return
-        self._held[job.job_id] = mine
-        self._running.update(mine)
         ago = max(0.0, self._now() - (job.dispatched_at or 0.0))
-        for bucket in mine:
-            terms = self._terms.get(bucket.limit)
-            if terms is not None and terms.rate is not None:
+        for bucket in self._count_held(job):
+            if (rate := self._terms[bucket.limit].rate) is not None:
                 window = self._windows.setdefault(bucket, Window())
-                window.spend(terms.rate, self.monotonic() - ago)
+                window.spend(rate, self.monotonic() - ago)
         if len(self._windows) + len(self._leavings) > self._tidy_at:
             self._tidy()
+
+    def _count_held(self, job: Job) -> Buckets:
+        mine = self.buckets(job)
+        if mine:
+            self._held[job.job_id] = mine
+            self._running.update(mine)
+        return mine
 
     def let_go(self, job_id: str) -> None:
         """No worker has it any more."""
@@ -193,7 +151,7 @@ class Limiter:
                 del self._windows[bucket]
         for bucket in [bucket for bucket in self._leavings if bucket not in self._queued]:
             del self._leavings[bucket]
-        self._tidy_at = max(1000, 2 * (len(self._windows) + len(self._leavings)))
+        self._tidy_at = max(_TIDY, 2 * (len(self._windows) + len(self._leavings)))
 
     # -- who may go ---------------------------------------------------------------
 
@@ -239,7 +197,7 @@ class Limiter:
         terms = self._terms[bucket.limit]
         if terms.rate is None or self._too_many_run(bucket, terms, taken):
             return  # one that ends will free it
-        if not self._too_fast(bucket, terms, Counter()):
+        if not self._too_fast(bucket, terms, _NONE_TAKEN):
             self._freed[bucket] = None  # it is full only with what this turn took
         elif bucket not in self._timed:
             self._timed.add(bucket)
@@ -253,11 +211,11 @@ class Limiter:
 
     def check_waiting(self, requests: Sequence[JobRequest]) -> None:
         """Raise TooMany if so many more may not wait."""
-        if all(limit.max_waiting is None for limit in self._limits.values()):
+        if all(limit.max_waiting is None for limit in self._sorter.limits.values()):
             return
         coming: Counter[Bucket] = Counter()
         for request in requests:
-            coming.update(self._set_for(request))
+            coming.update(self._sorter.sort(request))
         for bucket, more in coming.items():
             most = self._terms[bucket.limit].max_waiting
             waiting = self._queued[bucket]
@@ -270,8 +228,7 @@ class Limiter:
         if more > most:
             hint = f"submit at most {most} at once"
         return TooMany(
-            f"limit {_named(bucket)}: {waiting} jobs wait, and with {more} more "
-            f"there would be over {most}",
+            f"limit {bucket}: {waiting} jobs wait, and with {more} more there would be over {most}",
             retry_after=retry_after,
             hint=hint,
         )
@@ -288,15 +245,15 @@ class Limiter:
 
     def why(self, job: Job) -> str | None:
         """Which limit holds a job back, in a sentence."""
-        bucket = self.full(self.buckets(job), Counter())
+        bucket = self.full(self.buckets(job), _NONE_TAKEN)
         if bucket is None:
             return None
         terms = self._terms[bucket.limit]
         running = self._running[bucket]
         if terms.concurrency is not None and running >= terms.concurrency:
-            return f"the limit {_named(bucket)} is reached: {running} of {terms.concurrency} run"
+            return f"the limit {bucket} is reached: {running} of {terms.concurrency} run"
         pause = self._opens(bucket, terms) - self.monotonic()
-        return f"the limit {_named(bucket)} lets {terms.rate} go: the next in {pause:.1f} s"
+        return f"the limit {bucket} lets {terms.rate} go: the next in {pause:.1f} s"
 
     def _opens(self, bucket: Bucket, terms: Terms) -> float:
         at, window = self.monotonic(), self._windows.get(bucket)
@@ -308,11 +265,11 @@ class Limiter:
         for bucket in (*self._running, *self._queued, *self._windows):
             if bucket.limit in by_limit:
                 by_limit[bucket.limit][bucket] = None
-        limits = [*self._limits.values()]
+        limits = [*self._sorter.limits.values()]
         limits += [
             Limit(name=name, key=("tenant",), concurrency=terms.concurrency, rate=terms.rate)
             for name, terms in self._terms.items()
-            if name not in self._limits and by_limit[name]
+            if name not in self._sorter.limits and by_limit[name]
         ]
         return [LimitView(limit, self._uses(by_limit[limit.name], now)) for limit in limits]
 
@@ -351,52 +308,6 @@ class Gate:
         if worker is not None and buckets:
             self.taken.update(buckets)
         return worker
-
-
-def matches(limit: Limit, request: JobRequest) -> bool:
-    """Whether a limit holds for a job."""
-    return (
-        _any(request.topic, limit.topics)
-        and _any(request.tenant, limit.tenants)
-        and all(
-            name in request.labels and fnmatchcase(request.labels[name], glob)
-            for name, glob in limit.labels.items()
-        )
-    )
-
-
-def _any(value: str, globs: tuple[str, ...]) -> bool:
-    return not globs or any(fnmatchcase(value, glob) for glob in globs)
-
-
-_LABEL = "label:"
-
-
-def _same_key(before: Mapping[str, Limit], now: Mapping[str, Limit], name: str) -> bool:
-    return name in now and before[name].key == now[name].key
-
-
-def _labels_of(limit: Limit) -> list[str]:
-    keys = [part.removeprefix(_LABEL) for part in limit.key if part.startswith(_LABEL)]
-    return [*keys, *limit.labels]
-
-
-def _value(part: str, request: JobRequest) -> str:
-    """Jobs without a label share one key: leaving it out is no way around a limit."""
-    if part.startswith(_LABEL):
-        return request.labels.get(part.removeprefix(_LABEL), "")
-    return request.tenant if part == "tenant" else request.topic
-
-
-def _slows(verdict: SafetyVerdict) -> bool:
-    constraints = verdict.constraints
-    limits_number = constraints is not None and constraints.max_concurrent is not None
-    return verdict.rate is not None or limits_number
-
-
-def _named(bucket: Bucket) -> str:
-    values = ", ".join(bucket.key)
-    return f"{bucket.limit} for {values}" if values else bucket.limit
 
 
 def _take_one(counts: Counter[Bucket], bucket: Bucket) -> None:

@@ -15,10 +15,8 @@ from itertools import islice
 
 import msgspec
 
-from penstock.control.backlog import Bucket
 from penstock.control.board import Board
-from penstock.control.endings import cancellation
-from penstock.control.holds import expiry
+from penstock.control.buckets import Bucket
 from penstock.control.intake import Intake
 from penstock.control.judge import Judge, Judged
 from penstock.control.limiter import Gate
@@ -27,6 +25,7 @@ from penstock.control.losses import Losses
 from penstock.control.orders import Orders
 from penstock.control.placement import Places
 from penstock.control.safety import SafetyKernel
+from penstock.control.waiting import WaitingRoom
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, Offer
@@ -54,8 +53,6 @@ _SERVED = "served"
 _MOST_A_TURN = 500
 """Messages taken in, and jobs dispatched, in one commit at most: while the engine is busy
 with some, its workers are busy with others."""
-_READ_A_TURN = 2000
-"""Records read again in one turn at most, to be judged again."""
 _KERNEL_RETRY = 1.0
 """Seconds between tries while the safety kernel can't answer."""
 _DISK_RETRY = 0.5
@@ -100,6 +97,7 @@ class Scheduler:
         """Why nothing can be committed at the moment."""
         self._next_ready: float | None = None
         self._judge = Judge(board, kernel)
+        self._waiting_room = WaitingRoom(board, store)
         self._rules_changed = False
         board.limiter.monotonic = clock.monotonic
         board.limiter.on_change = self.rejudge
@@ -221,10 +219,15 @@ class Scheduler:
         if self.intake.news:
             await self._remember_served()
         finished = len(changes)
-        changes.extend(await self._end_what_waited_in_vain(now))
+        if self._rules_changed:
+            self._rules_changed = False
+            self.board.judge_all_again()
+        changes.extend(await self._waiting_room.call_up(now))
         judged = self._judge.sit(now)
         changes.extend(judged.moves)
-        await self._ask_for_parents(judged)
+        await self._waiting_room.ask_for_parents(judged)
+        if self._waiting_room.is_not_done:
+            self._wake.set()
         decided = len(changes)
         self._next_ready = self.board.backlog.wake(now)
         picked, taken = await self._pick()
@@ -256,53 +259,6 @@ class Scheduler:
             else:
                 self.trouble = ""
                 return answers
-
-    # -- who may wait, and who may not ----------------------------------------------
-
-    async def _end_what_waited_in_vain(self, now: float) -> list[Change]:
-        """Recall what must be judged again; end what nobody approved, and orphans."""
-        board = self.board
-        if self._rules_changed:
-            self._rules_changed = False
-            board.judge_all_again()
-        if board.unread:
-            asked = list(islice(board.unread, _READ_A_TURN))
-            board.read_again(asked, await self.store.fetch(asked))
-        ended: list[Change] = [expiry(job, now) for job in board.take_expired(now, _MOST_A_TURN)]
-        if board.dependencies.doomed:
-            ended.extend(await self._end_orphans(now))
-        return ended
-
-    async def _end_orphans(self, now: float) -> list[Change]:
-        parents = self.board.dependencies
-        reasons = dict(islice(parents.doomed.items(), _MOST_A_TURN))
-        jobs = {job.seq: job for job in await self.store.fetch(list(reasons))}
-        ended: list[Change] = []
-        for seq, why in reasons.items():
-            if (job := jobs.get(seq)) is not None and job.state in WAITING:
-                ended.append(cancellation(job, "PARENT_FAILED", why, now))
-            else:
-                parents.forget(seq)
-        return ended
-
-    async def _ask_for_parents(self, judged: Judged) -> None:
-        """Look up the parents that nobody knows of; queue the jobs that need not wait."""
-        board, parents = self.board, self.board.dependencies
-        for parent_id in list(islice(parents.unknown, _MOST_A_TURN)):
-            parents.look_up(parent_id, await self.store.get(parent_id))
-        if parents.released:
-            released = parents.take_released()
-            for seq in released:
-                if (child := judged.children.get(seq)) is not None:
-                    board.queue(*child)
-            board.release(released)
-        if (
-            parents.unknown
-            or parents.doomed
-            or board.unread
-            or len(board.unjudged) > len(board.doubtful)
-        ):
-            self._wake.set()
 
     def _begin_anew(self, answers: Sequence[Answer]) -> None:
         """What was decided about a waiting job was overtaken by something else."""
