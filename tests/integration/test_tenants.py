@@ -151,6 +151,9 @@ async def test_a_blob_is_there_for_who_brought_it_and_whose_jobs_have_it(tmp_pat
                 await ask(uri)
         with pytest.raises(UnreadablePointer):
             await bob.submit([a_job(context_ptr=uri)])
+        with pytest.raises(UnreadablePointer):
+            schedule = Schedule(name="s", cron="@daily", request=a_job(context_ptr=uri))
+            await bob.schedules.put(schedule)
         (job,) = await alice.submit([a_job(context_ptr=uri)])
         final = await alice.wait(job.job_id)
         assert final.result is not None
@@ -186,6 +189,10 @@ _BEYOND: dict[str, tuple[Caller, Callable[[EngineDesk], Awaitable[Any]]]] = {
         lambda d: d.limits.put(Limit(name="x", concurrency=1)),
     ),
     "look at the rules from one tenant": (ALICE, lambda d: d.policy.current()),
+    "schedule without the role to submit": (
+        OPS,
+        lambda d: d.schedules.put(Schedule(name="s", cron="@daily", request=a_job())),
+    ),
     "schedule for another tenant": (
         ALICE,
         lambda d: d.schedules.put(

@@ -15,6 +15,7 @@ from penstock.control.keys import PREFIX, KeyRing
 from penstock.control.limit_book import LimitKeeper
 from penstock.control.policy_desk import PolicyDesk
 from penstock.control.schedules import ScheduleKeeper
+from penstock.control.uploads import Uploads
 from penstock.core.caller import KeyRole
 from penstock.core.errors import NotFound
 from penstock.core.job import Job
@@ -71,12 +72,14 @@ class PolicyCounter:
 class SchedulesCounter:
     """See `penstock.ports.schedules.Schedules`."""
 
-    def __init__(self, keeper: ScheduleKeeper, guard: Guard) -> None:
-        self._keeper, self._guard = keeper, guard
+    def __init__(self, keeper: ScheduleKeeper, guard: Guard, uploads: Uploads) -> None:
+        self._keeper, self._guard, self._uploads = keeper, guard, uploads
 
     async def put(self, schedule: Schedule) -> ScheduleView:
         with self._guard.doing("schedule.put", schedule.name, role=KeyRole.OPERATE):
+            self._guard.require(KeyRole.SUBMIT, "schedule.put")  # it submits in their name
             schedule = self._stamped(schedule)
+            await self._uploads.check(schedule.request.context_ptr)
             return await self._keeper.put(schedule, by=self._guard.by)
 
     def _stamped(self, schedule: Schedule) -> Schedule:
@@ -103,6 +106,7 @@ class SchedulesCounter:
 
     async def fire(self, name: str, tenant: str = "default") -> Job:
         with self._guard.doing("schedule.fire", name, role=KeyRole.OPERATE):
+            self._guard.require(KeyRole.SUBMIT, "schedule.fire")
             return await self._keeper.fire(name, self._mine(name, tenant), by=self._guard.by)
 
     async def delete(self, name: str, tenant: str = "default") -> None:

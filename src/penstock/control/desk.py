@@ -95,7 +95,7 @@ class EngineDesk:
         self._uploads = Uploads(services.store, services.clock, caller.tenant)
         self.approvals = ApprovalsCounter(services.approvals, guard, services.store)
         self.policy = PolicyCounter(services.policy, guard, services.store)
-        self.schedules = SchedulesCounter(services.schedules, guard)
+        self.schedules = SchedulesCounter(services.schedules, guard, self._uploads)
         self.limits = LimitsCounter(services.limits, guard)
         self.keys = KeysCounter(services.keys, guard)
         self.audit = AuditCounter(guard, services.store)
@@ -345,7 +345,11 @@ def _said(query: JobQuery) -> str:
         if (value := getattr(query, name)) not in (None, (), {}, False)
         and name not in ("limit", "before", "since")
     }
-    return ", ".join(f"{name}={value}" for name, value in stated.items()) or "all"
+    return ", ".join(f"{name}={_plain(value)}" for name, value in stated.items()) or "all"
+
+
+def _plain(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _how_it_ended(job: Job) -> str:
