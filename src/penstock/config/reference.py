@@ -57,7 +57,7 @@ PLACES = """\
 | `penstock.sock` | where clients and workers connect |
 | `blobs/` | payloads too large for their pointer, named by their content |
 | `files/` | files that a job may point to with `file:` |
-| `token` | the owner's key: what who connects over TCP, or as the owner over HTTP, must know; mode 0600 |
+| `token` | the owner's key: for TCP, and to do everything over HTTP; mode 0600 |
 
 A Unix socket's path can't be longer than about a hundred bytes. If that of
 `penstock.sock` is, the socket is `/tmp/penstock-<uid>/<hash>.sock` instead, where the hash
