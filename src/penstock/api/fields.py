@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterable
 from functools import cache
+from textwrap import dedent
 from typing import Any, get_args, get_type_hints
 
 from msgspec import Struct
@@ -23,7 +24,7 @@ def sentences(kind: type[Struct]) -> dict[str, str]:
 
 def _own(kind: type) -> dict[str, str]:
     try:
-        body = ast.parse(inspect.cleandoc(inspect.getsource(kind))).body[0]
+        body = ast.parse(dedent(inspect.getsource(kind))).body[0]
     except (OSError, TypeError, SyntaxError):
         return {}
     assert isinstance(body, ast.ClassDef)

@@ -50,10 +50,10 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     grace: float = 5.0
     """What requests under way get to end when the server is closed."""
 
-    max_connections: int = 4096
-    max_streams: int = 2048
+    max_connections: int = 10_000
+    max_streams: int = 2000
     """Of events and submissions, all keys together."""
-    max_streams_per_key: int = 1024
+    max_streams_per_key: int = 1500
     max_waiting: int = 4096
     """Requests that wait for a job's end, all keys together."""
     rate: float = 0.0

@@ -53,7 +53,6 @@ TITLES = {
     408: "It took too long",
     409: "It can't be done as things are",
     410: "There is no result",
-    411: "The length is missing",
     413: "It is too large",
     415: "It has the wrong type",
     416: "There is no such part",
