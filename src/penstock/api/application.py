@@ -48,7 +48,13 @@ class Application:
             reply = await self._answer(scope, receive, send)
             self._count(scope, reply, perf_counter() - begun)
             if isinstance(reply, Reply):
-                await reply.send(send)
+                connection = scope.get("penstock.connection")
+                if (
+                    connection is None
+                    or reply.status >= 300
+                    or not connection.answer(send.__self__, reply)  # type: ignore[attr-defined]
+                ):
+                    await reply.send(send)
             elif reply is not None:
                 await self._stream(reply, scope, receive, send)
         except (Gone, asyncio.CancelledError):

@@ -11,12 +11,16 @@ import asyncio
 from typing import Any
 
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from uvicorn.server import ServerState
 
 from penstock.api.options import HttpOptions
 from penstock.api.problems import Refused, problem_reply
-from penstock.api.reply import SECURITY
+from penstock.api.reply import SECURITY, Reply
 
 _NEVER = float("inf")
 _LINGER = 5.0
@@ -27,6 +31,8 @@ class Connection(HttpToolsProtocol):
     """Made by `protocol_with`, which gives it its options."""
 
     options: HttpOptions
+    constant_source: list[tuple[bytes, bytes]] | None = None
+    constant = b""
 
     def __init__(
         self,
@@ -87,6 +93,42 @@ class Connection(HttpToolsProtocol):
         """There is nothing to upgrade to; what comes after it can't be told apart."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
+
+    # -- its answers --------------------------------------------------------------
+
+    def answer(self, cycle: RequestResponseCycle, reply: Reply) -> bool:
+        """Write a whole answer in one piece; False where uvicorn has to do it by its rules.
+
+        What uvicorn does for each header of each answer is a fifth of a small request's time.
+        """
+        if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
+            return False
+        headers = reply.headers
+        told = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+        if told.count(b"\n") != len(headers) or told.count(b"\r") != len(headers):
+            return False
+        body = reply.body
+        length = b"" if reply.status == 204 else b"content-length: %d\r\n" % len(body)
+        end = b"\r\n" if cycle.keep_alive else b"connection: close\r\n\r\n"
+        if cycle.scope["method"] == "HEAD":
+            body = b""
+        begin = STATUS_LINE[reply.status]
+        self.transport.write(b"".join((begin, self._constant(cycle), told, length, end, body)))
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
+
+    def _constant(self, cycle: RequestResponseCycle) -> bytes:
+        """The headers of every answer, which change with the second."""
+        kind = type(self)
+        if kind.constant_source is not cycle.default_headers:
+            kind.constant_source = cycle.default_headers
+            kind.constant = b"".join([b"%b: %b\r\n" % pair for pair in cycle.default_headers])
+        return kind.constant
 
     # -- its requests -------------------------------------------------------------
 
