@@ -36,6 +36,11 @@ def cpu_seconds(*pids: int) -> float:
     return total / _TICKS
 
 
+def process_seconds(pid: int) -> float:
+    """The same of one process without those below it, exact to the microsecond (Linux)."""
+    return time.clock_gettime(~pid << 3 | 2)
+
+
 def busy_percent(seconds: float = 0.25) -> float:
     """How much of all cores is in use: while we do nothing, it is what others do."""
     before = _core_times()

@@ -101,8 +101,8 @@ def growth(costs: Sequence[dict[str, float | None]]) -> str:
         ("engine's memory, MiB", "rss_mb", "{:.0f}"),
     ]
     rows = [
-        [_shown(cost.get(name), form) for _, name, form in columns]
-        + [_shown(_relative(cost, costs[0]), "{:.2f}")]
+        [shown(cost.get(name), form) for _, name, form in columns]
+        + [shown(_relative(cost, costs[0]), "{:.2f}")]
         for cost in costs
     ]
     return table([*(title for title, _, _ in columns), "processor, relative"], rows)
@@ -111,14 +111,14 @@ def growth(costs: Sequence[dict[str, float | None]]) -> str:
 def memory(figures: dict[str, float | None]) -> str:
     stored, waiting = figures["stored"], figures["waiting"]
     rows = [
-        [f"{stored:,.0f} finished", _shown(figures["before_mb"], "{:.0f}")],
-        [f"and {waiting:,.0f} waiting", _shown(figures["filled_mb"], "{:.0f}")],
-        ["the same, after a restart", _shown(figures["restarted_mb"], "{:.0f}")],
+        [f"{stored:,.0f} finished", shown(figures["before_mb"], "{:.0f}")],
+        [f"and {waiting:,.0f} waiting", shown(figures["filled_mb"], "{:.0f}")],
+        ["the same, after a restart", shown(figures["restarted_mb"], "{:.0f}")],
     ]
     return table(["jobs in the store", "engine's memory, MiB"], rows)
 
 
-def _shown(value: float | None, form: str) -> str:
+def shown(value: float | None, form: str) -> str:
     return NONE if value is None else form.format(value)
 
 
@@ -186,7 +186,7 @@ def _unharmed(everything: dict[str, Any]) -> tuple[str, bool] | None:
     if found is None:
         return None
     missed, twice, took = found["missing"], found["applied_twice"], found["all_done_s"]
-    text = f"{missed:.0f} missing, {twice:.0f} applied twice, {_shown(took, '{:.1f} s')}"
+    text = f"{missed:.0f} missing, {twice:.0f} applied twice, {shown(took, '{:.1f} s')}"
     return text, missed == 0 and twice == 0 and took is not None and took < 15
 
 
@@ -215,9 +215,9 @@ TARGETS = (
 )
 
 
-def targets(everything: dict[str, Any]) -> str:
+def targets(everything: dict[str, Any], wanted: Sequence[Target] = TARGETS) -> str:
     rows = []
-    for target in TARGETS:
+    for target in wanted:
         if (judged := target.judge(everything)) is not None:
             text, reached = judged
             rows.append([target.aim, text, "reached" if reached else "**missed**"])
@@ -245,8 +245,7 @@ def page(everything: dict[str, Any]) -> str:
     """All of it, as Markdown."""
     sides = [PENSTOCK, *(side for side in (HUEY_FSYNC, HUEY, DRAMATIQ) if _has(everything, side))]
     parts = [
-        f"Made by `{everything['command']}` on {everything['date']}.",
-        "\n".join(f"- {name}: {value}" for name, value in everything["machine"].items()),
+        *origin(everything),
         *(f"Note: {note}." for note in everything["notes"]),
         targets(everything),
         side_by_side(everything["results"], sides),
@@ -256,6 +255,12 @@ def page(everything: dict[str, Any]) -> str:
     if everything["memory"]:
         parts.append(memory(everything["memory"]))
     return "\n\n".join(part for part in parts if part)
+
+
+def origin(everything: dict[str, Any]) -> tuple[str, str]:
+    """How the figures were made, and where."""
+    machine = "\n".join(f"- {name}: {value}" for name, value in everything["machine"].items())
+    return f"Made by `{everything['command']}` on {everything['date']}.", machine
 
 
 def _has(everything: dict[str, Any], side: str) -> bool:

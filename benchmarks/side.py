@@ -25,10 +25,11 @@ SIDES = {
 
 def measure_penstock(measure: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     from ours import size, speed, steadiness
+    from web import fanout, reading, submitting
 
     from penstock.app.portal import new_event_loop  # what 'penstock up' runs on
 
-    for module in (speed, size, steadiness):
+    for module in (speed, size, steadiness, submitting, reading, fanout):
         if (wanted := getattr(module, measure, None)) is not None:
             with asyncio.Runner(loop_factory=new_event_loop) as runner:
                 figures: dict[str, Any] = runner.run(wanted(folder / "data", **options))

@@ -24,20 +24,30 @@ from penstock.ports.store import Durability
 _BATCH = 2000
 _INPUT = encode_data(b'{"sent":0}')
 
+RARE, COMMON = "rare", "t1"
+"""In a varied store: whose jobs are few and old, and whose are a quarter of all."""
+_OLD = 1000
+"""Where a varied store's rare jobs are: among the first so many."""
 
-async def fill(folder: Path, *, jobs: int) -> Figures:
-    """Bring the store to so many finished jobs, by the same moves as a real life, in bulk."""
+
+async def fill(folder: Path, *, jobs: int, varied: bool = False) -> Figures:
+    """Bring the store to so many finished jobs, by the same moves as a real life, in bulk.
+
+    In a varied one they are of several tenants and topics, and some have failed.
+    """
     store = _open(folder)
     try:
         stored = sum((await store.tally()).values())
         ids, begin = IdSource(), time.monotonic()
         for done in range(stored, jobs, _BATCH):
-            lives = [_life(ids.next(time.time())) for _ in range(min(_BATCH, jobs - done))]
+            numbers = range(done, min(done + _BATCH, jobs))
+            lives = [_life(ids.next(time.time()), *_kind(n, varied)) for n in numbers]
             await store.apply([change for life in lives for change in life])
         tally = await store.tally()
     finally:
         await store.close()
-    assert tally == {JobState.SUCCEEDED: max(stored, jobs)}, tally
+    assert sum(tally.values()) == max(stored, jobs), tally
+    assert varied or set(tally) == {JobState.SUCCEEDED}, tally
     return {"stored": jobs, "seconds": time.monotonic() - begin}
 
 
@@ -47,11 +57,26 @@ def _open(folder: Path) -> SqliteStore:
     return SqliteStore(settings_for(folder).database, durability=Durability.OS)
 
 
-def _life(job_id: str) -> list[Change]:
+def _kind(n: int, varied: bool) -> tuple[str, str, JobEvent]:
+    """Topic, tenant and end of the n-th job."""
+    if not varied:
+        return NOOP, "default", JobEvent.SUCCEED
+    rare = n < _OLD and n % 10 == 0
+    tenant = RARE if rare else f"t{n % 4}"
+    return f"job.bench.{tenant}", tenant, JobEvent.FAIL if rare else JobEvent.SUCCEED
+
+
+def _life(job_id: str, topic: str, tenant: str, end: JobEvent) -> list[Change]:
     now, worker = time.time(), "w1"
-    request = JobRequest(job_id=job_id, topic=NOOP, context_ptr=_INPUT)
+    request = JobRequest(job_id=job_id, topic=topic, tenant=tenant, context_ptr=_INPUT)
+    failed = end is JobEvent.FAIL
     result = JobResult(
-        job_id=job_id, status=JobState.SUCCEEDED, worker_id=worker, execution_ms=0.01, attempt=1
+        job_id=job_id,
+        status=JobState.FAILED if failed else JobState.SUCCEEDED,
+        worker_id=worker,
+        execution_ms=0.01,
+        attempt=1,
+        error_code="BENCH" if failed else None,
     )
     return [
         Accept(request, now, fresh=True),
@@ -65,7 +90,7 @@ def _life(job_id: str) -> list[Change]:
         ),
         Move(
             job_id,
-            (JobEvent.START, JobEvent.SUCCEED),
+            (JobEvent.START, end),
             f"{Role.WORKER}:{worker}",
             now,
             attempt=1,
