@@ -18,20 +18,12 @@ class Gone(Exception):
 
 
 async def read_body(
-    receive: Receive, length: bytes | None, most: int, options: HttpOptions, *, here: bool = False
+    receive: Receive, length: bytes | None, most: int, options: HttpOptions
 ) -> bytes:
-    """The whole body, if it is no larger than allowed; refused before all of it is read.
-
-    `here` says that it has all arrived: then nothing needs to be timed.
-    """
+    """The whole body, if it is no larger than allowed; refused before all of it is read."""
     if length is not None and int(length) > most:
         raise too_large(most)
-    if not here:
-        return await _gather(receive, most, options)
-    body: bytes = _present(await receive())["body"]
-    if len(body) > most:
-        raise too_large(most)
-    return body
+    return await _gather(receive, most, options)
 
 
 async def _gather(receive: Receive, most: int, options: HttpOptions) -> bytes:

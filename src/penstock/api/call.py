@@ -119,10 +119,11 @@ class Call:
         self._check_encoding()
         most = options.max_upload if self.operation.large else options.max_body
         connection = self.scope.get("penstock.connection")
-        here = connection is not None and not connection.cycle.more_body
-        return await read_body(
-            self.receive, headers.get(b"content-length"), most, options, here=here
-        )
+        if connection is not None:
+            body: bytes | None = connection.body_of(self.receive, most)
+            if body is not None:
+                return body
+        return await read_body(self.receive, headers.get(b"content-length"), most, options)
 
     def parts(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes, for one that may never end."""

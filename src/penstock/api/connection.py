@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
+from penstock.api.body import Receive
 from penstock.api.options import HttpOptions
 from penstock.api.problems import Refused, problem_reply
 from penstock.api.reply import SECURITY, Reply
@@ -93,6 +94,18 @@ class Connection(HttpToolsProtocol):
         """There is nothing to upgrade to; what comes after it can't be told apart."""
         if self.cycle is not None:
             self.cycle.keep_alive = False
+
+    # -- bodies -------------------------------------------------------------------
+
+    def body_of(self, receive: Receive, most: int) -> bytes | None:
+        """The body of a request if all of it is here, as it is when it is small."""
+        cycle: RequestResponseCycle = receive.__self__  # type: ignore[attr-defined]
+        if cycle.more_body or cycle.disconnected or len(cycle.body) > most:
+            return None
+        body = bytes(cycle.body)
+        cycle.body = bytearray()
+        cycle.message_event.clear()
+        return body
 
     # -- its answers --------------------------------------------------------------
 
