@@ -11,7 +11,7 @@ BIN    := .venv/bin
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.installed ## run a handful of jobs and show each one's way
+demo: .venv/.installed ## run all kinds of jobs, also through HTTP, and show each one's way
 	$(BIN)/python examples/demo.py
 
 test: lint types unit ## all checks: lint, types, layers, every test

@@ -11,48 +11,65 @@ import logging
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from rich.console import Console
-from scenarios import SCENARIOS, jobs
-from scenarios.scenario import Row, Stage, play
-from scenarios.table import draw
+from scenarios import SECTIONS, gate, jobs
+from scenarios.scenario import Row, Scenario, Stage, play
+from scenarios.table import WIDTH, draw
 
-RULES = """\
-default = "allow"
+import penstock
 
-[[rules]]
-id = "no-mail-to-everyone"
-decision = "deny"
-topics = ["job.mail.*"]
-labels = { audience = "everyone" }
-reason = "nobody may write to everyone"
-"""
+PEOPLE: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "ada": (None, ("submit", "approve")),
+    "bob": (None, ("approve",)),
+    "olga": (None, ("submit", "operate")),
+    "acme": ("acme", ("submit",)),
+    "globex": ("globex", ("submit",)),
+}
+"""Who has a key: for which tenant (None: every one), and with which roles."""
 
 
 async def main(folder: Path, console: Console) -> int:
     began = time.perf_counter()
-    (folder / "rules.toml").write_text(RULES)
+    (folder / "rules.toml").write_text(gate.RULES)
     running = jobs.app.run(
         folder / "data",
         rules=folder / "rules.toml",
+        http="127.0.0.1:0",
         pools={"elsewhere": {"topics": ["job.elsewhere.*"]}},
         lost_grace=0.5,
     )
-    async with running as ps:
-        stage = Stage(ps, folder / "data")
+    async with AsyncExitStack() as stack:
+        ps = await stack.enter_async_context(running)
+        people = {name: await enter(name, ps, stack) for name in PEOPLE}
+        stage = Stage(ps, folder / "data", people)
         with console.status("running jobs"):
-            rows = await asyncio.gather(*(play(scenario, stage) for scenario in SCENARIOS))
+            played = await asyncio.gather(*(part(list_, stage) for list_ in SECTIONS.values()))
         found = await ps.desk.verify()
-    draw(rows, console)
+    draw(dict(zip(SECTIONS, played, strict=True)), console)
     console.print(
         f"verify: {found.jobs} jobs, {found.transitions} log entries,"
         f" {len(found.mismatches)} records that their log does not explain"
     )
     console.print(f"all of it took {time.perf_counter() - began:.1f} s")
+    rows = [row for part in played for row in part]
     problems = [f"{row.scenario.kind}: {row.problem}" for row in rows if row.problem]
     problems += [f"verify: job {wrong.job_id}: {wrong.problem}" for wrong in found.mismatches]
     return report(problems, rows, console)
+
+
+async def enter(name: str, ps: penstock.Client, stack: AsyncExitStack) -> penstock.Client:
+    """Somebody with a key of their own, at the engine's HTTP API."""
+    tenant, roles = PEOPLE[name]
+    new = await ps.keys.acreate(name, tuple(map(penstock.KeyRole, roles)), tenant=tenant)
+    return await stack.enter_async_context(penstock.connect(ps.url, token=new.token))
+
+
+async def part(scenarios: Sequence[Scenario], stage: Stage) -> list[Row]:
+    return await asyncio.gather(*(play(scenario, stage) for scenario in scenarios))
 
 
 def report(problems: list[str], rows: list[Row], console: Console) -> int:
@@ -68,6 +85,6 @@ def report(problems: list[str], rows: list[Row], console: Console) -> int:
 if __name__ == "__main__":
     # What goes wrong here goes wrong on purpose: the table tells of it, not the log.
     logging.getLogger("penstock").setLevel(logging.CRITICAL)
-    width = None if sys.stdout.isatty() else 160
+    width = None if sys.stdout.isatty() else WIDTH
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as made:
         sys.exit(asyncio.run(main(Path(made), Console(width=width))))

@@ -5,12 +5,14 @@ A new capability is a module with a `SCENARIOS` list of its own, added here.
 
 from __future__ import annotations
 
-from scenarios import control, everyday, trouble, workers
+from scenarios import control, everyday, flow, gate, limits, network, trouble, workers
 from scenarios.scenario import Scenario
 
-SCENARIOS: list[Scenario] = [
-    *everyday.SCENARIOS,
-    *trouble.SCENARIOS,
-    *control.SCENARIOS,
-    *workers.SCENARIOS,
-]
+SECTIONS: dict[str, list[Scenario]] = {
+    "in this process": [*everyday.SCENARIOS, *trouble.SCENARIOS, *control.SCENARIOS],
+    "with worker processes": workers.SCENARIOS,
+    "through HTTP: the gate": gate.SCENARIOS,
+    "through HTTP: limits": limits.SCENARIOS,
+    "through HTTP: after others, by the clock, once more": flow.SCENARIOS,
+    "through HTTP: who sees what": network.SCENARIOS,
+}

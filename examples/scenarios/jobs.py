@@ -86,6 +86,76 @@ def crash() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+# -- for what comes through HTTP --------------------------------------------------
+
+most_at_once = 0
+"""How many clips were seen to be encoded at the same time."""
+post_office_is_open = asyncio.Event()
+_encoding: set[int] = set()
+
+
+@app.job("job.ship.release")
+async def release(version: str) -> str:
+    return f"{version} is out"
+
+
+@app.job("job.slow.think", timeout=30)
+async def think() -> None:
+    await asyncio.Event().wait()
+
+
+@app.job("job.video.encode")
+async def encode(clip: int) -> None:
+    global most_at_once
+    _encoding.add(clip)
+    most_at_once = max(most_at_once, len(_encoding))
+    await asyncio.sleep(0.15)
+    _encoding.remove(clip)
+
+
+@app.job("job.sms.send")
+async def send_sms(to: int) -> int:
+    return to
+
+
+@app.job("job.paper.print")
+async def print_pages(pages: int) -> None:
+    await asyncio.sleep(0.1 * pages)
+
+
+@app.job("job.flow.fetch")
+async def fetch_thing(what: str) -> str:
+    await asyncio.sleep(0.2)
+    if what == "the moon":
+        raise LookupError("it is out of reach")
+    return what
+
+
+@app.job("job.flow.mix")
+async def mix() -> str:
+    return "mixed"
+
+
+@app.job("job.flow.tidy")
+async def tidy() -> str:
+    return "tidy"
+
+
+@app.job("job.clock.beat")
+async def beat() -> None:
+    pass
+
+
+@app.job("job.bill.post")
+async def post(bill: int) -> int:
+    if not post_office_is_open.is_set():
+        raise ConnectionError("the post office is closed")
+    return bill
+
+
+# -- for worker processes ----------------------------------------------------------
+
+
 @converter.job("job.elsewhere.convert", idempotent=True)
 async def convert(pages: int) -> int:
     for _ in range(pages):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,10 +13,11 @@ from penstock.core.transition import Transition
 
 @dataclass(frozen=True)
 class Stage:
-    """Where scenarios play: one running engine."""
+    """Where scenarios play: one running engine, and people who come in through HTTP."""
 
     ps: penstock.Client
     data: Path
+    people: Mapping[str, penstock.Client]
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,13 @@ def expect(true: bool, otherwise: str) -> None:
         raise AssertionError(otherwise)
 
 
+async def until(job: penstock.JobHandle, holds: Callable[[penstock.Job], bool]) -> None:
+    """Wait until this can be said of the job."""
+    async with asyncio.timeout(20):
+        while not holds(await job.arefresh()):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)  # no event of ours: somebody elsewhere makes it happen
+
+
 async def running(job: penstock.JobHandle) -> None:
     """Wait until a worker has started the job."""
-    async with asyncio.timeout(20):
-        while (await job.arefresh()).state is not penstock.JobState.RUNNING:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)  # no event of ours: a worker elsewhere makes it happen
+    await until(job, lambda record: record.state is penstock.JobState.RUNNING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console, Group
@@ -13,58 +13,59 @@ from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent
 from scenarios.scenario import Row
 
-WAY = "its way through the states"
-COLUMNS = ("kind of job", "topic", WAY, "end", "time", "note")
-NARROW = ("kind of job", WAY, "end", "time")
 COLOURS = {
     "SUCCEEDED": "green",
     "FAILED": "red",
     "CANCELLED": "yellow",
     "DENIED": "magenta",
     "TIMEOUT": "red",
-    "skipped": "dim",
 }
-
-WIDE = 150
-"""Characters from which each thing has a column of its own, and a way fits on one line."""
+WIDTH = 100
 
 
-def draw(rows: Iterable[Row], console: Console) -> None:
-    wide = console.width >= WIDE
+def draw(sections: Mapping[str, Sequence[Row]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in COLUMNS if wide else NARROW:
-        table.add_column(
-            name,
-            justify="right" if name == "time" else "left",
-            no_wrap=name in ("end", "time") or (wide and name == WAY),
-        )
-    for row in rows:
-        kind, topic, states, end, took, note = cells(row)
-        if wide:
-            table.add_row(kind, topic, states, end, took, note)
-        else:
-            table.add_row(Group(kind, topic), Group(states, note), end, took)
-    console.print(table)
+    table.add_column("kind of job, topic")
+    table.add_column("its way through the states, and what there is to say of it")
+    table.add_column("time", justify="right", no_wrap=True)
+    for title, rows in sections.items():
+        table.add_row("", Text(title, "bold cyan"))
+        for row in rows:
+            table.add_row(*cells(row))
+        table.add_section()
+    console.print(table, width=min(WIDTH, console.width))
 
 
-def cells(row: Row) -> Sequence[Text]:
+def cells(row: Row) -> tuple[Group, Group, Text]:
+    note = Text(row.problem, "red") if row.problem else Text(row.note, "dim")
     seconds = row.seconds
     return (
-        Text(row.scenario.kind, "bold"),
-        Text(row.scenario.topic),
-        Text("\n↳ ".join(way(history) for history in row.chain) or "(nothing was stored)"),
-        Text(row.end, COLOURS.get(row.end, "")),
+        Group(Text(row.scenario.kind, "bold"), Text(row.scenario.topic, "dim")),
+        Group(states_of(row), note),
         Text("" if seconds is None else f"{seconds:.2f} s"),
-        Text(row.problem, "red") if row.problem else Text(row.note, "dim"),
     )
 
 
+def states_of(row: Row) -> Text:
+    """The ways of a job and its retries, with the end in its colour."""
+    if not row.chain:
+        return Text(row.end if row.skipped else f"{row.end}: nothing was stored")
+    states = Text("\n↳ ".join(way(history) for history in row.chain))
+    states.highlight_words([row.end], COLOURS.get(row.end, ""))
+    return states
+
+
 def way(history: list[Transition]) -> str:
-    """The states of one job in order; a new attempt begins a new line."""
+    """The states of one job in order; a new attempt, or an approval, begins a new line."""
     steps = []
     for entry in history:
-        if entry.event is JobEvent.REDISPATCH:
-            steps.append(f"\n↳ attempt {entry.attempt}: {entry.after}")
-        elif entry.after is not entry.before:
-            steps.append(str(entry.after))
+        match entry.event:
+            case JobEvent.REDISPATCH:
+                steps.append(f"\n↳ attempt {entry.attempt}: {entry.after}")
+            case JobEvent.PARK:
+                steps.append("parked")
+            case JobEvent.APPROVE:
+                steps.append(f"\n↳ approved by {entry.actor.partition(':')[2]}")
+            case _ if entry.after is not entry.before:
+                steps.append(str(entry.after))
     return " → ".join(steps).replace(" → \n", "\n")

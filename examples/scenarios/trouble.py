@@ -38,7 +38,7 @@ async def killed_process(stage: Stage) -> Story:
     job = await jobs.crash.asubmit()
     record = await job.await_end()
     expect(record.result is not None and record.result.error_code == "KILLED", _error(record))
-    return Story(job, "in a process of its own, killed by SIGKILL; nothing else was harmed")
+    return Story(job, "its own process, killed by SIGKILL; nothing else was harmed")
 
 
 def _error(record: penstock.Job) -> str:

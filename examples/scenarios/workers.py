@@ -22,7 +22,7 @@ async def replaced(stage: Stage) -> Story:
             record = await job.await_end(20)
     expect(record.attempt == 2, f"it ended in attempt {record.attempt}")
     expect(record.worker_id == "second", f"{record.worker_id} ended it")
-    return Story(job, "its worker was killed with SIGKILL; another ran it again, as it may")
+    return Story(job, "its worker was killed by SIGKILL; another ran it again")
 
 
 async def not_repeated(stage: Stage) -> Story:
@@ -32,7 +32,7 @@ async def not_repeated(stage: Stage) -> Story:
         only.kill()
         record = await job.await_end(20)
     expect(record.attempt == 1, f"it ended in attempt {record.attempt}")
-    return Story(job, "its worker was killed with SIGKILL; not idempotent, so not run twice")
+    return Story(job, "killed by SIGKILL; not idempotent, so not run twice")
 
 
 @asynccontextmanager

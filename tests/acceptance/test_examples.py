@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,16 +14,20 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 PRINTS = {
+    "approvals.py": "approved by cy (2 of 2)",
     "async_app.py": "it is delayed: it may start in",
     "hello.py": "HELLO!\n",
+    "limits.py": "8 jobs, 2 at once\n",
     "pipeline_of_children.py": "step 3: job.film.edit SUCCEEDED",
     "process_mode.py": "CANCELLED - its process is gone: True",
     "progress_and_logs.py": "100% photo 4",
     "retries.py": "it took FAILED -> FAILED -> SUCCEEDED",
+    "schedules.py": "by itself: a report for Berlin, made by tick\n",
+    "workflow.py": "a parent failed: CANCELLED CANCELLED SUCCEEDED\n",
 }
 """What each example must print, among other things."""
-NOT_RUN_ALONE = {"demo.py", "tasks.py"}
-"""The demo has a test of its own; tasks.py is an application for `penstock worker`."""
+NOT_RUN_ALONE = {"demo.py", "http_client.py", "tasks.py"}
+"""These have tests of their own; tasks.py is an application for `penstock up`."""
 
 KINDS = [
     "success",
@@ -36,15 +42,27 @@ KINDS = [
     "runs too long",
     "process killed",
     "cancelled by a user",
-    "denied by a rule",
     "worker killed, replaced",
     "worker killed",
+    "denied by a rule",
+    "needs an approval",
+    "allowed, constrained",
+    "limit: 2 at once",
+    "throttled by a rule",
+    "too many would wait",
+    "unique",
+    "waits for two others",
+    "its parent failed",
+    "scheduled",
+    "dead, retried in bulk",
+    "another tenant's",
+    "events, resumed",
 ]
 
 
-def run(script: str, folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(EXAMPLES / script)],
+        [sys.executable, str(EXAMPLES / script), *words],
         cwd=folder,
         env={**os.environ, "PENSTOCK_DATA_DIR": str(folder / "data"), **environ},
         capture_output=True,
@@ -61,6 +79,57 @@ def test_the_example_runs_and_prints_what_it_says(script: str, tmp_path: Path) -
     assert "Traceback" not in ended.stderr
 
 
+def test_the_http_client_needs_only_the_standard_library(tmp_path: Path) -> None:
+    with penstock_up(tmp_path) as (url, token):
+        ended = run("http_client.py", tmp_path, url, PENSTOCK_TOKEN=token)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "sent twice, one job: True",
+        "SUCCEEDED HELLO!",
+        "422 input.text - expected str, got int",
+        *("1 PENDING", "2 SCHEDULED", "3 DISPATCHED", "4 RUNNING"),
+        "5 SUCCEEDED after a pause",
+    ]
+    imported = {
+        name.partition(".")[0]
+        for line in (EXAMPLES / "http_client.py").read_text().splitlines()
+        if line.startswith(("import ", "from "))
+        for name in [line.split()[1]]
+    }
+    assert imported <= sys.stdlib_module_names
+
+
+@contextmanager
+def penstock_up(folder: Path) -> Iterator[tuple[str, str]]:
+    """An engine that serves examples/tasks.py, and a key to its HTTP API."""
+    here = {"PENSTOCK_DATA_DIR": str(folder / "data"), "PATH": os.environ["PATH"]}
+    command = [sys.executable, "-m", "penstock.cli"]
+    with subprocess.Popen(
+        [*command, "up", "--app", "tasks:app", "--http", "127.0.0.1:0"],
+        cwd=EXAMPLES,
+        env=here,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as engine:
+        try:
+            assert engine.stdout is not None
+            url = next(
+                word for line in engine.stdout for word in line.split() if word.startswith("http:/")
+            )
+            made = subprocess.run(
+                [*command, "keys", "create", "me", "--role", "submit"],
+                env=here,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            yield url, made.stdout.strip()
+        finally:
+            engine.kill()
+
+
 def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(PRINTS) | NOT_RUN_ALONE
 
@@ -72,6 +141,7 @@ def test_the_demo_shows_every_kind_of_job_and_exits_0(tmp_path: Path) -> None:
     assert [row for row in rows if row in KINDS] == KINDS
     assert "0 records that their log does not explain" in ended.stdout
     assert f"{len(KINDS)} kinds of jobs ended as they should." in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 100
     assert not ended.stderr
 
 
@@ -80,10 +150,11 @@ def test_the_demo_names_what_went_wrong_and_exits_1(tmp_path: Path) -> None:
     broken.write_text(
         "import runpy, sys\n"
         f"sys.path.insert(0, {str(EXAMPLES)!r})\n"
-        "from scenarios import everyday\n"
-        "import scenarios, dataclasses\n"
+        "from scenarios import SECTIONS, everyday\n"
+        "import dataclasses\n"
         "wrong = dataclasses.replace(everyday.SCENARIOS[0], end='FAILED')\n"
-        "scenarios.SCENARIOS[:] = [wrong]\n"
+        "SECTIONS.clear()\n"
+        "SECTIONS['wrong'] = [wrong]\n"
         f"runpy.run_path({str(EXAMPLES / 'demo.py')!r}, run_name='__main__')\n"
     )
     ended = run(str(broken), tmp_path)
