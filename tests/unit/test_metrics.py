@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -218,3 +220,22 @@ async def test_a_scrape_asks_the_desk() -> None:
     assert scrape == figures(
         workers=[a_worker()], pools=[a_pool()], traffic=scrape.traffic, streams=2, events=3
     )
+
+
+def test_every_figure_is_on_its_page() -> None:
+    page = Path(__file__).parents[2] / "docs/reference/metrics.md"
+    told = re.findall(r"^\| `(penstock_\w+)` \| (.*?) \|", page.read_text("utf-8"), re.M)
+    traffic = Traffic()
+    traffic.count(GET, 200, 0.1)
+    scrape = figures(
+        workers=[a_worker()],
+        pools=[a_pool()],
+        limits=[LimitView(Limit(name="l"), (LimitUse((), 1, 1),))],
+        traffic=traffic,
+    )
+    ours = {}
+    for family in text_string_to_metric_families(scrape.text().decode()):
+        sample = family.samples[-1]
+        name = sample.name if family.type == "counter" else family.name
+        ours[name] = set(sample.labels) - {"le"}
+    assert {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in told} == ours
