@@ -19,6 +19,7 @@ import penstock
 from penstock import App
 from penstock.adapters.http.desk import HttpDesk
 from penstock.adapters.http.line import LineOptions
+from penstock.adapters.http.sse import Event, EventParser
 from penstock.adapters.link.client import Link
 from penstock.adapters.link.desk import RemoteDesk
 from penstock.app.application import make_executors
@@ -525,6 +526,25 @@ def at_home(test: Callable[[House], Coroutine[Any, Any, None]]) -> Callable[[Pat
 
     del run.__wrapped__  # pytest would ask for its parameters
     return run
+
+
+def test_events_are_read_alike_however_their_bytes_are_cut() -> None:
+    text = (
+        b"retry: 2500\nid: 3\n\n: still here\nid: 4\n\nid: 7\r\nevent: fail\r\ndata: {}\r\n\r\n"
+        b"data: a\ndata: b\n\n: nothing\n\nevent: end\ndata: x\n\nid: 9\ndata: not whole"
+    )
+    expected = [
+        Event("3", "", b""),
+        Event("4", "", b""),
+        Event("7", "fail", b"{}"),
+        Event("7", "message", b"a\nb"),
+        Event("7", "end", b"x"),
+    ]
+    for size in range(1, len(text) + 1):
+        parser = EventParser()
+        cuts = [text[at : at + size] for at in range(0, len(text), size)]
+        assert [event for cut in cuts for event in parser.feed(cut)] == expected
+        assert parser.last_id == "7"
 
 
 @run_async

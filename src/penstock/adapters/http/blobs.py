@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from penstock.adapters.http.line import Answer, Line, NoSuchPart, segment
+from penstock.adapters.http.line import Answer, Line, segment
+from penstock.adapters.http.problems import NoSuchPart
 from penstock.core.pointer import data_media_type, decode_data
 from penstock.ports.blobs import BlobStat
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from io import BytesIO
 from pathlib import Path
@@ -22,21 +22,15 @@ import msgspec
 from msgspec import Struct
 from yarl import URL
 
+from penstock.adapters.http.problems import error_of
 from penstock.adapters.http.sse import Event, EventParser
 from penstock.core.errors import (
-    Conflict,
-    InvalidRequest,
     Misconfigured,
-    NotAuthenticated,
-    NotFound,
-    NotPermitted,
     NotRunning,
     PenstockError,
-    TooLarge,
     TooMany,
     Unavailable,
 )
-from penstock.core.revival import revived
 from penstock.ports.clock import Clock, SystemClock
 
 log = logging.getLogger(__name__)
@@ -314,66 +308,3 @@ def _pairs(name: str, value: Any) -> list[str]:
         return [pair for one in value for pair in _pairs(name, one)]
     said = str(value).lower() if isinstance(value, bool) else str(value)
     return [f"{quote(name, safe='')}={quote(said, safe='')}"]
-
-
-# -- what went wrong -------------------------------------------------------------------
-
-
-class NoSuchPart(PenstockError):
-    """A part of a blob was asked for that lies beyond its end."""
-
-
-class ProblemDocument(Struct, frozen=True):
-    """What we read of a problem document."""
-
-    code: str = ""
-    detail: str = ""
-    hint: str = ""
-    field: str = ""
-    problem: str = ""
-    retry_after: float | None = None
-
-
-def error_of(status: int, body: bytes, headers: Mapping[str, str], url: str) -> PenstockError:
-    """The exception that an answer stands for."""
-    try:
-        told = msgspec.json.decode(body, type=ProblemDocument)
-    except msgspec.DecodeError:
-        told = ProblemDocument()
-    if not told.code:
-        return Unavailable(
-            f"{url} answered {status}, and not as an engine does",
-            hint="check the URL, and whatever stands between here and there",
-        )
-    facts: dict[str, object] = {"retry_after": told.retry_after}
-    if told.field:
-        facts |= {"field": told.field, "problem": told.problem}
-    if status == 401:
-        hint = told.hint if told.hint and not told.hint.startswith("send ") else _KEY_HINT
-        return NotAuthenticated(told.detail, hint=hint)
-    if status == 416:
-        return NoSuchPart(told.detail)
-    error = revived(told.code, told.detail, told.hint, facts)
-    if type(error) is PenstockError and status in _BY_STATUS:
-        return _BY_STATUS[status](told.detail, told.hint)
-    return error
-
-
-_KEY_HINT = "give a key: connect(url, token=...), or 'penstock keys create' makes one"
-
-
-def _plainly(kind: type[PenstockError]) -> Callable[[str, str], PenstockError]:
-    return lambda detail, hint: kind(detail, hint=hint)
-
-
-_BY_STATUS: dict[int, Callable[[str, str], PenstockError]] = {
-    400: lambda detail, hint: InvalidRequest("request", detail, hint=hint),
-    403: _plainly(NotPermitted),
-    404: _plainly(NotFound),
-    409: _plainly(Conflict),
-    413: lambda detail, hint: TooLarge("request", detail, hint=hint),
-    422: lambda detail, hint: InvalidRequest("request", detail, hint=hint),
-    429: lambda detail, hint: TooMany(detail, retry_after=1.0, hint=hint),
-    503: _plainly(Unavailable),
-}
-"""For codes that only HTTP knows."""

@@ -21,12 +21,10 @@ class EventParser:
 
     def __init__(self, last_id: str = "") -> None:
         self.last_id = last_id
-        self.retry: float | None = None
-        """Seconds after which to come back, if the other end said so."""
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Event]:
-        text = self._rest + data.replace(b"\r\n", b"\n")
+        text = (self._rest + data).replace(b"\r\n", b"\n")
         *blocks, self._rest = text.split(b"\n\n")
         if len(self._rest) > _LARGEST:
             raise ValueError("an event without an end")
@@ -44,8 +42,6 @@ class EventParser:
                     kind = value.decode()
                 case b"data":
                     data.append(value)
-                case b"retry" if value.isdigit():
-                    self.retry = int(value) / 1000
         if data:
             return Event(self.last_id, kind or "message", b"\n".join(data))
         return Event(self.last_id, "", b"") if told else None
