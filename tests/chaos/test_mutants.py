@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -12,10 +13,14 @@ from msgspec.structs import replace
 
 from penstock.adapters.memory import store as memory_store
 from penstock.adapters.memory.store import MemoryStore
-from penstock.control import reconciler
+from penstock.control import holds, judge, reconciler
+from penstock.control.board import Board
+from penstock.control.buckets import Bucket, Terms
+from penstock.control.dependencies import Dependencies
 from penstock.control.feed import Feed
 from penstock.control.gateway import Gateway
 from penstock.control.intake import Intake
+from penstock.control.limiter import Limiter
 from penstock.control.limits import Limits
 from penstock.control.losses import Losses
 from penstock.control.reconciler import Reconciler
@@ -23,6 +28,7 @@ from penstock.control.roster import WorkerRecord
 from penstock.control.scheduler import Scheduler
 from penstock.core.job import Job, JobRequest
 from penstock.core.transition import Accept, Answer, Change, Move, admit, advance, followers
+from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.bus import AnyMessage, Dispatch, Finished, jobs_of
 from penstock.testing.history import Promise
@@ -53,7 +59,7 @@ def caught(*promises: Promise) -> bool:
 def test_an_acknowledgement_before_the_commit(monkeypatch: Patch) -> None:
     async def submit(self: Gateway, requests: Sequence[JobRequest]) -> list[Job]:
         now = self.clock.now()
-        accepts = [await self._admissible(request, now) for request in requests]
+        accepts = [await self._admissible(request, now, "") for request in requests]
         task = asyncio.ensure_future(self.store.apply(accepts))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return [job for accept in accepts if (job := admit(accept, 0).job) is not None]
@@ -253,4 +259,89 @@ def test_a_job_that_nobody_looks_after(monkeypatch: Patch) -> None:
         pass
 
     monkeypatch.setattr(Reconciler, "sweep", idle)
+    assert caught(Promise.ENDED)
+
+
+# -- the gate -----------------------------------------------------------------------------
+
+
+def test_a_limit_that_lets_one_too_many_go(monkeypatch: Patch) -> None:
+    def off_by_one(self: Limiter, bucket: Bucket, terms: Terms, taken: Counter[Bucket]) -> bool:
+        most = terms.concurrency
+        return most is not None and self._running[bucket] + taken[bucket] > most
+
+    monkeypatch.setattr(Limiter, "_too_many_run", off_by_one)
+    assert caught(Promise.WITHIN)
+
+
+def test_a_limit_that_forgets_what_one_turn_gave_out(monkeypatch: Patch) -> None:
+    def forgetful(self: Limiter, bucket: Bucket, terms: Terms, taken: Counter[Bucket]) -> bool:
+        return terms.concurrency is not None and self._running[bucket] >= terms.concurrency
+
+    monkeypatch.setattr(Limiter, "_too_many_run", forgetful)
+    assert caught(Promise.WITHIN)
+
+
+def test_a_limit_that_forgets_what_lost_its_worker(monkeypatch: Patch) -> None:
+    set_adrift = Board.set_adrift
+
+    def forgetful(self: Board, job: Job, why: str) -> None:
+        set_adrift(self, job, why)
+        self.limiter.let_go(job.job_id)
+
+    monkeypatch.setattr(Board, "set_adrift", forgetful)
+    assert caught(Promise.WITHIN)
+
+
+def test_a_limit_that_forgets_what_was_held_before_a_restart(monkeypatch: Patch) -> None:
+    restore = Board.restore
+
+    def forgetful(self: Board, jobs: Sequence[Job]) -> None:
+        restore(self, jobs)
+        self.limiter._running.clear()
+
+    monkeypatch.setattr(Board, "restore", forgetful)
+    assert caught(Promise.WITHIN)
+
+
+def test_an_approval_that_counts_under_other_rules(monkeypatch: Patch) -> None:
+    def lax(hold: Hold, verdict: SafetyVerdict, request: JobRequest) -> bool:
+        return holds.is_current(replace(hold, snapshot=verdict.snapshot), verdict, request)
+
+    monkeypatch.setattr(judge, "is_current", lax)
+    assert caught(Promise.APPROVED)
+
+
+def test_a_vote_that_is_enough_however_many_are_needed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Hold, "approved", property(lambda self: bool(self.votes)))
+    assert caught(Promise.APPROVED)
+
+
+def test_rules_that_change_and_nobody_notices(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Board, "judge_all_again", lambda self: None)
+    assert caught(Promise.JUDGED)
+
+
+def test_a_parents_failure_that_is_ignored(monkeypatch: Patch) -> None:
+    end = Dependencies._end
+
+    def lenient(self: Dependencies, seq: int, parent_id: str, how: str, *, well: bool) -> None:
+        end(self, seq, parent_id, how, well=True)
+
+    monkeypatch.setattr(Dependencies, "_end", lenient)
+    assert caught(Promise.AFTER)
+
+
+def test_a_parent_whose_retry_is_not_waited_for(monkeypatch: Patch) -> None:
+    hear = Dependencies.hear
+
+    def hasty(self: Dependencies, parent: Job) -> None:
+        hear(self, replace(parent, successor=None))
+
+    monkeypatch.setattr(Dependencies, "hear", hasty)
+    assert caught(Promise.AFTER)
+
+
+def test_a_hold_that_nobody_ends(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Board, "next_expiry", lambda self: None)
     assert caught(Promise.ENDED)

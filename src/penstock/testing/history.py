@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from penstock.core.job import Job, JobRequest
 from penstock.core.transition import BrokenLog, Folded, Transition, fold
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState, Role
+from penstock.ports.limits import Limit
 
 
 class Promise(StrEnum):
@@ -38,6 +39,10 @@ class Promise(StrEnum):
     LINKED = "a retry is linked both ways, and is the only one"
     UNWANTED = "what was asked to end is not retried"
     UNTOUCHED = "a job is only taken from a worker that was away or gave it back"
+    JUDGED = "what goes out was let pass by the rules in force"
+    APPROVED = "what people must approve goes out only with their word, under the same rules"
+    WITHIN = "no more are with workers than a limit says"
+    AFTER = "a job goes out after those it waits for, and only if they ended as it wants"
 
 
 class Violation(Struct, frozen=True):
@@ -133,6 +138,22 @@ class Present(Struct, frozen=True):
     worker_id: str
 
 
+class RulesSet(Struct, frozen=True):
+    """The safety kernel was given other rules."""
+
+    snapshot: str
+
+
+class LimitsSet(Struct, frozen=True):
+    """The limiter was given other limits."""
+
+    limits: tuple[Limit, ...]
+
+
+class Noticed(Struct, frozen=True):
+    """The scheduler began a turn: from now on only the newest rules and limits hold."""
+
+
 Event = (
     Committed
     | Acknowledged
@@ -146,17 +167,20 @@ Event = (
     | Absent
     | CutOff
     | Present
+    | RulesSet
+    | LimitsSet
+    | Noticed
 )
 
 
 def job_of(event: Event) -> str | None:
-    """The job that an event is about; None where it is about a worker."""
+    """The job that an event is about; None where it is about a worker or the engine."""
     match event:
         case Committed(entry) | Heard(entry):
             return entry.job_id
         case Acknowledged(job) | Told(job):
             return job.job_id
-        case Absent() | CutOff() | Present():
+        case Absent() | CutOff() | Present() | RulesSet() | LimitsSet() | Noticed():
             return None
         case _:
             return event.job_id

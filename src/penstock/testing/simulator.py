@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec import Struct
 
 from penstock.testing.clock import VirtualLoop
+from penstock.testing.gate_check import check_gate
 from penstock.testing.history import History, Violation, check, job_of
 from penstock.testing.simulation.world import World
 
@@ -56,7 +57,7 @@ def simulate(seed: int, say: Callable[[str], None] = lambda text: None) -> Simul
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-    found = tuple(check(world.history))
+    found = (*check(world.history), *check_gate(world.history))
     return Simulated(seed, world.history, found, tuple(world.failures))
 
 

@@ -9,26 +9,33 @@ from typing import Any
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.adapters.memory.bus import MemoryBus
+from penstock.control.approvals import ApprovalBox
 from penstock.control.board import Board
 from penstock.control.feed import Feed
 from penstock.control.gateway import Gateway
 from penstock.control.limits import Limits
 from penstock.control.reconciler import Reconciler
 from penstock.control.roster import Pool, Roster
-from penstock.control.safety import Rule, RuleSet, SafetyKernel
+from penstock.control.safety import RuleSet, SafetyKernel
 from penstock.control.scheduler import Scheduler
 from penstock.core.ids import IdSource
-from penstock.core.verdict import Decision
 from penstock.ports.bus import AnyMessage, Confirmed, Dispatch
 from penstock.ports.clock import Clock
-from penstock.testing.history import Dispatched, History, StartConfirmed
+from penstock.ports.limits import Limit
+from penstock.testing.history import (
+    Dispatched,
+    History,
+    LimitsSet,
+    Noticed,
+    RulesSet,
+    StartConfirmed,
+)
 from penstock.testing.simulation.book import SimStarts
 from penstock.testing.simulation.store import FaultyStore
 
 LIMITS = Limits(
     timeout=6.0, dispatch_timeout=4.0, lease=2.0, lost_grace=0.6, kill_grace=0.5, max_attempts=3
 )
-RULES = RuleSet(Decision.ALLOW, (Rule("no-denied", Decision.DENY, topics=("job.denied",)),))
 
 
 class WatchedBus(MemoryBus):
@@ -54,6 +61,19 @@ class WatchedBus(MemoryBus):
                 events.extend(StartConfirmed(job_id, attempt) for job_id, attempt in jobs)
 
 
+class WatchedScheduler(Scheduler):
+    """Tells the history when it takes notice of other rules or limits."""
+
+    history: History
+    has_news = True
+
+    async def turn(self) -> None:
+        if self.has_news:
+            self.has_news = False
+            self.history.events.append(Noticed())
+        await super().turn()
+
+
 class SimEngine:
     """One life of an engine; its store outlives it."""
 
@@ -64,25 +84,32 @@ class SimEngine:
         chance: random.Random,
         history: History,
         starts: SimStarts,
+        rules: RuleSet,
+        limits: Sequence[Limit],
     ) -> None:
         self.store, self.history = store, history
+        self.kernel = SafetyKernel(rules)
         self.bus = WatchedBus(history)
         self.board = Board(Roster({"small": Pool("small", capacity=2)}), clock.now)
         store.listen(self.board.observe)
         self.feed = Feed(store)
         store.listen(self.feed.hear)
         ids = IdSource(lambda: chance.getrandbits(79))
-        self.scheduler = Scheduler(
+        self.scheduler = WatchedScheduler(
             store,
             self.bus,
             self.board,
-            SafetyKernel(RULES),
+            self.kernel,
             clock,
             LIMITS,
             starts=starts,
             ids=ids,
             chance=chance.random,
         )
+        self.scheduler.history = history
+        self.use_rules(rules)
+        self.use_limits(limits)
+        self.approvals = ApprovalBox(store, self.kernel, clock)
         self.reconciler = Reconciler(
             store,
             self.bus,
@@ -102,6 +129,17 @@ class SimEngine:
         self._clock = clock
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failures: list[BaseException] = []
+
+    def use_rules(self, rules: RuleSet) -> None:
+        self.history.events.append(RulesSet(rules.snapshot))
+        self.kernel.use(rules)
+        self.scheduler.has_news = True
+        self.scheduler.rejudge()
+
+    def use_limits(self, limits: Sequence[Limit]) -> None:
+        self.history.events.append(LimitsSet(tuple(limits)))
+        self.scheduler.has_news = True
+        self.board.limiter.use(limits)
 
     async def start(self) -> None:
         self.board.restore(await self.store.unfinished())

@@ -8,11 +8,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from penstock.core.errors import PenstockError, StoreFailed
-from penstock.core.job import Job, JobRequest, Priority, RetryPolicy
+from penstock.core.job import Job, JobRequest, ParentPolicy, Priority, RetryPolicy
 from penstock.testing.clock import LoopClock
 from penstock.testing.history import Acknowledged, Heard, History, Told
 from penstock.testing.simulation.book import SimStarts
 from penstock.testing.simulation.engine import LIMITS, SimEngine
+from penstock.testing.simulation.gate import COLOURS, RULES, TOPICS, VOTERS, some_limits
 from penstock.testing.simulation.store import FaultyStore
 from penstock.testing.simulation.worker import SimWorker
 
@@ -33,9 +34,11 @@ class World:
         self.history = History(presence_known=True)
         self.store = FaultyStore(self.clock, self.chance, self.history)
         self.starts = SimStarts()
+        self.rules = self.chance.choice(RULES)
+        self.limits = some_limits(self.chance)
         self.workers: list[SimWorker] = []
-        self.known: list[str] = []
-        """Ids of jobs that some user knows of."""
+        self.known: dict[str, str] = {}
+        """Ids of jobs that some user knows of, and whose they are."""
         self.asked: list[JobRequest] = []
         self.failures: list[BaseException] = []
         self._say = say
@@ -58,7 +61,15 @@ class World:
         return self.history
 
     async def _boot(self) -> None:
-        self.engine = SimEngine(self.store, self.clock, self.chance, self.history, self.starts)
+        self.engine = SimEngine(
+            self.store,
+            self.clock,
+            self.chance,
+            self.history,
+            self.starts,
+            self.rules,
+            self.limits,
+        )
         await self.engine.start()
 
     def _hire(self) -> None:
@@ -83,6 +94,8 @@ class World:
         strike(chance.randint(1, 10), self._submit)
         strike(chance.randint(0, 4), self._cancel, self._cancel, self._retry)
         strike(chance.randint(0, 2), self._submit_again)
+        strike(chance.randint(0, 6), self._vote)
+        strike(chance.choice([0, 0, 1, 3]), self._change_rules, self._change_limits)
         faults = [
             self._kill,
             self._silence,
@@ -105,9 +118,12 @@ class World:
         number = len(self.asked) + 1
         request = JobRequest(
             job_id=f"j{number}" if chance.random() < 0.7 else "",
-            topic=chance.choice(["job.a", "job.a", "job.b", "job.denied"]),
+            topic=chance.choice(TOPICS),
             priority=chance.choice(list(Priority)),
-            tenant=chance.choice(["t1", "t2"]),
+            tenant=(tenant := chance.choice(["t1", "t2"])),
+            labels={"colour": chance.choice(COLOURS)} if chance.random() < 0.3 else {},
+            after=self._some_parents(tenant),
+            if_parent_fails=chance.choice(list(ParentPolicy)),
             env={"act": chance.choice(ACTS)},
             idempotency_key=f"k{number}" if chance.random() < 0.3 else None,
             timeout=chance.choice([None, None, 2.0]),
@@ -119,6 +135,12 @@ class World:
         )
         self.asked.append(request)
         self.engine.own(self._ask(request))
+
+    def _some_parents(self, tenant: str) -> tuple[str, ...]:
+        mine = [job_id for job_id, owner in self.known.items() if owner == tenant]
+        if not mine or self.chance.random() < 0.7:
+            return ()
+        return tuple(dict.fromkeys(self.chance.choices(mine, k=self.chance.randint(1, 2))))
 
     async def _submit_again(self) -> None:
         if self.asked:
@@ -132,7 +154,7 @@ class World:
             return
         self.history.events.append(Acknowledged(job))
         self.say(f"{job.job_id} is acknowledged ({request.env['act']})")
-        self.known.append(job.job_id)
+        self.known[job.job_id] = job.request.tenant
         if not job.is_final:
             self.engine.own(self._follow(job))
         await self._wait(job)
@@ -155,7 +177,7 @@ class World:
 
     async def _cancel(self) -> None:
         if self.known:
-            self.engine.own(self._ask_to_end(self.chance.choice(self.known)))
+            self.engine.own(self._ask_to_end(self.chance.choice(list(self.known))))
 
     async def _ask_to_end(self, job_id: str) -> None:
         try:
@@ -165,9 +187,34 @@ class World:
         else:
             self.say(f"{job_id} is cancelled: {job.job_id} is {job.state}")
 
+    async def _vote(self) -> None:
+        parked = sorted(job.job_id for job in self.engine.board.parked.values())
+        if parked:
+            job_id, by = self.chance.choice(parked), self.chance.choice(VOTERS)
+            self.engine.own(self._say_yes_or_no(job_id, by, no=self.chance.random() < 0.15))
+
+    async def _say_yes_or_no(self, job_id: str, by: str, *, no: bool) -> None:
+        box = self.engine.approvals
+        try:
+            job = await (box.reject(job_id, by=by) if no else box.approve(job_id, by=by))
+        except PenstockError as error:
+            self.say(f"{by} can't vote on {job_id}: {error}")
+        else:
+            self.say(f"{by} {'rejects' if no else 'approves'} {job_id}: {job.state}, {job.hold}")
+
+    async def _change_rules(self) -> None:
+        self.rules = self.chance.choice(RULES)
+        self.say(f"the rules are {self.rules.snapshot}")
+        self.engine.use_rules(self.rules)
+
+    async def _change_limits(self) -> None:
+        self.limits = some_limits(self.chance)
+        self.say(f"the limits are {', '.join(limit.name for limit in self.limits)}")
+        self.engine.use_limits(self.limits)
+
     async def _retry(self) -> None:
         if self.known:
-            self.engine.own(self._ask_again(self.chance.choice(self.known)))
+            self.engine.own(self._ask_again(self.chance.choice(list(self.known))))
 
     async def _ask_again(self, job_id: str) -> None:
         try:
@@ -177,7 +224,7 @@ class World:
         else:
             self.say(f"{job_id} is retried as {job.job_id}")
             self.history.events.append(Acknowledged(job))
-            self.known.append(job.job_id)
+            self.known[job.job_id] = job.request.tenant
 
     # -- faults -------------------------------------------------------------------
 
