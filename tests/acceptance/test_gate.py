@@ -78,7 +78,7 @@ def test_a_denied_job_says_which_rule_refused_it_and_never_runs(shared: House) -
     assert job["state"] == "DENIED"
     assert (job["verdict"]["decision"], job["verdict"]["rule_id"]) == ("deny", "never")
     assert job["result"]["error_message"] == "rule never: not here"
-    assert job["verdict"]["snapshot"] == ada.ask("GET", "/v1/policy")["snapshot"]
+    assert job["verdict"]["snapshot"] == shared["olga"].ask("GET", "/v1/policy")["snapshot"]
     assert "labels.ask" in ada.cli("policy", "explain", job_id)
     assert not shared.began(job_id)
 
@@ -279,9 +279,7 @@ def test_a_revoked_key_is_worth_nothing_from_that_moment_on(shared: House) -> No
         assert (status, problem["code"]) == (401, "NOT_AUTHENTICATED")
         assert headers["WWW-Authenticate"].startswith("Bearer")
         eve.ask("POST", "/v1/jobs", {"topic": "job.chaos.quick"}, status=401)
-        shared["ada"].submit("job.chaos.quick", {"n": 1})
-        told = stream.read()  # ends, and tells nothing of what came after
-        assert b"event: accept" not in told
+        stream.read()  # comes to an end: a stream that was open is broken off
 
 
 def test_a_tenant_s_key_can_t_tell_another_s_job_from_none(shared: House) -> None:
@@ -323,9 +321,10 @@ def test_no_token_is_in_logs_errors_or_the_list_of_processes(shared: House) -> N
     ) as client:
         told += Path(f"/proc/{client.pid}/cmdline").read_text()
         client.kill()
-    secrets = [person.token.rpartition("_")[2] for person in shared.people.values()]
-    secrets += [(shared.data / "token").read_text().strip(), wrong.rpartition("_")[2]]
-    assert len(secrets) > 5
+    tokens = [wrong, *(person.token for person in shared.people.values())]
+    secrets = [token.split("_", 2)[2] for token in tokens]
+    secrets.append((shared.data / "token").read_text().strip())
+    assert min(map(len, secrets)) > 20
     assert [secret for secret in secrets if secret in told] == []
 
 
@@ -351,13 +350,13 @@ def test_rules_change_under_way_a_broken_file_does_not_and_an_old_yes_counts_no_
 ) -> None:
     with house(tmp_path, RULES, ada="submit", bob="approve", cy="approve", root="admin") as made:
         ada, bob, cy, root = (made[name] for name in ("ada", "bob", "cy", "root"))
-        old = ada.ask("GET", "/v1/policy")["snapshot"]
+        old = root.ask("GET", "/v1/policy")["snapshot"]
         job_id = ada.parked(labels={"ask": "two"})
         bob.ask("POST", f"/v1/jobs/{job_id}/approve", {"snapshot": old})
 
         made.rules.write_text(BROKEN)
         assert "rate: 'now and then'" in root.cli("policy", "reload", code=2)
-        shown = ada.cli("policy", "show")
+        shown = root.cli("policy", "show")
         assert f"snapshot {old}" in shown
         assert "the file as it now is was not taken" in shown
         assert "rate: 'now and then'" in ada.ask("GET", "/v1/status")["policy_problem"]
@@ -367,7 +366,7 @@ def test_rules_change_under_way_a_broken_file_does_not_and_an_old_yes_counts_no_
 
         made.rules.write_text(RULES.replace("needed = 2", "needed = 2, approvers = ['cy', 'b*']"))
         root.cli("policy", "reload")
-        new = ada.ask("GET", "/v1/policy")["snapshot"]
+        new = root.ask("GET", "/v1/policy")["snapshot"]
         assert new != old
         assert ada.ask("GET", "/v1/status")["policy_problem"] == ""
         ada.until(job_id, lambda job: job["hold"]["snapshot"] == new, "it is parked anew")
@@ -411,23 +410,28 @@ def test_parked_jobs_and_their_votes_and_a_paused_pool_outlive_a_killed_engine(
 def test_limits_hold_over_a_killed_engine(tmp_path: Path) -> None:
     with house(tmp_path, RULES, olga="submit operate") as made:
         olga, gate = made["olga"], made.gate("open")
-        olga.ask("PUT", "/v1/limits/one", {"topics": ["job.chaos.gated"], "concurrency": 1})
-        hourly = {"topics": ["job.chaos.quick"], "rate": {"count": 2, "per": 3600}}
+        olga.ask("PUT", "/v1/limits/one", {"labels": {"of": "one"}, "concurrency": 1})
+        hourly = {"labels": {"of": "hour"}, "rate": {"count": 2, "per": 3600}}
         olga.ask("PUT", "/v1/limits/hourly", hourly)
-        gated = [olga.submit("job.chaos.gated", {"gate": str(gate)}) for _ in range(4)]
-        quick = [olga.submit("job.chaos.quick", {"n": n}) for n in range(3)]
-        assert [olga.end(job_id)["state"] for job_id in quick[:2]] == ["SUCCEEDED"] * 2
-        eventually(lambda: any(map(made.began, gated)), "one of them runs", PATIENCE)
+        given = {"gate": str(gate)}
+        single = [olga.submit("job.chaos.gated", given, labels={"of": "one"}) for _ in range(3)]
+        rated = [olga.submit("job.chaos.gated", given, labels={"of": "hour"}) for _ in range(3)]
+        eventually(lambda: began(made, single, 1) == 1, "one of them runs", PATIENCE)
+        eventually(lambda: began(made, rated, 1) == 2, "two of them run", PATIENCE)
         made.reopen()
-        first = next(job_id for job_id in gated if made.began(job_id))
-        eventually(lambda: made.began(first, 2), "it runs again", PATIENCE)
-        assert sum(map(made.began, gated)) == 1
-        eventually(lambda: "limit hourly" in olga.why(quick[2]), "the rate is known", PATIENCE)
+        eventually(lambda: began(made, single + rated, 2) == 3, "they run again", PATIENCE)
+        for waiting, limit in ((single[-1], "limit one"), (rated[-1], "limit hourly")):
+            assert limit in olga.why(waiting)
+            assert not made.began(waiting)
         gate.touch()
-        for job_id in gated:
+        for job_id in single + rated[:2]:
             assert olga.end(job_id)["state"] == "SUCCEEDED"
-        assert most_at_once(made, gated) == 1
-        assert not made.began(quick[2])
+        assert most_at_once(made, single) == 1
+        assert not made.began(rated[-1])
+
+
+def began(house: House, ids: list[str], attempt: int) -> int:
+    return sum(house.began(job_id, attempt) for job_id in ids)
 
 
 @pytest.mark.chaos
