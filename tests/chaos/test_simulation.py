@@ -10,7 +10,8 @@ import random
 
 import pytest
 
-from penstock.testing.history import Began, Told
+from penstock.core.verdict import Decision
+from penstock.testing.history import Began, LimitsSet, RulesSet, Told
 from penstock.testing.simulator import failing, simulate
 
 HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "1000"))
@@ -41,3 +42,19 @@ def test_histories_are_not_empty() -> None:
         ends += sum(isinstance(event, Told) for event in events)
     assert runs > 40
     assert ends > 40
+
+
+def test_histories_go_through_the_gate() -> None:
+    approved = expired = children = orphans = limited = changes = 0
+    for seed in range(150):
+        history = simulate(seed).history
+        for job in history.records.values():
+            code = "" if job.result is None else job.result.error_code
+            asked = job.verdict is not None and job.verdict.decision is Decision.REQUIRE_APPROVAL
+            approved += bool(asked and job.attempt)
+            expired += code == "APPROVAL_EXPIRED"
+            children += bool(job.request.after and job.attempt)
+            orphans += code == "PARENT_FAILED"
+        limited += any(isinstance(event, LimitsSet) and event.limits for event in history.events)
+        changes += sum(isinstance(event, RulesSet) for event in history.events) > 1
+    assert min(approved, expired, children, orphans, limited, changes) >= 10

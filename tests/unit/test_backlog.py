@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.control.backlog import Backlog, Lane
+from penstock.control.buckets import Bucket
 from penstock.core.job import Job, Priority
 from penstock.core.policy import HEAD_START, rank
 from penstock.testing.samples import T0, a_job
@@ -219,3 +220,78 @@ def test_every_job_is_picked_exactly_once_or_dropped(jobs: list[Job], data: st.D
     for seq in dropped:
         backlog.discard(seq)
     assert sorted(picked(backlog)) == sorted({job.seq for job in jobs} - dropped)
+
+
+# -- limits -----------------------------------------------------------------------
+
+
+def test_a_lane_that_a_limit_shut_is_asked_about_again_when_it_is_opened() -> None:
+    """However many lanes are shut, one that opens costs no look at the others."""
+    backlog, full = Backlog(), {Bucket("l", (str(n),)) for n in range(10_000)}
+    for seq, bucket in enumerate(sorted(full) * 2, start=1):
+        backlog.add(a_job(f"j{seq}", seq=seq), LATER, (bucket,))
+    asked: list[Bucket] = []
+
+    def place(lane: Lane) -> str | Bucket:
+        (bucket,) = lane.buckets
+        asked.append(bucket)
+        return bucket if bucket in full else "w"
+
+    assert list(backlog.pick(place)) == []
+    assert len(asked) == 10_000
+    asked.clear()
+    assert list(backlog.pick(place)) == []
+    assert asked == []
+    opened = Bucket("l", ("77",))
+    full.discard(opened)
+    backlog.open(opened)
+    assert len(list(backlog.pick(place))) == 2
+    assert asked == [opened, opened]
+
+
+def test_a_job_that_is_added_under_other_limits_leaves_its_old_lane() -> None:
+    backlog, old, new = Backlog(), Bucket("old", ()), Bucket("new", ())
+    backlog.add(a_job("a", seq=1), LATER, (old,))
+    backlog.discard(1)
+    backlog.add(a_job("a", seq=1), LATER, (new,))
+    lanes: list[Lane] = []
+
+    def place(lane: Lane) -> str:
+        lanes.append(lane)
+        return "w"
+
+    assert [seq for seq, _ in backlog.pick(place)] == [1]
+    assert [lane.buckets for lane in lanes] == [(new,)]
+
+
+def test_nobody_is_asked_when_there_is_no_room_for_anything() -> None:
+    jobs = [a_job(f"j{seq}", seq=seq, topic=f"job.t{seq}") for seq in range(1, 101)]
+    backlog, asked = backlog_of(*jobs), []
+
+    def place(lane: Lane) -> None:
+        asked.append(lane)
+
+    assert list(backlog.pick(place, lambda: False)) == []
+    assert len(asked) == 1
+    assert len(picked(backlog)) == 100
+
+
+def test_urgent_jobs_that_keep_coming_leave_nothing_behind() -> None:
+    backlog = backlog_of(a_job("batch", seq=1, at=T0), now=T0)
+    for seq in range(2, 3000):
+        backlog.add(a_job(f"u{seq}", seq=seq, priority=Priority.CRITICAL), LATER)
+        assert picked(backlog, 1) == [seq]
+    assert sum(len(tenant.heads) for tenant in backlog._tenants.values()) <= 2
+
+
+def test_a_backlog_that_was_emptied_keeps_whose_turn_it_is() -> None:
+    jobs = [a_job(f"{t}{n}", seq=2 * n + (t == "B"), tenant=t) for n in range(1, 9) for t in "AB"]
+    whole, emptied = backlog_of(*jobs), backlog_of(*jobs)
+    first = picked(whole, 3)
+    assert picked(emptied, 3) == first
+    left = set(emptied.empty())
+    assert len(emptied) == 0
+    for job in jobs:
+        if job.seq in left:
+            emptied.add(job, LATER)
+    assert picked(emptied) == picked(whole)

@@ -112,3 +112,31 @@ def test_what_waits_has_a_reason(
     workers: list[WorkerRecord], named: list[Pool], lane: Lane, said: str
 ) -> None:
     assert said in why_waiting(lane, workers, pools(*named))
+
+
+def test_a_paused_pool_is_given_nothing() -> None:
+    workers = [worker("a", pool="p"), worker("b", pool="q")]
+    places = Places(workers, pools(Pool("p"), Pool("q")), {"p"})
+    assert [places.find(TEXT) for _ in range(3)] == ["b", "b", None]
+
+
+def test_there_is_room_until_every_worker_that_is_open_is_full() -> None:
+    places = Places(
+        [worker("a"), worker("b", held=2), worker("c", pool="p")], pools(Pool("p")), {"p"}
+    )
+    assert places.has_room()
+    assert [places.find(TEXT), places.find(TEXT)] == ["a", "a"]
+    assert not places.has_room()
+
+
+@pytest.mark.parametrize(
+    ("paused", "said"),
+    [
+        ({"p"}, "about to be dispatched"),
+        ({"p", "q"}, "the pools p, q are paused"),
+        ({"q", "r"}, "busy (2 jobs on 1)"),
+    ],
+)
+def test_what_waits_for_a_paused_pool_is_told_so(paused: set[str], said: str) -> None:
+    workers = [worker("a", pool="p", held=2), worker("b", pool="q")]
+    assert said in why_waiting(TEXT, workers, pools(Pool("p"), Pool("q")), paused)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.adapters.memory.bus import MemoryBus
 from penstock.adapters.memory.store import MemoryStore
@@ -15,6 +16,7 @@ from penstock.control.roster import Roster
 from penstock.core.errors import StoreFailed
 from penstock.core.job import Job, RetryPolicy
 from penstock.core.transition import Change
+from penstock.core.verdict import Constraints, Decision, SafetyVerdict
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.bus import Handshake
 from penstock.testing.aio import run_async
@@ -62,6 +64,17 @@ def test_a_worker_gets_grace_to_end_what_ran_too_long_itself(
     patience = limit + LIMITS.kill_grace + SLACK
     assert codes(board, after=patience) == []
     assert codes(board, after=patience + 0.001) == ["TIMEOUT"]
+
+
+def test_a_job_runs_no_longer_than_the_safety_rules_let_it() -> None:
+    constraints = Constraints(max_runtime=4.0)
+    verdict = SafetyVerdict(Decision.ALLOW_WITH_CONSTRAINTS, "r", "s", constraints=constraints)
+    board = board_of(replace(a_job(state=_S.RUNNING, timeout=50.0), verdict=verdict))
+    patience = 4 + LIMITS.kill_grace + SLACK
+    assert codes(board, after=patience) == []
+    (overdue,) = found(board, after=patience + 0.001)
+    assert isinstance(overdue, Overdue)
+    assert (overdue.code, overdue.why) == ("TIMEOUT", "it ran for more than 4 s")
 
 
 @pytest.mark.parametrize("state", [_S.DISPATCHED, _S.RUNNING])
