@@ -39,6 +39,7 @@ coverage: .venv/.installed-test ## the tests, and which lines they reach
 
 bench: .venv/.installed-bench ## side by side with other engines; prints ratios
 	$(BIN)/python benchmarks/engine.py $(ARGS)
+	$(BIN)/python benchmarks/http.py $(HTTP_ARGS)
 
 clean: ## remove .venv and everything made
 	rm -rf .venv .demo build dist htmlcov .coverage .coverage.*

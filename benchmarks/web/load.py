@@ -46,7 +46,7 @@ def drive(load: Load) -> dict[str, float]:
     lines = Lines(tuple(load.address), load.connections)
     times, answered = array("d"), 0
     now = time.perf_counter()
-    start, begun, took, used = now + load.warm_up, 0.0, 0.0, 0.0
+    start, begun, took, used, own = now + load.warm_up, 0.0, 0.0, 0.0, 0.0
     for line in lines.all:
         lines.ask(line, next(wanted), now)
     under_way = load.connections
@@ -62,8 +62,9 @@ def drive(load: Load) -> dict[str, float]:
                 # Where a request takes long, each connection is heard once all the same.
                 if now >= begun + load.seconds and len(times) >= load.connections:
                     took, used = now - begun, process_seconds(load.pid) - used
+                    own = time.process_time() - own
             elif not begun and now >= start:
-                begun, used = now, process_seconds(load.pid)
+                begun, used, own = now, process_seconds(load.pid), time.process_time()
             if took:
                 under_way -= 1
             else:
@@ -75,6 +76,7 @@ def drive(load: Load) -> dict[str, float]:
         "p50_ms": percentile(times, 0.5) * 1e3,
         "p99_ms": percentile(times, 0.99) * 1e3,
         "cpu_us": used / len(times) * 1e6,
+        "load_us": own / len(times) * 1e6,
     }
 
 

@@ -161,8 +161,7 @@ def _events(everything: dict[str, Any]) -> str:
     rows = [
         [
             f"{count:,} {'reader' if count == 1 else 'readers'}, {rate:.0f} events/s",
-            f"{ours[f'{count} cpu_us']:.1f}",
-            f"{bare[f'{count} cpu_us']:.1f}",
+            *(shown(_each(results, side, count), "{:.1f}") for side in (EVENTS, LOOP)),
             shown(_times(results, count), "{:.1f}×"),
             _both(ours, str(count)),
             _both(bare, str(count)),
@@ -184,8 +183,14 @@ def _told(everything: dict[str, Any]) -> tuple[str, bool] | None:
 
 def _times(results: dict[str, Any], readers: int) -> float | None:
     """Ours to the bare loop's; None where too little happened to tell."""
-    ours, bare = results[EVENTS][f"{readers} cpu_us"], results[LOOP][f"{readers} cpu_us"]
-    return ours / bare if min(ours, bare) > 0 else None
+    ours, bare = _each(results, EVENTS, readers), _each(results, LOOP, readers)
+    return ours / bare if ours and bare else None
+
+
+def _each(results: dict[str, Any], side: str, readers: int) -> float | None:
+    """The cost of a reader is a difference, and lost in noise where there is only one."""
+    found: float = results[side][f"{readers} cpu_us"]
+    return found if found > 0 else None
 
 
 TARGETS = (
