@@ -23,7 +23,7 @@ from penstock.core.transition import (
     followers,
 )
 from penstock.ports.failpoint import failpoint
-from penstock.ports.store import AuditEntry, LogLine
+from penstock.ports.store import AuditEntry
 
 Counts = dict[tuple[str, int], int]
 """By tenant and state: how many more jobs there are, or fewer."""
@@ -237,28 +237,3 @@ def tally_changes(
         for state, change in effects[path]:
             counts[tenant, state] = counts.get((tenant, state), 0) + change * times
     return {key: count for key, count in counts.items() if count}
-
-
-def number_lines(
-    lines: Sequence[LogLine], counts: Mapping[int, int], most: int
-) -> Callable[[Commit], list[rows.Row]]:
-    """Give each line its place in its job's output; beyond `most` a job is cut off."""
-
-    def number(commit: Commit) -> list[rows.Row]:
-        numbered: list[rows.Row] = []
-        for line in lines:
-            job = commit.find(line.job_id)
-            if job is None:
-                continue
-            n = commit.line_counts.get(job.seq, counts.get(job.seq))
-            if n is None:
-                n = commit.last_line(job.seq)
-            commit.line_counts[job.seq] = n = n + 1
-            if n < most:
-                numbered.append((job.seq, n, line.attempt, line.at, line.level, line.text))
-            elif n == most:
-                cut = f"cut off: a job may write {most} lines"
-                numbered.append((job.seq, n, line.attempt, line.at, "warning", cut))
-        return numbered
-
-    return number

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
-from msgspec import Struct
 
 from penstock.adapters.sqlite import upkeep
-from penstock.adapters.sqlite.commit import Commit, number_lines
+from penstock.adapters.sqlite.commit import Commit
 from penstock.adapters.sqlite.database import WriterLock, open_writer, transaction
 from penstock.adapters.sqlite.reader import SqliteReader
+from penstock.adapters.sqlite.riders import Riders, number_lines
 from penstock.core.errors import StoreFailed, Unavailable
 from penstock.core.job import Job
 from penstock.core.transition import Answer, Change, Transition
@@ -52,23 +52,6 @@ _SHORT = 64
 """Changes up to which a commit is waited for in the event loop."""
 _MOST_KEPT = 100_000
 """Log lines, and audit entries, kept while the disk refuses them."""
-
-
-class Riders(Struct, frozen=True):
-    """What goes with a commit, and nobody waits for."""
-
-    lines: list[LogLine] = []
-    audit: list[AuditEntry] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.lines or self.audit)
-
-    def apart(self) -> Iterator[Riders]:
-        """In parts, of which one that can't be written costs the others nothing."""
-        if self.lines:
-            yield Riders(lines=self.lines)
-        for entry in self.audit:
-            yield Riders(audit=[entry])
 
 
 class SqliteStore:
