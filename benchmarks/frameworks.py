@@ -249,7 +249,8 @@ def main() -> None:
     print("| stack | requests/s | p99 ms | CPU µs a request |\n|---|--:|--:|--:|")
     for name, runs in found.items():
         middle = {key: median(run[key] for run in runs) for key in runs[0]}
-        print(f"| {name} | {middle['rate']:,.0f} | {middle['p99_ms']:.1f} | {middle['cpu_us']:.0f} |")
+        figures = f"{middle['rate']:,.0f} | {middle['p99_ms']:.1f} | {middle['cpu_us']:.0f}"
+        print(f"| {name} | {figures} |")
     if given.json:
         given.json.write_text(json.dumps({"busy": busy, "found": found}, indent=1))
 
