@@ -56,6 +56,7 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     """Only what ended FAILED or TIMEOUT and was not retried: the dead letters."""
     accepted_from: float | None = None
     accepted_to: float | None = None
+    """Accepted from the one time on, and before the other."""
     before: int | None = None
     """Only jobs accepted before this `seq`: where the page before ended."""
     since: int | None = None
