@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -28,6 +29,8 @@ from penstock.workloads.function.options import Definition
 
 if TYPE_CHECKING:
     from penstock.adapters.http.desk import HttpDesk
+
+log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -210,6 +213,8 @@ class _Connected(Session):
 
         assert self._address is not None
         token = self._token or _token_at_hand(self._address, self._data)
+        if token and self._address.startswith("http://") and not _is_here(self._address):
+            log.warning("the key goes to %s unencrypted; use https", urlsplit(self._address).netloc)
         self._line = desk = HttpDesk(self._address, token)
         await desk.connect()
         return desk
@@ -223,10 +228,14 @@ def is_url(address: str | None) -> bool:
     return address is not None and address.startswith(("http://", "https://"))
 
 
+def _is_here(url: str) -> bool:
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+
+
 def _token_at_hand(url: str, data: str | Path | None) -> str:
     """The token of the engine on this machine, for that engine only: it goes nowhere else."""
     settings = load(flags={} if data is None else {"data_dir": str(data)})
-    if urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
+    if not _is_here(url):
         return ""
     return settings.token_file.read_text().strip() if settings.token_file.is_file() else ""
 
