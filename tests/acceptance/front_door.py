@@ -27,8 +27,8 @@ class House(Cluster):
         self.url = ""
         self.people: dict[str, Person] = {}
 
-    def open(self) -> None:
-        self.engine = self.start("up", "--app", "jobs:app", "--rules", str(self.rules))
+    def open(self, app: str = "jobs:app") -> None:
+        self.engine = self.start("up", "--app", app, "--rules", str(self.rules))
 
         def is_ready() -> bool:
             assert self.engine.poll() is None, self.log_of(self.engine)
@@ -37,6 +37,8 @@ class House(Cluster):
         eventually(is_ready, "the engine is ready", PATIENCE)
         words = self.log_of(self.engine).split()
         self.url = next(word for word in words if word.startswith("http://"))
+        # Started again, it is found at the same place.
+        self.environment["PENSTOCK_HTTP"] = self.url.removeprefix("http://")
 
     def reopen(self) -> None:
         """Kill the engine, and start another on what it left."""
