@@ -216,5 +216,5 @@ def test_what_is_not_run_is_listed_with_its_reason(all_blocks: list[Any]) -> Non
 
 
 def test_every_block_says_what_it_is(all_blocks: list[Any]) -> None:
-    known = RUN | {"output", "sh", "toml", "mermaid", "text", "ini", "json"}
+    known = RUN | {"output", "sh", "toml", "mermaid", "text", "ini", "json", "yaml"}
     assert [block.place for block in all_blocks if block.kind not in known] == []
