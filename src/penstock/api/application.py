@@ -120,6 +120,8 @@ class Application:
     async def _at_length(self, call: Call, send: Send) -> AnyReply | None:
         """Answers that wait or stream are counted; a stream for as long as it lasts."""
         services = self._services
+        token = _token(call.headers)
+        call.still_welcome = lambda: self._door.enter(token)
         if call.operation.pace is Pace.WAITS:
             with services.waits.passing(call.caller):
                 return await call.operation.handler(call)
@@ -127,10 +129,7 @@ class Application:
             reply = await call.operation.handler(call)
             if isinstance(reply, Reply):
                 return reply
-            token = _token(call.headers)
-            await self._stream(
-                reply, call.scope, call.receive, send, lambda: self._door.enter(token)
-            )
+            await self._stream(reply, call.scope, call.receive, send, call.still_welcome)
             return None
 
     async def _stream(

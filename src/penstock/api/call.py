@@ -50,7 +50,16 @@ class Services(Struct):
 
 
 class Call:
-    __slots__ = ("guest", "headers", "operation", "params", "receive", "scope", "services")
+    __slots__ = (
+        "guest",
+        "headers",
+        "operation",
+        "params",
+        "receive",
+        "scope",
+        "services",
+        "still_welcome",
+    )
 
     def __init__(
         self,
@@ -64,6 +73,8 @@ class Call:
         self.scope, self.headers, self.receive = scope, headers, receive
         self.services, self.operation, self.params = services, operation, params
         self.guest: Guest | None = None
+        self.still_welcome: Callable[[], object] | None = None
+        """For what takes its time: raises NotAuthenticated once the key opens nothing."""
 
     # -- who ----------------------------------------------------------------------
 
@@ -132,7 +143,7 @@ class Call:
 
     def attending(self) -> AbstractContextManager[Attendance]:
         """For waits, after the body was read: broken off when the client leaves."""
-        return self.services.watchman.attending(self.receive)
+        return self.services.watchman.attending(self.receive, self.still_welcome)
 
     def _check_encoding(self) -> None:
         encoding = self.headers.get(b"content-encoding", b"identity")

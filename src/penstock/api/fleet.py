@@ -40,8 +40,22 @@ async def resume_pool(call: Call) -> Reply:
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/workers", list_workers, answer=WorkerList, summary="List workers"),
-    Operation("GET", "/v1/pools", list_pools, answer=PoolList, summary="List pools"),
+    Operation(
+        "GET",
+        "/v1/workers",
+        list_workers,
+        role=KeyRole.OPERATE,
+        answer=WorkerList,
+        summary="List workers",
+    ),
+    Operation(
+        "GET",
+        "/v1/pools",
+        list_pools,
+        role=KeyRole.OPERATE,
+        answer=PoolList,
+        summary="List pools",
+    ),
     Operation(
         "POST",
         "/v1/pools/{name}/pause",

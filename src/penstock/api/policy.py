@@ -40,12 +40,19 @@ async def reload_policy(call: Call) -> Reply:
 
 
 OPERATIONS = (
-    Operation("GET", "/v1/policy", get_policy, answer=PolicyView, summary="Get the rules in force"),
+    Operation(
+        "GET",
+        "/v1/policy",
+        get_policy,
+        role=KeyRole.OPERATE,
+        answer=PolicyView,
+        summary="Get the rules in force",
+    ),
     Operation(
         "POST",
         "/v1/policy/simulate",
         simulate_policy,
-        role=KeyRole.ADMIN,
+        role=KeyRole.OPERATE,
         body=SimulateBody,
         answer=Simulation,
         refusals=(413, 415, 422),

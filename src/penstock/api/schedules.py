@@ -32,7 +32,7 @@ class ScheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """When to submit what."""
 
     cron: Annotated[str, Meta(max_length=200)]
-    """Five fields (minute hour day month weekday), or @hourly, @daily …"""
+    """Five fields (minute hour day month weekday), six with seconds first, or @hourly, @daily …"""
     job: Submission
     """What to submit; without a `job_id` of its own."""
     timezone: str = "UTC"

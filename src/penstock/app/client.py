@@ -134,6 +134,34 @@ class Client:
         jobs = await self.desk.submit(requests)
         return [self._handle(job) for job in jobs]
 
+    def request(
+        self,
+        topic: str,
+        input: Mapping[str, Any] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> JobRequest:
+        """What `submit` would submit: for a schedule, say."""
+        return self._portal.run(self._request(topic, input, options))
+
+    async def arequest(
+        self,
+        topic: str,
+        input: Mapping[str, Any] | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> JobRequest:
+        return await self._portal.arun(self._request(topic, input, options))
+
+    async def _request(
+        self, topic: str, given: Mapping[str, Any] | None, options: Mapping[str, Any]
+    ) -> JobRequest:
+        function = self._functions.get(topic)
+        if function is not None:
+            options = {**function.submit_defaults, **options}
+            given = function.signature.bind((), given or {})
+        fields = request_fields(checked(options), self._now())
+        pointer = "" if given is None else await self._pointer(given)
+        return JobRequest(topic=topic, context_ptr=pointer, complete=function is not None, **fields)
+
     async def _pointer(self, given: Mapping[str, Any]) -> str:
         payload = encode_input(given)
         if len(payload) <= _INLINE:

@@ -143,7 +143,8 @@ class Engine:
     async def _restore(self) -> None:
         """Take up what an earlier engine left; its own workers are gone with it."""
         parts = self.parts
-        await parts.limits.load()
+        rules = parts.kernel.rules.rules
+        await parts.limits.load(rule.rate for rule in rules if rule.rate is not None)
         await parts.pools.load()
         await parts.keys.load()
         await parts.schedules.restore()

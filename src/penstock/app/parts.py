@@ -52,6 +52,7 @@ class Parts:
     scheduler: Scheduler
     reconciler: Reconciler
     pruner: Pruner
+    kernel: SafetyKernel
     rulebook: Rulebook
     schedules: ScheduleKeeper
     limits: LimitKeeper
@@ -153,6 +154,7 @@ def assemble(
         scheduler=scheduler,
         reconciler=reconciler,
         pruner=pruner,
+        kernel=kernel,
         rulebook=rulebook,
         schedules=schedules,
         limits=limit_keeper,

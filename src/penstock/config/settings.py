@@ -73,8 +73,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     `localhost` and loopback addresses."""
     http_rate: Annotated[float, Meta(ge=0, le=1_000_000)] = 0.0
     """HTTP requests a second that one key may make; 0 means as many as it likes."""
-    http_max_body: Size = 32 << 20
-    """Bytes that the body of an HTTP request may have; a blob may have max_input."""
+    http_max_body: Size = 8 << 20
+    """Bytes that the body of an HTTP request may have; a blob or a batch of jobs may have
+    max_input."""
     http_max_connections: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
     """How many HTTP connections may be open at once."""
     http_max_streams: Annotated[int, Meta(ge=1, le=100_000)] = 2000

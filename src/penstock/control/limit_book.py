@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import msgspec
 
 from penstock.control.limiter import Limiter
-from penstock.core.check import check_name, check_number, check_pairs
+from penstock.control.recall import recall_rates
+from penstock.core.check import DAY, check_name, check_number, check_pairs
 from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.verdict import Rate
 from penstock.ports.clock import Clock
 from penstock.ports.limits import Limit, LimitView
 from penstock.ports.store import Store
 
 _PREFIX = "limit/"
+_LONGEST = 7 * DAY
+"""How far back rates look at start."""
 _GLOB = re.compile(r"[A-Za-z0-9_.:@*?\[\]!-]{1,200}", re.ASCII)
 _decode = msgspec.json.Decoder(Limit).decode
 
@@ -25,10 +30,16 @@ class LimitKeeper:
         self._store, self._limiter, self._clock = store, limiter, clock
         self._limits: dict[str, Limit] = {}
 
-    async def load(self) -> None:
+    async def load(self, rates: Iterable[Rate] = ()) -> None:
+        """Take up what was set; and, for its rates and these, what went lately."""
         facts = await self._store.recall_all(_PREFIX)
         self._limits = {limit.name: limit for limit in map(_decode, facts.values())}
         self._limiter.use(self._limits.values())
+        spans = [limit.rate.per for limit in self._limits.values() if limit.rate is not None]
+        spans += [rate.per for rate in rates]
+        if spans:
+            since = self._clock.now() - min(max(spans), _LONGEST)
+            await recall_rates(self._store, self._limiter, since)
 
     async def put(self, limit: Limit) -> LimitView:
         check_limit(limit)

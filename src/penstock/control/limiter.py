@@ -136,6 +136,18 @@ class Limiter:
             self._running.update(mine)
         return mine
 
+    def recall(self, job: Job, went_at: float) -> None:
+        """It went under an earlier engine and has ended: it counts for the rates."""
+        self._spend(self.buckets(job), went_at)
+
+    def _spend(self, buckets: Buckets, went_at: float) -> None:
+        ago = max(0.0, self._now() - went_at)
+        for bucket in buckets:
+            terms = self._terms.get(bucket.limit)
+            if terms is not None and terms.rate is not None:
+                window = self._windows.setdefault(bucket, Window())
+                window.spend(terms.rate, self.monotonic() - ago)
+
     def let_go(self, job_id: str) -> None:
         """No worker has it any more."""
         for bucket in self._held.pop(job_id, ()):
