@@ -98,7 +98,6 @@ async def test_the_same_key_again_is_answered_with_the_job_that_has_it() -> None
         {"priority": Priority.CRITICAL},
         {"env": {"k": "v"}},
         {"labels": {"k": "v"}},
-        {"tenant": "other"},
         {"timeout": 5.0},
         {"idempotent": True},
         {"retry": RetryPolicy(retries=1)},
@@ -333,6 +332,24 @@ async def test_the_owner_may_submit_on_behalf_of_somebody() -> None:
     (theirs,) = await desk.gateway.submit([a_request("a", principal="bob")], by="owner")
     (own,) = await desk.gateway.submit([a_request("b")], by="owner")
     assert (theirs.request.principal, own.request.principal) == ("bob", "owner")
+
+
+@run_async
+async def test_an_id_that_another_tenant_has_is_taken_and_that_is_all_that_is_said() -> None:
+    desk = Desk()
+    await desk.submit(a_request("a", tenant="acme", labels={"secret": "plan"}))
+    with pytest.raises(Conflict) as refused:
+        await desk.submit(a_request("a"))
+    assert str(refused.value) == "job_id 'a' is taken (leave it out to be given one)"
+
+
+@run_async
+async def test_ending_a_job_with_its_children_leaves_other_tenants_jobs_alone() -> None:
+    desk = Desk()
+    await desk.submit(a_request("a"), a_request("mine", parent_job_id="a"))
+    await desk.submit(a_request("theirs", tenant="acme", parent_job_id="a"))
+    await desk.gateway.cancel("a", reason="", children=True)
+    assert await desk.states("a", "mine", "theirs") == [_S.CANCELLED, _S.CANCELLED, _S.PENDING]
 
 
 # -- waiting for others -------------------------------------------------------------

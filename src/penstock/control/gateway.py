@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 from msgspec.structs import replace
@@ -68,14 +69,18 @@ class Gateway:
     async def submit(self, requests: Sequence[JobRequest], *, by: str = "") -> list[Job]:
         """Accept all durably, or none. See `penstock.ports.desk.Desk.submit`."""
         now = self.clock.now()
-        accepts = [await self._admissible(request, now, by) for request in requests]
+        accepts = [self._admissible(request, now, by) for request in requests]
+        for request in requests:
+            if (pointer := request.context_ptr) and not pointer.startswith("data:"):
+                await self._check_elsewhere(pointer)
         chunk_size = _CHUNK
-        if any(accept.request.after for accept in accepts):
-            await self._check_parents([accept.request for accept in accepts])
-            chunk_size = len(accepts)  # a child must not be there before its parents are
-        self._check_room([accept.request for accept in accepts])
+        admitted = [accept.request for accept in accepts]
+        self._check_room(admitted)
         if len(accepts) > 1:
             await self._check_conflicts(accepts)
+        if any(request.after for request in admitted):
+            await self._check_parents(admitted)
+            chunk_size = len(accepts)  # a child must not be there before its parents are
         jobs: list[Job] = []
         for start in range(0, len(accepts), chunk_size):
             chunk: list[Change] = list(accepts[start : start + chunk_size])
@@ -87,7 +92,7 @@ class Gateway:
                 jobs.append(answer.job)
         return jobs
 
-    async def _admissible(self, request: JobRequest, now: float, by: str) -> Accept:
+    def _admissible(self, request: JobRequest, now: float, by: str) -> Accept:
         fresh = not request.job_id
         principal = by
         if not by or (by == OWNER.principal and request.principal):
@@ -100,7 +105,7 @@ class Gateway:
         check_request(request, now)
         if request.topic not in self._known:
             self._check_topic(request.topic)
-        await self._check_payload(request.topic, request.context_ptr)
+        self._check_payload(request.topic, request.context_ptr)
         return Accept(request, now, actor_for(by), fresh=fresh)
 
     async def _check_parents(self, requests: Sequence[JobRequest]) -> None:
@@ -128,15 +133,19 @@ class Gateway:
                 )
         self.board.limiter.check_waiting(requests)
 
-    async def _check_payload(self, topic: str, pointer: str) -> None:
-        """What is at hand is checked now; what is elsewhere must at least be readable."""
-        try:
-            if not pointer or pointer.startswith("data:"):
-                self._check_input(topic, decode_data(pointer) if pointer else b"")
-                return
+    def _check_payload(self, topic: str, pointer: str) -> None:
+        """What is at hand is checked now."""
+        if not pointer:
+            self._check_input(topic, b"")
+        elif pointer.startswith("data:"):
+            with _named("context_ptr"):
+                payload = decode_data(pointer)
+            self._check_input(topic, payload)
+
+    async def _check_elsewhere(self, pointer: str) -> None:
+        """What is elsewhere must at least be readable."""
+        with _named("context_ptr"):
             stat = await self.blobs.stat(pointer)
-        except UnreadablePointer as error:
-            raise UnreadablePointer("context_ptr", error.problem, hint=error.hint) from error
         check_size("input", stat.size, self._max_input)
 
     async def _check_conflicts(self, accepts: Sequence[Accept]) -> None:
@@ -192,7 +201,8 @@ class Gateway:
         return job
 
     async def _cancel_children(self, parent: Job, reason: str, by: str) -> None:
-        query = JobQuery(parent_job_id=parent.job_id, limit=_CHILDREN)
+        tenant = parent.request.tenant  # another's job is not ours to end, whatever it says
+        query = JobQuery(parent_job_id=parent.job_id, tenant=tenant, limit=_CHILDREN)
         for child in await self.store.find(query):
             if child.job_id != parent.successor:
                 why = reason or f"its parent {parent.job_id} was cancelled"
@@ -291,6 +301,15 @@ class Gateway:
         )
 
 
+@contextmanager
+def _named(field: str) -> Generator[None]:
+    """A pointer that can't be read is blamed on the field that has it."""
+    try:
+        yield
+    except UnreadablePointer as error:
+        raise UnreadablePointer(field, error.problem, hint=error.hint) from error
+
+
 def actor_for(by: str) -> str:
     """The gateway, and on whose word; its owner needs no name."""
     return _GATEWAY if by in ("", OWNER.principal) else f"{_GATEWAY}:{by}"
@@ -328,6 +347,8 @@ def _check_repeat(request: JobRequest, held: JobRequest) -> None:
 
 
 def _check_same(request: JobRequest, held: JobRequest) -> None:
+    if request.tenant != held.tenant:
+        raise Conflict(f"job_id {held.job_id!r} is taken", hint="leave it out to be given one")
     for field in JobRequest.__struct_fields__:
         if field not in _MAY_DIFFER and getattr(request, field) != getattr(held, field):
             taken = (

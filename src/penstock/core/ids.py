@@ -13,6 +13,7 @@ from collections.abc import Callable
 _DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 _MASK = (1 << 80) - 1
+_LOW = (1 << 20) - 1
 
 
 def _encode(value: int, pairs: int) -> str:
@@ -26,14 +27,21 @@ class IdSource:
         self._entropy = entropy
         self._millis = -1
         self._stem = ""
+        """What ids have in common while only the last 20 bits of the count change."""
         self._count = 0
 
     def next(self, now: float) -> str:
         millis = int(now * 1000)
         if millis > self._millis:
             self._millis = millis
-            self._stem = _encode(millis, 5)
             self._count = self._entropy()
+            self._begin()
         else:
             self._count = (self._count + 1) & _MASK
-        return self._stem + _encode(self._count, 8)
+            if not self._count & _LOW:
+                self._begin()
+        low = self._count & _LOW
+        return self._stem + _PAIRS[low >> 10] + _PAIRS[low & 1023]
+
+    def _begin(self) -> None:
+        self._stem = _encode(self._millis, 5) + _encode(self._count >> 20, 6)

@@ -48,6 +48,8 @@ Waiting = list[tuple[Sequence[Change], asyncio.Future[list[Answer]]]]
 
 _CACHED = 20_000
 """How many unfinished jobs are kept at hand; others are read when they are needed."""
+_FEW = 8
+"""Callers up to which a commit does not look whether more are coming."""
 _SHORT = 64
 """Changes up to which a commit is waited for in the event loop."""
 _MOST_KEPT = 100_000
@@ -89,6 +91,8 @@ class SqliteStore:
         self._line_counts: dict[int, int] = {}
         self._max_log_lines = max_log_lines
         self._committing: asyncio.Handle | asyncio.Task[None] | None = None
+        self._crowd = 0
+        """How many waited when a commit was last put off for more."""
         self._slow_disk = slow_disk
         self._closed = False
 
@@ -121,6 +125,12 @@ class SqliteStore:
     def _commit(self) -> None:
         """Write what has gathered; wait for the disk here if that is short, else aside."""
         self._committing = None
+        if _FEW < len(self._waiting) > self._crowd:
+            # Many come at once, and some are still on their way through this very loop.
+            self._crowd = len(self._waiting)
+            self._commit_soon()
+            return
+        self._crowd = 0
         waiting, riders = self._gather()
         commit = Commit(
             self._writer,
