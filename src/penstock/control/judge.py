@@ -23,6 +23,7 @@ from penstock.lifecycles.canonical import JobEvent, JobState, Role
 log = logging.getLogger(__name__)
 
 _SCHEDULER = Role.SCHEDULER.value
+_SCHEDULE = (JobEvent.SCHEDULE,)
 _JUDGED_A_TURN = 2000
 """Jobs shown to the safety kernel in one commit at most."""
 
@@ -48,11 +49,16 @@ class Judged(Struct):
 
     def admissions(self, gone: set[int], now: float) -> list[Change]:
         """Jobs that passed and found no room are SCHEDULED, and wait."""
+        waiting = [job for job in self.passed if job.seq not in gone]
+        if not self.news:
+            return [
+                Move(job.job_id, _SCHEDULE, _SCHEDULER, now, version=job.version)
+                for job in waiting
+                if job.state is JobState.PENDING
+            ]
         moves: list[Change] = []
-        for job in self.passed:
-            if job.seq in gone:
-                continue
-            news = self.news.get(job.seq) if self.news else None
+        for job in waiting:
+            news = self.news.get(job.seq)
             if job.state is JobState.PENDING:
                 event, said = JobEvent.SCHEDULE, ""
             elif news is not None:
@@ -87,6 +93,7 @@ class Judge:
         if not unjudged:
             return judged
         decide, built_in = self._kernel.decide, self._kernel.built_in
+        passed, queue = judged.passed, board.queue
         undecided: dict[int, Job] = {}
         for job in list(islice(unjudged.values(), _JUDGED_A_TURN)):
             del unjudged[job.seq]
@@ -97,10 +104,13 @@ class Judge:
                 board.doubtful[job.seq] = f"the safety kernel failed: {error}"
                 undecided[job.seq] = job
                 continue
-            if built_in and job.verdict is None and verdict.decision is Decision.ALLOW:
+            if not (built_in and job.verdict is None and verdict.decision is Decision.ALLOW):
+                self._follow(job, verdict, judged, now)
+            elif job.request.after:
                 self._let_pass(job, None, judged)
             else:
-                self._follow(job, verdict, judged, now)
+                passed.append(job)
+                queue(job)
         unjudged.update(undecided)
         return judged
 
@@ -129,8 +139,7 @@ class Judge:
 
     def _let_pass(self, job: Job, verdict: SafetyVerdict | None, judged: Judged) -> None:
         judged.passed.append(job)
-        request = job.request
-        if request.after and has_parents(request) and not self._board.dependencies.admit(job):
+        if has_parents(job.request) and not self._board.dependencies.admit(job):
             self._board.doubtful.pop(job.seq, None)
             judged.children[job.seq] = (job, verdict)
         else:

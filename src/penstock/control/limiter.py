@@ -121,11 +121,7 @@ class Limiter:
         """A worker has it; that it goes to another makes no difference."""
         if job.job_id in self._held:
             return
-        ago = max(0.0, self._now() - (job.dispatched_at or 0.0))
-        for bucket in self._count_held(job):
-            if (rate := self._terms[bucket.limit].rate) is not None:
-                window = self._windows.setdefault(bucket, Window())
-                window.spend(rate, self.monotonic() - ago)
+        self._spend(self._count_held(job), job.dispatched_at or 0.0)
         if len(self._windows) + len(self._leavings) > self._tidy_at:
             self._tidy()
 
