@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -27,6 +28,13 @@ from penstock.ports.clock import Clock
 from penstock.ports.door import Door
 
 log = logging.getLogger(__name__)
+
+
+_BACKLOG = 2048
+
+
+class AddressTaken(Misconfigured):
+    """Somebody else listens there."""
 
 
 class HttpServer:
@@ -181,9 +189,11 @@ def _bind(options: HttpOptions) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setblocking(False)
         bound.bind(address)
+        bound.listen(_BACKLOG)  # only now is the port ours
     except OSError as error:
         bound.close()
-        raise Misconfigured(
+        refusal = AddressTaken if error.errno == errno.EADDRINUSE else Misconfigured
+        raise refusal(
             f"can't listen at {options.host}:{options.port}: {error.strerror or error}",
             hint="stop what listens there, or choose another port; 0 takes a free one",
         ) from error

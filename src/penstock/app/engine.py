@@ -18,6 +18,8 @@ from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from msgspec.structs import replace
+
 from penstock.adapters.files.starts import FileStartBook
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.server import LinkServer
@@ -63,11 +65,14 @@ class Engine:
         *,
         clock: Clock | None = None,
         listen: bool = True,
+        any_port: bool = False,
     ) -> None:
         self.settings = settings
         self._executors = [executor for executor in executors if executor.topics]
         self._clock: Clock = clock or SystemClock()
         self._listen = listen
+        self._any_port = any_port
+        """Whether HTTP may take a free port where its own is taken."""
         self._services: list[asyncio.Task[None]] = []
         self._local: Worker | None = None
         self._worker: asyncio.Task[None] | None = None
@@ -201,12 +206,19 @@ class Engine:
             self.addresses.append(await self._server.listen(address))
 
     async def _start_http(self) -> None:
-        from penstock.api.server import HttpServer
+        from penstock.api.server import AddressTaken, HttpServer
 
         door = EngineDoor(self.parts.keys, self.desk)
         options = http_options(self.settings)
         self._http = HttpServer(door, options, clock=self._clock, health=self._health)
-        self.url = await self._http.start()
+        try:
+            self.url = await self._http.start()
+        except AddressTaken:
+            if not self._any_port:
+                raise
+            options = replace(options, port=0)
+            self._http = HttpServer(door, options, clock=self._clock, health=self._health)
+            self.url = await self._http.start()
 
     def _health(self) -> Health:
         from penstock.api.health import Health

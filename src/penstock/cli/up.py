@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.cli")
 
-_USUAL = ("127.0.0.1", 7470)
+_USUAL = "127.0.0.1:7470"
 _SURVIVES = {
     Durability.DISK: "an acknowledged job survives power loss",
     Durability.OS: "an acknowledged job survives the process, but not power loss",
@@ -83,27 +83,18 @@ def up(
         rules=rules,
         concurrency=concurrency,
     )
-    if not (settings.http or no_http):
-        settings = replace(settings, http=_free_address())
+    any_port = not (settings.http or no_http)
+    if any_port:
+        settings = replace(settings, http=_USUAL)
     application = load_app(app) if app else None
     keep_journal(verbose=verbose)
-    run_service(_serve(place, settings, None if no_worker else application, no_worker))
+    serving = _serve(place, settings, None if no_worker else application, no_worker, any_port)
+    run_service(serving)
 
 
-def _free_address() -> str:
-    """The usual address of HTTP, or one with a free port where that is taken."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(_USUAL)
-        except OSError:
-            return f"{_USUAL[0]}:0"
-    return f"{_USUAL[0]}:{_USUAL[1]}"
-
-
-async def _serve(place: Place, settings: Settings, app: App | None, no_worker: bool) -> None:
+async def _serve(
+    place: Place, settings: Settings, app: App | None, no_worker: bool, any_port: bool
+) -> None:
     from penstock.app.application import make_executors
     from penstock.app.client import Client
     from penstock.app.engine import Engine
@@ -113,7 +104,7 @@ async def _serve(place: Place, settings: Settings, app: App | None, no_worker: b
     stop = Stop()
     stop.listen()
     executors = [] if no_worker else make_executors(app, settings)
-    engine = Engine(settings, executors)
+    engine = Engine(settings, executors, any_port=any_port)
     await engine.start()
     if app is not None:
         portal = Portal(asyncio.get_running_loop())
