@@ -152,6 +152,7 @@ class HttpServer:
             listener.close()
         self._watchman.close()
         for connection in self._connections():
+            connection.send_mail()
             connection.shutdown()
         await self._drain(server)
         if self._round is not None:

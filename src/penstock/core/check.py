@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
@@ -109,6 +110,7 @@ def check_id(field: str, value: str) -> None:
         )
 
 
+@lru_cache(4096)
 def check_topic(topic: str) -> None:
     if len(topic) > 200 or not _TOPIC.fullmatch(topic):
         raise InvalidRequest(
@@ -118,6 +120,7 @@ def check_topic(topic: str) -> None:
         )
 
 
+@lru_cache(4096)
 def check_name(field: str, value: str) -> None:
     if not _NAME.fullmatch(value):
         raise InvalidRequest(
