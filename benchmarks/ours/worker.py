@@ -9,8 +9,8 @@ import sys
 from ours.jobs import app
 
 from penstock.adapters.link.address import Address
-from penstock.app.portal import new_event_loop
 from penstock.app.site import Site
+from penstock.cli.service import run_service
 from penstock.config import load
 
 
@@ -23,5 +23,4 @@ async def main(folder: str, name: str, slots: str) -> None:
 
 
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(main(*sys.argv[1:]))
+    run_service(main(*sys.argv[1:]))

@@ -28,7 +28,7 @@ from penstock.api.options import HttpOptions
 from penstock.api.reply import EVENT_STREAM, JSON_HEADERS
 from penstock.api.server import HttpServer
 from penstock.app.engine import Engine
-from penstock.app.portal import new_event_loop
+from penstock.cli.service import run_service
 from penstock.core.ids import IdSource
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
@@ -137,5 +137,4 @@ async def main(kind: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(main(sys.argv[1], Path(sys.argv[2])))
+    run_service(main(sys.argv[1], Path(sys.argv[2])))
