@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -17,6 +16,7 @@ from typing import Any
 
 import report
 import stored
+from asked import add_options, publish
 from measure import flush_times, machine
 from plan import GROUPS, PEERS, QUICK, Experiment, Plan, experiments
 from run import Figures, MeasurementFailed, measure, medians, missing, quietness, scratch, versions
@@ -54,36 +54,17 @@ def main() -> int:
     everything["machine"] |= quietness()
     tell(f"took {time.monotonic() - start:.0f} s")
     figures = report.page(everything)
-    print(figures)
-    if options.json:
-        options.json.write_text(json.dumps(everything, indent=1))
-    if options.write:
-        options.write.write_text(report.rewritten(options.write.read_text(), figures))
+    publish(everything, figures, options)
     return 0
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Penstock's engine side by side with its peers.")
     parser.add_argument("--quick", action="store_true", help="small sizes: a minute or two")
-    parser.add_argument(
-        "--only", type=groups, default=GROUPS, metavar="A,B", help=f"of: {', '.join(GROUPS)}"
-    )
-    parser.add_argument("--repeats", type=int, metavar="N", help="medians of so many runs")
+    add_options(parser, GROUPS)
     parser.add_argument("--jobs", type=int, metavar="N", help="the backlog that is drained")
     parser.add_argument("--no-peers", action="store_true", help="Penstock alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures here")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="renew the figures of a page")
-    parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="work in here: choose the disk to measure"
-    )
     return parser.parse_args(arguments)
-
-
-def groups(text: str) -> tuple[str, ...]:
-    chosen = tuple(text.split(","))
-    if unknown := set(chosen) - set(GROUPS):
-        raise argparse.ArgumentTypeError(f"nothing is called {', '.join(sorted(unknown))}")
-    return chosen
 
 
 def planned(options: argparse.Namespace) -> Plan:

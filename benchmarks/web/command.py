@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import report
+from asked import add_options, publish
 from engine import disk, tell
 from measure import machine
 from run import Figures, MeasurementFailed, measure, medians, quietness, scratch
@@ -43,11 +42,7 @@ def main() -> int:
     everything["machine"] |= quietness()
     tell(f"took {time.monotonic() - start:.0f} s")
     figures = tables.page(everything)
-    print(figures)
-    if options.json:
-        options.json.write_text(json.dumps(everything, indent=1))
-    if options.write:
-        options.write.write_text(report.rewritten(options.write.read_text(), figures))
+    publish(everything, figures, options)
     return 0
 
 
@@ -56,23 +51,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument("--quick", action="store_true", help="small sizes: a minute")
     sizes.add_argument("--tiny", action="store_true", help="only to see that it runs")
-    parser.add_argument(
-        "--only", type=groups, default=GROUPS, metavar="A,B", help=f"of: {', '.join(GROUPS)}"
-    )
-    parser.add_argument("--repeats", type=int, metavar="N", help="medians of so many runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep all figures here")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="renew the figures of a page")
-    parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="work in here: choose the disk to measure"
-    )
+    add_options(parser, GROUPS)
     return parser.parse_args(arguments)
-
-
-def groups(text: str) -> tuple[str, ...]:
-    chosen = tuple(text.split(","))
-    if unknown := set(chosen) - set(GROUPS):
-        raise argparse.ArgumentTypeError(f"nothing is called {', '.join(sorted(unknown))}")
-    return chosen
 
 
 def planned(options: argparse.Namespace) -> Plan:
