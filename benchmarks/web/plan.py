@@ -21,7 +21,7 @@ class Plan:
     lines: int = 2000
     """Jobs in a stream."""
     stored: tuple[int, ...] = (1_000, 100_000, 1_000_000)
-    read_seconds: float = 0.6
+    read_seconds: float = 1.5
     """How long each request is repeated on each store."""
     readers: tuple[int, ...] = (1, 100, 1000)
     rates: tuple[float, ...] = (200.0, 100.0, 20.0)
