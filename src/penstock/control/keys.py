@@ -107,13 +107,6 @@ class KeyRing:
             hint="ask whoever runs the engine for one: penstock keys create",
         )
 
-    def still_valid(self, caller: Caller) -> bool:
-        """Whether who was let in once would be let in now: for what takes long."""
-        if caller == OWNER:
-            return True
-        known = self._known.get(caller.key_id)
-        return known is not None and known.is_valid(self._clock.now())
-
     # -- the keys themselves ------------------------------------------------------------
 
     async def create(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from penstock.control.rules import parse_rules, read_text, snapshot_of
+from penstock.control.rules import load_rules, parse_rules, read_text, snapshot_of
 from penstock.control.safety import RuleSet, SafetyKernel
 from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
@@ -49,8 +49,7 @@ class Rulebook:
     def load(self) -> None:
         """Read the file before anything is judged. Raises Misconfigured."""
         if self._path is not None:
-            text = read_text(self._path)
-            self._kernel.use(parse_rules(text, self.source))
+            self._kernel.use(load_rules(self._path))
             self.loaded_at = self._clock.now()
 
     async def run(self) -> None:
