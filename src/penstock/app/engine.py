@@ -265,6 +265,8 @@ class Engine:
 
         def is_untold(job: Job) -> bool:
             reached = local is not None and local.took(job.job_id, job.attempt)
+            if local is not None and job.job_id in local.left:
+                return False
             return job.worker_id == self.worker_id and reached and job.job_id not in adrift
 
         def look(_: Sequence[Answer] = ()) -> None:

@@ -6,7 +6,9 @@
     │   ├── TooLarge            a payload over its limit
     │   └── UnreadablePointer   a context_ptr that may not be, or can't be, read
     ├── Conflict                the id or key is taken by a different request
-    │   └── StaleApproval       what was approved is not what waits any more
+    │   ├── StaleApproval       what was approved is not what waits any more
+    │   ├── PipelineBusy        a pipeline that runs once at a time is running
+    │   └── Superseded          another run of the job has taken over
     ├── NotFound                no such job, worker or blob
     ├── IllegalMove             the lifecycle's table has no such move
     ├── Misconfigured           a settings, rule or application file is wrong
@@ -88,6 +90,23 @@ class Conflict(PenstockError):
 
 class StaleApproval(Conflict):
     code = "STALE_APPROVAL"
+
+
+class PipelineBusy(Conflict):
+    code = "PIPELINE_BUSY"
+
+    def __init__(self, message: str, *, running: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.running = running
+        """The job that runs."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"running": self.running}
+
+
+class Superseded(Conflict):
+    code = "SUPERSEDED"
 
 
 class NotFound(PenstockError):

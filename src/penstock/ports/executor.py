@@ -10,13 +10,20 @@ callable that takes the worker's application (or None) and returns an Executor.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
 from penstock.core.job import JobRequest, Offer
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.blobs import Blobs
+from penstock.ports.clock import Clock
+
+if TYPE_CHECKING:
+    from penstock.ports.desk import Desk
+    from penstock.ports.pipelines import PipelineStore
 
 
 class Task(Struct, frozen=True, gc=False):
@@ -62,6 +69,27 @@ class CancelToken(Protocol):
         """Raise `penstock.Cancelled` if the work should end."""
 
 
+@dataclass(frozen=True)
+class World:
+    """What lies around a worker, for executors that keep records or submit jobs themselves."""
+
+    worker_id: str
+    clock: Clock
+    blobs: Blobs
+    desk: Desk
+    """The engine's, with the rights of its owner: child jobs carry their parent's tenant and
+    principal."""
+    pipelines: PipelineStore
+
+
+class Interrupted(Exception):
+    """Raised by an executor whose worker stops: the attempt can be taken up where it is.
+
+    Only for jobs that are idempotent. The worker reports nothing, and the engine gives the job
+    to another worker, as it does when one is lost.
+    """
+
+
 class Context(Protocol):
     """What an executor may use while it runs. Safe to call from any thread."""
 
@@ -77,6 +105,15 @@ class Context(Protocol):
     @property
     def cancel(self) -> CancelToken: ...
 
+    @property
+    def ended_as(self) -> JobState:
+        """What a requested end is to count as: CANCELLED, TIMEOUT, or FAILED when the worker
+        stops."""
+
+    @property
+    def world(self) -> World | None:
+        """None where there is no engine behind it."""
+
     def progress(self, fraction: float | None = None, message: str = "") -> None: ...
 
     def log(self, text: str, level: str = "info") -> None: ...
@@ -90,6 +127,9 @@ class Executor(Protocol):
     """The topics (globs) that this executor can run."""
     offers: Mapping[str, Offer]
     """What jobs of a topic should have unless their caller says otherwise."""
+    resumable: bool
+    """Whether an attempt that is ended when its worker stops can be taken up by another; then
+    a stopping worker does not wait for it."""
 
     def check(self, topic: str, payload: bytes) -> None:
         """Raise InvalidRequest for an input that `run` could only refuse."""

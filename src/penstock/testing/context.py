@@ -11,6 +11,8 @@ import threading
 import time
 
 from penstock.core.job import JobRequest
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import World
 from penstock.ports.token import Token
 
 
@@ -18,12 +20,19 @@ class RecordingContext:
     """Keeps what a job reports, and lets a test wait for it."""
 
     def __init__(
-        self, request: JobRequest | None = None, *, attempt: int = 1, timeout: float = 60.0
+        self,
+        request: JobRequest | None = None,
+        *,
+        attempt: int = 1,
+        timeout: float = 60.0,
+        world: World | None = None,
     ) -> None:
         self.request = request or JobRequest(job_id="a-job", topic="job.test")
         self.job_id = self.request.job_id
         self.attempt = attempt
         self.cancel = Token()
+        self.ended_as = JobState.CANCELLED
+        self.world = world
         self.progressed: list[tuple[float | None, str]] = []
         self.lines: list[tuple[str, str]] = []
         """(level, text) of every line."""

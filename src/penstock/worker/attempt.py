@@ -12,7 +12,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs
 from penstock.ports.bus import AnyMessage, Dispatch, JobLog, JobProgress
 from penstock.ports.clock import Clock
-from penstock.ports.executor import Executor, Outcome, Task
+from penstock.ports.executor import Executor, Interrupted, Outcome, Task, World
 from penstock.ports.token import Token
 
 log = logging.getLogger(__name__)
@@ -34,10 +34,18 @@ class Attempt:
         "received_at",
         "started_at",
         "task",
+        "world",
     )
 
-    def __init__(self, dispatch: Dispatch, clock: Clock, say: Callable[[AnyMessage], None]) -> None:
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        clock: Clock,
+        say: Callable[[AnyMessage], None],
+        world: World | None = None,
+    ) -> None:
         self.dispatch = dispatch
+        self.world = world
         self.cancel = Token()
         self.task: asyncio.Task[None] | None = None
         """The task that runs it, while it does."""
@@ -95,7 +103,10 @@ class Attempt:
                 self.task.cancel()
 
     async def run(self, executor: Executor, blobs: Blobs, worker_id: str) -> JobResult:
-        """Run to an end of any kind, and say which. Only returns when nothing runs any more."""
+        """Run to an end of any kind, and say which. Only returns when nothing runs any more.
+
+        Raises Interrupted if it is to go on elsewhere.
+        """
         try:
             if self.cancel.requested:
                 raise asyncio.CancelledError
@@ -107,6 +118,8 @@ class Attempt:
             if not self.cancel.requested:
                 raise
             outcome, pointer = self._was_ended(), None
+        except Interrupted:
+            raise
         except PenstockError as error:
             outcome, pointer = _failure(error.code, str(error)), None
         except Exception as error:

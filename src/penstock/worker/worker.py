@@ -45,7 +45,7 @@ from penstock.ports.bus import (
     jobs_of,
 )
 from penstock.ports.clock import Clock
-from penstock.ports.executor import Executor
+from penstock.ports.executor import Executor, Interrupted, World
 from penstock.ports.starts import StartBook
 from penstock.worker.attempt import Attempt
 from penstock.worker.deadlines import Deadlines
@@ -60,6 +60,7 @@ _MOST_AHEAD = 4000
 _REVIEW = 0.1
 """Seconds between looks at the credit and at jobs that can't be started."""
 _RENAME = "give this one another name with --id"
+_STOPPED = "the worker was stopped while it ran the job"
 _PATIENCE = 1.0
 """Seconds a job may be held here unstarted before it is handed back."""
 _REMEMBERED = 10_000
@@ -87,7 +88,9 @@ class Worker:
         clock: Clock,
         options: WorkerOptions,
         make_book: Callable[[str, str], StartBook] | None = None,
+        world: World | None = None,
     ) -> None:
+        self._world = world
         self.bus, self.blobs, self.clock, self.options = bus, blobs, clock, options
         self._make_book = make_book
         self._book: StartBook | None = None
@@ -102,6 +105,8 @@ class Worker:
         """Waiting for the engine's word that their start is durable."""
         self._active: dict[tuple[str, int], Attempt] = {}
         self._unsettled: dict[tuple[str, int], JobResult] = {}
+        self.left: set[str] = set()
+        """Jobs that another worker is to take up where we stopped."""
         self._done = 0
         self._credit = options.slots
         self._draining = False
@@ -214,12 +219,15 @@ class Worker:
         for attempt in self._starting.values():
             self._return(attempt, "the worker is stopping")
         self._starting.clear()
+        for attempt in list(self._active.values()):
+            if attempt.request.idempotent and self._is_resumable(attempt):
+                attempt.end(_STOPPED, JobState.FAILED)
         try:
             async with asyncio.timeout(self.options.drain_timeout):
                 await self._idle.wait()
         except TimeoutError:
             for attempt in list(self._active.values()):
-                attempt.end("the worker was stopped while it ran the job", JobState.FAILED)
+                attempt.end(_STOPPED, JobState.FAILED)
             await self._idle.wait()
         self._deadlines.stop()
         await self._runners.close()
@@ -266,7 +274,7 @@ class Worker:
         self._taken_order.append(key)
         if len(self._taken_order) > _REMEMBERED:
             self._taken.discard(self._taken_order.popleft())
-        attempt = Attempt(dispatch, self.clock, self._outbox.add)
+        attempt = Attempt(dispatch, self.clock, self._outbox.add, self._world)
         self._queue.append(attempt)
         if self._draining:
             self._hand_back(float("inf"), "the worker is stopping")
@@ -341,12 +349,18 @@ class Worker:
             if not self.options.local:
                 self._unsettled[key] = result
             self._outbox.add(Finished(result))
+        except Interrupted:
+            self.left.add(attempt.job_id)
         finally:
             self._done += 1
             del self._active[key]
             self._start_more()
             if not self._active:
                 self._idle.set()
+
+    def _is_resumable(self, attempt: Attempt) -> bool:
+        # A plug-in written before there was such a thing says nothing of it.
+        return getattr(self._executor_for(attempt.request.topic), "resumable", False)
 
     def _executor_for(self, topic: str) -> Executor:
         executor = self._by_topic.get(topic)

@@ -24,6 +24,8 @@ BEAT = LIMITS.lease / 4
 class SimExecutor:
     """Runs jobs that do what their `act` says; each real run is written down."""
 
+    resumable = False
+
     def __init__(self, link: SimLink, chance: random.Random, history: History) -> None:
         self.topics: tuple[str, ...] = ("job.*",)
         self.offers: Mapping[str, Offer] = {}

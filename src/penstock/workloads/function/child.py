@@ -56,6 +56,8 @@ class ChildContext:
         self.job_id = run.request.job_id
         self.attempt = run.attempt
         self.cancel = Token()
+        self.ended_as = JobState.CANCELLED
+        self.world = None
         self._until = time.monotonic() + run.remaining
         self._send = send
 

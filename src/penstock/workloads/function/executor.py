@@ -37,6 +37,8 @@ IGNORED = (
 class FunctionExecutor:
     """Executes the functions of an application, each under its topic."""
 
+    resumable = False
+
     def __init__(
         self,
         functions: Mapping[str, JobFunction[..., Any]],

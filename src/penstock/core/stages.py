@@ -1,0 +1,344 @@
+"""The values of a staged pipeline (seed 002): the record of a run, its stages and its items.
+
+A pipeline is a row of stages. A *map* stage runs once for each of its items, a *step* once;
+a step is kept as a stage with one item. Values are frozen; times are seconds since the
+epoch, UTC, and come from a Clock.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+from msgspec import Struct, field
+
+from penstock.core.job import NO_RETRY, RetryPolicy
+from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
+
+STALE_MESSAGE = "Job timed out or was orphaned"
+"""The seed's words for a job that nobody works on any more."""
+STALE_AFTER = 7200.0
+"""Seconds without progress after which a job is stale: two hours, as the seed says."""
+
+
+class StageKind(StrEnum):
+    MAP = "map"
+    """One call an item; a failed item does not fail its siblings."""
+    STEP = "step"
+    """One call."""
+
+
+class StageStatus(StrEnum):
+    """How a stage stands. The last four are the seed's, and ends."""
+
+    PENDING = "pending"
+    """Its turn has not come."""
+    RUNNING = "running"
+    COMPLETED = "completed"
+    """Finished without errors."""
+    PARTIAL = "partial"
+    """Finished with some errors."""
+    FAILED = "failed"
+    """It raised, or nothing in it succeeded."""
+    SKIPPED = "skipped"
+    """It was not run; `reason` says why."""
+
+
+class ItemOutcome(StrEnum):
+    PENDING = "pending"
+    """Listed; it has not ended."""
+    OK = "ok"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """It was not run: its breaker is open, or it is a duplicate; `error` says which."""
+
+
+class ErrorClass(StrEnum):
+    """What kind of failure an item had: the first is worth trying again."""
+
+    TRANSIENT = "transient"
+    PERMANENT = "permanent"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+class WhenOpen(StrEnum):
+    """What becomes of an item whose circuit breaker is open."""
+
+    WAIT = "wait"
+    SKIP = "skip"
+    FAIL = "fail"
+
+
+class OnChange(StrEnum):
+    """What becomes of an unfinished job whose pipeline was changed meanwhile."""
+
+    RESUME = "resume"
+    """Go on where the finished stages are still the same; else refuse."""
+    RESTART = "restart"
+    """Forget what was done and run every stage."""
+    REFUSE = "refuse"
+    """FAILED, with the reason."""
+
+
+class OnOrphan(StrEnum):
+    """What becomes of a job whose process is gone."""
+
+    RESUME = "resume"
+    FAIL = "fail"
+
+
+class StageInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A stage as it was declared."""
+
+    name: str
+    kind: StageKind
+    over: str = ""
+    """What a map goes over: `stage:NAME`, `config:FIELD` or `source:FUNCTION`."""
+    of: str = ""
+    """The stage whose results a step is given."""
+    needs: tuple[str, ...] = ()
+    mode: str = "async"
+    """async, thread or process."""
+    concurrency: int = 1
+    rate: float | None = None
+    """Calls a second, at most."""
+    timeout: float | None = None
+    """Seconds that one call may take."""
+    stage_timeout: float | None = None
+    retry: RetryPolicy = NO_RETRY
+    breaker: str | None = None
+    when_open: WhenOpen = WhenOpen.WAIT
+    enabled: str = ""
+    """The config flag that switches it on."""
+    critical: bool = False
+    """Whether its failure ends the job as FAILED."""
+    counts: bool = True
+    """Whether it is looked at when the job's status is determined."""
+    min_ok: int = 0
+    """Items that must succeed, else the stage failed."""
+    max_failed: float | None = None
+    """The share of failed items, between 0 and 1, above which the stage failed."""
+    spread: bool = False
+    """Whether its items are jobs of their own, for any worker."""
+    version: str = ""
+    doc: str = ""
+
+
+class PipelineInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pipeline as it was declared: what can be listed, drawn and started."""
+
+    name: str
+    topic: str
+    stages: tuple[StageInfo, ...]
+    fingerprint: str
+    config_schema: dict[str, Any] = field(default_factory=dict)
+    """JSON schema of its config."""
+    policy: str = "document"
+    single_flight: bool = True
+    on_change: OnChange = OnChange.RESUME
+    on_orphan: OnOrphan = OnOrphan.RESUME
+    stale_after: float | None = STALE_AFTER
+    alerts: tuple[AlertRule, ...] = ()
+    doc: str = ""
+
+
+class AlertRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A threshold on a finished run; `penstock.workloads.pipeline.alerts` evaluates it."""
+
+    code: str
+    metric: str
+    """`stage.metric`, or `duration_ms` or `status` of the whole job."""
+    of: str = ""
+    """Divide by this metric; where it is zero, the rule is silent."""
+    below: float | None = None
+    above: float | None = None
+    equals: str | None = None
+
+
+class Alert(Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    value: float | str
+    threshold: float | str
+
+
+class StageError(Struct, frozen=True):
+    stage: str
+    message: str
+    code: str = ""
+
+
+class StageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far one stage of one job is. The same shape while it runs and after."""
+
+    name: str
+    index: int
+    kind: StageKind
+    status: StageStatus = StageStatus.PENDING
+    reason: str = ""
+    """Why it was skipped, or failed as a whole."""
+    counted: bool = True
+    """Whether the job's status takes it into account."""
+    critical: bool = False
+    empty: bool = False
+    """It had nothing to do."""
+    listed: bool = False
+    """Its items are all known."""
+    total: int = 0
+    done: int = 0
+    """Items that ended in any way: ok + failed + skipped."""
+    ok: int = 0
+    failed: int = 0
+    skipped: int = 0
+    reused: int = 0
+    """Of `ok`: taken over from the job that this one retries."""
+    rate: float | None = None
+    """Items a second, of late."""
+    eta: float | None = None
+    """Seconds that the rest will take at that rate."""
+    started_at: float | None = None
+    finished_at: float | None = None
+    duration_ms: float = 0.0
+    """Time spent running it, over all attempts."""
+    metrics: dict[str, float | int | str | bool] = field(default_factory=dict)
+    errors: tuple[str, ...] = ()
+    """The first few; every item keeps its own."""
+
+    @property
+    def is_final(self) -> bool:
+        return self.status not in (StageStatus.PENDING, StageStatus.RUNNING)
+
+
+class ItemRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One item of one stage. Input and output are JSON, or pointers where they are large."""
+
+    seq: int
+    """Its place in the stage, from 0."""
+    key: str
+    """What it is known by, in this job and in one that retries it."""
+    input: str = ""
+    """A pointer: `data:` or a blob."""
+    outcome: ItemOutcome = ItemOutcome.PENDING
+    output: str = ""
+    fan: int = 0
+    """How many items it gives a stage that maps over this one."""
+    attempts: int = 0
+    error_class: ErrorClass | None = None
+    error_code: str = ""
+    error: str = ""
+    duration_ms: float = 0.0
+    finished_at: float | None = None
+    reused: bool = False
+
+
+class RunSummary(Struct, frozen=True, kw_only=True):
+    """One per run, made after its last work stage (the flowchart's place for it), closed at the
+    end of the job, whatever the end."""
+
+    trace_id: str
+    started_at: float | None
+    finished_at: float | None
+    duration_ms: float
+    """Wall time."""
+    stages_ms: float
+    """Time within stages."""
+    status: PipelineJobStatus
+    stages: dict[str, dict[str, float | int | str | bool]]
+    alerts: tuple[str, ...] = ()
+    """Codes."""
+    trigger: str = "manual"
+    """manual, schedule, retry or child."""
+
+
+class PipelineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The record of one pipeline job."""
+
+    id: str
+    trace_id: str
+    pipeline: str
+    fingerprint: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    """As validated at the start, frozen."""
+    status: PipelineJobStatus = PipelineJobStatus.PENDING
+    current_stage: str | None = None
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    stages: tuple[StageRecord, ...] = ()
+    errors: tuple[StageError, ...] = ()
+    cancel_requested: bool = False
+    cancel_effective: bool | None = None
+    """After a cancel was asked for: whether that, or the finish, won."""
+    abandoned_items: tuple[str, ...] = ()
+    """`stage/key` of work that would not stop within the grace time."""
+    summary: RunSummary | None = None
+    alerts: tuple[Alert, ...] = ()
+    retry_of: str | None = None
+    """The job whose finished items this one takes over."""
+    tenant: str = "default"
+    trigger: str = "manual"
+    owner: str = ""
+    """Who runs it."""
+    fence: int = 0
+    """Which run of it is the live one; writes of an older one are refused."""
+    lease_until: float | None = None
+    """When its owner must have been heard of again; None: the control plane watches it."""
+    progress_at: float | None = None
+    resumes: int = 0
+    version: int = 1
+
+    @property
+    def is_final(self) -> bool:
+        return PIPELINE.is_final(self.status)
+
+    def stage(self, name: str) -> StageRecord | None:
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    @property
+    def stage_progress(self) -> dict[str, StageRecord]:
+        return {stage.name: stage for stage in self.stages}
+
+
+class PipelineEventKind(StrEnum):
+    JOB_START = "job_start"
+    STAGE_START = "stage_start"
+    STAGE_PROGRESS = "stage_progress"
+    STAGE_COMPLETE = "stage_complete"
+    CUSTOM = "custom"
+    """What a stage emitted itself."""
+    JOB_COMPLETE = "job_complete"
+    """The last one."""
+
+
+class PipelineEvent(Struct, frozen=True, omit_defaults=True):
+    """Something that happened to a run; `id` grows over all runs of a store."""
+
+    id: int
+    job_id: str
+    at: float
+    kind: PipelineEventKind
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class BreakerState(StrEnum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+
+
+class Breaker(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A circuit breaker as it is stored; `core.breakers` says how it moves."""
+
+    name: str
+    state: BreakerState = BreakerState.CLOSED
+    failures: int = 0
+    """In a row."""
+    threshold: int = 5
+    cooldown: float = 60.0
+    trials: int = 1
+    """Calls let through at once while it is half open."""
+    opened_at: float | None = None
+    trial_until: tuple[float, ...] = ()
+    """When each trial under way is given up for lost, so that its slot comes back."""
+    version: int = 0

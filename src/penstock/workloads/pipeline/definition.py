@@ -1,0 +1,449 @@
+"""A pipeline as it is declared: stages in order, each a plain function.
+
+    news = Pipeline("news", config=NewsConfig)
+
+    @news.map(over="sources", concurrency=5, retry=Retry(3), breaker="feeds")
+    async def ingest(source, ctx): ...
+
+    @news.map(over=ingest)
+    def classify(article, ctx): ...
+
+    @news.step(enabled="enable_brief")
+    async def brief(results, ctx): ...
+
+Stages are declared and not replayed, so there are no rules about what their code may do. What
+is wrong with a definition is said where it is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.core.errors import InvalidRequest, Misconfigured
+from penstock.core.job import NO_RETRY, RetryPolicy
+from penstock.core.quantity import parse_duration
+from penstock.core.signals import Retry
+from penstock.core.stages import (
+    STALE_AFTER,
+    AlertRule,
+    OnChange,
+    OnOrphan,
+    PipelineInfo,
+    StageInfo,
+    StageKind,
+    WhenOpen,
+)
+from penstock.workloads.pipeline.shape import Shape, shape_of
+
+F = TypeVar("F", bound=Callable[..., Any])
+Source = Callable[..., Any]
+
+TOPIC = "job.pipeline."
+"""How the topics of pipelines begin; the pipeline's name follows."""
+_NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_MODES = ("async", "thread", "process")
+
+
+class Stage:
+    """One declared stage. Called, it is the plain function."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        info: StageInfo,
+        shape: Shape,
+        *,
+        source: Source | None = None,
+        key: Callable[[Any], str] | None = None,
+        enabled: Callable[[Any], bool] | None = None,
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn, self.info, self.shape = fn, info, shape
+        self.source, self.key, self.enabled = source, key, enabled
+        self.name = info.name
+
+    @property
+    def upstream(self) -> str:
+        """The stage whose outputs it maps over, or whose results it is given; may be ''."""
+        kind, _, name = self.info.over.partition(":")
+        return name if kind == "stage" else self.info.of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<stage {self.name}>"
+
+
+class Definition:
+    """The stages of one pipeline, and how its jobs are to be treated."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        config: type | None = None,
+        policy: str | Callable[..., Any] = "document",
+        single_flight: bool = True,
+        on_change: OnChange | str = OnChange.RESUME,
+        on_orphan: OnOrphan | str = OnOrphan.RESUME,
+        stale_after: float | str | None = STALE_AFTER,
+        cancel_grace: float | str = 5.0,
+        timeout: float | str | None = None,
+        alerts: Iterable[AlertRule] = (),
+        on_alert: Callable[..., Any] | None = None,
+        on_end: Callable[..., Any] | None = None,
+        breakers: Mapping[str, Mapping[str, float]] | None = None,
+        resources: Mapping[str, Callable[[], Any]] | None = None,
+        summary_after: str | None = None,
+        doc: str = "",
+    ) -> None:
+        if not _NAME.fullmatch(str(name)):
+            raise Misconfigured(
+                f"{name!r} can't name a pipeline", hint="use letters, digits, - and _"
+            )
+        self.name = name
+        self.topic = TOPIC + name
+        self.config_type = config
+        self.policy = policy
+        """A name of `status.POLICIES`, or a function of the stages' records."""
+        self.single_flight = single_flight
+        self.on_change = _choice(OnChange, "on_change", on_change)
+        self.on_orphan = _choice(OnOrphan, "on_orphan", on_orphan)
+        self.stale_after = _seconds("stale_after", stale_after)
+        """Seconds without progress after which a job is stale; None: never."""
+        self.cancel_grace = _seconds("cancel_grace", cancel_grace) or 0.0
+        """Seconds that running items have to stop before they are cancelled, or abandoned."""
+        self.timeout = _seconds("timeout", timeout)
+        self.alerts = tuple(alerts)
+        self.on_alert = on_alert
+        """Called with (record, alert) for each alert of a finished run, plain or async."""
+        self.on_end = on_end
+        """Called with the final record, once, plain or async."""
+        self.breakers = {key: dict(value) for key, value in (breakers or {}).items()}
+        """`threshold`, `cooldown` and `trials` of its breakers, by name."""
+        self.resources = dict(resources or {})
+        """Made once a job when first asked for by `ctx.resource(name)`; closed at its end."""
+        self.summary_after = summary_after
+        """The stage after which the run summary is made; None: the last one."""
+        self.doc = doc
+        self.stages: dict[str, Stage] = {}
+
+    # -- declaring ----------------------------------------------------------------
+
+    def map(
+        self,
+        over: Stage | str | Source | None = None,
+        *,
+        name: str | None = None,
+        key: Callable[[Any], str] | None = None,
+        concurrency: int = 5,
+        rate: float | None = None,
+        timeout: float | str | None = None,
+        stage_timeout: float | str | None = None,
+        retry: Retry | RetryPolicy | int | None = None,
+        breaker: str | None = None,
+        when_open: WhenOpen | str = WhenOpen.WAIT,
+        mode: str | None = None,
+        spread: bool = False,
+        enabled: str | Callable[[Any], bool] | None = None,
+        needs: Sequence[Stage | str] = (),
+        critical: bool = False,
+        counts: bool = True,
+        min_ok: int = 0,
+        max_failed: float | None = None,
+        version: str = "",
+    ) -> Callable[[F], F]:
+        """One call an item. `over` is a stage (its outputs), the name of a config field, or a
+        function of (config, ctx) that gives items. Without it: the config field whose name is
+        the plural of the function's parameter."""
+
+        def declare(fn: F) -> F:
+            stage = name or _name_of(fn)
+            shape = shape_of(fn, stage)
+            over_, source = self._over(stage, over, shape)
+            info = StageInfo(
+                name=stage,
+                kind=StageKind.MAP,
+                over=over_,
+                needs=self._needs(stage, needs),
+                mode=_mode(stage, mode, shape),
+                concurrency=_at_least(stage, "concurrency", concurrency, 1),
+                rate=None if rate is None else _above_zero(stage, "rate", rate),
+                timeout=_seconds(f"stage {stage}: timeout", timeout),
+                stage_timeout=_seconds(f"stage {stage}: stage_timeout", stage_timeout),
+                retry=_retry(retry),
+                breaker=breaker,
+                when_open=_choice(WhenOpen, f"stage {stage}: when_open", when_open),
+                enabled=self._flag(stage, enabled),
+                critical=critical,
+                counts=counts,
+                min_ok=min_ok,
+                max_failed=max_failed,
+                spread=spread,
+                version=version,
+                doc=inspect.getdoc(fn) or "",
+            )
+            return self._add(fn, info, shape, source=source, key=key, enabled=enabled)
+
+        return declare
+
+    def step(
+        self,
+        of: Stage | str | None = None,
+        *,
+        name: str | None = None,
+        timeout: float | str | None = None,
+        retry: Retry | RetryPolicy | int | None = None,
+        breaker: str | None = None,
+        when_open: WhenOpen | str = WhenOpen.WAIT,
+        mode: str | None = None,
+        spread: bool = False,
+        enabled: str | Callable[[Any], bool] | None = None,
+        needs: Sequence[Stage | str] = (),
+        critical: bool = False,
+        counts: bool = True,
+        version: str = "",
+    ) -> Callable[[F], F]:
+        """One call, given the results of the stage `of` (the one before it, if not said)."""
+
+        def declare(fn: F) -> F:
+            stage = name or _name_of(fn)
+            shape = shape_of(fn, stage)
+            before = self._known(stage, of) if of is not None else next(reversed(self.stages), "")
+            info = StageInfo(
+                name=stage,
+                kind=StageKind.STEP,
+                of=before,
+                needs=self._needs(stage, needs),
+                mode=_mode(stage, mode, shape),
+                timeout=_seconds(f"stage {stage}: timeout", timeout),
+                retry=_retry(retry),
+                breaker=breaker,
+                when_open=_choice(WhenOpen, f"stage {stage}: when_open", when_open),
+                enabled=self._flag(stage, enabled),
+                critical=critical,
+                counts=counts,
+                spread=spread,
+                version=version,
+                doc=inspect.getdoc(fn) or "",
+            )
+            return self._add(fn, info, shape, enabled=enabled)
+
+        return declare
+
+    def _add(
+        self,
+        fn: F,
+        info: StageInfo,
+        shape: Shape,
+        *,
+        source: Source | None = None,
+        key: Callable[[Any], str] | None = None,
+        enabled: str | Callable[[Any], bool] | None = None,
+    ) -> F:
+        if not _NAME.fullmatch(info.name):
+            raise Misconfigured(f"{info.name!r} can't name a stage", hint="give it name=...")
+        if info.name in self.stages:
+            raise Misconfigured(f"pipeline {self.name} has a stage {info.name} already")
+        asked = enabled if callable(enabled) else None
+        stage = Stage(fn, info, shape, source=source, key=key, enabled=asked)
+        self.stages[info.name] = stage
+        return stage  # type: ignore[return-value]
+
+    def _over(
+        self, stage: str, over: Stage | str | Source | None, shape: Shape
+    ) -> tuple[str, Source | None]:
+        if isinstance(over, Stage):
+            return f"stage:{self._known(stage, over)}", None
+        if isinstance(over, str):
+            if over in self.stages:
+                return f"stage:{over}", None
+            if over in self.config_fields or self.config_type is None:
+                return f"config:{over}", None
+            raise Misconfigured(
+                f"stage {stage}: {over!r} is neither a stage before it nor a field of its config",
+                hint=self._hint(),
+            )
+        if over is not None:
+            return f"source:{getattr(over, '__qualname__', 'function')}", over
+        plural = shape.parameter + "s"
+        if plural in self.config_fields:
+            return f"config:{plural}", None
+        raise Misconfigured(
+            f"stage {stage}: say what it maps over",
+            hint=f"over= takes a stage, a field of the config (there is no {plural!r}) or a"
+            " function that gives items",
+        )
+
+    def _needs(self, stage: str, needs: Sequence[Stage | str]) -> tuple[str, ...]:
+        return tuple(self._known(stage, one) for one in needs)
+
+    def _known(self, stage: str, named: Stage | str) -> str:
+        """The name of a stage that runs before `stage`: what keeps a definition from cycles."""
+        name = named.name if isinstance(named, Stage) else named
+        if name == stage:
+            raise Misconfigured(f"stage {stage} waits for itself", hint="that is a cycle")
+        if name not in self.stages:
+            raise Misconfigured(
+                f"stage {stage} uses {name!r}, which is not a stage before it", hint=self._hint()
+            )
+        return name
+
+    def _flag(self, stage: str, enabled: str | Callable[[Any], bool] | None) -> str:
+        if isinstance(enabled, str):
+            if self.config_type is not None and enabled not in self.config_fields:
+                raise Misconfigured(
+                    f"stage {stage}: the config has no field {enabled!r}", hint=self._hint()
+                )
+            return enabled
+        return "" if enabled is None else getattr(enabled, "__qualname__", "function")
+
+    def _hint(self) -> str:
+        stages = ", ".join(self.stages) or "none"
+        fields = ", ".join(self.config_fields) or "none"
+        return f"stages so far: {stages}; fields of the config: {fields}"
+
+    # -- config -------------------------------------------------------------------
+
+    @functools.cached_property
+    def config_fields(self) -> tuple[str, ...]:
+        if self.config_type is None:
+            return ()
+        return tuple(field.name for field in msgspec.inspect.type_info(self.config_type).fields)  # type: ignore[attr-defined]
+
+    def config_of(self, given: Any) -> Any:
+        """The config as its type. Raises InvalidRequest, naming the field."""
+        if self.config_type is None:
+            return dict(given or {})
+        if isinstance(given, self.config_type):
+            given = msgspec.to_builtins(given)
+        given = {} if given is None else given
+        if not isinstance(given, Mapping):
+            raise InvalidRequest("config", f"expected an object, got {type(given).__name__}")
+        for name in given:
+            if name not in self.config_fields:
+                raise InvalidRequest(
+                    f"config.{name}",
+                    "there is no such field",
+                    hint=f"there are {', '.join(self.config_fields)}",
+                )
+        try:
+            return msgspec.convert(dict(given), self.config_type)
+        except msgspec.ValidationError as error:
+            problem, _, path = str(error).partition(" - at `$")
+            field = path.rstrip("`").lstrip(".")
+            raise InvalidRequest(f"config.{field}" if field else "config", problem) from error
+
+    def plain_config(self, given: Any) -> dict[str, Any]:
+        """The config with all its defaults, as JSON has it: what is frozen in the record."""
+        return msgspec.to_builtins(self.config_of(given), str_keys=True)  # type: ignore[no-any-return]
+
+    # -- describing ---------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise Misconfigured where it can't be run."""
+        if not self.stages:
+            raise Misconfigured(
+                f"pipeline {self.name} has no stages", hint="declare one with map or step"
+            )
+        if self.summary_after is not None and self.summary_after not in self.stages:
+            raise Misconfigured(f"pipeline {self.name}: there is no stage {self.summary_after!r}")
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the stages' names, order, kinds, inputs and versions; not with their code:
+        say `version=` where results of the old code are not to be kept."""
+        return fingerprint_of([stage.info for stage in self.stages.values()])
+
+    def info(self) -> PipelineInfo:
+        self.check()
+        schema = {} if self.config_type is None else msgspec.json.schema(self.config_type)
+        return PipelineInfo(
+            name=self.name,
+            topic=self.topic,
+            stages=tuple(stage.info for stage in self.stages.values()),
+            fingerprint=self.fingerprint,
+            config_schema=schema,
+            policy=self.policy if isinstance(self.policy, str) else "custom",
+            single_flight=self.single_flight,
+            on_change=self.on_change,
+            on_orphan=self.on_orphan,
+            stale_after=self.stale_after,
+            alerts=self.alerts,
+            doc=self.doc,
+        )
+
+    def __repr__(self) -> str:
+        return f"<pipeline {self.name}: {', '.join(self.stages) or 'no stages'}>"
+
+
+def fingerprint_of(stages: Iterable[StageInfo]) -> str:
+    """Names what the stages are to each other, by name, kind, input and version."""
+    parts = [(s.name, s.kind, s.over, s.of, s.needs, s.version) for s in stages]
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", "")
+
+
+def _mode(stage: str, mode: str | None, shape: Shape) -> str:
+    if mode is None:
+        return "async" if shape.is_async else "thread"
+    if mode not in _MODES:
+        raise Misconfigured(f"stage {stage}: mode {mode!r} is none of {', '.join(_MODES)}")
+    if shape.is_async is not (mode == "async"):
+        other = "an async function" if shape.is_async else "a plain function"
+        raise Misconfigured(f"stage {stage}: {other} can't run with mode={mode!r}")
+    if mode == "process" and shape.is_generator:
+        raise Misconfigured(
+            f"stage {stage}: a generator can't run in a process", hint="return a list"
+        )
+    return mode
+
+
+def _retry(given: Retry | RetryPolicy | int | None) -> RetryPolicy:
+    if isinstance(given, Retry):
+        return given.policy
+    if isinstance(given, int):
+        return Retry(given).policy
+    return given or NO_RETRY
+
+
+def _seconds(name: str, given: float | str | None) -> float | None:
+    if given is None:
+        return None
+    seconds = parse_duration(given) if isinstance(given, str) else float(given)
+    if seconds < 0:
+        raise Misconfigured(f"{name}: {given!r} is less than nothing")
+    return seconds
+
+
+def _above_zero(stage: str, name: str, value: float) -> float:
+    if value <= 0:
+        raise Misconfigured(f"stage {stage}: {name} must be above 0")
+    return float(value)
+
+
+def _at_least(stage: str, name: str, value: int, least: int) -> int:
+    if value < least:
+        raise Misconfigured(f"stage {stage}: {name} must be at least {least}")
+    return value
+
+
+C = TypeVar("C", OnChange, OnOrphan, WhenOpen)
+
+
+def _choice(kind: type[C], name: str, given: C | str) -> C:
+    try:
+        return kind(given)
+    except ValueError:
+        raise Misconfigured(f"{name}: {given!r} is none of {', '.join(kind)}") from None
