@@ -63,10 +63,13 @@ class Stage:
         source: Source | None = None,
         key: Callable[[Any], str] | None = None,
         enabled: Callable[[Any], bool] | None = None,
+        width: str = "",
     ) -> None:
         functools.update_wrapper(self, fn)
         self.fn, self.info, self.shape = fn, info, shape
         self.source, self.key, self.enabled = source, key, enabled
+        self.width = width
+        """The config field that says how many items run at once; may be ''."""
         self.name = info.name
 
     @property
@@ -144,7 +147,7 @@ class Definition:
         *,
         name: str | None = None,
         key: Callable[[Any], str] | None = None,
-        concurrency: int = 5,
+        concurrency: int | str = 5,
         rate: float | None = None,
         timeout: float | str | None = None,
         stage_timeout: float | str | None = None,
@@ -163,19 +166,21 @@ class Definition:
     ) -> Callable[[F], F]:
         """One call an item. `over` is a stage (its outputs), the name of a config field, or a
         function of (config, ctx) that gives items. Without it: the config field whose name is
-        the plural of the function's parameter."""
+        the plural of the function's parameter. `concurrency` is a number, or the name of the
+        config field that holds it."""
 
         def declare(fn: F) -> F:
             stage = name or _name_of(fn)
             shape = shape_of(fn, stage)
             over_, source = self._over(stage, over, shape)
+            width = concurrency if isinstance(concurrency, str) else ""
             info = StageInfo(
                 name=stage,
                 kind=StageKind.MAP,
                 over=over_,
                 needs=self._needs(stage, needs),
                 mode=_mode(stage, mode, shape),
-                concurrency=_at_least(stage, "concurrency", concurrency, 1),
+                concurrency=_at_least(stage, "concurrency", self._width(stage, concurrency), 1),
                 rate=None if rate is None else _above_zero(stage, "rate", rate),
                 timeout=_seconds(f"stage {stage}: timeout", timeout),
                 stage_timeout=_seconds(f"stage {stage}: stage_timeout", stage_timeout),
@@ -191,7 +196,7 @@ class Definition:
                 version=version,
                 doc=inspect.getdoc(fn) or "",
             )
-            return self._add(fn, info, shape, source=source, key=key, enabled=enabled)
+            return self._add(fn, info, shape, source=source, key=key, enabled=enabled, width=width)
 
         return declare
 
@@ -248,13 +253,14 @@ class Definition:
         source: Source | None = None,
         key: Callable[[Any], str] | None = None,
         enabled: str | Callable[[Any], bool] | None = None,
+        width: str = "",
     ) -> F:
         if not _NAME.fullmatch(info.name):
             raise Misconfigured(f"{info.name!r} can't name a stage", hint="give it name=...")
         if info.name in self.stages:
             raise Misconfigured(f"pipeline {self.name} has a stage {info.name} already")
         asked = enabled if callable(enabled) else None
-        stage = Stage(fn, info, shape, source=source, key=key, enabled=asked)
+        stage = Stage(fn, info, shape, source=source, key=key, enabled=asked, width=width)
         self.stages[info.name] = stage
         return stage  # type: ignore[return-value]
 
@@ -305,6 +311,26 @@ class Definition:
                 )
             return enabled
         return "" if enabled is None else getattr(enabled, "__qualname__", "function")
+
+    def _width(self, stage: str, concurrency: int | str) -> int:
+        """The number itself, or the default of the config field that is named."""
+        if isinstance(concurrency, int):
+            return concurrency
+        if self.config_type is None:
+            return 1
+        self._flag(stage, concurrency)
+        fields = msgspec.inspect.type_info(self.config_type).fields  # type: ignore[attr-defined]
+        default = next(field.default for field in fields if field.name == concurrency)
+        return default if isinstance(default, int) else 1
+
+    def stage_concurrency(self, stage: Stage | str, config: Any) -> int:
+        """How many items of a stage may run at once in a run with this config."""
+        one = stage if isinstance(stage, Stage) else self.stages[stage]
+        if not one.width:
+            return one.info.concurrency
+        given = config.get(one.width) if isinstance(config, Mapping) else None
+        given = getattr(config, one.width, given)
+        return max(1, given) if isinstance(given, int) else one.info.concurrency
 
     def _hint(self) -> str:
         stages = ", ".join(self.stages) or "none"
