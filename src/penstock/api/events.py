@@ -42,7 +42,7 @@ async def stream_events(call: Call) -> StreamReply:
         job_id=query.job_id,
         tenant=query.tenant,
     )
-    place = _resumed(call, query.after)
+    place = resumed(call, query.after)
     after = None if place is None else cursor_of(place, _FIELD)
     return await call.services.events.journal(call.desk, wanted, after)
 
@@ -53,7 +53,7 @@ class JobEventQuery(Struct, frozen=True):
 
 
 async def stream_job_events(call: Call) -> StreamReply:
-    place = _resumed(call, call.query(JobEventQuery).after)
+    place = resumed(call, call.query(JobEventQuery).after)
     after = 0 if place is None else cursor_of(place, _FIELD)
     return await call.services.events.job(call.desk, call.params["job_id"], after)
 
@@ -67,7 +67,7 @@ class UpdateQuery(Struct, frozen=True):
 
 async def stream_updates(call: Call) -> StreamReply:
     query = call.query(UpdateQuery)
-    place = _resumed(call, query.after)
+    place = resumed(call, query.after)
     after = None if place is None else place_of(place, _FIELD)
     return await call.services.events.updates(
         call.desk, call.params["job_id"], after, max(0, query.after_log)
@@ -77,7 +77,7 @@ async def stream_updates(call: Call) -> StreamReply:
 _FIELD = "after"
 
 
-def _resumed(call: Call, after: str | None) -> str | None:
+def resumed(call: Call, after: str | None) -> str | None:
     """Where the reader was: a browser that comes back says it in a header."""
     return call.header(b"last-event-id") or after
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 from weakref import ref
 
 from msgspec import UNSET, Struct, UnsetType
 
 from penstock.api.reply import encode
+from penstock.core.stages import PipelineEvent, PipelineEventKind
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.desk import EventBatch
@@ -65,6 +67,22 @@ def named(event: str, data: object, place: str = "") -> bytes:
     """Any other event."""
     at = f"id: {place}\n" if place else ""
     return b"%bevent: %b\ndata: %b\n\n" % (at.encode(), event.encode(), encode(data))
+
+
+class RunEventData(Struct, frozen=True, gc=False):
+    """Something that happened to a run."""
+
+    id: int
+    job_id: str
+    at: float
+    kind: PipelineEventKind
+    data: dict[str, Any]
+    """What belongs to its kind; for `custom`, what the stage gave."""
+
+
+def run_frame(event: PipelineEvent) -> bytes:
+    data = RunEventData(event.id, event.job_id, event.at, event.kind, event.data)
+    return named(event.kind, data, str(event.id))
 
 
 def opening(place: object, retry: float) -> bytes:

@@ -26,6 +26,9 @@ _TAGS = {
     "blobs": "Blobs",
     "events": "Events",
     "schedules": "Schedules",
+    "pipelines": "Pipelines",
+    "runs": "Pipelines",
+    "breakers": "Pipelines",
     "limits": "Limits",
     "workers": "Workers and pools",
     "pools": "Workers and pools",
@@ -34,6 +37,8 @@ _TAGS = {
     "audit": "Keys and audit",
 }
 _OTHER_TAG = "The engine"
+_LOCATED = ((201, "Job"), (202, "RunStarted"))
+"""Answers that say where to find what they made."""
 _ABOUT = """\
 A durable job engine. Everything under `/v1`, and `/metrics`, needs a key: \
 `Authorization: Bearer <key>`. Times are seconds since the epoch, UTC. Errors are problem \
@@ -190,7 +195,7 @@ def _success(operation: Operation, status: int, kind: Any) -> Document:
     answer: Document = {"description": HTTPStatus(status).phrase}
     if kind is not None:
         answer["content"] = _content(operation.answer_type, kind)
-    if status == 201 and kind is not None and getattr(kind, "__name__", "") == "Job":
+    if (status, getattr(kind, "__name__", "")) in _LOCATED:
         answer["headers"] = {
             "Location": {"description": "Where the job is.", "schema": {"type": "string"}}
         }

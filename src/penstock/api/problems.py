@@ -20,6 +20,7 @@ from penstock.core.errors import (
     NotFound,
     NotPermitted,
     PenstockError,
+    PipelineBusy,
     TooLarge,
     TooMany,
     Unavailable,
@@ -88,6 +89,8 @@ class Problem(Struct, frozen=True, omit_defaults=True):
     job_id: str = ""
     state: str = ""
     """Of a job that ended without a result."""
+    running: str = ""
+    """The job that runs already, of a pipeline that runs once at a time."""
     error_code: str | None = None
     error_message: str | None = None
     incident: str = ""
@@ -155,6 +158,8 @@ def _facts(error: PenstockError) -> dict[str, Any]:
     match error:
         case InvalidRequest():
             return {"field": error.field, "problem": error.problem}
+        case PipelineBusy():
+            return {"running": error.running}
         case TooMany():
             return {"retry_after": error.retry_after}
         case Unavailable():

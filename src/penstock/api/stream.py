@@ -1,4 +1,4 @@
-"""What happens, as server-sent events: of all jobs, of one, and a job's own words.
+"""What happens, as server-sent events: of all jobs, of one, a job's own words, and a run.
 
 Each stream tells at its start where it begins, and with every event where to resume: a reader
 that comes back with that id (`Last-Event-ID`, or `after`) gets what came since, without a gap
@@ -12,10 +12,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
-from penstock.api.frames import EventFilter, Written, frame_of, heartbeat, named, opening
-from penstock.api.reply import EVENT_STREAM, StreamReply
+from penstock.api.frames import (
+    EventFilter,
+    Written,
+    frame_of,
+    heartbeat,
+    named,
+    opening,
+    run_frame,
+)
+from penstock.api.reply import EVENT_STREAM, NOTHING, Reply, StreamReply
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
+from penstock.core.stages import PipelineEvent
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.desk import Desk, EventBatch, Logged, Moved
@@ -162,6 +171,42 @@ class EventStreams:
             return [entry] if entry.n > n else []
         return [past for past in await desk.history(entry.job_id) if n < past.n <= entry.n]
 
+    # -- a run of a pipeline ------------------------------------------------------
+
+    async def run(self, desk: Desk, job_id: str, after: int = 0) -> StreamReply | Reply:
+        """A run's events after one of them, until the last; NOTHING if that was it.
+
+        Each reader draws them from the store at its own pace, so that a slow one holds up
+        nobody and nothing piles up for it.
+        """
+        record = await desk.pipelines.get(job_id)
+        events = _with_pauses(desk.pipelines.stream(job_id, after), self._heartbeat)
+        first = None
+        if record.is_final and (first := await _first(events)) is None:
+            return NOTHING
+        return StreamReply(self._run(events, first, after), EVENT_STREAM)
+
+    async def _run(
+        self,
+        events: AsyncGenerator[PipelineEvent | None, None],
+        first: PipelineEvent | None,
+        place: int,
+    ) -> AsyncGenerator[bytes, None]:
+        with self._opened():
+            async with aclosing(events):
+                yield opening(place, self._retry)
+                if first is not None:
+                    place = first.id
+                    self.told += 1
+                    yield run_frame(first)
+                async for event in events:
+                    if event is None:
+                        yield heartbeat(place)
+                    else:
+                        place = event.id
+                        self.told += 1
+                        yield run_frame(event)
+
     @contextmanager
     def _opened(self) -> Generator[Pulse]:
         self.open += 1
@@ -214,6 +259,13 @@ async def _with_pauses(items: AsyncIterator[T], pause: float) -> AsyncGenerator[
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
         await _end(items)
+
+
+async def _first(items: AsyncIterator[T | None]) -> T | None:
+    async for item in items:
+        if item is not None:
+            return item
+    return None
 
 
 async def _one(items: AsyncIterator[T]) -> T:

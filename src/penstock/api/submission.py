@@ -102,7 +102,7 @@ async def request_of(call: Call, given: Submission, where: str = "", key: str = 
         step_index=given.step_index,
         tenant=given.tenant or call.tenant(),
         labels=given.labels,
-        idempotency_key=_key(given.idempotency_key, key) if key else given.idempotency_key,
+        idempotency_key=agreed_key(given.idempotency_key, key),
         timeout=given.timeout,
         dispatch_timeout=given.dispatch_timeout,
         deadline=given.deadline,
@@ -134,7 +134,21 @@ async def _pointer(call: Call, given: Submission, where: str) -> str:
     return await call.desk.put_blob(payload)
 
 
-def _key(in_body: str | None, in_header: str) -> str:
+def header_key(call: Call) -> str:
+    """What the Idempotency-Key header says; empty without one."""
+    value = call.headers.get(b"idempotency-key")
+    if value is None:
+        return ""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("Idempotency-Key", "is not UTF-8") from None
+
+
+def agreed_key(in_body: str | None, in_header: str) -> str | None:
+    """The idempotency key, wherever it was given. Raises Conflict for two different ones."""
+    if not in_header:
+        return in_body
     if in_body not in (None, in_header):
         raise Conflict(
             "the Idempotency-Key header and idempotency_key in the body differ",

@@ -13,7 +13,7 @@ from penstock.api.problems import Problem, problem_of
 from penstock.api.records import job_json, list_json, located
 from penstock.api.reply import NO_STORE, Reply, StreamReply, encode
 from penstock.api.strict import read_json
-from penstock.api.submission import Submission, request_of
+from penstock.api.submission import Submission, header_key, request_of
 from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.job import Job, JobRequest
@@ -28,8 +28,7 @@ _MOST = 10_000
 
 async def submit_job(call: Call) -> Reply:
     given = await call.json(Submission)
-    key = call.headers.get(b"idempotency-key")
-    request = await request_of(call, given, key="" if key is None else _header_key(key))
+    request = await request_of(call, given, key=header_key(call))
     if not (request.job_id or request.idempotency_key or request.unique):
         (job,) = await call.desk.submit((request,))
         return Reply(job_json(job), 201, located(job))
@@ -37,13 +36,6 @@ async def submit_job(call: Call) -> Reply:
     (job,) = await call.desk.submit((request,))
     is_new = job.version == 1 and job.accepted_at >= since
     return Reply(job_json(job), 201 if is_new else 200, located(job))
-
-
-def _header_key(value: bytes) -> str:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidRequest("Idempotency-Key", "is not UTF-8") from None
 
 
 class Batch(Struct, frozen=True, forbid_unknown_fields=True):

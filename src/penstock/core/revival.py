@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.core.errors import IllegalMove, InvalidRequest, JobEnded, PenstockError, TooMany
+from penstock.core.errors import (
+    IllegalMove,
+    InvalidRequest,
+    JobEnded,
+    PenstockError,
+    PipelineBusy,
+    TooMany,
+)
 
 
 def _kinds(kind: type[PenstockError]) -> dict[str, type[PenstockError]]:
@@ -32,6 +39,8 @@ def revived(
         again = facts.get("retry_after")
         wait = float(again) if isinstance(again, int | float) else _AGAIN
         return kind(message, retry_after=wait, hint=hint)
+    if issubclass(kind, PipelineBusy):
+        return kind(message, running=str(facts.get("running", "")), hint=hint)
     if issubclass(kind, IllegalMove | JobEnded):
         kind = PenstockError
     return kind(message, hint=hint)

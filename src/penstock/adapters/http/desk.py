@@ -25,6 +25,7 @@ from penstock.adapters.http.counters import (
     HttpSchedules,
 )
 from penstock.adapters.http.line import Line, LineOptions, encode, segment
+from penstock.adapters.http.pipelines import HttpPipelines
 from penstock.core.errors import WaitTimedOut
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest
@@ -113,6 +114,7 @@ class HttpDesk:
         self.limits = HttpLimits(self._line)
         self.keys = HttpKeys(self._line)
         self.audit = HttpAudit(self._line)
+        self.pipelines = HttpPipelines(self._line, self._clock)
 
     async def connect(self) -> None:
         """See whether an engine is there and takes the key. NotRunning, NotAuthenticated."""

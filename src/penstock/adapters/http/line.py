@@ -40,6 +40,8 @@ _TRIES = 4
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _JSON = "application/json"
 _LOST = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
+END = "end"
+"""The kind of event that ends a stream."""
 _SILENCE = 60.0
 """Seconds without a sign of life after which a stream is taken for dead."""
 
@@ -220,9 +222,9 @@ class Line:
     # -- streams ------------------------------------------------------------------
 
     async def stream(
-        self, path: str, query: Mapping[str, Any] | None = None
+        self, path: str, query: Mapping[str, Any] | None = None, last: str = END
     ) -> AsyncGenerator[list[Event], None]:
-        """Events as they come, until one of them is `end`.
+        """Events as they come, until one of them is the last, or the engine says there are none.
 
         A connection that is lost is made again, from the last event on. Raises what the
         engine raised, and NotRunning when it can't be reached for too long.
@@ -235,7 +237,7 @@ class Line:
                     async for events in reading:
                         pause, since = _FIRST_PAUSE, self._clock.monotonic()
                         yield events
-                        if events[-1].kind == "end":
+                        if events[-1].kind in (last, END):
                             return
             except (Unavailable, TooMany) as error:
                 never = not parser.last_id
@@ -264,6 +266,9 @@ class Line:
                 if response.status >= 300:
                     body = await response.read()
                     raise error_of(response.status, body, response.headers, self.url)
+                if response.status == 204:  # nothing comes after what is known already
+                    yield [Event(parser.last_id, END, b"")]
+                    return
                 async for data in response.content.iter_any():
                     if events := parser.feed(data):
                         yield events

@@ -34,6 +34,7 @@ class ProblemDocument(Struct, frozen=True):
     field: str = ""
     problem: str = ""
     retry_after: float | None = None
+    running: str = ""
 
 
 def error_of(status: int, body: bytes, headers: Mapping[str, str], url: str) -> PenstockError:
@@ -47,7 +48,7 @@ def error_of(status: int, body: bytes, headers: Mapping[str, str], url: str) -> 
             f"{url} answered {status}, and not as an engine does",
             hint="check the URL, and whatever stands between here and there",
         )
-    facts: dict[str, object] = {"retry_after": told.retry_after}
+    facts: dict[str, object] = {"retry_after": told.retry_after, "running": told.running}
     if told.field:
         facts |= {"field": told.field, "problem": told.problem}
     if status == 401:
