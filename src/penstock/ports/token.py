@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from penstock.core.signals import Cancelled
 
@@ -10,10 +11,11 @@ from penstock.core.signals import Cancelled
 class Token:
     """See `penstock.ports.executor.CancelToken`."""
 
-    __slots__ = ("_event", "_lock", "reason")
+    __slots__ = ("_event", "_listeners", "_lock", "reason")
 
     def __init__(self) -> None:
         self._event: threading.Event | None = None
+        self._listeners: list[Callable[[], None]] | None = None
         self._lock = threading.Lock()
         self.reason = ""
 
@@ -28,6 +30,26 @@ class Token:
                 self.reason = reason or "cancelled"
             if self._event is not None:
                 self._event.set()
+            listeners, self._listeners = self._listeners or (), None
+        for listener in listeners:
+            listener()
+
+    def when_requested(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call it once when the end is asked for, in whichever thread asks, or now if that
+        has happened. Returns how to take it back."""
+        with self._lock:
+            if not self.reason:
+                if self._listeners is None:
+                    self._listeners = []
+                self._listeners.append(listener)
+                return lambda: self._forget(listener)
+        listener()
+        return _nothing
+
+    def _forget(self, listener: Callable[[], None]) -> None:
+        with self._lock:
+            if self._listeners and listener in self._listeners:
+                self._listeners.remove(listener)
 
     def wait(self, timeout: float | None = None) -> bool:
         with self._lock:
@@ -40,3 +62,7 @@ class Token:
     def raise_if_requested(self) -> None:
         if self.reason:
             raise Cancelled(self.reason)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,57 @@
+"""At most so many calls a second."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from penstock.ports.clock import Clock
+from penstock.ports.token import Token
+from penstock.workloads.pipeline.waiting import pause, release
+
+
+class Pace:
+    """Lets callers through one at a time, `1 / rate` seconds apart, in the order they came.
+
+    Time that nobody used is not saved up for a burst. Who gives up waiting leaves no gap.
+    """
+
+    def __init__(self, rate: float | None, clock: Clock) -> None:
+        self._gap = 0.0 if rate is None else 1.0 / rate
+        self._clock = clock
+        self._next = -float("inf")
+        self._line: deque[asyncio.Future[None]] = deque()
+
+    async def turn(self, cancel: Token | None = None) -> None:
+        """Wait until it is the caller's turn. Raises `penstock.Cancelled` if asked to end."""
+        if cancel is not None:
+            cancel.raise_if_requested()
+        if not self._gap:
+            return
+        due = self._due()
+        if self._line or due > self._clock.monotonic():
+            due = await self._stand_in_line(cancel)
+        # From when it was due, not from when a late timer let it go: lateness does not add up.
+        self._next = due + self._gap
+
+    async def _stand_in_line(self, cancel: Token | None) -> float:
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._line.append(place)
+        try:
+            if self._line[0] is not place:
+                await pause(self._clock, None, cancel, wake=place)
+            due = self._due()
+            while (rest := due - self._clock.monotonic()) > _EXACT:
+                await pause(self._clock, rest, cancel)
+            return due
+        finally:
+            self._line.remove(place)
+            if self._line:
+                release((self._line[0],))
+
+    def _due(self) -> float:
+        return max(self._next, self._clock.monotonic())
+
+
+_EXACT = 1e-9
+"""Seconds too short to sleep for: what is left by rounding."""
