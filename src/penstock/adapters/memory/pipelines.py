@@ -167,8 +167,10 @@ class MemoryPipelineStore:
     async def fail_stale(self, job_id: str, now: float, message: str, version: int) -> bool:
         await self._turn()
         record = self._runs.get(job_id)
-        head = record and pipeline_moves.give_up(Head.of(record), now, version)
-        if record is None or head is None:
+        if record is None:
+            return False
+        head = pipeline_moves.give_up(Head.of(record), now, version)
+        if head is None:
             return False
         error = pipeline_moves.stale_error(record.current_stage, message)
         stages = (pipeline_moves.cut_short(stage, now, message) for stage in record.stages)

@@ -10,10 +10,10 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 
@@ -36,6 +36,13 @@ FIRST_FINAL = min(STATE_CODES[state] for state in TERMINAL)
 DEAD = (STATE_CODES[JobState.FAILED], STATE_CODES[JobState.TIMEOUT])
 """What ended in these, and was not retried, is a dead letter."""
 _SYNCHRONOUS = {Durability.DISK: "FULL", Durability.OS: "NORMAL", Durability.MEMORY: "OFF"}
+
+
+class Schema(NamedTuple):
+    """What a file of one kind must be: its mark, and the steps to its newest tables."""
+
+    application_id: int
+    migrations: Callable[[], list[str]]
 
 
 class WriterLock:
@@ -68,24 +75,28 @@ class WriterLock:
         self._file.close()
 
 
-def open_writer(path: Path, durability: Durability) -> apsw.Connection:
+def open_writer(
+    path: Path, durability: Durability, schema: Schema | None = None
+) -> apsw.Connection:
+    """Open, and bring up to date, a file of jobs or of another schema."""
     with storage_errors(path):
         connection = apsw.Connection(str(path))
         try:
-            _prepare(connection, path, durability)
+            _prepare(connection, path, durability, schema or _jobs())
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def open_reader(path: Path) -> apsw.Connection:
+def open_reader(path: Path, schema: Schema | None = None) -> apsw.Connection:
+    schema = schema or _jobs()
     with storage_errors(path):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(5000)
         connection.pragma("cache_size", -16_384)
-        _check_ours(connection, path)
-        if connection.pragma("user_version") < len(migrations()):
+        _check_ours(connection, path, schema)
+        if connection.pragma("user_version") < len(schema.migrations()):
             raise StoreFailed(
                 f"{path} was written by an older Penstock and can't be read as it is",
                 hint="start an engine on it once: it brings it up to date",
@@ -93,7 +104,13 @@ def open_reader(path: Path) -> apsw.Connection:
     return connection
 
 
-def _prepare(connection: apsw.Connection, path: Path, durability: Durability) -> None:
+def _jobs() -> Schema:
+    return Schema(APPLICATION_ID, migrations)
+
+
+def _prepare(
+    connection: apsw.Connection, path: Path, durability: Durability, schema: Schema
+) -> None:
     if connection.readonly("main"):
         raise StoreFailed(
             f"can't write {path}: it is read-only",
@@ -102,28 +119,29 @@ def _prepare(connection: apsw.Connection, path: Path, durability: Durability) ->
     connection.set_busy_timeout(5000)
     version = connection.pragma("user_version")
     if version or connection.execute("SELECT count(*) FROM sqlite_schema").get:
-        _check_ours(connection, path)
+        _check_ours(connection, path, schema)
     connection.pragma("journal_mode", "wal")
     connection.pragma("synchronous", _SYNCHRONOUS[durability])
     connection.pragma("cache_size", -65_536)
     connection.pragma("temp_store", "memory")
     connection.pragma("foreign_keys", True)
     connection.pragma("wal_autocheckpoint", 4000)
-    migrate(connection, path)
+    migrate(connection, path, schema)
 
 
-def _check_ours(connection: apsw.Connection, path: Path) -> None:
-    if connection.pragma("application_id") != APPLICATION_ID:
+def _check_ours(connection: apsw.Connection, path: Path, schema: Schema) -> None:
+    if connection.pragma("application_id") != schema.application_id:
         raise StoreCorrupt(
             f"{path} is a database, but not one of Penstock's",
             hint="choose another folder with --data",
         )
 
 
-def migrate(connection: apsw.Connection, path: Path) -> None:
+def migrate(connection: apsw.Connection, path: Path, schema: Schema | None = None) -> None:
     """Bring the schema to the newest version, one numbered file at a time."""
+    schema = schema or _jobs()
     version = connection.pragma("user_version")
-    steps = migrations()
+    steps = schema.migrations()
     if version > len(steps):
         raise StoreCorrupt(
             f"{path} was written by a newer Penstock (schema {version}, this one knows"
@@ -133,15 +151,19 @@ def migrate(connection: apsw.Connection, path: Path) -> None:
     for number, sql in enumerate(steps[version:], start=version + 1):
         with connection:
             connection.execute(sql)
-            connection.pragma("application_id", APPLICATION_ID)
+            connection.pragma("application_id", schema.application_id)
             connection.pragma("user_version", number)
 
 
 def migrations() -> list[str]:
     """The numbered migration files, in order, with the lifecycle's rules filled in."""
-    folder = files("penstock.adapters.sqlite").joinpath("migrations")
+    return read_migrations("penstock.adapters.sqlite", _rules())
+
+
+def read_migrations(package: str, rules: Mapping[str, str]) -> list[str]:
+    """Those of one package; what stands in braces is filled in."""
+    folder = files(package).joinpath("migrations")
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    rules = _rules()
     return [
         re.sub(r"\{(\w+)\}", lambda found: rules[found[1]], folder.joinpath(name).read_text())
         for name in names

@@ -6,16 +6,17 @@ connection of their own, so that nobody waits behind them. Only what is committe
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
 
 from penstock.adapters.sqlite import rows, upkeep
+from penstock.adapters.sqlite.aside import Aside, one_state
 from penstock.adapters.sqlite.audit import audit_sql
 from penstock.adapters.sqlite.database import open_reader, storage_errors
 from penstock.adapters.sqlite.finding import gather, may_be_short, plan
@@ -40,8 +41,6 @@ _STEP_BITS = 4
 _STEPS = (1 << _STEP_BITS) - 1
 _FEW_ROWS = 200
 """Events up to which they are read in the caller's own thread."""
-_MOST_IDLE = 2
-"""Connections kept open for the next long reading: opening one takes a while."""
 _LAST_CHARACTER = chr(0x10FFFF)
 
 
@@ -52,8 +51,7 @@ class SqliteReader:
         self.path = path
         self.sql = rows.load_queries()
         self._connection = open_reader(path)
-        self._idle: list[apsw.Connection] = []
-        self._closed = False
+        self._aside = Aside(path, partial(open_reader, path))
         self.codec = rows.JournalCodec(self._connection.execute(self.sql["paths"]))
 
     async def get(self, job_id: str) -> Job | None:
@@ -172,40 +170,8 @@ class SqliteReader:
             yield read
 
     async def aside(self, work: Callable[[upkeep.Read], T]) -> T:
-        """Read one state of the file at length, in a thread with a connection of its own."""
-
-        def run() -> T:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                connection = open_reader(self.path)
-            try:
-                with storage_errors(self.path), one_state(connection) as read:
-                    result = work(read)
-            except BaseException:
-                connection.close()
-                raise
-            if self._closed or len(self._idle) >= _MOST_IDLE:
-                connection.close()
-            else:
-                self._idle.append(connection)
-            return result
-
-        return await asyncio.to_thread(run)
+        return await self._aside.run(work)
 
     def close(self) -> None:
-        self._closed = True
         self._connection.close()
-        while self._idle:
-            self._idle.pop().close()
-
-
-@contextmanager
-def one_state(connection: apsw.Connection) -> Generator[upkeep.Read]:
-    """Whatever is read within sees the file as it was at the first reading."""
-    connection.execute("BEGIN")
-    try:
-        yield connection.execute
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        self._aside.close()
