@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured
@@ -26,6 +27,8 @@ from penstock.core.stages import Breaker, BreakerState, WhenOpen
 
 BREAKER_OPEN = "BREAKER_OPEN"
 """The error code of an item that failed because its breaker was open."""
+
+MAX_COOLDOWN = 365 * 86_400.0
 
 
 class BreakerOpen(Exception):
@@ -36,28 +39,23 @@ class BreakerOpen(Exception):
         self.name, self.until, self.when_open = name, until, when_open
 
 
-class BreakerSettings(Struct, frozen=True, kw_only=True):
+class BreakerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a breaker opens, for how long, and how it is tried."""
 
-    threshold: int = 5
-    cooldown: float = 60.0
-    trials: int = 1
+    threshold: Annotated[int, Meta(ge=1)] = 5
+    cooldown: Annotated[float, Meta(ge=0, le=MAX_COOLDOWN)] = 60.0
+    trials: Annotated[int, Meta(ge=1)] = 1
 
     @staticmethod
     def of(name: str, given: Mapping[str, Any]) -> BreakerSettings:
         """From what a pipeline says of it. Raises Misconfigured, naming the breaker."""
-        unknown = ", ".join(sorted(set(given) - set(BreakerSettings.__struct_fields__)))
-        if unknown:
+        try:
+            return msgspec.convert(dict(given), BreakerSettings)
+        except msgspec.ValidationError as problem:
             raise Misconfigured(
-                f"breaker {name}: there is no setting {unknown}",
-                hint=f"there are {', '.join(BreakerSettings.__struct_fields__)}",
-            )
-        settings = BreakerSettings(**given)
-        if settings.threshold < 1 or settings.trials < 1 or not settings.cooldown >= 0:
-            raise Misconfigured(
-                f"breaker {name}: threshold and trials are at least 1, cooldown at least 0"
-            )
-        return replace(settings, threshold=int(settings.threshold), trials=int(settings.trials))
+                f"breaker {name}: {problem}",
+                hint=f"it has {', '.join(BreakerSettings.__struct_fields__)}",
+            ) from None
 
     def apply(self, breaker: Breaker) -> Breaker:
         """The breaker as these settings have it. No move: they are stored with the next one."""
