@@ -36,6 +36,9 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "retry": ("retry", "Submit jobs that ended badly once more."),
         "dead": ("dead", "List jobs that ended FAILED or TIMEOUT and were not retried."),
     },
+    "Pipelines": {
+        "pipeline": ("pipeline", "Start, watch and look into staged pipelines."),
+    },
     "Approvals": {
         "parked": ("approvals", "List jobs that wait for an approval."),
         "approve": ("approvals", "Say yes to jobs that wait for an approval."),

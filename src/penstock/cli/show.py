@@ -18,6 +18,7 @@ from penstock.cli.place import Place, placed, reading_at, run
 from penstock.cli.words import moment, run_time, short_id, span
 from penstock.core.errors import PenstockError
 from penstock.core.job import NO_RETRY, Job, JobRequest
+from penstock.core.stages import pipeline_of
 from penstock.core.transition import Transition
 from penstock.ports.desk import Desk
 
@@ -129,6 +130,8 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
     job, request = dossier.job, dossier.job.request
     yield "now", dossier.why
     yield "topic", request.topic
+    if pipeline_of(request.topic) is not None:
+        yield "stages", f"see 'penstock pipeline status {short_id(job.job_id)}'"
     yield "priority", request.priority.value
     yield "tenant", request.tenant
     if dossier.given:

@@ -1,0 +1,190 @@
+"""Following a run to its end, and what the end means for the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import click
+import msgspec
+
+from penstock.cli.exits import Exit
+from penstock.cli.paper import console, print_line
+from penstock.cli.pipeline_display import Board, elapsed, job_status, outcome, stage_line
+from penstock.cli.place import Place
+from penstock.cli.words import moment, short_id, span
+from penstock.core.errors import Unavailable
+from penstock.core.stages import PipelineEvent, PipelineEventKind, PipelineRecord
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.pipelines import Pipelines
+
+_LOOK = 0.15
+"""Seconds between looks at the record while a run is shown live."""
+_PATIENCE = 3600.0
+"""Seconds that a run in this process is waited for after it was asked to stop."""
+
+
+async def follow(
+    pipelines: Pipelines, record: PipelineRecord, *, silent: bool = False
+) -> PipelineRecord:
+    """Show a run until it ends; returns its final record."""
+    if silent:
+        async for _ in pipelines.stream(record.id):
+            pass
+    elif sys.stdout.isatty():
+        await _live(pipelines, record)
+    else:
+        await _plain(pipelines, record)
+    ended = await _ended(pipelines, record.id)
+    if not silent:
+        _print_end(ended)
+    return ended
+
+
+async def print_events(pipelines: Pipelines, record: PipelineRecord) -> PipelineRecord:
+    """Its events as JSON lines until it ends."""
+    async for event in pipelines.stream(record.id):
+        print_line(msgspec.to_builtins(event))
+    return await _ended(pipelines, record.id)
+
+
+async def _ended(pipelines: Pipelines, job_id: str) -> PipelineRecord:
+    record = await pipelines.get(job_id)
+    if not record.is_final:
+        raise Unavailable(
+            f"the events of job {job_id} broke off while it was {record.status}",
+            hint=f"go on with 'penstock pipeline watch {short_id(job_id)}'",
+        )
+    return record
+
+
+async def _live(pipelines: Pipelines, record: PipelineRecord) -> None:
+    from rich.live import Live
+
+    board, news = Board(record), asyncio.Event()
+    with Live(board, console=console(), refresh_per_second=8):
+        async with _looking(pipelines, board, news):
+            async for _ in pipelines.stream(record.id):
+                news.set()
+        board.record = await pipelines.get(record.id)
+
+
+@contextlib.asynccontextmanager
+async def _looking(pipelines: Pipelines, board: Board, news: asyncio.Event) -> AsyncIterator[None]:
+    """Keep the board's record fresh. Events say that there is something to see; how many of
+    them come at once does not matter, so the past is caught up with at a glance."""
+
+    async def look() -> None:
+        while True:
+            await news.wait()
+            news.clear()
+            board.record = await pipelines.get(board.record.id)
+            await asyncio.sleep(_LOOK)
+
+    task = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        task.cancel()
+        # What keeps it from looking ends the stream as well, which tells of it.
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _plain(pipelines: Pipelines, record: PipelineRecord) -> None:
+    """A line when a stage begins and one when it ends."""
+    click.echo(f"pipeline {record.pipeline}, job {record.id}")
+    async for event in pipelines.stream(record.id):
+        if (said := await _said(pipelines, event)) is not None:
+            click.echo(f"{moment(event.at, time.time())}  {said}")
+            sys.stdout.flush()
+
+
+async def _said(pipelines: Pipelines, event: PipelineEvent) -> str | None:
+    name = event.data.get("stage", "")
+    if event.kind is PipelineEventKind.STAGE_START:
+        return f"{name}  started"
+    if event.kind is not PipelineEventKind.STAGE_COMPLETE:
+        return None
+    stage = (await pipelines.get(event.job_id)).stage(name)
+    return None if stage is None else stage_line(stage)
+
+
+def _print_end(record: PipelineRecord) -> None:
+    from rich.text import Text
+
+    ran = f" after {span(elapsed(record, time.time()))}" if record.started_at is not None else ""
+    console().print(Text.assemble(f"{record.pipeline} ", job_status(record.status), ran))
+
+
+def ending(record: PipelineRecord, place: Place, *, strict: bool = False) -> Exit:
+    """Say on standard error what went wrong, and what can be done; the exit code of the end."""
+    status, again = record.status, f"penstock {place.spelled()}pipeline"
+    for alert in record.alerts:
+        click.echo(f"penstock: alert {alert.code}: {alert.message}", err=True)
+    if status is PipelineJobStatus.COMPLETED:
+        return Exit.OK
+    why = outcome(record)
+    click.echo(
+        f"penstock: job {record.id} ended {status}" + (f": {why}" if why else ""),
+        err=True,
+    )
+    for name in record.abandoned_items:
+        click.echo(f"  abandoned: {name}", err=True)
+    click.echo(f"  see '{again} status {short_id(record.id)}'", err=True)
+    if is_retriable(record):
+        click.echo(
+            f"  run what is undone with '{again} retry-failed {short_id(record.id)}'", err=True
+        )
+    return code_of(status, strict=strict)
+
+
+def is_retriable(record: PipelineRecord) -> bool:
+    """Whether there is something for `retry-failed` to do."""
+    return record.is_final and record.status is not PipelineJobStatus.COMPLETED
+
+
+def code_of(status: PipelineJobStatus, *, strict: bool = False) -> Exit:
+    if status is PipelineJobStatus.CANCELLED:
+        return Exit.CANCELLED
+    if status is PipelineJobStatus.FAILED or (strict and status is PipelineJobStatus.PARTIAL):
+        return Exit.FAILED
+    return Exit.OK
+
+
+def say_how_to_go_on(place: Place, job_id: str) -> None:
+    again = f"penstock {place.spelled()}pipeline"
+    click.echo(f"\npenstock: job {job_id} goes on", err=True)
+    click.echo(f"  follow it with '{again} watch {short_id(job_id)}'", err=True)
+    click.echo(f"  end it with '{again} cancel {short_id(job_id)}'", err=True)
+
+
+class Interrupts:
+    """Ctrl-C while a run goes on in this process: the first cancels it, the next leaves."""
+
+    def __init__(self, pipelines: Pipelines, job_id: str) -> None:
+        self._pipelines, self._job_id = pipelines, job_id
+        self._cancelling: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._hear)
+
+    async def __aexit__(self, *exc: object) -> None:
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        if self._cancelling is not None:
+            await self._cancelling
+
+    def _hear(self) -> None:
+        if self._cancelling is None:
+            click.echo("\npenstock: cancelling it; Ctrl-C once more leaves at once", err=True)
+            work = self._pipelines.cancel(self._job_id, reason="Ctrl-C", timeout=_PATIENCE)
+            self._cancelling = asyncio.ensure_future(work)
+            return
+        from penstock.cli.service import leave_at_once
+
+        console().show_cursor(True)
+        leave_at_once("stopped at once; the run is taken up at the next start")

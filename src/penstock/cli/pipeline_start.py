@@ -1,0 +1,201 @@
+"""`penstock pipeline start`, `watch` and `retry-failed`: what begins or follows a run."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.exits import Exit
+from penstock.cli.paper import print_json
+from penstock.cli.parameters import PAIR, as_json
+from penstock.cli.pipeline_config import explained, gather
+from penstock.cli.pipeline_follow import (
+    Interrupts,
+    ending,
+    follow,
+    print_events,
+    say_how_to_go_on,
+)
+from penstock.cli.pipeline_runs import run_meant
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.core.errors import InvalidRequest, NotRunning
+from penstock.core.run_view import view_of
+from penstock.core.stages import PipelineRecord
+from penstock.ports.desk import Desk
+from penstock.ports.pipelines import Pipelines
+
+if TYPE_CHECKING:
+    from penstock.app import Client
+
+followed = click.option(
+    "--follow/--detach",
+    "follows",
+    default=None,
+    help="Show it until it ends, or return at once, as it does if nothing is said.",
+)
+strict_too = click.option(
+    "--strict", is_flag=True, help="End with 1 rather than 0 if the run ends PARTIAL."
+)
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--set",
+    "pairs",
+    type=PAIR,
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A field of its config, as JSON or text; OUTER.INNER=VALUE; may be repeated.",
+)
+@click.option("--config", "file", metavar="FILE", help="Its config: a file .json or .toml.")
+@click.option("--corpus", is_flag=True, help="The same as --set corpus=true, for 'news'.")
+@click.option("--key", help="An idempotency key: the same key again is the same run.")
+@click.option("--tenant", default="default", help="Whom it belongs to.")
+@followed
+@strict_too
+@as_json
+@placed
+@click.pass_obj
+def start(
+    place: Place,
+    /,
+    name: str,
+    pairs: tuple[tuple[str, str], ...],
+    file: str | None,
+    corpus: bool,
+    key: str | None,
+    tenant: str,
+    follows: bool | None,
+    strict: bool,
+    json: bool,
+) -> int:
+    """Start a run of a pipeline; prints its id.
+
+    With --follow it shows the run until it ends, and the exit code says how: COMPLETED and
+    PARTIAL 0 (PARTIAL 1 with --strict), FAILED 1, CANCELLED 5. Ctrl-C leaves the run alone.
+    If no engine is running, the run goes on in this process and is always followed: NAME is
+    a built-in pipeline as 'news', or MODULE:PIPELINE; Ctrl-C cancels it.
+    """
+    pairs += (("corpus", "true"),) if corpus else ()
+    config = gather(file, pairs)
+
+    async def begin(desk: Desk) -> PipelineRecord:
+        return await desk.pipelines.start(name, config, tenant=tenant, idempotency_key=key)
+
+    try:
+        try:
+            return _begin(place, begin, bool(follows), strict, json)
+        except NotRunning:
+            if place.connect or follows is False:
+                raise
+        return _here(place, name, config, strict, json)
+    except InvalidRequest as error:
+        raise explained(error, pairs) from error
+
+
+@click.command("retry-failed")
+@click.argument("job")
+@followed
+@strict_too
+@as_json
+@placed
+@click.pass_obj
+def retry_failed(place: Place, job: str, follows: bool | None, strict: bool, json: bool) -> int:
+    """Start a run of what failed in an ended one; prints its id.
+
+    It does again what failed and what depends on it, and takes over the rest. --follow shows
+    it until it ends, as with 'start'.
+    """
+
+    async def begin(desk: Desk) -> PipelineRecord:
+        old = await run_meant(desk, job)
+        return await desk.pipelines.retry_failed(old.id)
+
+    return _begin(place, begin, bool(follows), strict, json)
+
+
+@click.command()
+@click.argument("job")
+@strict_too
+@click.option("--json", "json", is_flag=True, help="Print its events as JSON lines.")
+@placed
+@click.pass_obj
+def watch(place: Place, job: str, strict: bool, json: bool) -> int:
+    """Show a run, live, until it ends.
+
+    Without a terminal it is a line when a stage begins and one when it ends, from the first
+    stage on. The exit code says how the run ended, as that of 'start --follow'. Ctrl-C leaves
+    the run alone.
+    """
+    found: list[str] = []
+
+    async def work() -> int:
+        async with desk_at(place) as desk:
+            record = await run_meant(desk, job)
+            found.append(record.id)
+            shown = print_events if json else follow
+            return ending(await shown(desk.pipelines, record), place, strict=strict)
+
+    return _detachable(place, found, work)
+
+
+def _begin(
+    place: Place,
+    begin: Callable[[Desk], Awaitable[PipelineRecord]],
+    follows: bool,
+    strict: bool,
+    json: bool,
+) -> int:
+    """Begin a run on the running engine. Once it has begun, Ctrl-C leaves it alone."""
+    begun: list[str] = []
+
+    async def work() -> int:
+        async with desk_at(place) as desk:
+            record = await begin(desk)
+            begun.append(record.id)
+            if follows:
+                return await _to_the_end(desk.pipelines, record, place, strict, json)
+        print_json(view_of(record)) if json else click.echo(record.id)
+        return Exit.OK
+
+    return _detachable(place, begun, work)
+
+
+def _detachable(
+    place: Place, begun: list[str], work: Callable[[], Coroutine[Any, Any, int]]
+) -> int:
+    try:
+        return run(work())
+    except KeyboardInterrupt:
+        if not begun:
+            raise
+        say_how_to_go_on(place, begun[0])
+        return Exit.INTERRUPTED
+
+
+async def _to_the_end(
+    pipelines: Pipelines, record: PipelineRecord, place: Place, strict: bool, json: bool
+) -> int:
+    ended = await follow(pipelines, record, silent=json)
+    if json:
+        print_json(view_of(ended))
+    return ending(ended, place, strict=strict)
+
+
+def _here(place: Place, name: str, config: dict[str, Any], strict: bool, json: bool) -> int:
+    """Run it in an engine of this process."""
+    from penstock.app.pipelines import run_here
+
+    click.echo("penstock: no engine is running; the run goes on in this process", err=True)
+    codes: list[int] = []
+
+    async def on_start(client: Client, record: PipelineRecord) -> None:
+        pipelines = client.desk.pipelines
+        async with Interrupts(pipelines, record.id):
+            codes.append(await _to_the_end(pipelines, record, place, strict, json))
+
+    run(run_here(name, config, data=place.settings().data_dir, on_start=on_start))
+    return codes[0]
