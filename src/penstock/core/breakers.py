@@ -67,6 +67,11 @@ class BreakerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         )
 
 
+def unknown(name: str) -> Breaker:
+    """One that nobody has stored. Its first move has version 0, as a store wants it."""
+    return Breaker(name=name, version=-1)
+
+
 class Passage(StrEnum):
     """What a call may do."""
 

@@ -32,6 +32,7 @@ from penstock.core.breakers import (
     given_back,
     let_pass,
     succeeded,
+    unknown,
 )
 from penstock.core.stages import Breaker, BreakerState, WhenOpen
 from penstock.ports.clock import Clock
@@ -142,7 +143,7 @@ class Breakers:
         return call.settings.apply(breaker)
 
     async def _read(self, call: Call) -> Breaker:
-        breaker = await self._store.breaker(call.name) or Breaker(name=call.name)
+        breaker = await self._store.breaker(call.name) or unknown(call.name)
         self._see(breaker)
         return call.settings.apply(breaker)
 
