@@ -1,0 +1,1 @@
+"""Pipeline runs in a SQLite file of their own."""

@@ -1,0 +1,216 @@
+"""Pipeline runs in a SQLite file of their own, which several processes may share.
+
+Writes go through `Commits`, many to a flush. Short reads are answered in the event loop,
+long ones in a thread, each from one state of the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from penstock.adapters.sqlite.aside import Aside
+from penstock.adapters.sqlite.database import storage_errors
+from penstock.adapters.sqlite.pipelines import rows
+from penstock.adapters.sqlite.pipelines.commits import Commits
+from penstock.adapters.sqlite.pipelines.finding import search_for
+from penstock.adapters.sqlite.pipelines.schema import (
+    TROUBLED_ITEMS,
+    load_queries,
+    open_reader,
+    open_writer,
+)
+from penstock.adapters.sqlite.pipelines.writing import Writing
+from penstock.core.stages import (
+    Breaker,
+    ItemOutcome,
+    ItemRecord,
+    PipelineEvent,
+    PipelineInfo,
+    PipelineRecord,
+)
+from penstock.ports.pipelines import CancelAnswer, Claim, RunQuery, Save, Saved
+from penstock.ports.store import Durability
+
+Listener = Callable[[Sequence[str]], None]
+
+_MANY = 2000
+"""Rows from which a reading gets a thread, and that are removed in one commit."""
+
+
+class SqlitePipelineStore:
+    """See the module and `penstock.ports.pipelines.PipelineStore`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durability: Durability = Durability.DISK,
+        slow_disk: bool = False,
+    ) -> None:
+        self.path = path
+        self.durability = durability
+        self._writer = open_writer(path, durability)
+        try:
+            self._reader = open_reader(path)
+        except BaseException:
+            self._writer.close()
+            raise
+        self._sql = load_queries()
+        self._writing = Writing(self._writer, self._sql)
+        self._commits = Commits(self._writer, path, self._tell, slow_disk=slow_disk)
+        self._aside = Aside(path, partial(open_reader, path))
+        self._listeners: list[Listener] = []
+        self._closed = False
+
+    # -- writing ------------------------------------------------------------------
+
+    async def create(
+        self, record: PipelineRecord, *, single_flight: bool = False
+    ) -> PipelineRecord:
+        return await self._commits.run(partial(self._writing.create, record, single_flight))
+
+    async def claim(self, claim: Claim) -> PipelineRecord | None:
+        return await self._commits.run(partial(self._writing.claim, claim))
+
+    async def save(self, save: Save) -> Saved:
+        return await self._commits.run(partial(self._writing.save, save))
+
+    async def request_cancel(self, job_id: str, now: float) -> CancelAnswer:
+        return await self._commits.run(partial(self._writing.request_cancel, job_id, now))
+
+    async def fail_stale(self, job_id: str, now: float, message: str, version: int) -> bool:
+        work = partial(self._writing.fail_stale, job_id, now, message, version)
+        return await self._commits.run(work)
+
+    async def forget_stages(self, job_id: str, fence: int, stages: Sequence[str]) -> None:
+        await self._commits.run(partial(self._writing.forget_stages, job_id, fence, stages))
+
+    async def put_breaker(self, breaker: Breaker) -> bool:
+        return await self._commits.run(lambda _: self._writing.put_breaker(breaker))
+
+    async def declare(self, infos: Sequence[PipelineInfo]) -> None:
+        await self._commits.run(lambda _: self._writing.declare(infos))
+
+    async def remember(self, name: str, value: bytes) -> None:
+        await self._commits.run(lambda _: self._writing.remember(name, value))
+
+    async def prune(self, finished_before: float, limit: int = 1000) -> int:
+        """As in the port; what is removed then is removed a little at a time."""
+        count = await self._commits.run(lambda _: self._writing.doom(finished_before, limit))
+        while await self._commits.run(lambda _: self._writing.bury(_MANY)):
+            pass
+        return count
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _tell(self, changed: Sequence[str]) -> None:
+        for listener in tuple(self._listeners):
+            try:
+                listener(changed)
+            except Exception as error:  # the write is done, and its caller must hear that
+                trouble = {"message": "a listener of pipelines failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(trouble)
+
+    # -- reading ------------------------------------------------------------------
+
+    async def get(self, job_id: str) -> PipelineRecord | None:
+        found = self._read("run_by_id", job_id)
+        return rows.read_run(found[0]) if found else None
+
+    async def find(self, query: RunQuery) -> list[PipelineRecord]:
+        if query.limit <= 0:
+            return []
+        search = search_for(query)
+        if search.is_short:
+            with storage_errors(self.path):
+                found = self._connection.execute(search.sql, search.values).fetchall()
+        else:
+            found = await self._aside.run(lambda read: list(read(search.sql, search.values)))
+        return [rows.read_run(row) for row in found]
+
+    async def unfinished(self) -> list[PipelineRecord]:
+        return [rows.read_run(row) for row in self._read("unfinished")]
+
+    async def items(
+        self,
+        job_id: str,
+        stage: str,
+        *,
+        after: int = -1,
+        limit: int = 1000,
+        outcomes: tuple[ItemOutcome, ...] = (),
+    ) -> list[ItemRecord]:
+        limit = max(limit, 0)
+        if not outcomes:
+            found = self._read("items", job_id, stage, after, limit)
+        elif TROUBLED_ITEMS.issuperset(outcomes):
+            found = self._read("troubled_items", job_id, stage, after, json.dumps(outcomes), limit)
+        else:
+            values = (job_id, stage, after, json.dumps(outcomes), limit)
+            found = await self._read_stage("some_items", values)
+        return [rows.read_item(row) for row in found]
+
+    async def items_by_key(self, job_id: str, stage: str, keys: Sequence[str]) -> list[ItemRecord]:
+        found = self._read("items_by_key", job_id, stage, json.dumps(list(keys)))
+        return [rows.read_item(row) for row in found]
+
+    async def fan(self, job_id: str, stage: str) -> int:
+        count: int = (await self._read_stage("fan", (job_id, stage)))[0][0]
+        return count
+
+    async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[PipelineEvent]:
+        found = self._read("events", job_id, after, max(limit, 0))
+        return [rows.read_event(job_id, row) for row in found]
+
+    async def breaker(self, name: str) -> Breaker | None:
+        found = self._read("breaker", name)
+        return rows.read_breaker(found[0][0]) if found else None
+
+    async def breakers(self) -> list[Breaker]:
+        return [rows.read_breaker(record) for (record,) in self._read("breakers")]
+
+    async def declared(self) -> list[PipelineInfo]:
+        return [rows.read_info(info) for (info,) in self._read("declared")]
+
+    async def recall(self, name: str) -> bytes | None:
+        found = self._read("recall", name)
+        return found[0][0] if found else None
+
+    async def pointers(self) -> list[str]:
+        return await self._aside.run(lambda read: [row[0] for row in read(self._sql["pointers"])])
+
+    @property
+    def _connection(self) -> apsw.Connection:
+        """The writer's, which has the newest pages at hand, unless a thread is using it."""
+        return self._reader if self._commits.is_aside else self._writer
+
+    def _read(self, query: str, *values: object) -> list[rows.Row]:
+        with storage_errors(self.path):
+            return self._connection.execute(self._sql[query], values).fetchall()
+
+    async def _read_stage(self, query: str, values: tuple[Any, ...]) -> list[rows.Row]:
+        """Go through a stage that may have many items; its job and name come first."""
+        last = self._read("last_item", *values[:2])[0][0]
+        if last is None or last < _MANY:
+            return self._read(query, *values)
+        sql = self._sql[query]
+        return await self._aside.run(lambda read: list(read(sql, values)))
+
+    async def close(self) -> None:
+        """Finish what is under way, then let go of the file."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._commits.close()
+        self._aside.close()
+        self._reader.close()
+        self._writer.close()

@@ -1,0 +1,236 @@
+"""What each write does to the file. Every method runs within a transaction of its caller.
+
+Heads are read in that transaction, never kept: another process may have written since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import apsw
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from penstock.adapters.sqlite.pipelines import rows
+from penstock.core.errors import Conflict, NotFound, PipelineBusy
+from penstock.core.stages import (
+    Breaker,
+    PipelineEventKind,
+    PipelineInfo,
+    PipelineRecord,
+    StageRecord,
+)
+from penstock.ports import pipeline_moves
+from penstock.ports.pipeline_moves import Head
+from penstock.ports.pipelines import CancelAnswer, Claim, Happening, Save, Saved, StageItems
+
+_PARTS: dict[str, Callable[[Any], str]] = {
+    "errors": rows.text,
+    "summary": rows.summary_text,
+    "alerts": rows.alerts_text,
+    "abandoned_items": rows.text,
+    "fingerprint": str,
+}
+"""What a save sets as it is, if it is set, and how that is written."""
+
+
+class Writing:
+    """The writes of `PipelineStore`, each with the list of jobs to add to if it changes one."""
+
+    def __init__(self, writer: apsw.Connection, sql: Mapping[str, str]) -> None:
+        self._writer = writer
+        self._cursor = writer.cursor()
+        self._sql = sql
+        self._read_head, self._write_head = sql["head"], sql["update_head"]
+        self._put_stage, self._append = sql["put_stage"], sql["append_event"]
+
+    # -- the life of a run --------------------------------------------------------
+
+    def create(
+        self, record: PipelineRecord, single_flight: bool, changed: list[str]
+    ) -> PipelineRecord:
+        held = self._row("run_by_id", record.id)
+        if held is not None:
+            return rows.read_run(held)
+        if single_flight:
+            self._refuse_second(record)
+        config = rows.text(record.config)
+        self._cursor.execute(self._sql["insert_run"], rows.run_row(record, config))
+        run = self._writer.last_insert_rowid()
+        if len(config) > rows.LONG:
+            self._cursor.execute(self._sql["insert_config"], (run, config))
+        self._put_stages(run, record.stages)
+        changed.append(record.id)
+        ordered = sorted(record.stages, key=lambda stage: (stage.index, stage.name))
+        return replace(record, stages=tuple(ordered))
+
+    def _refuse_second(self, record: PipelineRecord) -> None:
+        running = self._row("open_run", record.pipeline, record.tenant)
+        if running is not None:
+            raise PipelineBusy(
+                f"pipeline {record.pipeline} is running already, as job {running[0]}",
+                running=running[0],
+                hint="wait for that job, or cancel it",
+            )
+
+    def claim(self, claim: Claim, changed: list[str]) -> PipelineRecord | None:
+        run, head = self._find(claim.job_id)
+        taken = pipeline_moves.take(head, claim)
+        if taken is None:
+            return None
+        self._keep(claim.job_id, run, taken, changed)
+        return rows.read_run(self._row("run_by_id", claim.job_id) or ())
+
+    def save(self, save: Save, changed: list[str]) -> Saved:
+        run, before = self._find(save.job_id)
+        head = pipeline_moves.advance(save.job_id, before, save)
+        if head is None:
+            return Saved(before.status, before.cancel_requested)
+        listed = self._list(run, save.listed) if save.listed else 0
+        if save.ended:
+            self._end(run, save.ended)
+        if save.stages:
+            self._put_stages(run, save.stages)
+        if save.happened:
+            self._note(run, save.at, save.happened)
+        for name, write in _PARTS.items():
+            value = getattr(save, name)
+            if value is not UNSET:
+                self._cursor.execute(self._sql[f"set_{name}"], (write(value), run))
+        self._keep(save.job_id, run, head, changed)
+        return Saved(head.status, head.cancel_requested, listed)
+
+    def _list(self, run: int, groups: Iterable[StageItems]) -> int:
+        before = self._writer.total_changes()
+        for group in groups:
+            stage = group.stage
+            items = [rows.listed_row(run, stage, item) for item in group.items]
+            try:
+                self._cursor.executemany(self._sql["list_item"], items)
+            except apsw.ConstraintError as error:
+                if "UNIQUE" not in str(error):
+                    raise
+                raise Conflict(f"an item of stage {stage} has another's number") from error
+        return self._writer.total_changes() - before
+
+    def _end(self, run: int, groups: Iterable[StageItems]) -> None:
+        for group in groups:
+            stage, before = group.stage, self._writer.total_changes()
+            items = [rows.ended_row(run, stage, item) for item in group.items]
+            self._cursor.executemany(self._sql["end_item"], items)
+            if self._writer.total_changes() - before != len(items):
+                raise NotFound(f"an item of stage {stage} ended that was never listed")
+
+    def request_cancel(self, job_id: str, now: float, changed: list[str]) -> CancelAnswer:
+        run, before = self._find(job_id)
+        head, answer = pipeline_moves.ask_to_stop(before, now)
+        if head is not before:
+            if head.finished_at is not None:
+                self._note_end(run, head, now)
+            self._keep(job_id, run, head, changed)
+        return answer
+
+    def fail_stale(
+        self, job_id: str, now: float, message: str, version: int, changed: list[str]
+    ) -> bool:
+        row = self._row("head", job_id)
+        if row is None:
+            return False
+        run, before = row[0], rows.read_head(row)
+        head = pipeline_moves.give_up(before, now, version)
+        if head is None:
+            return False
+        errors = rows.read_errors((self._row("errors", run) or (None,))[0])
+        errors = (*errors, pipeline_moves.stale_error(before.current_stage, message))
+        self._cursor.execute(self._sql["set_errors"], (rows.text(errors), run))
+        running: list[rows.Row] = self._cursor.execute(
+            self._sql["running_stages"], (run,)
+        ).fetchall()
+        stages = [rows.read_stage(record) for (record,) in running]
+        self._put_stages(run, [pipeline_moves.cut_short(stage, now, message) for stage in stages])
+        self._note_end(run, head, now)
+        self._keep(job_id, run, head, changed)
+        return True
+
+    def _note_end(self, run: int, head: Head, now: float) -> None:
+        """Nobody else will say that it has ended."""
+        errors = rows.read_errors((self._row("errors", run) or (None,))[0])
+        data = pipeline_moves.ending(head.status, errors)
+        self._note(run, now, (Happening(PipelineEventKind.JOB_COMPLETE, data),))
+
+    def forget_stages(
+        self, job_id: str, fence: int, stages: Sequence[str], changed: list[str]
+    ) -> None:
+        run, head = self._find(job_id)
+        pipeline_moves.check_fence(job_id, head.fence, fence)
+        for stage in stages:
+            self._cursor.execute(self._sql["forget_stage"], (run, stage))
+        self._keep(job_id, run, replace(head, version=head.version + 1), changed)
+
+    def _find(self, job_id: str) -> tuple[int, Head]:
+        found: list[rows.Row] = self._cursor.execute(self._read_head, (job_id,)).fetchall()
+        if not found:
+            raise NotFound(f"no pipeline job {job_id}")
+        return found[0][0], rows.read_head(found[0])
+
+    def _keep(self, job_id: str, run: int, head: Head, changed: list[str]) -> None:
+        self._cursor.execute(self._write_head, (*rows.head_row(head), run))
+        changed.append(job_id)
+
+    def _put_stages(self, run: int, stages: Iterable[StageRecord]) -> None:
+        for stage in stages:
+            self._cursor.execute(self._put_stage, rows.stage_row(run, stage))
+
+    def _note(self, run: int, at: float, happened: Iterable[Happening]) -> None:
+        for one in happened:
+            self._cursor.execute(self._append, (run, at, one.kind.value, rows.text(one.data)))
+
+    def _row(self, query: str, *values: object) -> rows.Row | None:
+        # To its end, or the file would stay as it is now for what is read next.
+        found: list[rows.Row] = self._cursor.execute(self._sql[query], values).fetchall()
+        return found[0] if found else None
+
+    # -- beside the runs ----------------------------------------------------------
+
+    def put_breaker(self, breaker: Breaker) -> bool:
+        record, before = rows.text(breaker), self._writer.total_changes()
+        if breaker.version == 0:
+            self._cursor.execute(self._sql["first_breaker"], (breaker.name, record))
+        else:
+            values = (record, breaker.name, breaker.version - 1)
+            self._cursor.execute(self._sql["next_breaker"], values)
+        return self._writer.total_changes() > before
+
+    def declare(self, infos: Sequence[PipelineInfo]) -> None:
+        self._cursor.executemany(
+            self._sql["declare"], [(info.name, rows.text(info)) for info in infos]
+        )
+
+    def remember(self, name: str, value: bytes) -> None:
+        self._cursor.execute(self._sql["remember"], (name, value))
+
+    # -- upkeep -------------------------------------------------------------------
+
+    def doom(self, finished_before: float, limit: int) -> int:
+        """Forget old runs; their items and events are left for `bury`."""
+        before = self._writer.total_changes()
+        self._cursor.execute(self._sql["doom"], (finished_before, limit))
+        count = self._writer.total_changes() - before
+        if count:
+            for name in ("forget_stages", "forget_configs", "forget_runs"):
+                self._cursor.execute(self._sql[name])
+        return count
+
+    def bury(self, limit: int) -> bool:
+        """Remove up to so many items, or events, of one forgotten run; whether any is left."""
+        doomed = self._row("any_doomed")
+        if doomed is None:
+            return False
+        before = self._writer.total_changes()
+        for name in ("forget_items", "forget_events"):
+            left = limit - (self._writer.total_changes() - before)
+            self._cursor.execute(self._sql[name], (doomed[0], left))
+        if self._writer.total_changes() - before < limit:
+            self._cursor.execute(self._sql["undoom"], doomed)
+        return True
