@@ -37,7 +37,8 @@ from penstock.core.stages import (
     StageStatus,
 )
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import CancelAnswer, Pipelines
+from penstock.ports.desk import Desk
+from penstock.ports.pipelines import CancelAnswer
 
 NOW = 1000.0
 JOB = "01kb9x8n4t5v6w7x8y9z0abcde"
@@ -229,6 +230,7 @@ class Scripted:
 
     def __init__(self, script: Sequence[tuple[PipelineEventKind, str, PipelineRecord]]) -> None:
         self.script, self.now = script, script[0][2]
+        self.pipelines = self
 
     async def get(self, job_id: str) -> PipelineRecord:
         return self.now
@@ -250,8 +252,8 @@ SCRIPT = [
 ]
 
 
-def told(script: Any) -> Pipelines:
-    return cast(Pipelines, Scripted(script))
+def told(script: Any) -> Desk:
+    return cast(Desk, Scripted(script))
 
 
 def test_without_a_terminal_a_stage_is_a_line_at_its_beginning_and_one_at_its_end(

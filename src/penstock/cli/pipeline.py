@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import click
 import msgspec
 
@@ -13,8 +16,12 @@ from penstock.cli.pipeline_declared import print_pipeline, print_pipelines
 from penstock.cli.pipeline_runs import cancel, items, runs
 from penstock.cli.pipeline_start import retry_failed, start, watch
 from penstock.cli.pipeline_status import status
-from penstock.cli.place import Place, placed, reading_at, run
+from penstock.cli.place import Place, desk_at, placed, run
+from penstock.core.errors import NotRunning
 from penstock.core.stages import PipelineInfo
+from penstock.ports.desk import Desk
+
+T = TypeVar("T")
 
 
 @click.group(cls=Commands)
@@ -27,19 +34,15 @@ def pipeline() -> None:
 @placed
 @click.pass_obj
 def list_pipelines(place: Place, json: bool) -> None:
-    """List the pipelines that can be started."""
+    """List the pipelines that can be started.
 
-    async def find() -> list[PipelineInfo]:
-        async with reading_at(place) as desk:
-            return await desk.pipelines.list()
-
-    found = run(find())
+    If no engine is running: those that come with Penstock.
+    """
+    found = run(_known(place, lambda desk: desk.pipelines.list(), _built_in))
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
-        click.echo(
-            "no pipelines: no worker that serves one has joined; see 'penstock up --app'", err=True
-        )
+        click.echo("no pipelines; 'penstock up --app MODULE:APP' serves those of an app", err=True)
     else:
         print_pipelines(found)
 
@@ -50,14 +53,38 @@ def list_pipelines(place: Place, json: bool) -> None:
 @placed
 @click.pass_obj
 def show(place: Place, name: str, json: bool) -> None:
-    """Draw a pipeline: its stages, its config, its alerts."""
+    """Draw a pipeline: its stages, its config, its alerts.
 
-    async def find() -> PipelineInfo:
-        async with reading_at(place) as desk:
-            return await desk.pipelines.show(name)
-
-    found = run(find())
+    If no engine is running, NAME is one that comes with Penstock, or MODULE:PIPELINE.
+    """
+    found = run(_known(place, lambda desk: desk.pipelines.show(name), lambda: _loaded(name)))
     print_json(msgspec.to_builtins(found)) if json else print_pipeline(found)
+
+
+async def _known(
+    place: Place, ask: Callable[[Desk], Awaitable[T]], installed: Callable[[], T]
+) -> T:
+    """What the running engine says; if none runs, what is installed here."""
+    try:
+        async with desk_at(place) as desk:
+            return await ask(desk)
+    except NotRunning:
+        if place.connect:
+            raise
+    click.echo("penstock: no engine is running; this is what is installed here", err=True)
+    return installed()
+
+
+def _loaded(reference: str) -> PipelineInfo:
+    from penstock.app.pipelines import load_pipeline
+
+    return load_pipeline(reference).info()
+
+
+def _built_in() -> list[PipelineInfo]:
+    from penstock.app.pipelines import BUILT_IN
+
+    return [_loaded(name) for name in BUILT_IN]
 
 
 for command in (start, runs, status, items, watch, cancel, retry_failed, breakers):

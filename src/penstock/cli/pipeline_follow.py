@@ -21,23 +21,25 @@ from penstock.cli.words import moment, short_id, span
 from penstock.core.errors import Unavailable
 from penstock.core.stages import PipelineEvent, PipelineEventKind, PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.desk import Desk
 from penstock.ports.pipelines import Pipelines
 
 _LOOK = 0.15
 """Seconds between looks at the record while a run is shown live."""
+_SELDOM = 1.0
+"""Seconds after which it is looked at even if nothing was heard."""
 _PATIENCE = 3600.0
 """Seconds that a run in this process is waited for after it was asked to stop."""
 
 
-async def follow(
-    pipelines: Pipelines, record: PipelineRecord, *, silent: bool = False
-) -> PipelineRecord:
+async def follow(desk: Desk, record: PipelineRecord, *, silent: bool = False) -> PipelineRecord:
     """Show a run until it ends; returns its final record."""
+    pipelines = desk.pipelines
     if silent:
         async for _ in pipelines.stream(record.id):
             pass
     elif sys.stdout.isatty():
-        await _live(pipelines, record)
+        await _live(desk, record)
     else:
         await _plain(pipelines, record)
     ended = await _ended(pipelines, record.id)
@@ -46,11 +48,11 @@ async def follow(
     return ended
 
 
-async def print_events(pipelines: Pipelines, record: PipelineRecord) -> PipelineRecord:
+async def print_events(desk: Desk, record: PipelineRecord) -> PipelineRecord:
     """Its events as JSON lines until it ends."""
-    async for event in pipelines.stream(record.id):
+    async for event in desk.pipelines.stream(record.id):
         print_line(msgspec.to_builtins(event))
-    return await _ended(pipelines, record.id)
+    return await _ended(desk.pipelines, record.id)
 
 
 async def _ended(pipelines: Pipelines, job_id: str) -> PipelineRecord:
@@ -63,27 +65,30 @@ async def _ended(pipelines: Pipelines, job_id: str) -> PipelineRecord:
     return record
 
 
-async def _live(pipelines: Pipelines, record: PipelineRecord) -> None:
+async def _live(desk: Desk, record: PipelineRecord) -> None:
     from rich.live import Live
 
     board, news = Board(record), asyncio.Event()
     with Live(board, console=console(), refresh_per_second=8):
-        async with _looking(pipelines, board, news):
-            async for _ in pipelines.stream(record.id):
+        async with _looking(desk, board, news):
+            async for _ in desk.pipelines.stream(record.id):
                 news.set()
-        board.record = await pipelines.get(record.id)
+        board.record, board.remark = await desk.pipelines.get(record.id), ""
 
 
 @contextlib.asynccontextmanager
-async def _looking(pipelines: Pipelines, board: Board, news: asyncio.Event) -> AsyncIterator[None]:
-    """Keep the board's record fresh. Events say that there is something to see; how many of
-    them come at once does not matter, so the past is caught up with at a glance."""
+async def _looking(desk: Desk, board: Board, news: asyncio.Event) -> AsyncIterator[None]:
+    """Keep the board fresh. Events say that there is something to see; how many of them come
+    at once does not matter, so the past is caught up with at a glance."""
 
     async def look() -> None:
         while True:
-            await news.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(news.wait(), _SELDOM)
             news.clear()
-            board.record = await pipelines.get(board.record.id)
+            board.record = record = await desk.pipelines.get(board.record.id)
+            waits = record.status is PipelineJobStatus.PENDING
+            board.remark = await desk.why(record.id) if waits else ""
             await asyncio.sleep(_LOOK)
 
     task = asyncio.create_task(look())

@@ -155,9 +155,10 @@ def items(
     limit: int,
     json: bool,
 ) -> None:
-    """List the items of a stage: how each ended, after how many attempts, and why.
+    """List the items of a stage, and how each ended.
 
-    With --json it is an array that also has what each was given and what it gave.
+    Tells after how many attempts, in what time, and why it failed. With --json it is an array
+    that also has what each was given and what it gave.
     """
 
     async def find() -> tuple[list[ItemRecord], list[str]]:

@@ -19,12 +19,11 @@ from penstock.cli.pipeline_follow import (
     say_how_to_go_on,
 )
 from penstock.cli.pipeline_runs import run_meant
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, desk_at, placed, reading_at, run
 from penstock.core.errors import InvalidRequest, NotRunning
 from penstock.core.run_view import view_of
 from penstock.core.stages import PipelineRecord
 from penstock.ports.desk import Desk
-from penstock.ports.pipelines import Pipelines
 
 if TYPE_CHECKING:
     from penstock.app import Client
@@ -81,19 +80,27 @@ def start(
     """
     pairs += (("corpus", "true"),) if corpus else ()
     config = gather(file, pairs)
+    options = {"tenant": tenant, "idempotency_key": key}
 
     async def begin(desk: Desk) -> PipelineRecord:
         return await desk.pipelines.start(name, config, tenant=tenant, idempotency_key=key)
 
     try:
-        try:
-            return _begin(place, begin, bool(follows), strict, json)
-        except NotRunning:
-            if place.connect or follows is False:
-                raise
-        return _here(place, name, config, strict, json)
+        if not place.connect and follows is not False and run(_nobody(place)):
+            return _here(place, name, config, options, strict, json)
+        return _begin(place, begin, bool(follows), strict, json)
     except InvalidRequest as error:
         raise explained(error, pairs) from error
+
+
+async def _nobody(place: Place) -> bool:
+    """Whether no engine is running. Asked first: an engine that is lost later on may have
+    begun the run, which must not be begun here once more."""
+    try:
+        async with desk_at(place):
+            return False
+    except NotRunning:
+        return True
 
 
 @click.command("retry-failed")
@@ -133,11 +140,11 @@ def watch(place: Place, job: str, strict: bool, json: bool) -> int:
     found: list[str] = []
 
     async def work() -> int:
-        async with desk_at(place) as desk:
+        async with reading_at(place) as desk:
             record = await run_meant(desk, job)
             found.append(record.id)
             shown = print_events if json else follow
-            return ending(await shown(desk.pipelines, record), place, strict=strict)
+            return ending(await shown(desk, record), place, strict=strict)
 
     return _detachable(place, found, work)
 
@@ -157,7 +164,7 @@ def _begin(
             record = await begin(desk)
             begun.append(record.id)
             if follows:
-                return await _to_the_end(desk.pipelines, record, place, strict, json)
+                return await _to_the_end(desk, record, place, strict, json)
         print_json(view_of(record)) if json else click.echo(record.id)
         return Exit.OK
 
@@ -177,15 +184,22 @@ def _detachable(
 
 
 async def _to_the_end(
-    pipelines: Pipelines, record: PipelineRecord, place: Place, strict: bool, json: bool
+    desk: Desk, record: PipelineRecord, place: Place, strict: bool, json: bool
 ) -> int:
-    ended = await follow(pipelines, record, silent=json)
+    ended = await follow(desk, record, silent=json)
     if json:
         print_json(view_of(ended))
     return ending(ended, place, strict=strict)
 
 
-def _here(place: Place, name: str, config: dict[str, Any], strict: bool, json: bool) -> int:
+def _here(
+    place: Place,
+    name: str,
+    config: dict[str, Any],
+    options: dict[str, Any],
+    strict: bool,
+    json: bool,
+) -> int:
     """Run it in an engine of this process."""
     from penstock.app.pipelines import run_here
 
@@ -193,9 +207,9 @@ def _here(place: Place, name: str, config: dict[str, Any], strict: bool, json: b
     codes: list[int] = []
 
     async def on_start(client: Client, record: PipelineRecord) -> None:
-        pipelines = client.desk.pipelines
-        async with Interrupts(pipelines, record.id):
-            codes.append(await _to_the_end(pipelines, record, place, strict, json))
+        async with Interrupts(client.desk.pipelines, record.id):
+            codes.append(await _to_the_end(client.desk, record, place, strict, json))
 
-    run(run_here(name, config, data=place.settings().data_dir, on_start=on_start))
+    data = place.settings().data_dir
+    run(run_here(name, config, data=data, on_start=on_start, **options))
     return codes[0]

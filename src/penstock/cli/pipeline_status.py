@@ -45,7 +45,7 @@ class Look(Struct, frozen=True):
 @placed
 @click.pass_obj
 def status(place: Place, job: str, json: bool) -> None:
-    """Tell how far a run is: its stages, errors, alerts and figures."""
+    """Tell how far a run is: stages, errors, alerts."""
 
     look = run(_look(place, job))
     if json:

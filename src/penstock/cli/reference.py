@@ -34,9 +34,11 @@ an address instead; one over TCP also wants the token, which is read from the da
 unless `--token` gives it (`--token @FILE` keeps it out of the list of processes). These
 options, and `--config`, may stand before the command; all but `--config` also after it.
 
-If no engine is running, `ps`, `show`, `logs`, `result`, `parked`, `dead` and `verify` read the
-data directory itself and say so on standard error; `doctor` works too. The other commands need
-an engine.
+If no engine is running, `ps`, `show`, `logs`, `result`, `parked`, `dead` and `verify`, and
+`pipeline runs`, `status`, `items`, `watch` and `breakers`, read the data directory itself and
+say so on standard error; `doctor` works too. `pipeline start` then runs the pipeline in its own
+process, and `pipeline list` and `show` tell what is installed. The other commands need an
+engine.
 
 ## Which job
 
@@ -54,10 +56,11 @@ Results, ids and listings go to standard output, everything else to standard err
 terminal, a table fits its width; in a pipe nothing is cut short. `NO_COLOR` turns colours
 off, and so does a pipe.
 
-With `--json`, a listing is one JSON document; `logs` and `watch` print JSON lines. A job is
-its record: `job_id`, `state`, `request` (as it was submitted; what it left at its default is
-left out), `attempt`, `worker_id`, `result`, `successor` (the job that retries it) and the
-times, which are seconds since the epoch, UTC.
+With `--json`, a listing is one JSON document; `logs`, `watch` and `pipeline watch` print JSON
+lines. A job is its record: `job_id`, `state`, `request` (as it was submitted; what it left at
+its default is left out), `attempt`, `worker_id`, `result`, `successor` (the job that retries
+it) and the times, which are seconds since the epoch, UTC. A run of a pipeline is the same
+object as over HTTP.
 
 An error is one line, `penstock: ...`, and a second with what to do. `PENSTOCK_X_DEBUG=1` shows
 the stack trace. [Exit codes](exit-codes.md) tell a script what happened.
@@ -93,6 +96,10 @@ Codes 5, 6 and 7, and 1 for a job that FAILED, are those of `submit --wait`, `re
 the jobs they are given and end with the code of the first that did not work out; in bulk, with
 4 if some were refused. `up` and `worker` end with 0 after a signal let them finish, with 130
 when a second one hurried them, and with the code of the error when a part of them failed.
+
+`pipeline start`, `retry-failed` (both with `--follow`) and `watch` end with 0 for a run that
+ended COMPLETED, 1 for FAILED and 5 for CANCELLED. PARTIAL is 0 with a warning on standard
+error, and 1 with `--strict`.
 """
 
 
