@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -168,7 +169,7 @@ def test_no_two_turns_are_closer_than_the_rate_allows(rate: float, arrivals: lis
         await asyncio.gather(*(one(arrival) for arrival in arrivals))
 
     virtually(go)
-    gaps = [later - sooner for sooner, later in zip(went, went[1:], strict=False)]
+    gaps = [later - sooner for sooner, later in itertools.pairwise(went)]
     assert len(went) == len(arrivals)
     assert all(gap >= 1 / rate - 1e-6 for gap in gaps)
     # Nobody waited longer than if all had come at the last moment.

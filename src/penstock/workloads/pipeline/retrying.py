@@ -117,7 +117,7 @@ def bounded(text: str, most: int = MAX_MESSAGE) -> str:
     """Text that can be stored: at most so long, without lone surrogates and NULs."""
     if len(text) > most:
         text = f"{text[: most - 40]}... ({len(text)} characters in all)"
-    return text.replace("\0", "\\0").encode("utf-8", "replace").decode()
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
 
 
 def _wanted(policy: RetryPolicy, failure: Failure) -> bool:
