@@ -91,5 +91,5 @@ class FakeResults:
     def list(self) -> list[Any]:
         return list(self.outputs)
 
-    def items(self) -> Any:
+    def missing(self) -> Any:
         return iter(self._items)

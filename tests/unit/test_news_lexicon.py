@@ -1,3 +1,5 @@
+# ruff: noqa: RUF001 (quotation marks and dashes are what this is about)
+
 import pytest
 
 from penstock.core.errors import Misconfigured

@@ -69,5 +69,6 @@ class Neutralized(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     body: str
     spans: tuple[Span, ...] = ()
+    title_spans: tuple[Span, ...] = ()
     audit: str = ""
     """'' where the auditor let the new text pass; else why the original was kept."""

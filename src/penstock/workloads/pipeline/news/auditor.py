@@ -5,6 +5,8 @@ besides be the original to the letter outside its spans. The source's own faults
 only new ones count.
 """
 
+# ruff: noqa: RUF001 (quotation marks and dashes are what this is about)
+
 from __future__ import annotations
 
 import re
@@ -23,166 +25,32 @@ from penstock.workloads.pipeline.news.wording import (
     at_sentence_start,
     is_capital,
     is_titled,
+    words,
 )
 
 _NUMBER = re.compile(r"[£$€¥]?\d+(?:[.,:/-]\d+)*(?:[^\S\n]?%)?")
-_NUMBER_WORDS = frozenset(
-    [
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "eleven",
-        "twelve",
-        "dozen",
-        "twenty",
-        "thirty",
-        "forty",
-        "fifty",
-        "sixty",
-        "seventy",
-        "eighty",
-        "ninety",
-        "hundred",
-        "hundreds",
-        "thousand",
-        "thousands",
-        "million",
-        "millions",
-        "billion",
-        "billions",
-        "trillion",
-        "half",
-        "third",
-        "quarter",
-        "double",
-        "triple",
-        "first",
-        "second",
-    ]
+_NUMBER_WORDS = words(
+    """
+    two three four five six seven eight nine ten eleven twelve dozen twenty thirty forty
+    fifty sixty seventy eighty ninety hundred hundreds thousand thousands million millions
+    billion billions trillion half third quarter double triple first second
+    """
 )
-_DENIALS = frozenset(
-    ["no", "not", "never", "none", "nobody", "nothing", "neither", "nor", "cannot", "without"]
+_DENIALS = words(
+    """
+    no not never none nobody nothing neither nor cannot without
+    """
 )
-_COMMON = frozenset(
-    [
-        "a",
-        "about",
-        "after",
-        "all",
-        "also",
-        "although",
-        "an",
-        "and",
-        "any",
-        "as",
-        "at",
-        "be",
-        "because",
-        "before",
-        "both",
-        "but",
-        "by",
-        "did",
-        "do",
-        "does",
-        "during",
-        "each",
-        "even",
-        "every",
-        "few",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "he",
-        "her",
-        "here",
-        "his",
-        "how",
-        "however",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "just",
-        "last",
-        "later",
-        "many",
-        "may",
-        "meanwhile",
-        "more",
-        "most",
-        "much",
-        "my",
-        "new",
-        "next",
-        "no",
-        "nor",
-        "not",
-        "now",
-        "of",
-        "on",
-        "once",
-        "one",
-        "only",
-        "or",
-        "other",
-        "our",
-        "over",
-        "people",
-        "she",
-        "since",
-        "so",
-        "some",
-        "soon",
-        "still",
-        "such",
-        "than",
-        "that",
-        "the",
-        "their",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "though",
-        "through",
-        "to",
-        "today",
-        "under",
-        "until",
-        "was",
-        "we",
-        "were",
-        "what",
-        "when",
-        "where",
-        "whether",
-        "which",
-        "while",
-        "who",
-        "why",
-        "will",
-        "with",
-        "without",
-        "would",
-        "yet",
-        "you",
-        "your",
-    ]
+_COMMON = words(
+    """
+    a about after all also although an and any as at be because before both but by did do
+    does during each even every few for from had has have he her here his how however i if
+    in into is it its just last later many may meanwhile more most much my new next no nor
+    not now of on once one only or other our over people she since so some soon still such
+    than that the their them then there these they this those though through to today under
+    until was we were what when where whether which while who why will with without would
+    yet you your
+    """
 )
 """Words that open a sentence without being a name."""
 _LINTS = {

@@ -1,5 +1,7 @@
 """From a phrase that was found to the change that is made: exact, and tidy at both ends."""
 
+# ruff: noqa: RUF001 (quotation marks and dashes are what this is about)
+
 from __future__ import annotations
 
 import re

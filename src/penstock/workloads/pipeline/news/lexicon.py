@@ -4,6 +4,8 @@ The phrases are data (`lexicon.toml`). `Settings` says what a run makes of them;
 makes new settings and never touches the file.
 """
 
+# ruff: noqa: RUF001 (quotation marks and dashes are what this is about)
+
 from __future__ import annotations
 
 import functools

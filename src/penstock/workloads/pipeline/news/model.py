@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from penstock.core.errors import Misconfigured
 
@@ -32,7 +32,9 @@ def load_model(name: str) -> TextModel:
     if not module or not attribute:
         raise Misconfigured(f"model {name!r} names no model", hint='write "module:attribute"')
     try:
-        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise Misconfigured(f"model {name!r} can't be loaded: {error}") from error
     if isinstance(found, type) or not isinstance(found, TextModel):

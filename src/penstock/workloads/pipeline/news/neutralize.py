@@ -7,6 +7,7 @@ the lexicon finds less in it than before.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -112,7 +113,7 @@ def _rewrite(
 def _offered(text: str, spans: tuple[Span, ...], lexicon: Lexicon, model: TextModel) -> str | None:
     """The model's text, if it may stand. A model that fails is as good as none."""
     try:
-        rewritten = model.rewrite(text)
+        rewritten: Any = model.rewrite(text)
     except Exception:
         return None
     if not isinstance(rewritten, str) or audit(text, rewritten):

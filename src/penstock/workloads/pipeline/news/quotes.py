@@ -4,6 +4,8 @@ Where a mark could be read two ways, the reading that protects more is taken: an
 quotation goes on to the end of its paragraph.
 """
 
+# ruff: noqa: RUF001 (quotation marks and dashes are what this is about)
+
 from __future__ import annotations
 
 import re

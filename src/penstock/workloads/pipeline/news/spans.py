@@ -4,6 +4,8 @@ Never inside a quotation, never in a name. Spans come in order and do not overla
 changes nothing else.
 """
 
+# ruff: noqa: RUF001 (quotation marks and dashes are what this is about)
+
 from __future__ import annotations
 
 import re
@@ -19,6 +21,7 @@ from penstock.workloads.pipeline.news.wording import (
     is_capital,
     is_shouted,
     is_titled,
+    words,
 )
 
 _BEFORE = re.compile(r"([^\W_]+)[^\w.!?]*$")
@@ -29,74 +32,13 @@ _OBJECT = re.compile(
 _NAME_PAIR = re.compile(r"\b([^\W\d_a-z][\w-]*)\s+(?=([^\W\d_a-z][\w-]*))")
 _REACH = 60
 _ACRONYM = 5
-_NOT_DESCRIBED = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "and",
-        "or",
-        "but",
-        "nor",
-        "of",
-        "in",
-        "on",
-        "at",
-        "by",
-        "for",
-        "from",
-        "to",
-        "into",
-        "over",
-        "under",
-        "with",
-        "without",
-        "as",
-        "than",
-        "that",
-        "this",
-        "these",
-        "those",
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "has",
-        "have",
-        "had",
-        "will",
-        "would",
-        "can",
-        "could",
-        "may",
-        "might",
-        "must",
-        "if",
-        "when",
-        "while",
-        "because",
-        "so",
-        "it",
-        "he",
-        "she",
-        "they",
-        "we",
-        "you",
-        "i",
-        "who",
-        "which",
-        "what",
-        "not",
-        "about",
-        "after",
-        "before",
-        "against",
-        "during",
-        "since",
-        "until",
-    ]
+_NOT_DESCRIBED = words(
+    """
+    a an the and or but nor of in on at by for from to into over under with without as than
+    that this these those is are was were be been has have had will would can could may
+    might must if when while because so it he she they we you i who which what not about
+    after before against during since until
+    """
 )
 
 
@@ -170,9 +112,9 @@ def _fits(phrase: Phrase, text: str, start: int, end: int) -> bool:
     following = plain(after.group(1)) if after else ""
     if last in phrase.not_after or following in phrase.not_before:
         return False
-    if phrase.not_before and (thing := _OBJECT.match(text, end)):
-        if plain(thing.group(1)) in phrase.not_before:
-            return False
+    thing = _OBJECT.match(text, end)
+    if thing is not None and plain(thing.group(1)) in phrase.not_before:
+        return False
     if phrase.only_before and following not in phrase.only_before:
         return False
     return not phrase.attributive or bool(

@@ -1,5 +1,7 @@
 """Small facts about English writing: sentence starts, capitals, a and an."""
 
+# ruff: noqa: RUF001 (quotation marks and dashes are what this is about)
+
 from __future__ import annotations
 
 import re
@@ -13,6 +15,10 @@ _LOOK_BACK = 40
 _AN = re.compile(r"(?:[aeio]|u(?!ni(?!m|n)|s[aeiu]|tili|tens|k)|heir|hono|honest|hour)", re.I)
 _A = re.compile(r"(?:eu|ewe|one(?!\w*r)|once|ouija)", re.I)
 _LETTERS = re.compile(r"[AEFHILMNORSX](?:[A-Z0-9]*$|-)")
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def at_sentence_start(text: str, at: int) -> bool:
