@@ -21,6 +21,7 @@ import apsw
 from penstock.adapters.sqlite.database import storage_errors
 from penstock.core.errors import StoreFailed, Unavailable
 from penstock.ports.failpoint import failpoint
+from penstock.ports.store import Durability
 
 T = TypeVar("T")
 Work = Callable[[list[str]], T]
@@ -28,8 +29,10 @@ Work = Callable[[list[str]], T]
 
 _FEW = 8
 """Callers up to which a commit does not look whether more are coming."""
-_SHORT = 64
+_SHORT = {Durability.DISK: 64}
 """Rows up to which a commit is waited for in the event loop."""
+_SHORT_UNFLUSHED = 512
+"""The same where a commit need not reach the disk."""
 _TURN = 15_000
 """Milliseconds to wait, in a thread, for another process to finish its writing."""
 _READING = 5_000
@@ -57,11 +60,12 @@ class Commits:
         path: Path,
         told: Callable[[Sequence[str]], None],
         *,
+        durability: Durability,
         slow_disk: bool = False,
     ) -> None:
         self._writer, self._path, self._told = writer, path, told
         self._cursor = writer.cursor()
-        self._slow_disk = slow_disk
+        self._short = -1 if slow_disk else _SHORT.get(durability, _SHORT_UNFLUSHED)
         self._thread = ThreadPoolExecutor(1, "penstock-pipelines")
         self._waiting: list[_Caller] = []
         self._committing: asyncio.Handle | asyncio.Task[None] | None = None
@@ -136,7 +140,7 @@ class Commits:
         if not self._writer.in_transaction or rows == 0:
             self._undo()
             self._answer(callers, changed)
-        elif self._slow_disk or rows > _SHORT:
+        elif rows > self._short:
             self._go_aside(self._seal_aside(callers, changed))
         else:
             self._seal()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.adapters.sqlite.pipelines.schema import RUN_COLUMNS, TROUBLE, listed
+from penstock.adapters.sqlite.pipelines.schema import RUN_COLUMNS, TROUBLE, one_of
 from penstock.lifecycles.pipeline import ACTIVE
 from penstock.ports.pipelines import RunQuery
 
@@ -33,7 +33,7 @@ def search_for(query: RunQuery) -> Search:
         if index == "run_open":
             terms.append("finished_at IS NULL")
         elif index == "run_trouble":
-            terms.append(f"status IN ({listed(TROUBLE)})")
+            terms.append(f"({one_of('status', TROUBLE)})")
     conditions = len(terms)
     if query.before is not None:
         terms.append("(created_at, id) < (?, ?)")

@@ -25,6 +25,13 @@ INSERT INTO config (run, config) VALUES (?, ?);
 -- name: update_head
 UPDATE run SET ({head}) = (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) WHERE run = ?;
 
+-- name: update_progress
+-- What changes while a run stays in its status: nothing that an index would have to follow.
+UPDATE run SET
+    version = ?, cancel_requested = ?, cancel_effective = ?, current_stage = ?, lease_until = ?,
+    progress_at = ?
+WHERE run = ?;
+
 -- name: set_errors
 UPDATE run SET errors = ? WHERE run = ?;
 
@@ -49,50 +56,53 @@ REPLACE INTO stage (run, name, place, status, record) VALUES (?, ?, ?, ?, ?);
 -- name: running_stages
 SELECT record FROM stage WHERE run = ? AND status = 'running';
 
+-- name: lot
+SELECT lot FROM lot WHERE run = ? AND stage = ?;
+
+-- name: lot_of_job
+SELECT lot FROM run JOIN lot USING (run) WHERE run.id = ? AND stage = ?;
+
+-- name: insert_lot
+INSERT INTO lot (run, stage) VALUES (?, ?);
+
 -- name: list_item
 INSERT INTO item (
     outcome, fan, attempts, reused, duration_ms, finished_at, error_class, error_code, error,
-    output, run, stage, seq, key, input
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (run, stage, key) DO NOTHING;
+    output, place, lot, key, input
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (lot, key) DO NOTHING;
 
 -- name: end_item
 UPDATE item SET
     outcome = ?, fan = ?, attempts = ?, reused = ?, duration_ms = ?, finished_at = ?,
     error_class = ?, error_code = ?, error = ?, output = ?
-WHERE run = ? AND stage = ? AND seq = ?;
+WHERE place = ?;
 
 -- name: items
-SELECT {item} FROM item
-WHERE run = (SELECT run FROM run WHERE id = ?) AND stage = ? AND seq > ? ORDER BY seq LIMIT ?;
+SELECT {item} FROM item WHERE place > ? AND place < ? ORDER BY place LIMIT ?;
 
 -- name: some_items
 SELECT {item} FROM item
-WHERE run = (SELECT run FROM run WHERE id = ?) AND stage = ? AND seq > ?
-    AND outcome IN (SELECT value FROM json_each(?))
-ORDER BY seq LIMIT ?;
+WHERE place > ? AND place < ? AND outcome IN (SELECT value FROM json_each(?))
+ORDER BY place LIMIT ?;
 
 -- name: troubled_items
 SELECT {item} FROM item INDEXED BY item_trouble
-WHERE run = (SELECT run FROM run WHERE id = ?) AND stage = ? AND seq > ?
-    AND outcome IN ({troubled_items}) AND outcome IN (SELECT value FROM json_each(?))
-ORDER BY seq LIMIT ?;
+WHERE place > ? AND place < ? AND ({troubled_item})
+    AND outcome IN (SELECT value FROM json_each(?))
+ORDER BY place LIMIT ?;
 
 -- name: items_by_key
-SELECT {item} FROM item
-WHERE run = (SELECT run FROM run WHERE id = ?) AND stage = ?
-    AND key IN (SELECT value FROM json_each(?))
-ORDER BY seq;
+SELECT {item} FROM item WHERE lot = ? AND key IN (SELECT value FROM json_each(?)) ORDER BY place;
 
--- name: last_item
-SELECT max(seq) FROM item WHERE run = (SELECT run FROM run WHERE id = ?) AND stage = ?;
+-- name: last_place
+SELECT max(place) FROM item WHERE place > ? AND place < ?;
 
 -- name: fan
-SELECT ifnull(sum(fan), 0) FROM item
-WHERE run = (SELECT run FROM run WHERE id = ?) AND stage = ? AND outcome = 'ok';
+SELECT ifnull(sum(fan), 0) FROM item WHERE place > ? AND place < ? AND outcome = 'ok';
 
 -- name: forget_stage
-DELETE FROM item WHERE run = ? AND stage = ?;
+DELETE FROM item WHERE place > ? AND place < ?;
 
 -- name: append_event
 INSERT INTO event (run, at, kind, data) VALUES (?, ?, ?, ?);
@@ -146,15 +156,19 @@ DELETE FROM stage WHERE run IN (SELECT run FROM doomed);
 DELETE FROM config WHERE run IN (SELECT run FROM doomed);
 
 -- name: any_doomed
-SELECT run FROM doomed LIMIT 1;
+SELECT run, (SELECT min(lot) FROM lot WHERE lot.run = doomed.run) FROM doomed LIMIT 1;
 
 -- name: forget_items
-DELETE FROM item WHERE (run, stage, seq) IN (
-    SELECT run, stage, seq FROM item WHERE run = ? LIMIT ?
-);
+DELETE FROM item WHERE place IN (SELECT place FROM item WHERE place > ? AND place < ? LIMIT ?);
+
+-- name: forget_lot
+DELETE FROM lot WHERE lot = ?;
 
 -- name: forget_events
-DELETE FROM event WHERE id IN (SELECT id FROM event INDEXED BY event_run WHERE run = ? LIMIT ?);
+DELETE FROM event WHERE id IN (
+    SELECT id FROM event INDEXED BY event_run
+    WHERE run = ? AND id < (SELECT max(id) FROM event) LIMIT ?
+);
 
 -- name: undoom
 DELETE FROM doomed WHERE run = ?;

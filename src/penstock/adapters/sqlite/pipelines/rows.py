@@ -127,7 +127,7 @@ def read_head(row: Row) -> Head:
 
 def head_row(head: Head) -> Row:
     return (
-        head.status.value,
+        head.status,
         head.fence,
         head.version,
         head.cancel_requested,
@@ -142,12 +142,24 @@ def head_row(head: Head) -> Row:
     )
 
 
+def progress_row(run: int, head: Head) -> Row:
+    return (
+        head.version,
+        head.cancel_requested,
+        head.cancel_effective,
+        head.current_stage,
+        head.lease_until,
+        head.progress_at,
+        run,
+    )
+
+
 def stage_row(run: int, stage: StageRecord) -> Row:
     record = _encoder.encode(stage)
     if b":null" in record:
         # JSON has no NaN and no infinity: such a metric would not be readable again.
         record = _encoder.encode(replace(stage, metrics=_finite(stage.metrics)))
-    return run, stage.name, stage.index, stage.status.value, record.decode()
+    return run, stage.name, stage.index, stage.status, record.decode()
 
 
 def summary_text(summary: RunSummary) -> str:
@@ -166,26 +178,29 @@ def _finite(metrics: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def ended_row(run: int, stage: str, item: ItemRecord) -> Row:
+def span(lot: int, after: int = -1) -> tuple[int, int]:
+    """The places of a lot's items lie between these; from a `seq` on, if wished."""
+    return (lot << 32) + after, (lot + 1) << 32
+
+
+def ended_row(lot: int, item: ItemRecord) -> Row:
     return (
-        item.outcome.value,
+        item.outcome,
         item.fan,
         item.attempts,
         item.reused,
         item.duration_ms,
         item.finished_at,
-        item.error_class and item.error_class.value,
+        item.error_class,
         item.error_code,
         item.error,
         item.output,
-        run,
-        stage,
-        item.seq,
+        (lot << 32) + item.seq,
     )
 
 
-def listed_row(run: int, stage: str, item: ItemRecord) -> Row:
-    return (*ended_row(run, stage, item), item.key, item.input)
+def listed_row(lot: int, item: ItemRecord) -> Row:
+    return (*ended_row(lot, item), lot, item.key, item.input)
 
 
 def read_item(row: Row) -> ItemRecord:

@@ -28,8 +28,8 @@ TROUBLE = PIPELINE.final - {PipelineJobStatus.COMPLETED}
 TROUBLED_ITEMS = frozenset({ItemOutcome.FAILED, ItemOutcome.SKIPPED})
 
 ITEM_COLUMNS = (
-    "seq, key, input, outcome, output, fan, attempts, error_class, error_code, error,"
-    " duration_ms, finished_at, reused"
+    "place & 4294967295, key, input, outcome, output, fan, attempts, error_class, error_code,"
+    " error, duration_ms, finished_at, reused"
 )
 RUN_COLUMNS = (
     f"{', '.join(Head.__struct_fields__)}, id, created_at, pipeline, tenant, trace_id,"
@@ -68,18 +68,19 @@ def load_queries() -> dict[str, str]:
 @cache
 def rules() -> dict[str, str]:
     return {
-        "statuses": listed(PipelineJobStatus),
-        "final": listed(PIPELINE.final),
-        "trouble": listed(TROUBLE),
-        "stage_statuses": listed(StageStatus),
-        "outcomes": listed(ItemOutcome),
-        "troubled_items": listed(TROUBLED_ITEMS),
-        "event_kinds": listed(PipelineEventKind),
+        "status": one_of("status", PipelineJobStatus),
+        "final": one_of("status", PIPELINE.final),
+        "trouble": one_of("status", TROUBLE),
+        "stage_status": one_of("status", StageStatus),
+        "outcome": one_of("outcome", ItemOutcome),
+        "troubled_item": one_of("outcome", TROUBLED_ITEMS),
+        "event_kind": one_of("kind", PipelineEventKind),
     }
 
 
-def listed(words: Iterable[StrEnum]) -> str:
-    return ", ".join(f"'{word}'" for word in sorted(words))
+def one_of(column: str, words: Iterable[StrEnum]) -> str:
+    """The condition that a column has one of these words."""
+    return " OR ".join(f"{column} = '{word}'" for word in sorted(words))
 
 
 SCHEMA = Schema(APPLICATION_ID, lambda: read_migrations(_PACKAGE, rules()))

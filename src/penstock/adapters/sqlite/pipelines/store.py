@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import apsw
 
@@ -64,7 +63,9 @@ class SqlitePipelineStore:
             raise
         self._sql = load_queries()
         self._writing = Writing(self._writer, self._sql)
-        self._commits = Commits(self._writer, path, self._tell, slow_disk=slow_disk)
+        self._commits = Commits(
+            self._writer, path, self._tell, durability=durability, slow_disk=slow_disk
+        )
         self._aside = Aside(path, partial(open_reader, path))
         self._listeners: list[Listener] = []
         self._closed = False
@@ -149,22 +150,27 @@ class SqlitePipelineStore:
         limit: int = 1000,
         outcomes: tuple[ItemOutcome, ...] = (),
     ) -> list[ItemRecord]:
-        limit = max(limit, 0)
+        lot = self._lot(job_id, stage)
+        if lot is None or limit <= 0:
+            return []
+        span = rows.span(lot, after)
         if not outcomes:
-            found = self._read("items", job_id, stage, after, limit)
+            found = self._read("items", *span, limit)
         elif TROUBLED_ITEMS.issuperset(outcomes):
-            found = self._read("troubled_items", job_id, stage, after, json.dumps(outcomes), limit)
+            found = self._read("troubled_items", *span, json.dumps(outcomes), limit)
         else:
-            values = (job_id, stage, after, json.dumps(outcomes), limit)
-            found = await self._read_stage("some_items", values)
+            found = await self._read_span("some_items", *span, json.dumps(outcomes), limit)
         return [rows.read_item(row) for row in found]
 
     async def items_by_key(self, job_id: str, stage: str, keys: Sequence[str]) -> list[ItemRecord]:
-        found = self._read("items_by_key", job_id, stage, json.dumps(list(keys)))
+        found = self._read("items_by_key", self._lot(job_id, stage), json.dumps(list(keys)))
         return [rows.read_item(row) for row in found]
 
     async def fan(self, job_id: str, stage: str) -> int:
-        count: int = (await self._read_stage("fan", (job_id, stage)))[0][0]
+        lot = self._lot(job_id, stage)
+        if lot is None:
+            return 0
+        count: int = (await self._read_span("fan", *rows.span(lot)))[0][0]
         return count
 
     async def events(self, job_id: str, after: int = 0, limit: int = 1000) -> list[PipelineEvent]:
@@ -197,13 +203,17 @@ class SqlitePipelineStore:
         with storage_errors(self.path):
             return self._connection.execute(self._sql[query], values).fetchall()
 
-    async def _read_stage(self, query: str, values: tuple[Any, ...]) -> list[rows.Row]:
-        """Go through a stage that may have many items; its job and name come first."""
-        last = self._read("last_item", *values[:2])[0][0]
-        if last is None or last < _MANY:
-            return self._read(query, *values)
+    def _lot(self, job_id: str, stage: str) -> int | None:
+        found = self._read("lot_of_job", job_id, stage)
+        return found[0][0] if found else None
+
+    async def _read_span(self, query: str, start: int, end: int, *values: object) -> list[rows.Row]:
+        """Go through items from one place to another: in a thread, if there may be many."""
+        last = self._read("last_place", start, end)[0][0]
+        if last is None or last - start < _MANY:
+            return self._read(query, start, end, *values)
         sql = self._sql[query]
-        return await self._aside.run(lambda read: list(read(sql, values)))
+        return await self._aside.run(lambda read: list(read(sql, (start, end, *values))))
 
     async def close(self) -> None:
         """Finish what is under way, then let go of the file."""

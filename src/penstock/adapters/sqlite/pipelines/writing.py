@@ -43,6 +43,7 @@ class Writing:
         self._cursor = writer.cursor()
         self._sql = sql
         self._read_head, self._write_head = sql["head"], sql["update_head"]
+        self._write_progress = sql["update_progress"]
         self._put_stage, self._append = sql["put_stage"], sql["append_event"]
 
     # -- the life of a run --------------------------------------------------------
@@ -94,33 +95,50 @@ class Writing:
             self._put_stages(run, save.stages)
         if save.happened:
             self._note(run, save.at, save.happened)
+        self._set_parts(run, save)
+        if head.status is before.status and head.started_at is before.started_at:
+            self._cursor.execute(self._write_progress, rows.progress_row(run, head))
+            changed.append(save.job_id)
+        else:
+            self._keep(save.job_id, run, head, changed)
+        return Saved(head.status, head.cancel_requested, listed)
+
+    def _set_parts(self, run: int, save: Save) -> None:
         for name, write in _PARTS.items():
             value = getattr(save, name)
             if value is not UNSET:
                 self._cursor.execute(self._sql[f"set_{name}"], (write(value), run))
-        self._keep(save.job_id, run, head, changed)
-        return Saved(head.status, head.cancel_requested, listed)
 
     def _list(self, run: int, groups: Iterable[StageItems]) -> int:
-        before = self._writer.total_changes()
+        count = 0
         for group in groups:
-            stage = group.stage
-            items = [rows.listed_row(run, stage, item) for item in group.items]
+            lot = self._lot(run, group.stage)
+            if lot is None:
+                self._cursor.execute(self._sql["insert_lot"], (run, group.stage))
+                lot = self._writer.last_insert_rowid()
+            before = self._writer.total_changes()
+            items = [rows.listed_row(lot, item) for item in group.items]
             try:
                 self._cursor.executemany(self._sql["list_item"], items)
             except apsw.ConstraintError as error:
                 if "UNIQUE" not in str(error):
                     raise
-                raise Conflict(f"an item of stage {stage} has another's number") from error
-        return self._writer.total_changes() - before
+                raise Conflict(f"an item of stage {group.stage} has another's number") from error
+            count += self._writer.total_changes() - before
+        return count
 
     def _end(self, run: int, groups: Iterable[StageItems]) -> None:
         for group in groups:
-            stage, before = group.stage, self._writer.total_changes()
-            items = [rows.ended_row(run, stage, item) for item in group.items]
-            self._cursor.executemany(self._sql["end_item"], items)
-            if self._writer.total_changes() - before != len(items):
-                raise NotFound(f"an item of stage {stage} ended that was never listed")
+            lot, before = self._lot(run, group.stage), self._writer.total_changes()
+            if lot is not None:
+                items = [rows.ended_row(lot, item) for item in group.items]
+                self._cursor.executemany(self._sql["end_item"], items)
+            if self._writer.total_changes() - before != len(group.items):
+                raise NotFound(f"an item of stage {group.stage} ended that was never listed")
+
+    def _lot(self, run: int, stage: str) -> int | None:
+        row = self._row("lot", run, stage)
+        return None if row is None else row[0]
 
     def request_cancel(self, job_id: str, now: float, changed: list[str]) -> CancelAnswer:
         run, before = self._find(job_id)
@@ -165,7 +183,9 @@ class Writing:
         run, head = self._find(job_id)
         pipeline_moves.check_fence(job_id, head.fence, fence)
         for stage in stages:
-            self._cursor.execute(self._sql["forget_stage"], (run, stage))
+            lot = self._lot(run, stage)
+            if lot is not None:
+                self._cursor.execute(self._sql["forget_stage"], rows.span(lot))
         self._keep(job_id, run, replace(head, version=head.version + 1), changed)
 
     def _find(self, job_id: str) -> tuple[int, Head]:
@@ -184,7 +204,7 @@ class Writing:
 
     def _note(self, run: int, at: float, happened: Iterable[Happening]) -> None:
         for one in happened:
-            self._cursor.execute(self._append, (run, at, one.kind.value, rows.text(one.data)))
+            self._cursor.execute(self._append, (run, at, one.kind, rows.text(one.data)))
 
     def _row(self, query: str, *values: object) -> rows.Row | None:
         # To its end, or the file would stay as it is now for what is read next.
@@ -223,14 +243,19 @@ class Writing:
         return count
 
     def bury(self, limit: int) -> bool:
-        """Remove up to so many items, or events, of one forgotten run; whether any is left."""
+        """Remove up to so many items, or events, of a forgotten run; whether any may be left."""
         doomed = self._row("any_doomed")
         if doomed is None:
             return False
-        before = self._writer.total_changes()
-        for name in ("forget_items", "forget_events"):
-            left = limit - (self._writer.total_changes() - before)
-            self._cursor.execute(self._sql[name], (doomed[0], left))
-        if self._writer.total_changes() - before < limit:
-            self._cursor.execute(self._sql["undoom"], doomed)
+        run, lot = doomed
+        if lot is not None:
+            if self._remove("forget_items", *rows.span(lot), limit) < limit:
+                self._cursor.execute(self._sql["forget_lot"], (lot,))
+        elif self._remove("forget_events", run, limit) < limit:
+            self._cursor.execute(self._sql["undoom"], (run,))
         return True
+
+    def _remove(self, query: str, *values: object) -> int:
+        before = self._writer.total_changes()
+        self._cursor.execute(self._sql[query], values)
+        return self._writer.total_changes() - before

@@ -1,10 +1,11 @@
 -- Runs of pipelines, their stages, items and events; breakers; what can be started.
--- What stands in braces is filled in from penstock.lifecycles.pipeline and penstock.core.stages.
+-- What stands in braces is filled in from penstock.lifecycles.pipeline and penstock.core.stages,
+-- as one of several words: 'x = a OR x = b', because IN makes a table for every row it checks.
 
 CREATE TABLE run (
     run              INTEGER PRIMARY KEY AUTOINCREMENT,
     id               TEXT NOT NULL UNIQUE,
-    status           TEXT NOT NULL CHECK (status IN ({statuses})),
+    status           TEXT NOT NULL CHECK ({status}),
     fence            INTEGER NOT NULL CHECK (fence >= 0),
     version          INTEGER NOT NULL CHECK (version >= 1),
     cancel_requested INTEGER NOT NULL CHECK (cancel_requested IN (0, 1)),
@@ -29,7 +30,7 @@ CREATE TABLE run (
     alerts           TEXT,
     abandoned_items  TEXT,
     summary          TEXT,
-    CHECK ((finished_at IS NOT NULL) = (status IN ({final})))
+    CHECK ((finished_at IS NOT NULL) = ({final}))
 ) STRICT;
 
 CREATE INDEX run_created ON run (created_at, id);
@@ -37,7 +38,7 @@ CREATE INDEX run_pipeline ON run (pipeline, created_at, id);
 CREATE INDEX run_tenant ON run (tenant, created_at, id);
 -- Each of these is paid for only by the runs that are in it.
 CREATE INDEX run_open ON run (pipeline, tenant) WHERE finished_at IS NULL;
-CREATE INDEX run_trouble ON run (created_at, id) WHERE status IN ({trouble});
+CREATE INDEX run_trouble ON run (created_at, id) WHERE {trouble};
 CREATE INDEX run_retry ON run (retry_of, created_at, id) WHERE retry_of IS NOT NULL;
 
 CREATE TABLE config (
@@ -49,17 +50,25 @@ CREATE TABLE stage (
     run    INTEGER NOT NULL,
     name   TEXT NOT NULL,
     place  INTEGER NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ({stage_statuses})),
+    status TEXT NOT NULL CHECK ({stage_status}),
     record TEXT NOT NULL,
     PRIMARY KEY (run, name)
 ) STRICT, WITHOUT ROWID;
 
--- In the order of its stage. What can be long comes last, so that counting does not read it.
+-- All items of one stage of one run; it has a number, never given twice.
+CREATE TABLE lot (
+    lot   INTEGER PRIMARY KEY AUTOINCREMENT,
+    run   INTEGER NOT NULL,
+    stage TEXT NOT NULL,
+    UNIQUE (run, stage)
+) STRICT;
+
+-- `place` is the number of the lot in its upper half and `seq` in its lower, so that a stage
+-- lies in one piece and in order. What can be long comes last: counting does not read it.
 CREATE TABLE item (
-    run         INTEGER NOT NULL,
-    stage       TEXT NOT NULL,
-    seq         INTEGER NOT NULL CHECK (seq >= 0),
-    outcome     TEXT NOT NULL CHECK (outcome IN ({outcomes})),
+    place       INTEGER PRIMARY KEY,
+    lot         INTEGER NOT NULL CHECK (place >> 32 = lot),
+    outcome     TEXT NOT NULL CHECK ({outcome}),
     fan         INTEGER NOT NULL CHECK (fan >= 0),
     attempts    INTEGER NOT NULL CHECK (attempts >= 0),
     reused      INTEGER NOT NULL,
@@ -71,20 +80,20 @@ CREATE TABLE item (
     error       TEXT NOT NULL,
     input       TEXT NOT NULL,
     output      TEXT NOT NULL,
-    PRIMARY KEY (run, stage, seq),
-    UNIQUE (run, stage, key)
-) STRICT, WITHOUT ROWID;
+    UNIQUE (lot, key)
+) STRICT;
 
 -- Rare outcomes can afford an index; so can what is too large for its row.
-CREATE INDEX item_trouble ON item (run, stage, seq) WHERE outcome IN ({troubled_items});
+CREATE INDEX item_trouble ON item (place) WHERE {troubled_item};
 CREATE INDEX item_input ON item (input) WHERE input >= 'blob:' AND input < 'blob;';
 CREATE INDEX item_output ON item (output) WHERE output >= 'blob:' AND output < 'blob;';
 
+-- The newest is never removed, so that no number is given twice.
 CREATE TABLE event (
-    id   INTEGER PRIMARY KEY AUTOINCREMENT,
+    id   INTEGER PRIMARY KEY,
     run  INTEGER NOT NULL,
     at   REAL NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ({event_kinds})),
+    kind TEXT NOT NULL CHECK ({event_kind}),
     data TEXT NOT NULL
 ) STRICT;
 
