@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from typing import Any
+from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import Struct, field
 
@@ -19,6 +20,21 @@ STALE_MESSAGE = "Job timed out or was orphaned"
 """The seed's words for a job that nobody works on any more."""
 STALE_AFTER = 7200.0
 """Seconds without progress after which a job is stale: two hours, as the seed says."""
+
+
+TOPIC = "job.pipeline."
+"""How the topics of pipelines begin; the name follows, and a stage's where its items are jobs."""
+
+
+def pipeline_of(topic: str) -> str | None:
+    """The pipeline that a topic starts; None for other topics, and for those of items."""
+    name = topic.removeprefix(TOPIC)
+    return name if name != topic and "." not in name else None
+
+
+def trace_of(job_id: str) -> str:
+    """The id by which a run's logs and summary are found; the same wherever it is asked for."""
+    return str(uuid5(NAMESPACE_URL, f"penstock:{job_id}"))
 
 
 class StageKind(StrEnum):
@@ -175,6 +191,8 @@ class StageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
     index: int
     kind: StageKind
+    form: str = ""
+    """What it was declared to be: kind, input and version. One of another form is another stage."""
     status: StageStatus = StageStatus.PENDING
     reason: str = ""
     """Why it was skipped, or failed as a whole."""

@@ -122,10 +122,11 @@ class Child:
                 import_main(self._main)
                 self._main = {}
             found = attrgetter(qualname)(importlib.import_module(module))
-            is_job = isinstance(found, JobFunction)
-            self._functions[key] = (
-                (found.fn, found.signature) if is_job else (found, Signature(found))
-            )
+            if isinstance(found, JobFunction):
+                self._functions[key] = found.fn, found.signature
+            else:  # a stage of a pipeline says itself how it is run here
+                fn = getattr(found, "in_child", found)
+                self._functions[key] = fn, Signature(fn)
         return self._functions[key]
 
     def _listen(self) -> None:

@@ -32,6 +32,7 @@ from penstock.core.quantity import parse_duration
 from penstock.core.signals import Retry
 from penstock.core.stages import (
     STALE_AFTER,
+    TOPIC,
     AlertRule,
     OnChange,
     OnOrphan,
@@ -40,13 +41,12 @@ from penstock.core.stages import (
     StageKind,
     WhenOpen,
 )
+from penstock.workloads.pipeline.in_child import call_in_child
 from penstock.workloads.pipeline.shape import Shape, shape_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 Source = Callable[..., Any]
 
-TOPIC = "job.pipeline."
-"""How the topics of pipelines begin; the pipeline's name follows."""
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _MODES = ("async", "thread", "process")
 
@@ -71,6 +71,7 @@ class Stage:
         self.width = width
         """The config field that says how many items run at once; may be ''."""
         self.name = info.name
+        self.config_type: type | None = None
 
     @property
     def upstream(self) -> str:
@@ -80,6 +81,10 @@ class Stage:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
+
+    def in_child(self, ctx: Any, given: Any, about: dict[str, Any]) -> Any:
+        """Run the function in a process that was started for it; see `in_child`."""
+        return call_in_child(self.fn, self.shape, self.config_type, ctx, given, about)
 
     def __repr__(self) -> str:
         return f"<stage {self.name}>"
@@ -217,17 +222,19 @@ class Definition:
         counts: bool = True,
         version: str = "",
     ) -> Callable[[F], F]:
-        """One call, given the results of the stage `of` (the one before it, if not said)."""
+        """One call, given the results of the stage `of` (the one before it, if not said). A
+        stage that is named is needed, as by `needs`; the one before it is not."""
 
         def declare(fn: F) -> F:
             stage = name or _name_of(fn)
             shape = shape_of(fn, stage)
             before = self._known(stage, of) if of is not None else next(reversed(self.stages), "")
+            wanted = needs if of is None else (of, *needs)
             info = StageInfo(
                 name=stage,
                 kind=StageKind.STEP,
                 of=before,
-                needs=self._needs(stage, needs),
+                needs=self._needs(stage, wanted),
                 mode=_mode(stage, mode, shape),
                 timeout=_seconds(f"stage {stage}: timeout", timeout),
                 retry=_retry(retry),
@@ -261,6 +268,7 @@ class Definition:
             raise Misconfigured(f"pipeline {self.name} has a stage {info.name} already")
         asked = enabled if callable(enabled) else None
         stage = Stage(fn, info, shape, source=source, key=key, enabled=asked, width=width)
+        stage.config_type = self.config_type
         self.stages[info.name] = stage
         return stage  # type: ignore[return-value]
 
@@ -290,7 +298,7 @@ class Definition:
         )
 
     def _needs(self, stage: str, needs: Sequence[Stage | str]) -> tuple[str, ...]:
-        return tuple(self._known(stage, one) for one in needs)
+        return tuple(dict.fromkeys(self._known(stage, one) for one in needs))
 
     def _known(self, stage: str, named: Stage | str) -> str:
         """The name of a stage that runs before `stage`: what keeps a definition from cycles."""
@@ -370,7 +378,8 @@ class Definition:
 
     def plain_config(self, given: Any) -> dict[str, Any]:
         """The config with all its defaults, as JSON has it: what is frozen in the record."""
-        return msgspec.to_builtins(self.config_of(given), str_keys=True)  # type: ignore[no-any-return]
+        # By way of JSON: a tuple must be the same list that the store gives back.
+        return msgspec.json.decode(msgspec.json.encode(self.config_of(given)))  # type: ignore[no-any-return]
 
     # -- describing ---------------------------------------------------------------
 

@@ -1,0 +1,345 @@
+"""One call of a stage's function: in the event loop, in a thread, or in a process.
+
+A call never raises what the function raised; it returns it, so that nothing a function does
+can be taken for something of ours. asyncio's cancellation of the caller passes.
+
+A thread can't be killed. One whose call ran out of time, or was given up, is left to itself
+and holds its place in the pool until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from penstock.core.job import JobRequest
+from penstock.core.policy import IN_VAIN
+from penstock.core.signals import Cancelled
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.clock import Clock
+from penstock.ports.executor import Context, Outcome, Task
+from penstock.workloads.function.context import BRIDGE, running
+from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.options import JobOptions, Mode
+from penstock.workloads.function.processes import ProcessPool
+from penstock.workloads.function.signature import Signature
+from penstock.workloads.function.threads import Call, ThreadPool
+from penstock.workloads.pipeline.context import StageContext
+from penstock.workloads.pipeline.definition import Stage
+from penstock.workloads.pipeline.options import RunOptions
+from penstock.workloads.pipeline.payloads import TOO_MANY_OUTPUTS, Codec, Unfit
+
+NOT_IMPORTABLE = "NOT_IMPORTABLE"
+
+T = TypeVar("T")
+Ended = bytes | BaseException
+"""The function's output as JSON, or why there is none."""
+
+
+class FailedElsewhere(Exception):
+    """A failure that another process told of."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.error_message or str(outcome.status))
+        self.code = outcome.error_code or "FAILED"
+        self.kinds = outcome.error_kinds
+        self.retry_after = outcome.retry_after
+        self.in_vain = self.code in IN_VAIN
+
+
+class Order:
+    """What is to be called, and with what."""
+
+    __slots__ = ("codec", "ctx", "data", "given", "stage", "timeout")
+
+    def __init__(
+        self, stage: Stage, codec: Codec, ctx: StageContext, data: bytes | None, given: Any = None
+    ) -> None:
+        self.stage, self.codec, self.ctx = stage, codec, ctx
+        self.data = data
+        """The input as JSON; None where it is `given` as it is."""
+        self.given = given
+        self.timeout = stage.info.timeout
+
+    def begin(self) -> Any:
+        """Call the function: its result, its coroutine or its generator."""
+        shape, arguments = self.stage.shape, {}
+        if shape.takes_input:
+            value = self.given if self.data is None else self.codec.input(self.data)
+            arguments[shape.parameter] = value
+        if shape.takes_ctx:
+            arguments["ctx"] = self.ctx
+        return self.stage.fn(**arguments)
+
+
+class Calls:
+    """Where the functions of stages run. One may serve many jobs."""
+
+    def __init__(self, clock: Clock, options: RunOptions, kill_grace: float | None = None) -> None:
+        self._clock, self._options = clock, options
+        self._grace = options.kill_grace if kill_grace is None else kill_grace
+        self._threads: ThreadPool[Any] | None = None
+        self._processes: ProcessPool | None = None
+        self._left: dict[str, Callable[[], bool]] = {}
+        BRIDGE.open()
+        self._open = True
+
+    async def run(self, order: Order) -> Ended:
+        mode = order.stage.info.mode
+        if mode == "thread":
+            return await self._in_thread(order)
+        if mode == "process":
+            return await self._in_process(order)
+        if order.timeout is None:
+            return await self._here(order)
+        return await self._here_in_time(order, order.timeout)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Have something of ours done in a thread."""
+        call = self._pool().submit(work)
+        try:
+            return cast(T, await call.done)
+        finally:
+            if not call.settled:
+                self._pool().drop(call)
+
+    def abandoned(self) -> tuple[str, ...]:
+        """`stage/key` of calls that were given up and still run."""
+        return tuple(name for name, runs in self._left.items() if runs())
+
+    async def close(self) -> None:
+        """End the processes and the threads that are idle; leave the others."""
+        if not self._open:
+            return
+        self._open = False
+        if self._processes is not None:
+            await self._processes.close()
+        if self._threads is not None:
+            await self._threads.close(0.0)
+        BRIDGE.close()
+
+    # -- in the event loop --------------------------------------------------------
+
+    async def _here(self, order: Order) -> Ended:
+        token = running.set(cast(Context, order.ctx))
+        try:
+            result = order.begin()
+            if order.stage.shape.is_generator:
+                value = await _drained(result, self._options.max_outputs)
+            else:
+                value = await result
+            return order.codec.output(value)
+        except asyncio.CancelledError as error:
+            if _is_being_cancelled():
+                raise
+            return error
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            return error
+        finally:
+            _reset(token)
+
+    async def _here_in_time(self, order: Order, timeout: float) -> Ended:
+        task = asyncio.ensure_future(self._here(order))
+        try:
+            if await self._in_time(task, timeout):
+                return task.result()
+        except asyncio.CancelledError:
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        order.ctx.cancel.request("it ran out of time")
+        task.cancel()
+        if not await self._in_time(task, self._grace):
+            self._leave(order, lambda: not task.done())
+        return _too_late(timeout)
+
+    # -- in a thread --------------------------------------------------------------
+
+    async def _in_thread(self, order: Order) -> Ended:
+        pool = self._pool()
+        call = pool.submit(partial(_perform, order, self._options.max_outputs))
+        try:
+            if order.timeout is None or await self._in_time(call.done, order.timeout):
+                return cast(Ended, await call.done)
+        except asyncio.CancelledError:
+            self._give_up(order, call, "cancelled")
+            raise
+        if self._give_up(order, call, "it ran out of time"):
+            return TimeoutError(f"no thread was free for it within {order.timeout:g} s")
+        return _too_late(order.timeout)
+
+    def _give_up(self, order: Order, call: Call[Any], reason: str) -> bool:
+        """Stop waiting for a call. True if it had not begun, and now never will."""
+        order.ctx.cancel.request(reason)
+        call.done.cancel()
+        if self._pool().drop(call):
+            return True
+        self._leave(order, lambda: not call.settled)
+        return False
+
+    def _pool(self) -> ThreadPool[Any]:
+        if self._threads is None:
+            self._threads = ThreadPool(self._options.threads)
+        return self._threads
+
+    # -- in a process -------------------------------------------------------------
+
+    async def _in_process(self, order: Order) -> Ended:
+        stage = order.stage
+        if (problem := _not_importable(stage)) is not None:
+            return problem
+        if self._processes is None:
+            size = self._options.processes or os.cpu_count() or 1
+            self._processes = ProcessPool(
+                size, kill_grace=self._grace, max_result=self._options.max_result
+            )
+        task = asyncio.ensure_future(
+            self._processes.run(_as_job(stage), _as_task(order), cast(Context, order.ctx))
+        )
+        late = False
+        try:
+            if order.timeout is not None and not await self._in_time(task, order.timeout):
+                late = True
+                order.ctx.cancel.request("it ran out of time")
+            outcome = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()  # the pool asks, tells and kills; then it lets that pass
+            await asyncio.wait((task,))
+            raise
+        return _too_late(order.timeout) if late else _ended(order, outcome)
+
+    # -- time ---------------------------------------------------------------------
+
+    async def _in_time(self, work: asyncio.Future[Any], seconds: float) -> bool:
+        alarm = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait((work, alarm), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            alarm.cancel()
+        return work.done()
+
+    def _leave(self, order: Order, runs: Callable[[], bool]) -> None:
+        name = f"{order.ctx.stage}/{order.ctx.key}"
+        order.ctx.log(f"{name} does not end; it is left to itself", level="warning")
+        self._left[name] = runs
+
+
+def _perform(order: Order, most: int) -> Ended:
+    """A plain function's call, in its thread."""
+    token = running.set(cast(Context, order.ctx))
+    try:
+        value = order.begin()
+        if order.stage.shape.is_generator:
+            value = _taken(value, most)
+        return order.codec.output(value)
+    except BaseException as error:
+        return error
+    finally:
+        running.reset(token)
+
+
+def _taken(generator: Any, most: int) -> list[Any]:
+    values: list[Any] = []
+    for value in generator:
+        if len(values) == most:
+            generator.close()
+            raise _endless(most)
+        values.append(value)
+    return values
+
+
+async def _drained(generator: Any, most: int) -> list[Any]:
+    values: list[Any] = []
+    async for value in generator:
+        if len(values) == most:
+            await generator.aclose()
+            raise _endless(most)
+        values.append(value)
+    return values
+
+
+def _endless(most: int) -> Unfit:
+    return Unfit(TOO_MANY_OUTPUTS, f"it yielded more than {most:,} outputs")
+
+
+def _too_late(timeout: float | None) -> TimeoutError:
+    return TimeoutError(f"it took longer than {timeout:g} s")
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _reset(token: Any) -> None:
+    try:
+        running.reset(token)
+    except ValueError:  # a coroutine may be closed from another context
+        running.set(None)
+
+
+# -- what a process is told, and tells -------------------------------------------------
+
+
+def _not_importable(stage: Stage) -> Unfit | None:
+    """Why another process would not find the stage under its function's name."""
+    fn = stage.fn
+    name = f"{fn.__module__}.{fn.__qualname__}"
+    try:
+        found = attrgetter(fn.__qualname__)(sys.modules[fn.__module__])
+    except (KeyError, AttributeError):
+        found = None
+    if found is stage:
+        return None
+    return Unfit(
+        NOT_IMPORTABLE,
+        f"a process can't import {name}: declare the stage with a decorator at the top of a module",
+    )
+
+
+def _as_job(stage: Stage) -> JobFunction[..., Any]:
+    """The stage as the pool of processes knows functions."""
+    options = JobOptions(topic=f"stage.{stage.name}", mode=Mode.PROCESS)
+    return JobFunction(stage.fn, Signature(stage.in_child), options, _no_submitter)
+
+
+def _no_submitter() -> Any:
+    raise RuntimeError("a stage is not submitted")
+
+
+def _as_task(order: Order) -> Task:
+    ctx, data = order.ctx, order.data
+    payload = msgspec.json.encode(
+        {
+            "given": msgspec.Raw(b"null" if data is None else data),
+            "about": {
+                "stage": ctx.stage,
+                "key": ctx.key,
+                "pipeline": ctx.pipeline,
+                "trace_id": ctx.trace_id,
+                "config": msgspec.to_builtins(ctx.config, str_keys=True),
+            },
+        }
+    )
+    request = JobRequest(job_id=ctx.job_id, topic=f"stage.{ctx.stage}")
+    return Task(request, ctx.attempt, payload, deadline=sys.float_info.max)
+
+
+def _ended(order: Order, outcome: Outcome) -> Ended:
+    if outcome.status is JobState.SUCCEEDED:
+        try:
+            return order.codec.checked(outcome.payload or b"null")
+        except Unfit as error:
+            return error
+    if outcome.status is JobState.CANCELLED:
+        return Cancelled(outcome.error_message or "cancelled")
+    return FailedElsewhere(outcome)

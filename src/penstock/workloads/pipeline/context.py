@@ -1,0 +1,257 @@
+"""What a stage's function knows of its job, as its parameter `ctx`.
+
+A context belongs to one attempt at one item. What the function counts and complains of is
+kept there until the item ends, and written together with it: so an item that is run again,
+after a failure or a crash, is counted once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import NotFound
+from penstock.core.stages import PipelineRecord
+from penstock.ports.clock import Clock
+from penstock.ports.pipelines import PipelineStore
+from penstock.ports.token import Token
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.options import Tell
+from penstock.workloads.pipeline.payloads import Payloads, encode
+from penstock.workloads.pipeline.results import Portal, Reader, Results
+
+Metric = float | int | str | bool
+
+
+class Notes:
+    """What a stage's function reported beside its output."""
+
+    __slots__ = ("added", "errors", "fixed")
+
+    def __init__(self) -> None:
+        self.added: dict[str, float] = {}
+        self.fixed: dict[str, Metric] = {}
+        self.errors: list[str] = []
+
+    def metric(self, name: str, value: Metric, fix: bool) -> None:
+        if fix or isinstance(value, str):
+            self.added.pop(name, None)
+            self.fixed[name] = value
+        elif isinstance(before := self.fixed.get(name), int | float):
+            self.fixed[name] = before + value
+        else:
+            self.added[name] = self.added.get(name, 0) + value
+
+    def add_to(self, metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+        """The metrics of a stage with these, too."""
+        result = {**metrics, **self.fixed}
+        for name, value in self.added.items():
+            before = result.get(name, 0)
+            result[name] = value if isinstance(before, str) else before + value
+        return result
+
+
+class Resources:
+    """What the items of one job share: clients, models. Made when first asked for."""
+
+    def __init__(self, factories: Mapping[str, Callable[[], Any]]) -> None:
+        self._factories = factories
+        self._made: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    def get(self, name: str) -> Any:
+        with self._lock:
+            if name not in self._made:
+                if name not in self._factories:
+                    there = ", ".join(self._factories) or "none"
+                    raise NotFound(f"there is no resource {name!r}", hint=f"there are: {there}")
+                self._made[name] = self._factories[name]()
+            return self._made[name]
+
+    async def close(self, tell: Tell) -> None:
+        """Close what can be closed, the last made first. What goes wrong is told."""
+        while self._made:
+            name, made = self._made.popitem()
+            close = getattr(made, "aclose", None) or getattr(made, "close", None)
+            try:
+                if callable(close) and inspect.isawaitable(closing := close()):
+                    await closing
+            except Exception as error:
+                tell.log(f"resource {name} could not be closed: {error!r}", level="warning")
+
+
+class RunScope:
+    """What all contexts of one run have in common. Made in the event loop."""
+
+    def __init__(
+        self,
+        pipeline: Definition,
+        record: PipelineRecord,
+        store: PipelineStore,
+        payloads: Payloads,
+        clock: Clock,
+        tell: Tell,
+    ) -> None:
+        self.pipeline, self.record, self.store = pipeline, record, store
+        self.payloads, self.clock, self.tell = payloads, clock, tell
+        self.config = pipeline.config_of(record.config)
+        self.reader = Reader(store, payloads, record.id)
+        self.portal = Portal()
+        self.resources = Resources(pipeline.resources)
+        self.lock = threading.Lock()
+        self.fans: dict[str, int] = {}
+        """How many outputs the stages that have ended gave."""
+        self.on_progress: Callable[[str, float | None, str], None] = self._tell_progress
+        self.on_emit: Callable[[str, str, dict[str, Any]], None] = _nobody_hears
+
+    async def know(self, stage: str) -> int:
+        """How many outputs a stage gave; asked of the store if it did not run here."""
+        if stage not in self.fans:
+            self.fans[stage] = await self.store.fan(self.record.id, stage)
+        return self.fans[stage]
+
+    def _tell_progress(self, stage: str, fraction: float | None, message: str) -> None:
+        self.tell.progress(fraction, message)
+
+    async def close(self) -> None:
+        await self.resources.close(self.tell)
+
+
+def _nobody_hears(stage: str, key: str, data: dict[str, Any]) -> None:
+    pass
+
+
+class StageContext:
+    """Given to plain functions. May be used from any thread."""
+
+    __slots__ = ("_notes", "_run", "_until", "attempt", "cancel", "key", "stage")
+
+    def __init__(
+        self,
+        run: RunScope,
+        stage: str,
+        key: str,
+        attempt: int,
+        cancel: Token,
+        until: float | None = None,
+    ) -> None:
+        self._run, self.stage, self.key, self.attempt = run, stage, key, attempt
+        self.cancel = cancel
+        """Asks the function to end: by a cancel, a timeout, or because its worker stops."""
+        self._until = until
+        self._notes: Notes | None = None
+
+    @property
+    def job_id(self) -> str:
+        return self._run.record.id
+
+    @property
+    def trace_id(self) -> str:
+        return self._run.record.trace_id
+
+    @property
+    def pipeline(self) -> str:
+        return self._run.pipeline.name
+
+    @property
+    def config(self) -> Any:
+        """The job's config, as its type."""
+        return self._run.config
+
+    def cancelled(self) -> bool:
+        return self.cancel.requested
+
+    def check(self) -> None:
+        """Raise `penstock.Cancelled` if the function should end."""
+        self.cancel.raise_if_requested()
+
+    def now(self) -> float:
+        return self._run.clock.now()
+
+    def remaining(self) -> float:
+        """Seconds until its time is up; infinite where it has no timeout."""
+        if self._until is None:
+            return math.inf
+        return self._until - self._run.clock.monotonic()
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        self._run.on_progress(self.stage, fraction, message)
+
+    def log(self, text: str, level: str = "info") -> None:
+        self._run.tell.log(text, level=level)
+
+    def metric(self, name: str, value: Metric = 1, *, set: bool = False) -> None:
+        """Add to a metric of the stage, or set it."""
+        with self._run.lock:
+            self._noted().metric(name, value, set)
+
+    def error(self, text: str) -> None:
+        """Report an error without failing: the stage ends partial."""
+        with self._run.lock:
+            self._noted().errors.append(str(text))
+
+    def emit(self, data: dict[str, Any]) -> None:
+        """Send an event of one's own to whoever follows the job."""
+        self._run.portal.post(self._run.on_emit, self.stage, self.key, data)
+
+    def resource(self, name: str) -> Any:
+        """What the pipeline declared under this name; one for all items of a job."""
+        return self._run.resources.get(name)
+
+    def results(self, stage: str) -> Results[Any]:
+        """The outputs of a stage that has ended. NotFound."""
+        return self._results(stage, self._run.portal)
+
+    def recall(self, name: str) -> Any:
+        """What an earlier run of this pipeline remembered, or None."""
+        return self._run.portal.call(self._recall(name))
+
+    def remember(self, name: str, value: Any) -> Any:
+        """Keep a value, as JSON, for later runs of this pipeline."""
+        return self._run.portal.call(self._remember(name, value))
+
+    def _results(self, stage: str, portal: Portal | None) -> Results[Any]:
+        if stage not in self._run.fans:
+            ended = ", ".join(self._run.fans) or "none"
+            raise NotFound(f"no stage {stage!r} has ended", hint=f"these have: {ended}")
+        return Results(self._run.reader, stage, self._run.fans[stage], portal=portal)
+
+    async def _recall(self, name: str) -> Any:
+        data = await self._run.store.recall(f"{self.pipeline}/{name}")
+        return None if data is None else msgspec.json.decode(data)
+
+    async def _remember(self, name: str, value: Any) -> None:
+        await self._run.store.remember(f"{self.pipeline}/{name}", encode(value))
+
+    def _noted(self) -> Notes:
+        if self._notes is None:
+            self._notes = Notes()
+        return self._notes
+
+
+class AsyncStageContext(StageContext):
+    """Given to async functions: what waits is awaited."""
+
+    __slots__ = ()
+
+    def results(self, stage: str) -> Results[Any]:
+        return self._results(stage, None)
+
+    async def recall(self, name: str) -> Any:
+        return await self._recall(name)
+
+    async def remember(self, name: str, value: Any) -> None:
+        await self._remember(name, value)
+
+
+def notes_of(ctx: StageContext) -> Notes | None:
+    """What was reported through it, to be kept with the item."""
+    with contextlib.suppress(AttributeError):
+        return ctx._notes
+    return None

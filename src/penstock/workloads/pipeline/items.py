@@ -1,0 +1,336 @@
+"""One item of a stage, from its first attempt to its end.
+
+    pace -> breaker -> call -> judge -> again, after a while, or the end
+
+Whatever the function does, the item ends: ok, failed or skipped. Only asyncio's cancellation
+of the caller passes, and then the job is not being cancelled in an orderly way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import random
+import traceback
+from typing import Any
+
+from msgspec.structs import replace
+
+from penstock.core.breakers import BreakerOpen, BreakerSettings
+from penstock.core.signals import Cancelled
+from penstock.core.stages import (
+    ErrorClass,
+    ItemOutcome,
+    ItemRecord,
+    PipelineRecord,
+    StageKind,
+    StageRecord,
+    WhenOpen,
+)
+from penstock.ports.blobs import Blobs
+from penstock.ports.clock import Clock
+from penstock.ports.pipelines import PipelineStore
+from penstock.ports.token import Token
+from penstock.workloads.pipeline.breakers import Breakers
+from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order
+from penstock.workloads.pipeline.context import (
+    AsyncStageContext,
+    Notes,
+    RunScope,
+    StageContext,
+    notes_of,
+)
+from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Tell
+from penstock.workloads.pipeline.pacing import Pace
+from penstock.workloads.pipeline.payloads import Codec, Payloads, Unfit, outputs_of
+from penstock.workloads.pipeline.results import Results, element_of, wants_list
+from penstock.workloads.pipeline.retrying import Failure, bounded, judge, next_try
+from penstock.workloads.pipeline.waiting import pause
+
+_MOST_TRACEBACKS = 20
+_MAX_TRACEBACK = 8_000
+
+
+class ItemRunner:
+    """Runs items of the stages of one job."""
+
+    def __init__(
+        self,
+        pipeline: Definition,
+        record: PipelineRecord,
+        store: PipelineStore,
+        blobs: Blobs,
+        clock: Clock,
+        cancel: Token,
+        tell: Tell | None = None,
+        options: RunOptions = DEFAULTS,
+        *,
+        calls: Calls | None = None,
+        breakers: Breakers | None = None,
+    ) -> None:
+        self._pipeline, self._clock, self._cancel = pipeline, clock, cancel
+        self._tell = tell or Silent()
+        self.payloads = Payloads(blobs, options)
+        self.scope = RunScope(pipeline, record, store, self.payloads, clock, self._tell)
+        self._own_calls = calls is None
+        self.calls = calls or Calls(clock, options, min(options.kill_grace, pipeline.cancel_grace))
+        self._breakers = breakers or Breakers(store, clock)
+        self._settings = {
+            name: BreakerSettings.of(name, given) for name, given in pipeline.breakers.items()
+        }
+        self._codecs: dict[str, Codec] = {}
+        self._paces: dict[str, Pace] = {}
+        self._tracebacks = 0
+        self.notes = Notes()
+        """What the items that `run` ran reported beside their outputs."""
+
+    async def run(self, stage: Stage, item: ItemRecord) -> ItemRecord:
+        """The item as it ended."""
+        for before in _ended_before(self.scope.record, stage.name):
+            await self.scope.know(before.name)
+        ended, notes = await self.perform(stage, item)
+        if notes is not None:
+            self.notes.fixed.update(notes.add_to(self.notes.fixed))
+            self.notes.errors += notes.errors
+        return ended
+
+    async def perform(
+        self, stage: Stage, item: ItemRecord, cancel: Token | None = None
+    ) -> tuple[ItemRecord, Notes | None]:
+        """The item as it ended, and what its last attempt reported."""
+        return await _Item(self, stage, item, cancel or self._cancel).run()
+
+    async def close(self) -> None:
+        if self._own_calls:
+            await self.calls.close()
+        await self.scope.close()
+
+    # -- what the attempts share --------------------------------------------------
+
+    def codec(self, stage: Stage) -> Codec:
+        codec = self._codecs.get(stage.name)
+        if codec is None:
+            codec = self._codecs[stage.name] = Codec(stage.name, stage.shape)
+        return codec
+
+    def pace(self, stage: Stage) -> Pace | None:
+        if stage.info.rate is None:
+            return None
+        if stage.name not in self._paces:
+            self._paces[stage.name] = Pace(stage.info.rate, self._clock)
+        return self._paces[stage.name]
+
+    def guard(self, stage: Stage, token: Token) -> Any:
+        info = stage.info
+        assert info.breaker is not None
+        return self._breakers.call(
+            info.breaker,
+            self._settings.get(info.breaker, BreakerSettings()),
+            when_open=info.when_open,
+            cancel=token,
+            timeout=info.timeout,
+        )
+
+    async def order(self, stage: Stage, item: ItemRecord, ctx: StageContext) -> Order:
+        codec = self.codec(stage)
+        if stage.info.kind is StageKind.STEP:
+            data, given = await self._results(stage)
+            return Order(stage, codec, ctx, data, given)
+        return Order(stage, codec, ctx, await self.payloads.get(item.input))
+
+    async def _results(self, stage: Stage) -> tuple[bytes | None, Any]:
+        """What a step is given: results, or a list where it asks for one, or is far away."""
+        info, shape = stage.info, stage.shape
+        if not shape.takes_input:
+            return None, None
+        kind, scope = element_of(shape.input_type), self.scope
+        far = info.mode == "process"
+        if not info.of:
+            return (b"[]", None) if far else (None, [])
+        count = await scope.know(info.of)
+        if far:
+            raws = [
+                raw
+                async for item in Results(scope.reader, info.of, count).items()
+                for raw in await scope.reader.outputs(item)
+            ]
+            return b"[" + b",".join(map(bytes, raws)) + b"]", None
+        if wants_list(shape.input_type):
+            try:
+                return None, await Results(scope.reader, info.of, count, kind=kind).list()
+            except ValueError as problem:
+                raise Unfit("WRONG_TYPE", f"{stage.name} can't take its input: {problem}") from None
+        portal = None if shape.is_async else scope.portal
+        return None, Results(scope.reader, info.of, count, kind=kind, portal=portal)
+
+    async def store(self, data: bytes) -> tuple[str, int]:
+        """A pointer to an output, and how many outputs it is to a stage that maps over it."""
+        many = outputs_of(data)
+        return await self.payloads.put(data), 1 if many is None else len(many)
+
+    def judge(self, error: BaseException) -> Failure:
+        if isinstance(error, Unfit):
+            return Failure(
+                error_class=ErrorClass.PERMANENT, code=error.code, message=bounded(str(error))
+            )
+        if isinstance(error, FailedElsewhere):
+            return _judge_elsewhere(error)
+        failure = judge(error, self._clock.now())
+        if failure.error_class is not ErrorClass.CANCELLED:
+            self._tell_traceback(error)
+        return failure
+
+    def _tell_traceback(self, error: BaseException) -> None:
+        if self._tracebacks < _MOST_TRACEBACKS and error.__traceback__ is not None:
+            self._tracebacks += 1
+            try:
+                text = "".join(traceback.format_exception(error))
+            except Exception:
+                text = f"{type(error).__name__}, whose traceback can't be shown"
+            self._tell.log(bounded(text[-_MAX_TRACEBACK:], _MAX_TRACEBACK), level="error")
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    async def pause(self, seconds: float, token: Token) -> None:
+        await pause(self._clock, seconds, token)
+
+
+class _Item:
+    """One item while it is run."""
+
+    __slots__ = ("attempts", "item", "notes", "runner", "spent", "stage", "token")
+
+    def __init__(self, runner: ItemRunner, stage: Stage, item: ItemRecord, token: Token) -> None:
+        self.runner, self.stage, self.item, self.token = runner, stage, item, token
+        self.attempts, self.spent = 0, 0.0
+        self.notes: Notes | None = None
+
+    async def run(self) -> tuple[ItemRecord, Notes | None]:
+        try:
+            return await self._try_until_it_ends(), self.notes
+        except Cancelled as asked:
+            return self._failed(_cancelled(str(asked))), self.notes
+        except asyncio.CancelledError:
+            # The job is being cancelled, and this item did not end by itself.
+            task = asyncio.current_task()
+            if not self.token.requested or task is None:
+                raise
+            task.uncancel()
+            return self._failed(_cancelled(self.token.reason)), self.notes
+
+    async def _try_until_it_ends(self) -> ItemRecord:
+        policy = self.stage.info.retry
+        while True:
+            try:
+                ended = await self._attempt()
+            except BreakerOpen as closed:
+                return self._kept_out(closed)
+            if isinstance(ended, ItemRecord):
+                return ended
+            delay = next_try(policy, ended, self.attempts, random.random())
+            if delay is None:
+                return self._failed(ended)
+            await self.runner.pause(delay, self.token)
+
+    async def _attempt(self) -> ItemRecord | Failure:
+        self.token.raise_if_requested()
+        pace = self.runner.pace(self.stage)
+        if pace is not None:
+            await pace.turn(self.token)
+        if self.stage.info.breaker is None:
+            return await self._call()
+        async with self.runner.guard(self.stage, self.token) as call:
+            ended = await self._call()
+            call.ended(None if isinstance(ended, ItemRecord) else ended)
+            return ended
+
+    async def _call(self) -> ItemRecord | Failure:
+        runner, begun = self.runner, self.runner.monotonic()
+        self.attempts += 1
+        timeout = self.stage.info.timeout
+        token, forget = (self.token, None) if timeout is None else _chained(self.token)
+        kind = AsyncStageContext if self.stage.shape.is_async else StageContext
+        until = None if timeout is None else begun + timeout
+        item = self.item
+        ctx = kind(runner.scope, self.stage.name, item.key, self.attempts, token, until)
+        try:
+            ended = await runner.calls.run(await runner.order(self.stage, item, ctx))
+            if not isinstance(ended, bytes):
+                return runner.judge(ended)
+            output, fan = await runner.store(ended)
+        except Exception as error:  # of its input or output: what it raises itself is returned
+            return runner.judge(error)
+        finally:
+            self.spent += runner.monotonic() - begun
+            self.notes = notes_of(ctx)
+            if forget is not None:
+                forget()
+        return ItemRecord(
+            seq=item.seq,
+            key=item.key,
+            input=item.input,
+            outcome=ItemOutcome.OK,
+            output=output,
+            fan=fan,
+            attempts=self.attempts,
+            error=self._complaints(),
+            duration_ms=self.spent * 1000,
+            finished_at=runner.now(),
+        )
+
+    def _complaints(self) -> str:
+        return "" if self.notes is None else bounded("; ".join(self.notes.errors))
+
+    def _failed(self, failure: Failure) -> ItemRecord:
+        return replace(
+            self.item,
+            outcome=ItemOutcome.FAILED,
+            attempts=self.attempts,
+            error_class=failure.error_class,
+            error_code=failure.code,
+            error=failure.message,
+            duration_ms=self.spent * 1000,
+            finished_at=self.runner.now(),
+        )
+
+    def _kept_out(self, closed: BreakerOpen) -> ItemRecord:
+        failure = judge(closed)
+        ended = self._failed(failure)
+        if closed.when_open is WhenOpen.SKIP:
+            return replace(ended, outcome=ItemOutcome.SKIPPED, error_class=None)
+        return ended
+
+
+def _chained(token: Token) -> tuple[Token, Any]:
+    """A token of its own for a call that may run out of time; asked when the other one is."""
+    own = Token()
+    return own, token.when_requested(lambda: own.request(token.reason))
+
+
+def _cancelled(reason: str) -> Failure:
+    return Failure(error_class=ErrorClass.CANCELLED, code="CANCELLED", message=bounded(reason))
+
+
+def _judge_elsewhere(error: FailedElsewhere) -> Failure:
+    """By the classes that the other process named, as far as this one knows them."""
+    named = (getattr(builtins, kind, None) for kind in error.kinds)
+    known = next((k for k in named if isinstance(k, type) and issubclass(k, Exception)), None)
+    error_class = ErrorClass.PERMANENT if error.in_vain else ErrorClass.TRANSIENT
+    if known is not None and known is not Exception:
+        error_class = judge(known.__new__(known)).error_class
+    return Failure(
+        error_class=error_class,
+        code=error.code,
+        message=bounded(str(error)),
+        kinds=error.kinds,
+        retry_after=error.retry_after,
+    )
+
+
+def _ended_before(record: PipelineRecord, stage: str) -> list[StageRecord]:
+    return [one for one in record.stages if one.name != stage and one.is_final]

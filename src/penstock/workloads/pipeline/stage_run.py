@@ -1,0 +1,330 @@
+"""One stage of one run: its items are listed, and then run, so many at once.
+
+A stage can be halted at any time. Then no new item begins; those that run are asked to stop,
+async ones are cancelled after half of the grace time, processes are killed, and what does not
+stop within it is left and reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from enum import StrEnum
+from typing import Any
+
+from msgspec.structs import replace
+
+from penstock.core.signals import Cancelled
+from penstock.core.stages import ErrorClass, ItemOutcome, ItemRecord, StageKind
+from penstock.ports.clock import Clock
+from penstock.ports.pipelines import PipelineStore
+from penstock.ports.token import Token
+from penstock.workloads.pipeline.checkpoint import Checkpoint
+from penstock.workloads.pipeline.context import Notes
+from penstock.workloads.pipeline.definition import Stage
+from penstock.workloads.pipeline.items import ItemRunner
+from penstock.workloads.pipeline.listing import Lister, numbered
+from penstock.workloads.pipeline.options import RunOptions, Spread
+from penstock.workloads.pipeline.reuse import Reuse
+
+TIMEOUT = "TIMEOUT"
+DUPLICATES = "duplicates"
+
+
+class Halt(StrEnum):
+    """Why a stage is ended before its time."""
+
+    CANCEL = "cancel"
+    """Its job is cancelled, or given up: what ran counts as cancelled."""
+    INTERRUPT = "interrupt"
+    """Its worker stops: what ran will be run again."""
+    TIMEOUT = "timeout"
+    """Its own time is up: what has not ended has failed."""
+
+
+class StageRun:
+    def __init__(
+        self,
+        stage: Stage,
+        runner: ItemRunner,
+        checkpoint: Checkpoint,
+        store: PipelineStore,
+        clock: Clock,
+        options: RunOptions,
+        *,
+        spread: Spread | None = None,
+        reuse: Reuse | None = None,
+        grace: float = 5.0,
+    ) -> None:
+        self._stage, self._runner, self._checkpoint = stage, runner, checkpoint
+        self._store, self._clock, self._options = store, clock, options
+        self._spread = spread if stage.info.spread else None
+        self._reuse, self._grace = reuse, grace
+        self._job_id = checkpoint.record.id
+        self._token = Token()
+        self.halted: Halt | None = None
+        self._halting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._hurried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._page: deque[ItemRecord] = deque()
+        self._after, self._drained = -1, False
+        self._turn = asyncio.Lock()
+        self._at: dict[asyncio.Task[Any], ItemRecord] = {}
+        self._left: dict[str, asyncio.Task[Any]] = {}
+        self._over = False
+
+    async def run(self) -> None:
+        """Run what has not ended. Raises StageFailed where it can't be listed."""
+        alarm = self._alarm()
+        try:
+            if self._stage.info.kind is StageKind.MAP and not self._is_listed:
+                await self._drive([self._list()])
+            if self.halted is None:
+                await self._drive([self._work() for _ in range(self._width())])
+            if self.halted is Halt.TIMEOUT:
+                await self._end_the_rest()
+        finally:
+            self._over = True
+            if alarm is not None:
+                alarm.cancel()
+
+    def halt(self, why: Halt, reason: str) -> None:
+        """End it; the first reason counts."""
+        if self.halted is None:
+            self.halted = why
+            self._token.request(reason)
+            self._halting.set_result(None)
+
+    def hurry(self) -> None:
+        """Wait for nothing any more that was asked to stop."""
+        if not self._hurried.done():
+            self._hurried.set_result(None)
+
+    def abandoned(self) -> tuple[str, ...]:
+        return tuple(name for name, task in self._left.items() if not task.done())
+
+    # -- listing ------------------------------------------------------------------
+
+    @property
+    def _is_listed(self) -> bool:
+        return self._checkpoint.stage(self._stage.name).listed
+
+    async def _list(self) -> None:
+        name, checkpoint = self._stage.name, self._checkpoint
+        lister = Lister(
+            self._runner, self._runner.payloads, self._stage, self._token, self._options.page
+        )
+        seq = await self._next_seq()
+        known, again = seq > 0, self._reuse
+        pages = lister.pages()
+        if again is not None and (copied := await again.listing(self._stage)) is not None:
+            pages = copied
+        async for page in pages:
+            self._token.raise_if_requested()
+            items = numbered(await self._fresh(page, known), seq)
+            if again is not None:
+                items = await again.taken_over(self._stage, items)
+            checkpoint.listed(name, items)
+            seq += len(items)
+            await checkpoint.commit()
+        checkpoint.tally(name).note(lister.notes)
+        checkpoint.change(name, listed=True)
+
+    async def _next_seq(self) -> int:
+        """After the items that a run before this one has listed."""
+        after = -1
+        if self._checkpoint.tally(self._stage.name).total:
+            while page := await self._store.items(
+                self._job_id, self._stage.name, after=after, limit=self._options.page
+            ):
+                after = page[-1].seq
+        return after + 1
+
+    async def _fresh(self, page: list[ItemRecord], known: bool) -> list[ItemRecord]:
+        """Those that are not listed yet. Keys of the stage's own making may come twice."""
+        if self._stage.key is None and not known:
+            return page
+        keys = list(dict.fromkeys(item.key for item in page))
+        held = await self._store.items_by_key(self._job_id, self._stage.name, keys)
+        there = {item.key for item in held}
+        fresh: dict[str, ItemRecord] = {}
+        for item in page:
+            if item.key not in there:
+                fresh.setdefault(item.key, item)
+        if not known and len(fresh) < len(page):
+            notes = Notes()
+            notes.metric(DUPLICATES, len(page) - len(fresh), False)
+            self._checkpoint.tally(self._stage.name).note(notes)
+        return list(fresh.values())
+
+    # -- running ------------------------------------------------------------------
+
+    def _width(self) -> int:
+        tally, scope = self._checkpoint.tally(self._stage.name), self._runner.scope
+        most = scope.pipeline.stage_concurrency(self._stage, scope.config)
+        return min(most, tally.total - tally.done)
+
+    async def _work(self) -> None:
+        """Run one item after the other, until there are none."""
+        task, stage, name = asyncio.current_task(), self._stage, self._stage.name
+        assert task is not None
+        perform, end = self._runner.perform, self._checkpoint.end
+        soon = stage.info.kind is StageKind.MAP  # a step's end is its stage's
+        try:
+            while self.halted is None and (item := await self._next()) is not None:
+                self._at[task] = item
+                if self._spread is None:
+                    ended, notes = await perform(stage, item, self._token)
+                else:
+                    ended = await self._spread.run(self._checkpoint.record, stage, item)
+                    notes = None
+                if (kept := self._kept(ended)) is not None:
+                    await end(name, kept, notes if kept is ended else None, soon=soon)
+        finally:
+            self._at.pop(task, None)
+
+    async def _next(self) -> ItemRecord | None:
+        if not self._page and not self._drained:
+            async with self._turn:
+                if not self._page and not self._drained:
+                    await self._read()
+        return self._page.popleft() if self._page else None
+
+    async def _read(self) -> None:
+        page = await self._store.items(
+            self._job_id,
+            self._stage.name,
+            after=self._after,
+            limit=self._options.page,
+            outcomes=(ItemOutcome.PENDING,),
+        )
+        self._drained = len(page) < self._options.page
+        if page:
+            self._after = page[-1].seq
+            self._page.extend(page)
+
+    def _kept(self, ended: ItemRecord) -> ItemRecord | None:
+        """What is written of an item that ended, maybe while the stage was being halted."""
+        if self.halted is None:
+            return ended
+        if self._over:
+            return None
+        if ended.error_class is not ErrorClass.CANCELLED:
+            return ended
+        if self.halted is Halt.TIMEOUT:
+            return self._too_late(ended)
+        return ended if self.halted is Halt.CANCEL and ended.attempts else None
+
+    async def _end_the_rest(self) -> None:
+        """What a stage that ran out of time did not get to."""
+        name, after = self._stage.name, -1
+        await self._checkpoint.settle()
+        while page := await self._store.items(
+            self._job_id,
+            name,
+            after=after,
+            limit=self._options.page,
+            outcomes=(ItemOutcome.PENDING,),
+        ):
+            after = page[-1].seq
+            for item in page:
+                await self._checkpoint.end(name, self._too_late(item))
+            await self._checkpoint.commit()
+
+    def _too_late(self, item: ItemRecord) -> ItemRecord:
+        return replace(
+            item,
+            outcome=ItemOutcome.FAILED,
+            error_class=ErrorClass.TIMEOUT,
+            error_code=TIMEOUT,
+            error=f"its stage took longer than {self._stage.info.stage_timeout:g} s",
+            finished_at=self._clock.now(),
+        )
+
+    # -- halting ------------------------------------------------------------------
+
+    def _alarm(self) -> asyncio.Future[None] | None:
+        limit = self._stage.info.stage_timeout
+        return None if limit is None else asyncio.ensure_future(self._ring(limit))
+
+    async def _ring(self, limit: float) -> None:
+        await self._clock.sleep(limit)
+        self.halt(Halt.TIMEOUT, f"the stage took longer than {limit:g} s")
+
+    async def _drive(self, work: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Have the work done, all of it at once, or until the stage is halted."""
+        tasks = [asyncio.ensure_future(one) for one in work]
+        if not tasks:
+            return
+        finished = _all_done(tasks)
+        try:
+            await asyncio.wait((finished, self._halting), return_when=asyncio.FIRST_COMPLETED)
+            if not finished.done():
+                await self._wind_down(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        if finished.done() and (error := finished.exception()) is not None:
+            await asyncio.wait(tasks, timeout=0)
+            if not (self.halted is not None and isinstance(error, Cancelled)):
+                raise error
+
+    async def _wind_down(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        mode = self._stage.info.mode
+        gently = self.halted is Halt.CANCEL
+        if self._spread is not None and self.halted is not Halt.INTERRUPT:
+            await self._spread.stop(self._checkpoint.record)
+        rest = self._grace
+        if gently:
+            rest -= self._grace / 2
+            await self._ended_within(tasks, self._grace / 2)
+        if mode != "thread" or self._spread is not None:
+            _cancel(tasks)
+        await self._ended_within(tasks, None if mode == "process" else rest)
+        for task in tasks:
+            if not task.done() and (item := self._at.get(task)) is not None:
+                self._left[f"{self._stage.name}/{item.key}"] = task
+        _cancel(tasks)
+        for _ in range(3):  # a task that waits for a thread lets go of it at once
+            await asyncio.sleep(0)
+
+    async def _ended_within(
+        self, tasks: Sequence[asyncio.Task[None]], seconds: float | None
+    ) -> None:
+        alive = [task for task in tasks if not task.done()]
+        if not alive or (seconds is not None and seconds <= 0):
+            return
+        waits: list[asyncio.Future[Any]] = [_all_done(alive)]
+        if seconds is not None:
+            waits += [asyncio.ensure_future(self._clock.sleep(seconds)), self._hurried]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if seconds is not None:
+            waits[1].cancel()
+
+
+def _all_done(tasks: Sequence[asyncio.Task[None]]) -> asyncio.Future[None]:
+    """Done when all are, or with the first error."""
+    finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    left = len(tasks)
+
+    def one_less(task: asyncio.Task[None]) -> None:
+        nonlocal left
+        left -= 1
+        error = None if task.cancelled() else task.exception()
+        if finished.done():
+            return
+        if error is not None:
+            finished.set_exception(error)
+            finished.exception()
+        elif left == 0:
+            finished.set_result(None)
+
+    for task in tasks:
+        task.add_done_callback(one_less)
+    return finished
+
+
+def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if not task.done():
+            task.cancel()

@@ -1,0 +1,110 @@
+"""How far a stage is, counted as its items end, between one write and the next."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from penstock.core.stages import ItemOutcome, ItemRecord, StageRecord, StageStatus
+from penstock.ports.clock import Clock
+from penstock.workloads.pipeline.context import Metric, Notes
+from penstock.workloads.pipeline.meter import Meter
+from penstock.workloads.pipeline.retrying import bounded
+
+_MOST_ERRORS = 5
+_LONGEST_ERROR = 300
+
+
+class Tally:
+    """One stage while it runs; `record` makes the value that is written."""
+
+    def __init__(self, stage: StageRecord, clock: Clock) -> None:
+        self._base, self._clock = stage, clock
+        self.total, self.done, self.ok = stage.total, stage.done, stage.ok
+        self.failed, self.skipped, self.reused = stage.failed, stage.skipped, stage.reused
+        self.metrics: dict[str, Metric] = stage.metrics
+        self.errors: tuple[str, ...] = stage.errors
+        self._meter: Meter | None = None
+        self._began: float | None = None
+        self.told_at = -1e9
+        """When the last `stage_progress` was sent."""
+
+    @property
+    def name(self) -> str:
+        return self._base.name
+
+    @property
+    def status(self) -> StageStatus:
+        return self._base.status
+
+    def begin(self) -> None:
+        """From here on time counts."""
+        self._began = self._clock.monotonic()
+        self._meter = Meter(self._clock, self.done)
+
+    def change(self, **changes: object) -> None:
+        """Set fields of the record that are not counted here."""
+        self._base = replace(self._base, **changes)
+
+    def list(self, items: list[ItemRecord]) -> None:
+        self.total += len(items)
+        for item in items:
+            if item.outcome is not ItemOutcome.PENDING:
+                self._count(item)
+
+    def end(self, item: ItemRecord, notes: Notes | None) -> None:
+        self._count(item)
+        if notes is not None and (notes.added or notes.fixed):
+            self.metrics = notes.add_to(self.metrics)
+
+    def note(self, notes: Notes | None) -> None:
+        """What the stage reported otherwise than by an item."""
+        if notes is not None:
+            self.metrics = notes.add_to(self.metrics)
+            for error in notes.errors:
+                self.complain(error)
+
+    def complain(self, error: str) -> None:
+        if len(self.errors) < _MOST_ERRORS:
+            self.errors = (*self.errors, bounded(error, _LONGEST_ERROR))
+
+    def _count(self, item: ItemRecord) -> None:
+        self.done += 1
+        outcome = item.outcome
+        if outcome is ItemOutcome.OK:
+            self.ok += 1
+            self.reused += item.reused
+        elif outcome is ItemOutcome.FAILED:
+            self.failed += 1
+        else:
+            self.skipped += 1
+        if item.error and len(self.errors) < _MOST_ERRORS:
+            self.complain(f"{item.key}: {item.error}" if item.key else item.error)
+
+    def record(self) -> StageRecord:
+        base, meter, now = self._base, self._meter, self._clock.monotonic()
+        spent, rate, eta = base.duration_ms, base.rate, base.eta
+        if self._began is not None:
+            spent += (now - self._began) * 1000
+        if meter is not None and base.status is StageStatus.RUNNING:
+            meter.mark(self.done)
+            rate, eta = meter.rate(), meter.eta(self.total)
+        elif base.is_final:
+            eta = None
+        return replace(
+            base,
+            total=self.total,
+            done=self.done,
+            ok=self.ok,
+            failed=self.failed,
+            skipped=self.skipped,
+            reused=self.reused,
+            metrics=self.metrics,
+            errors=self.errors,
+            duration_ms=spent,
+            rate=rate,
+            eta=eta,
+        )
+
+    def stand_still(self) -> None:
+        """Its time is over: it does not grow any more."""
+        self._base, self._began = self.record(), None
