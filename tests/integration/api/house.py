@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import aiohttp
 import msgspec
+from tests.integration.api.tiny import a_tiny_pipeline
 from yarl import URL
 
 from penstock import App
@@ -186,6 +187,7 @@ def an_app() -> App:
     async def large(size: int = 100_000) -> str:
         return "x" * size
 
+    app.add(a_tiny_pipeline(), a_tiny_pipeline("many", single_flight=False))
     return app
 
 

@@ -42,11 +42,23 @@ CHECKS = [
 
 @schemathesis.hook
 def map_path_parameters(context: Any, path_parameters: Any) -> Any:
-    """Half of the time a job that there is."""
-    job_id = (path_parameters or {}).get("job_id")
-    if isinstance(job_id, str) and len(job_id) % 2:
-        path_parameters["job_id"] = "a-job"
+    """Half of the time something that there is."""
+    for name, known in _known(context).items():
+        given = (path_parameters or {}).get(name)
+        if isinstance(given, str) and len(given) % 2:
+            path_parameters[name] = known
     return path_parameters
+
+
+def _known(context: Any) -> dict[str, str]:
+    path = context.operation.path
+    if path.startswith("/v1/runs/"):
+        return {"job_id": RUNS[0], "stage": "double"} if RUNS else {}
+    return {"job_id": "a-job"} | ({"name": "many"} if path.startswith("/v1/pipelines/") else {})
+
+
+RUNS: list[str] = []
+"""A run that there is, once the server is up."""
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -68,6 +80,9 @@ class Behind:
         async with house(self._folder, head_timeout=60.0) as self.house:
             job = await self.house.submit(job_id="a-job")
             assert job["job_id"] == "a-job"
+            run = await self.house.call("POST", "/v1/pipelines/many/runs")
+            assert run.status == 202
+            RUNS[:] = [run.json["job_id"]]
             self._ready.set()
             await self._over.wait()
 
