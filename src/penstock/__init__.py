@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.app import App, Client, JobHandle, connect
+    from penstock.app.pipelines import Pipeline, pipeline_jobs
     from penstock.core.caller import KeyRole
     from penstock.core.errors import (
         Conflict,
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         NotFound,
         NotPermitted,
         PenstockError,
+        PipelineBusy,
         StaleApproval,
         TooMany,
         UnknownTopic,
@@ -27,19 +29,26 @@ if TYPE_CHECKING:
     )
     from penstock.core.job import Job, JobRequest, JobResult, Priority, RetryPolicy, Unique
     from penstock.core.signals import Cancelled, Retry
+    from penstock.core.stages import AlertRule, ItemOutcome, PipelineRecord, StageStatus
     from penstock.core.verdict import Rate
     from penstock.lifecycles.canonical import JobState
+    from penstock.lifecycles.pipeline import PipelineJobStatus
     from penstock.ports.executor import Context
     from penstock.ports.limits import Limit
+    from penstock.ports.pipelines import RunQuery
     from penstock.ports.schedules import Schedule
     from penstock.ports.store import AuditQuery, JobQuery
     from penstock.workloads.function.context import current
+    from penstock.workloads.pipeline.manager import PipelineJobManager
+    from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
 
 _HOMES = {
     "App": "penstock.app",
     "Client": "penstock.app",
     "JobHandle": "penstock.app",
     "connect": "penstock.app",
+    "Pipeline": "penstock.app.pipelines",
+    "pipeline_jobs": "penstock.app.pipelines",
     "KeyRole": "penstock.core.caller",
     "Conflict": "penstock.core.errors",
     "InvalidRequest": "penstock.core.errors",
@@ -51,6 +60,7 @@ _HOMES = {
     "NotFound": "penstock.core.errors",
     "NotPermitted": "penstock.core.errors",
     "PenstockError": "penstock.core.errors",
+    "PipelineBusy": "penstock.core.errors",
     "StaleApproval": "penstock.core.errors",
     "TooMany": "penstock.core.errors",
     "UnknownTopic": "penstock.core.errors",
@@ -63,26 +73,37 @@ _HOMES = {
     "Unique": "penstock.core.job",
     "Cancelled": "penstock.core.signals",
     "Retry": "penstock.core.signals",
+    "AlertRule": "penstock.core.stages",
+    "ItemOutcome": "penstock.core.stages",
+    "PipelineRecord": "penstock.core.stages",
+    "StageStatus": "penstock.core.stages",
     "Rate": "penstock.core.verdict",
     "JobState": "penstock.lifecycles.canonical",
+    "PipelineJobStatus": "penstock.lifecycles.pipeline",
     "Context": "penstock.ports.executor",
     "Limit": "penstock.ports.limits",
+    "RunQuery": "penstock.ports.pipelines",
     "Schedule": "penstock.ports.schedules",
     "AuditQuery": "penstock.ports.store",
     "JobQuery": "penstock.ports.store",
     "current": "penstock.workloads.function.context",
+    "PipelineJobManager": "penstock.workloads.pipeline.manager",
+    "AsyncPipelineOrchestrator": "penstock.workloads.pipeline.orchestrator",
 }
 """Where each public name lives; it is imported when it is first asked for, so that
 `import penstock` and `penstock --help` stay light."""
 
 __all__ = [
+    "AlertRule",
     "App",
+    "AsyncPipelineOrchestrator",
     "AuditQuery",
     "Cancelled",
     "Client",
     "Conflict",
     "Context",
     "InvalidRequest",
+    "ItemOutcome",
     "Job",
     "JobCancelled",
     "JobDenied",
@@ -99,11 +120,18 @@ __all__ = [
     "NotFound",
     "NotPermitted",
     "PenstockError",
+    "Pipeline",
+    "PipelineBusy",
+    "PipelineJobManager",
+    "PipelineJobStatus",
+    "PipelineRecord",
     "Priority",
     "Rate",
     "Retry",
     "RetryPolicy",
+    "RunQuery",
     "Schedule",
+    "StageStatus",
     "StaleApproval",
     "TooMany",
     "Unique",
@@ -112,6 +140,7 @@ __all__ = [
     "__version__",
     "connect",
     "current",
+    "pipeline_jobs",
 ]
 
 

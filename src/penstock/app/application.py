@@ -19,13 +19,15 @@ from penstock.adapters.link.client import Link
 from penstock.adapters.link.desk import RemoteDesk
 from penstock.app.client import Client
 from penstock.app.engine import Engine
+from penstock.app.pipelines import Pipeline, load_pipeline
 from penstock.app.portal import LoopThread, Portal
 from penstock.config import Settings, load
 from penstock.core.errors import Misconfigured
 from penstock.ports.desk import Desk
 from penstock.ports.executor import Executor
 from penstock.workloads.function.definition import JobFunction, make_function
-from penstock.workloads.function.options import Definition
+from penstock.workloads.function.options import Definition as JobDefinition
+from penstock.workloads.pipeline.definition import Definition
 
 if TYPE_CHECKING:
     from penstock.adapters.http.desk import HttpDesk
@@ -40,10 +42,11 @@ class App:
 
     def __init__(self) -> None:
         self.functions: dict[str, JobFunction[..., Any]] = {}
+        self.pipelines: dict[str, Definition] = {}
         self._client: Client | None = None
 
     def job(
-        self, topic: str, **definition: Unpack[Definition]
+        self, topic: str, **definition: Unpack[JobDefinition]
     ) -> Callable[[Callable[..., Any]], JobFunction[..., Any]]:
         """Make the function below a job with this topic.
 
@@ -59,6 +62,20 @@ class App:
             return made
 
         return register
+
+    def add(self, *pipelines: Definition) -> None:
+        """Serve these pipelines as well."""
+        for pipeline in pipelines:
+            pipeline.check()
+            if pipeline.name in self.pipelines:
+                raise Misconfigured(f"the application has a pipeline {pipeline.name} already")
+            self.pipelines[pipeline.name] = pipeline
+            if isinstance(pipeline, Pipeline):
+                pipeline._app = self
+
+    @property
+    def is_running(self) -> bool:
+        return self._client is not None
 
     def client(self) -> Client:
         """The client that functions submit through, while there is one."""
@@ -250,7 +267,12 @@ def engine_address(address: str | None, data: str | Path | None, token: str) -> 
 
 
 def make_executors(app: App | None, settings: Settings) -> list[Executor]:
-    """Every executor that is installed, given this application."""
+    """Every executor that is installed, given this application, and the pipelines that the
+    settings name."""
+    named = [load_pipeline(reference) for reference in settings.pipelines]
+    if named:
+        app = app or App()
+        app.add(*(pipeline for pipeline in named if pipeline.name not in app.pipelines))
     options: Mapping[str, Any] = {
         "kill_grace": settings.kill_grace,
         "max_result": settings.max_result,

@@ -13,6 +13,7 @@ from penstock.core.check import check_finite
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job, JobRequest
 from penstock.core.pointer import encode_data
+from penstock.core.stages import PipelineEvent
 from penstock.ports.desk import (
     Bulk,
     Cleaned,
@@ -22,6 +23,7 @@ from penstock.ports.desk import (
     PoolView,
     WorkerView,
 )
+from penstock.ports.pipelines import Pipelines
 from penstock.ports.store import JobQuery, Verified
 from penstock.workloads.function.context import running
 from penstock.workloads.function.definition import JobFunction
@@ -54,6 +56,7 @@ class Client:
         self.limits = Front(desk.limits, portal)
         self.keys = Front(desk.keys, portal)
         self.audit = Front(desk.audit, portal)
+        self.pipelines = PipelinesFront(desk.pipelines, portal)
 
     # -- submitting ---------------------------------------------------------------
 
@@ -280,6 +283,21 @@ class Front:
     def __dir__(self) -> list[str]:
         names = [name for name in dir(self._part) if not name.startswith("_")]
         return names + [f"a{name}" for name in names]
+
+
+class PipelinesFront(Front):
+    """Pipelines, with their events to be iterated over, plainly or asynchronously."""
+
+    def __init__(self, part: Pipelines, portal: Portal) -> None:
+        super().__init__(part, portal)
+        self._pipelines = part
+
+    def stream(self, job_id: str, after: int = 0) -> Iterator[PipelineEvent]:
+        """What happens to a run, from an event's id on, until it has ended."""
+        return each(self._pipelines.stream(job_id, after), self._portal)
+
+    def astream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
+        return aeach(self._pipelines.stream(job_id, after), self._portal)
 
 
 class Bound:

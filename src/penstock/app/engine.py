@@ -23,7 +23,9 @@ from msgspec.structs import replace
 from penstock.adapters.files.starts import FileStartBook
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.server import LinkServer
+from penstock.adapters.memory.pipelines import MemoryPipelineStore
 from penstock.adapters.memory.store import MemoryStore
+from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
 from penstock.adapters.sqlite.store import SqliteStore
 from penstock.app.door import EngineDoor
 from penstock.app.parts import assemble
@@ -36,9 +38,11 @@ from penstock.core.ids import IdSource
 from penstock.core.job import Job
 from penstock.core.transition import Answer
 from penstock.ports.clock import Clock, SystemClock
-from penstock.ports.executor import Executor
+from penstock.ports.executor import Executor, World
+from penstock.ports.pipelines import PipelineStore
 from penstock.ports.store import Durability, Store
 from penstock.worker.worker import Worker, WorkerOptions
+from penstock.workloads.pipeline.executor import PipelineExecutor
 
 if TYPE_CHECKING:
     from penstock.api.health import Health
@@ -106,10 +110,20 @@ class Engine:
         rulebook = Rulebook(kernel, settings.rules, self._clock)
         rulebook.load()
         token = make_token(settings.token_file)
-        self.store = self._open_store()
+        slow = flush_time(settings.data_dir) > _SLOW_FLUSH
+        self.store = self._open_store(slow)
         try:
+            self.runs = self._open_runs(slow)
             parts = assemble(
-                settings, self.store, kernel, rulebook, self._clock, token, self._check_input
+                settings,
+                self.store,
+                self.runs,
+                kernel,
+                rulebook,
+                self._clock,
+                token,
+                self._check_input,
+                self._normalise,
             )
             self.parts = parts
             self.bus, self.blobs, self.board = parts.bus, parts.blobs, parts.board
@@ -118,7 +132,7 @@ class Engine:
             await self._restore()
             self._run_services()
             if self._executors:
-                self._start_worker()
+                await self._start_worker()
             if self._listen:
                 await self._start_listening(token)
             if settings.http:
@@ -128,17 +142,31 @@ class Engine:
             raise
         log.info("engine started at %s", settings.data_dir)
 
-    def _open_store(self) -> Store:
+    def _open_store(self, slow: bool) -> Store:
         settings = self.settings
         if settings.durability is Durability.MEMORY:
             return MemoryStore()
-        slow = flush_time(settings.data_dir) > _SLOW_FLUSH
         return SqliteStore(
             settings.database,
             durability=settings.durability,
             slow_disk=slow,
             max_log_lines=settings.max_log_lines,
         )
+
+    def _open_runs(self, slow: bool) -> PipelineStore:
+        settings = self.settings
+        if settings.durability is Durability.MEMORY:
+            return MemoryPipelineStore()
+        return SqlitePipelineStore(
+            settings.pipeline_database, durability=settings.durability, slow_disk=slow
+        )
+
+    def _normalise(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
+        """A pipeline's config with all its defaults, where the pipeline is known here."""
+        for executor in self._executors:
+            if isinstance(executor, PipelineExecutor) and topic in executor.topics:
+                return executor.plain_config(topic, config)
+        return config
 
     def _check_input(self, topic: str, payload: bytes) -> None:
         for executor in self._executors:
@@ -153,6 +181,7 @@ class Engine:
         await parts.pools.load()
         await parts.keys.load()
         await parts.schedules.restore()
+        await parts.pipelines.restore()
         self.board.restore(await self.store.unfinished())
         parts.starts.take_over((job.job_id, job.attempt) for job in self.board.held.values())
         monotonic = self._clock.monotonic()
@@ -169,6 +198,7 @@ class Engine:
             ("pruner", parts.pruner.run()),
             ("rulebook", parts.rulebook.run()),
             ("schedules", parts.schedules.run()),
+            ("pipelines", parts.pipelines.run()),
         ):
             self._services.append(self._supervise(name, service))
 
@@ -186,19 +216,24 @@ class Engine:
             assert error is not None
             self._failed.set_exception(error)
 
-    def _start_worker(self) -> None:
+    async def _start_worker(self) -> None:
         self.worker_id = LOCAL + IdSource().next(self._clock.now())[-8:]
         options = WorkerOptions(
             worker_id=self.worker_id, slots=self.settings.concurrency, local=True
         )
-        worker = Worker(self.bus, self.blobs, self._executors, self._clock, options, FileStartBook)
+        world = World(self.worker_id, self._clock, self.blobs, self.desk, self.runs)
+        worker = Worker(
+            self.bus, self.blobs, self._executors, self._clock, options, FileStartBook, world
+        )
         self.board.learn(worker.topics, worker.offers)
+        # Before anybody is let in, so that a pipeline can be started at once.
+        await worker.open_executors()
         self._local = worker
         self._worker = self._supervise("worker", worker.run())
 
     async def _start_listening(self, token: str) -> None:
         settings = self.settings
-        self._server = LinkServer(self.bus, self.desk, token)
+        self._server = LinkServer(self.bus, self.desk, token, self.runs)
         for text in settings.addresses:
             address = Address.parse(text)
             if address.path is not None:
@@ -254,6 +289,8 @@ class Engine:
         if hasattr(self, "parts"):
             await self.parts.hub.close()
             await self.bus.close()
+        if hasattr(self, "runs"):
+            await self.runs.close()
         await self.store.close()
         if self._failed is not None and not self._failed.done():
             self._failed.cancel()

@@ -12,11 +12,13 @@ from typing import Any, NoReturn
 
 from penstock.adapters.files.blobs import FileBlobs
 from penstock.adapters.sqlite.reader import SqliteReader
+from penstock.app.offline_pipelines import OfflinePipelines
 from penstock.config import Settings
 from penstock.core.errors import NotFound, NotRunning, WaitTimedOut
 from penstock.core.job import Job
 from penstock.ports.blobs import BlobStat
 from penstock.ports.desk import EventBatch, JobUpdate, Logged
+from penstock.ports.pipelines import Pipelines
 from penstock.ports.store import LogLine
 
 
@@ -25,7 +27,11 @@ async def offline(settings: Settings) -> AsyncIterator[OfflineDesk]:
     """Read the folder of an engine that is not running."""
     reader = SqliteReader(settings.database)
     try:
-        yield OfflineDesk(settings, reader)
+        desk = OfflineDesk(settings, reader)
+        try:
+            yield desk
+        finally:
+            await desk.runs.close()
     finally:
         reader.close()
 
@@ -38,6 +44,8 @@ class OfflineDesk:
         closed: Any = _Closed(self._refuse)
         self.approvals = self.policy = self.schedules = self.limits = closed
         self.keys = self.audit = closed
+        self.runs = OfflinePipelines(settings.pipeline_database, self._refuse)
+        self.pipelines: Pipelines = self.runs
         self.find, self.history, self.verify = reader.find, reader.history, reader.verify
         self._blobs = FileBlobs(
             settings.blobs,

@@ -21,6 +21,7 @@ from penstock.control.journal import JournalHub
 from penstock.control.keys import KeyRing
 from penstock.control.limit_book import LimitKeeper
 from penstock.control.limits import Limits
+from penstock.control.pipelines import Normalise, PipelineKeeper
 from penstock.control.policy_desk import PolicyDesk
 from penstock.control.pools import PoolKeeper
 from penstock.control.pruner import Pruner
@@ -34,6 +35,7 @@ from penstock.core.caller import OWNER
 from penstock.core.ids import IdSource
 from penstock.ports.clock import Clock
 from penstock.ports.desk import EngineStatus
+from penstock.ports.pipelines import PipelineStore
 from penstock.ports.store import Store
 
 CheckInput = Callable[[str, bytes], None]
@@ -58,17 +60,20 @@ class Parts:
     limits: LimitKeeper
     pools: PoolKeeper
     keys: KeyRing
+    pipelines: PipelineKeeper
     desk: EngineDesk
 
 
 def assemble(
     settings: Settings,
     store: Store,
+    runs: PipelineStore,
     kernel: SafetyKernel,
     rulebook: Rulebook,
     clock: Clock,
     token: str,
     check_input: CheckInput,
+    normalise: Normalise,
 ) -> Parts:
     """Make them, and let them hear of every commit. Nothing runs yet."""
     ids = IdSource()
@@ -114,6 +119,8 @@ def assemble(
         max_waiting=settings.max_waiting,
         ids=ids,
     )
+    pipelines = PipelineKeeper(runs, store, gateway, blobs, clock, normalise=normalise, ids=ids)
+    store.listen(pipelines.hear)
     schedules = ScheduleKeeper(store, partial(gateway.submit, by=OWNER.principal), clock)
     pruner = Pruner(
         store,
@@ -121,6 +128,7 @@ def assemble(
         clock,
         retention=settings.retention or None,
         needed=schedules.pointers,
+        runs=runs,
     )
     limit_keeper = LimitKeeper(store, board.limiter, clock)
     pool_keeper = PoolKeeper(store, board.roster, scheduler.nudge)
@@ -141,6 +149,7 @@ def assemble(
         limits=limit_keeper,
         pools=pool_keeper,
         keys=keys,
+        pipelines=pipelines,
         clock=clock,
         about=_about(settings, kernel, clock),
     )
@@ -160,6 +169,7 @@ def assemble(
         limits=limit_keeper,
         pools=pool_keeper,
         keys=keys,
+        pipelines=pipelines,
         desk=EngineDesk(services),
     )
 

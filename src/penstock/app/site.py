@@ -13,6 +13,7 @@ from penstock.adapters.link.address import Address
 from penstock.adapters.link.blobs import RemoteBlobs
 from penstock.adapters.link.client import Link
 from penstock.adapters.link.desk import RemoteDesk
+from penstock.adapters.link.pipelines import RemotePipelineStore
 from penstock.adapters.link.pulse import Pulse
 from penstock.app.application import App, make_executors
 from penstock.app.client import Client
@@ -21,6 +22,7 @@ from penstock.config import Settings
 from penstock.core.errors import Misconfigured
 from penstock.ports.bus import HANDSHAKE, AnyMessage, Farewell
 from penstock.ports.clock import SystemClock
+from penstock.ports.executor import World
 from penstock.worker.worker import Worker, WorkerOptions
 
 
@@ -63,10 +65,12 @@ class Site:
         blobs = RemoteBlobs(link, inline_limit=settings.inline_limit, max_size=settings.max_result)
         # An engine behind a Unix socket is on this machine, and can read our book.
         make_book = FileStartBook if self._address.path is not None else None
-        worker = Worker(link, blobs, executors, SystemClock(), options, make_book)
+        clock, desk = SystemClock(), RemoteDesk(link)
+        world = World(options.worker_id, clock, blobs, desk, RemotePipelineStore(link))
+        worker = Worker(link, blobs, executors, clock, options, make_book, world)
         self._worker = worker
         portal = Portal(asyncio.get_running_loop())
-        self._app.bind(Client(RemoteDesk(link), portal, time.time, self._app.functions))
+        self._app.bind(Client(desk, portal, time.time, self._app.functions))
         pulse = Pulse(
             self._address, options.worker_id, token=self._token, interval=settings.lease / 5
         )

@@ -33,6 +33,12 @@ _SURVIVES = {
 
 @click.command()
 @click.option("--app", metavar="MODULE:APP", help="The application whose jobs to run here.")
+@click.option(
+    "--pipeline",
+    multiple=True,
+    metavar="NAME",
+    help="A pipeline to serve as well: 'news', or MODULE:NAME; may be repeated.",
+)
 @placed
 @click.option(
     "--listen",
@@ -57,6 +63,7 @@ _SURVIVES = {
 def up(
     place: Place,
     app: str | None,
+    pipeline: tuple[str, ...],
     listen: tuple[str, ...],
     durability: str | None,
     http: str | None,
@@ -78,6 +85,7 @@ def up(
         raise click.UsageError("--connect makes no sense here: --listen says where to listen")
     settings = place.settings(
         listen=listen or None,
+        pipelines=pipeline or None,
         durability=durability,
         http="" if no_http else http,
         rules=rules,

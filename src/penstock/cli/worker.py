@@ -22,7 +22,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 
 
 @click.command()
-@click.option("--app", required=True, metavar="MODULE:APP", help="The application to serve.")
+@click.option("--app", metavar="MODULE:APP", help="The application to serve.")
+@click.option(
+    "--pipeline",
+    multiple=True,
+    metavar="NAME",
+    help="A pipeline to serve as well: 'news', or MODULE:NAME; may be repeated.",
+)
 @placed
 @click.option("--pool", default="default", show_default=True, help="The pool to join.")
 @several("--label", "What this worker has, as gpu=a100; may be repeated.")
@@ -39,7 +45,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
 @click.pass_obj
 def worker(
     place: Place,
-    app: str,
+    app: str | None,
+    pipeline: tuple[str, ...],
     pool: str,
     label: tuple[tuple[str, str], ...],
     worker_id: str,
@@ -52,7 +59,7 @@ def worker(
     It waits for the engine if there is none yet, and again if it goes away. SIGTERM or SIGINT
     let it finish what it runs; a second one stops it at once.
     """
-    from penstock.app import load_app
+    from penstock.app import App, load_app
     from penstock.app.application import engine_address
     from penstock.app.site import Site
     from penstock.cli.service import run_service
@@ -62,8 +69,10 @@ def worker(
     check_pairs("--label", dict(label))
     if worker_id:
         check_name("--id", worker_id)
-    settings = place.settings(concurrency=concurrency)
-    application = load_app(app)
+    settings = place.settings(concurrency=concurrency, pipelines=pipeline or None)
+    if not (app or settings.pipelines):
+        raise click.UsageError("say what to serve, with --app or --pipeline")
+    application = load_app(app) if app else App()
     address, token = engine_address(place.connect, place.data, place.secret)
     keep_journal(verbose=verbose)
     site = Site(

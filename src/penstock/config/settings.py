@@ -113,12 +113,20 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Seconds for which finished jobs and their payloads are kept; 0 means for ever."""
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """How many jobs the engine's own worker runs at once."""
+    pipelines: tuple[str, ...] = ()
+    """Pipelines that are served besides the application's: built-in ones by name, as `news`,
+    others as `module:name`."""
     max_log_lines: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000
     """How many lines of output are kept of each job."""
 
     @property
     def database(self) -> Path:
         return self.data_dir / "penstock.db"
+
+    @property
+    def pipeline_database(self) -> Path:
+        """Where the records of pipeline runs are."""
+        return self.data_dir / "pipelines.db"
 
     @property
     def blobs(self) -> Path:

@@ -29,6 +29,8 @@ from penstock.control.guard import Guard
 from penstock.control.journal import JournalHub
 from penstock.control.keys import KeyRing
 from penstock.control.limit_book import LimitKeeper
+from penstock.control.pipeline_counter import PipelinesCounter
+from penstock.control.pipelines import PipelineKeeper
 from penstock.control.placement import why_waiting
 from penstock.control.policy_desk import PolicyDesk
 from penstock.control.pools import PoolKeeper
@@ -80,6 +82,7 @@ class Services:
     limits: LimitKeeper
     pools: PoolKeeper
     keys: KeyRing
+    pipelines: PipelineKeeper
     clock: Clock
     about: EngineStatus
 
@@ -99,6 +102,9 @@ class EngineDesk:
         self.limits = LimitsCounter(services.limits, guard)
         self.keys = KeysCounter(services.keys, guard)
         self.audit = AuditCounter(guard, services.store)
+        self.pipelines = PipelinesCounter(
+            services.pipelines, guard, services.store, services.gateway, services.feed
+        )
 
     def serving(self, caller: Caller) -> EngineDesk:
         """The same engine, for somebody else."""

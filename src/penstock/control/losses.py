@@ -37,7 +37,9 @@ class Losses:
 
     def _may_go_on(self, job: Job) -> bool:
         if job.request.idempotent:
-            begun_too_often = job.attempt >= self._limits.max_attempts
+            offer = self._board.offers.get(job.request.topic)
+            most = offer.max_attempts if offer is not None else None
+            begun_too_often = job.attempt >= (most or self._limits.max_attempts)
             return job.state is JobState.DISPATCHED or not begun_too_often
         return job.state is JobState.DISPATCHED and self._starts.revoke(job.job_id, job.attempt)
 

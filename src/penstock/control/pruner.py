@@ -11,6 +11,7 @@ from penstock.core.errors import PenstockError
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.desk import Cleaned
+from penstock.ports.pipelines import PipelineStore
 from penstock.ports.store import Store
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,13 @@ class Pruner:
         retention: float | None,
         interval: float = 3600.0,
         needed: Callable[[], Iterable[str]] = tuple,
+        runs: PipelineStore | None = None,
     ) -> None:
         """`needed`: pointers that no job has yet, as those of schedules."""
         self._store, self._blobs, self._clock = store, blobs, clock
         self._retention, self._interval = retention, interval
         self._needed = needed
+        self._runs = runs
 
     async def run(self) -> None:
         while True:
@@ -61,9 +64,19 @@ class Pruner:
             if pruned.jobs < _CHUNK:
                 break
         await self._forget_uploads(now)
-        keep = chain(await self._store.pointers(), self._needed())
+        keep = chain(
+            await self._store.pointers(), self._needed(), await self._prune_runs(now - older_than)
+        )
         blobs = await self._blobs.collect(keep, now - _BLOB_AGE)
         return Cleaned(jobs, transitions, lines, blobs)
+
+    async def _prune_runs(self, finished_before: float) -> list[str]:
+        """Forget the records of runs; returns the blobs that others still need."""
+        if self._runs is None:
+            return []
+        while await self._runs.prune(finished_before, _CHUNK) >= _CHUNK:
+            pass
+        return await self._runs.pointers()
 
     async def _forget_uploads(self, now: float) -> None:
         """Who brought a blob matters until a job refers to it, or it is gone."""

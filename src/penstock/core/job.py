@@ -41,15 +41,6 @@ class RetryPolicy(Struct, frozen=True, gc=False, omit_defaults=True):
 NO_RETRY = RetryPolicy()
 
 
-class Offer(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What whoever serves a topic wants its jobs to have, unless a caller says otherwise."""
-
-    timeout: float | None = None
-    retry: RetryPolicy = NO_RETRY
-    priority: Priority = Priority.BATCH
-    idempotent: bool = False
-
-
 class ParentPolicy(StrEnum):
     """What becomes of a job when one that it waits for does not succeed."""
 
@@ -73,6 +64,18 @@ class Unique(Struct, frozen=True, gc=False, omit_defaults=True):
     scope: UniqueScope = UniqueScope.ACTIVE
     period: float | None = None
     """Seconds from its acceptance, whatever became of it, instead of a scope."""
+
+
+class Offer(Struct, frozen=True, gc=False, omit_defaults=True):
+    """What whoever serves a topic wants its jobs to have, unless a caller says otherwise."""
+
+    timeout: float | None = None
+    retry: RetryPolicy = NO_RETRY
+    priority: Priority = Priority.BATCH
+    idempotent: bool = False
+    unique: Unique | None = None
+    max_attempts: int | None = None
+    """How often such a job may lose its worker; None: the engine's default."""
 
 
 class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):

@@ -56,6 +56,7 @@ def completed(request: JobRequest, offer: Offer | None) -> JobRequest:
         retry=offer.retry if request.retry == NO_RETRY else request.retry,
         priority=offer.priority if request.priority is Priority.BATCH else request.priority,
         idempotent=request.idempotent or offer.idempotent,
+        unique=request.unique or offer.unique,
         complete=True,
     )
 

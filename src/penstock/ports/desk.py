@@ -20,6 +20,7 @@ from penstock.ports.audit import Audit
 from penstock.ports.blobs import BlobStat
 from penstock.ports.keys import Keys
 from penstock.ports.limits import LimitBook
+from penstock.ports.pipelines import Pipelines
 from penstock.ports.policy import Policy
 from penstock.ports.schedules import Schedules
 from penstock.ports.store import Durability, JobQuery, JournalEvent, LogLine, Verified
@@ -127,7 +128,7 @@ class Cleaned(Struct, frozen=True):
     blobs: int
 
 
-PARTS = ("approvals", "policy", "schedules", "limits", "keys", "audit")
+PARTS = ("approvals", "policy", "schedules", "limits", "keys", "audit", "pipelines")
 """What a Desk has beside jobs, each with methods of its own."""
 
 
@@ -149,6 +150,9 @@ class Desk(Protocol):
 
     @property
     def audit(self) -> Audit: ...
+
+    @property
+    def pipelines(self) -> Pipelines: ...
 
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
         """Accept all of them durably, or none: InvalidRequest, Conflict, UnknownTopic …

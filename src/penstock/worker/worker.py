@@ -91,6 +91,7 @@ class Worker:
         world: World | None = None,
     ) -> None:
         self._world = world
+        self._opened = False
         self.bus, self.blobs, self.clock, self.options = bus, blobs, clock, options
         self._make_book = make_book
         self._book: StartBook | None = None
@@ -127,6 +128,7 @@ class Worker:
         subscription = self.bus.subscribe(subject, self._receive)
         reviewing = asyncio.ensure_future(self._review())
         try:
+            await self.open_executors()
             self.announce(self._link)
             await asyncio.wait((reviewing, self._dismissed), return_when=FIRST_COMPLETED)
             if self._dismissed.done():
@@ -140,6 +142,14 @@ class Worker:
                 await executor.close()
             if self._book is not None:
                 self._book.close(keep=bool(self._unsettled))
+
+    async def open_executors(self) -> None:
+        """Let executors that keep records say what they serve, before they are given any."""
+        if self._world is not None and not self._opened:
+            self._opened = True
+            for executor in self.executors:
+                if (opening := getattr(executor, "open", None)) is not None:
+                    await opening(self._world)
 
     def announce(self, link: int) -> None:
         """Say who we are and what we hold: at the start, and whenever the bus is back."""

@@ -13,6 +13,7 @@ from penstock.adapters.link.parts import (
     RemotePolicy,
     RemoteSchedules,
 )
+from penstock.adapters.link.pipelines import RemotePipelines
 from penstock.core.job import Job, JobRequest
 from penstock.core.transition import Transition
 from penstock.ports.blobs import BlobStat
@@ -40,6 +41,7 @@ class RemoteDesk:
         self.limits = RemoteLimits(link)
         self.keys = RemoteKeys(link)
         self.audit = RemoteAudit(link)
+        self.pipelines = RemotePipelines(link)
 
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
         return await self._link.call("submit", list[Job], requests=requests)

@@ -39,21 +39,24 @@ from penstock.adapters.link.frames import (
     Will,
     encode,
 )
+from penstock.adapters.link.pipelines import RECORDS
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError
 from penstock.ports.bus import AnyMessage, Bus, Subscription
 from penstock.ports.desk import PARTS
+from penstock.ports.pipelines import PipelineStore
 
 log = logging.getLogger(__name__)
-
-Handlers = Mapping[str, Callable[..., Any]]
 
 
 class LinkServer:
     """Listens on addresses; each connection is a client, a worker, or both."""
 
-    def __init__(self, bus: Bus, desk: object, token: str) -> None:
+    def __init__(
+        self, bus: Bus, desk: object, token: str, records: PipelineStore | None = None
+    ) -> None:
         self._bus, self._token = bus, token
-        self._methods = {name: _Method(handler) for name, handler in _public(desk).items()}
+        handlers = {**_public(desk), **_named(RECORDS, records)}
+        self._methods = {name: _Method(handler) for name, handler in handlers.items()}
         self._servers: list[asyncio.Server] = []
         self._connections: set[_Connection] = set()
         self._paths: list[str] = []
@@ -223,13 +226,16 @@ class _Method:
         return self._handler(**msgspec.structs.asdict(arguments))
 
 
-def _public(desk: object) -> Handlers:
+def _public(desk: object) -> dict[str, Callable[..., Any]]:
     """Everything a caller can ask: the desk's methods, and its parts' as `part.method`."""
     handlers = _methods(desk)
     for part in PARTS:
-        for name, handler in _methods(getattr(desk, part, None)).items():
-            handlers[f"{part}.{name}"] = handler
+        handlers.update(_named(part, getattr(desk, part, None)))
     return handlers
+
+
+def _named(part: str, thing: object) -> dict[str, Callable[..., Any]]:
+    return {f"{part}.{name}": handler for name, handler in _methods(thing).items()}
 
 
 def _methods(thing: object) -> dict[str, Callable[..., Any]]:
@@ -242,4 +248,4 @@ def _methods(thing: object) -> dict[str, Callable[..., Any]]:
     }
 
 
-_NOT_FOR_CALLERS = frozenset({"serving"})
+_NOT_FOR_CALLERS = frozenset({"serving", "listen", "close"})

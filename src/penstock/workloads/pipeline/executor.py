@@ -1,34 +1,298 @@
-"""Runs pipelines as canonical jobs."""
+"""Runs pipelines as canonical jobs: what happens inside RUNNING.
+
+A run's record has its job's id, and its fence is the job's attempt: a worker that was taken for
+lost, and comes back, can write nothing any more. A job whose worker is gone is dispatched again,
+and the next attempt goes on where the record stands.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from penstock.core.errors import InvalidRequest
-from penstock.core.job import Offer
+import msgspec
+
+from penstock.core.check import MAX_TIMEOUT
+from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.job import JobRequest, Offer, Unique
+from penstock.core.stages import ItemOutcome, PipelineRecord, StageKind, pipeline_of, trace_of
+from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Context, Outcome, Task
+from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
+from penstock.ports.executor import Context, Outcome, Task, World
+from penstock.ports.pipelines import Claim
+from penstock.ports.token import Token
+from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.items import ItemRunner
+from penstock.workloads.pipeline.orchestrator import (
+    AsyncPipelineOrchestrator,
+    RunOptions,
+    Stop,
+)
+from penstock.workloads.pipeline.spread import ItemTask, Spread, child_topic
+
+_MAX_ATTEMPTS = 100
+"""How often a run may lose its worker: it goes on where it was, so that costs little."""
+_STOPS = {
+    JobState.CANCELLED: Stop.CANCEL,
+    JobState.TIMEOUT: Stop.FAIL,
+    JobState.FAILED: Stop.INTERRUPT,
+}
+"""What the end that was asked for is to the run; FAILED: the worker stops."""
 
 
 class PipelineExecutor:
-    """Being built."""
+    """Executes pipelines, and items of those whose stages spread them."""
 
     resumable = True
 
-    def __init__(self) -> None:
-        self.topics: tuple[str, ...] = ()
-        self.offers: Mapping[str, Offer] = {}
+    def __init__(self, pipelines: Iterable[Definition], options: RunOptions | None = None) -> None:
+        self._pipelines = {pipeline.topic: pipeline for pipeline in pipelines}
+        self._options = options or RunOptions()
+        self._items: dict[str, tuple[Definition, Stage]] = {}
+        offers: dict[str, Offer] = {}
+        for topic, pipeline in self._pipelines.items():
+            pipeline.check()
+            offers[topic] = _offer(pipeline)
+            for stage in pipeline.stages.values():
+                if stage.info.spread:
+                    child = child_topic(pipeline.name, stage.name)
+                    self._items[child] = pipeline, stage
+                    offers[child] = Offer(timeout=MAX_TIMEOUT, idempotent=True)
+        self.offers: Mapping[str, Offer] = offers
+        self.topics: tuple[str, ...] = (*self._pipelines, *self._items)
+
+    async def open(self, world: World) -> None:
+        """Say what can be started, before anything is."""
+        await world.pipelines.declare([pipeline.info() for pipeline in self._pipelines.values()])
 
     def check(self, topic: str, payload: bytes) -> None:
-        raise InvalidRequest("topic", "nobody serves it")
+        if (pipeline := self._pipelines.get(topic)) is not None:
+            pipeline.config_of(_decoded(payload))
+
+    def plain_config(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
+        """A config with all its defaults. Raises InvalidRequest, naming the field."""
+        pipeline = self._pipelines.get(topic)
+        return config if pipeline is None else pipeline.plain_config(config)
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
-        return Outcome(JobState.FAILED, error_code="UNKNOWN_TOPIC")
+        world, topic = ctx.world, task.request.topic
+        if topic not in self.topics:
+            return _failure("UNKNOWN_TOPIC", f"no pipeline here serves {topic}")
+        if world is None:
+            return _failure("NO_RECORDS", "there is no engine behind this worker to keep records")
+        if (demand := _unenforceable(task.constraints)) is not None:
+            return _failure(
+                "CONSTRAINT_NOT_ENFORCED",
+                f"the safety rules demand {demand}, to which a pipeline can't be held, so it was"
+                " not run: have the rule deny it, or require an approval, instead",
+            )
+        try:
+            if topic in self._items:
+                return await self._run_item(task, ctx, world)
+            return await self._run_pipeline(self._pipelines[topic], task, ctx, world)
+        except InvalidRequest as wrong:
+            return _failure("BAD_INPUT", str(wrong))
 
     async def close(self) -> None:
         pass
 
+    # -- a run --------------------------------------------------------------------
+
+    async def _run_pipeline(
+        self, pipeline: Definition, task: Task, ctx: Context, world: World
+    ) -> Outcome:
+        record = await self._claim(pipeline, task, world)
+        if record.is_final:
+            return await _outcome(record, world)
+        orchestrator = AsyncPipelineOrchestrator(
+            pipeline,
+            record,
+            world.pipelines,
+            world.blobs,
+            world.clock,
+            tell=ctx,
+            spread=Spread(world, task.request),
+            options=self._options,
+        )
+        running = asyncio.ensure_future(orchestrator.run())
+        ended = await _stoppable(running, orchestrator, ctx)
+        if ctx.cancel.requested and not _finished_first(ended):
+            raise asyncio.CancelledError  # the worker knows what the end counts as
+        return await _outcome(ended, world)
+
+    async def _claim(self, pipeline: Definition, task: Task, world: World) -> PipelineRecord:
+        """The run's record, ours to write from now on."""
+        request, now = task.request, world.clock.now()
+        record = await world.pipelines.create(
+            PipelineRecord(
+                id=request.job_id,
+                trace_id=trace_of(request.job_id),
+                pipeline=pipeline.name,
+                config=pipeline.plain_config(_decoded(task.payload)),
+                created_at=now,
+                progress_at=now,
+                tenant=request.tenant,
+                retry_of=await _retried(request, world),
+            )
+        )
+        claim = Claim(job_id=record.id, owner=world.worker_id, now=now, fence=task.attempt)
+        claimed = await world.pipelines.claim(claim)
+        if claimed is not None:
+            return claimed
+        record = await world.pipelines.get(record.id) or record
+        if not record.is_final:
+            raise PenstockError(
+                f"run {record.id} belongs to attempt {record.fence} by now",
+                hint="this attempt was taken for lost",
+            )
+        return record
+
+    # -- one item -----------------------------------------------------------------
+
+    async def _run_item(self, task: Task, ctx: Context, world: World) -> Outcome:
+        pipeline, stage = self._items[task.request.topic]
+        try:
+            given = msgspec.json.decode(task.payload, type=ItemTask)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest("input", f"is no item of a run: {error}") from error
+        record = await world.pipelines.get(given.run)
+        if record is None:
+            raise InvalidRequest("run", f"there is no run {given.run!r}")
+        assert isinstance(ctx.cancel, Token)
+        runner = ItemRunner(
+            pipeline,
+            record,
+            world.pipelines,
+            world.blobs,
+            world.clock,
+            ctx.cancel,
+            ctx,
+            self._options,
+        )
+        try:
+            ended = await runner.run(stage, given.item)
+        finally:
+            await runner.close()
+        if ctx.cancel.requested:
+            raise asyncio.CancelledError
+        if ended.outcome is ItemOutcome.FAILED:
+            return _failure(ended.error_code or "ITEM_FAILED", ended.error)
+        return Outcome(JobState.SUCCEEDED, msgspec.json.encode(ended))
+
 
 def make(app: Any, options: Mapping[str, Any]) -> PipelineExecutor:
-    return PipelineExecutor()
+    """The executor of an application's pipelines (entry point `penstock.executors`)."""
+    pipelines = app.pipelines.values() if app is not None else ()
+    known = ("kill_grace", "threads", "processes")
+    chosen = {name: options[name] for name in known if options.get(name) is not None}
+    return PipelineExecutor(pipelines, RunOptions(**chosen))
+
+
+async def _stoppable(
+    running: asyncio.Future[PipelineRecord], orchestrator: AsyncPipelineOrchestrator, ctx: Context
+) -> PipelineRecord:
+    """Wait for a run; a cancellation stops it in the way that was asked for, and is waited out."""
+    while True:
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running.done() and running.cancelled():
+                raise
+            orchestrator.stop(_STOPS.get(ctx.ended_as, Stop.CANCEL), ctx.cancel.reason)
+
+
+def _finished_first(record: PipelineRecord) -> bool:
+    return record.status in (PipelineJobStatus.COMPLETED, PipelineJobStatus.PARTIAL)
+
+
+async def _retried(request: JobRequest, world: World) -> str | None:
+    """The run whose finished items are taken over: the parent, if it is of this pipeline."""
+    parent = request.parent_job_id
+    before = await world.pipelines.get(parent) if parent is not None else None
+    return parent if before and before.pipeline == pipeline_of(request.topic) else None
+
+
+class RunResult(msgspec.Struct, frozen=True):
+    """What a finished run's job returns."""
+
+    status: PipelineJobStatus
+    output: Any
+    """What its last step that ran returned."""
+    stages: dict[str, dict[str, Any]]
+    errors: list[str]
+    alerts: list[str]
+
+
+async def _outcome(record: PipelineRecord, world: World) -> Outcome:
+    end = ENDS[record.status]
+    errors = [f"{error.stage}: {error.message}" for error in record.errors]
+    if end.state is not JobState.SUCCEEDED:
+        message = "; ".join(errors[:5]) or f"the run ended {record.status}"
+        code = record.errors[0].code if len(record.errors) == 1 and record.errors[0].code else None
+        return Outcome(end.state, error_code=code or end.error_code, error_message=message)
+    result = RunResult(
+        status=record.status,
+        output=await _output(record, world),
+        stages={
+            stage.name: {
+                "status": stage.status,
+                "total": stage.total,
+                "ok": stage.ok,
+                "failed": stage.failed,
+                **({"reason": stage.reason} if stage.reason else {}),
+            }
+            for stage in record.stages
+        },
+        errors=errors,
+        alerts=[alert.code for alert in record.alerts],
+    )
+    return Outcome(
+        JobState.SUCCEEDED,
+        msgspec.json.encode(result),
+        error_code=end.error_code,
+        error_message="; ".join(errors[:5]) or None if end.error_code else None,
+    )
+
+
+async def _output(record: PipelineRecord, world: World) -> Any:
+    for stage in reversed(record.stages):
+        if stage.kind is StageKind.STEP and stage.ok:
+            items = await world.pipelines.items(record.id, stage.name, limit=1)
+            if items and items[0].output:
+                return msgspec.json.decode(await world.blobs.get(items[0].output))
+    return None
+
+
+def _offer(pipeline: Definition) -> Offer:
+    unique = Unique(f"pipeline.{pipeline.name}") if pipeline.single_flight else None
+    return Offer(
+        timeout=pipeline.timeout or MAX_TIMEOUT,
+        idempotent=True,
+        unique=unique,
+        max_attempts=_MAX_ATTEMPTS,
+    )
+
+
+def _decoded(payload: bytes) -> Any:
+    if not payload:
+        return {}
+    try:
+        return msgspec.json.decode(payload)
+    except msgspec.DecodeError as error:
+        raise InvalidRequest("config", f"is not JSON: {error}") from error
+
+
+def _unenforceable(constraints: Constraints | None) -> str | None:
+    if constraints is None:
+        return None
+    if constraints.read_only:
+        return "read_only"
+    if constraints.network is not None:
+        return f"network = {list(constraints.network)}"
+    return "max_memory" if constraints.max_memory is not None else None
+
+
+def _failure(code: str, message: str) -> Outcome:
+    return Outcome(JobState.FAILED, error_code=code, error_message=message)

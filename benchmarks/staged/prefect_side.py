@@ -1,0 +1,49 @@
+"""Prefect with its ephemeral server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+from clocked import STAGES, main, many, once
+
+
+def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float]:
+    os.environ["PREFECT_HOME"] = str(folder)
+    os.environ["PREFECT_LOGGING_LEVEL"] = "ERROR"
+    os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"
+    os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+    os.environ["DO_NOT_TRACK"] = "1"
+    from prefect import flow, task
+
+    @task
+    async def nothing(n: int) -> int:
+        return n
+
+    @flow
+    async def six() -> int:
+        for n in range(STAGES):
+            await nothing(n)
+        return STAGES
+
+    @flow
+    async def items(n: int, at_once: int) -> int:
+        for first in range(0, n, at_once):
+            await asyncio.gather(*(nothing(first + k) for k in range(min(at_once, n - first))))
+        return n
+
+    if what == "jobs":
+        return asyncio.run(many(six, options["jobs"], options["at_once"], warm=1))
+    n = options["items"]
+
+    async def both() -> dict[str, float]:
+        await six()
+        return await once(lambda: items(n, options["at_once"]), n)
+
+    return asyncio.run(both())
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,170 @@
+"""`penstock.Pipeline`: stages that run as one job, and the ways to start it."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import importlib
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.app.handle import JobHandle
+from penstock.config import Settings, load
+from penstock.core.errors import Misconfigured, NotRunning
+from penstock.core.stages import PipelineRecord
+from penstock.ports.clock import SystemClock
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.manager import PipelineJobManager
+
+if TYPE_CHECKING:
+    from penstock.app.application import App, Session
+    from penstock.app.client import Client
+
+BUILT_IN = {"news": "penstock.workloads.pipeline.news.pipeline:news"}
+"""Pipelines that come with Penstock, and where they are."""
+
+
+class Pipeline(Definition):
+    """A row of stages that runs as one durable job.
+
+    It belongs to an application (`app.add(pipeline)`), and is started through that one's engine.
+    Alone, in a script, it starts an engine of its own inside the process when it is first needed,
+    or uses the one that runs on the same data folder.
+    """
+
+    _app: App | None = None
+    _session: Session | None = None
+    _client: Client | None = None
+
+    async def start(
+        self,
+        config: Any = None,
+        *,
+        tenant: str = "default",
+        key: str | None = None,
+        retry_of: str | None = None,
+    ) -> JobHandle:
+        """Start a run: a canonical job, durable when this returns.
+
+        Raises InvalidRequest, naming the config's field, and PipelineBusy while one is running.
+        """
+        client = await asyncio.to_thread(self._connected)
+        given = self.plain_config(config)
+        record = await client.pipelines.astart(
+            self.name, given, tenant=tenant, idempotency_key=key, retry_of=retry_of
+        )
+        return await client.aget(record.id)
+
+    def run(self, config: Any = None, *, timeout: float | None = None) -> PipelineRecord:
+        """Start a run, wait for its end, and return its record, whatever the end."""
+        client = self._connected()
+        record = client.pipelines.start(self.name, self.plain_config(config))
+        client.get(record.id).wait(timeout=timeout)
+        return client.pipelines.get(record.id)  # type: ignore[no-any-return]
+
+    def _connected(self) -> Client:
+        if self._app is not None and self._app.is_running:
+            return self._app.client()
+        if self._client is None:
+            self._client = self._alone()
+        return self._client
+
+    def _alone(self) -> Client:
+        """An engine for this pipeline: the one that runs here already, or one in this process."""
+        from penstock.app.application import App, connect
+
+        session: Session
+        try:
+            session = connect()
+            client = session.__enter__()
+        except NotRunning:
+            app = self._app or App()
+            if self.name not in app.pipelines:
+                app.add(self)
+            session = app.run()
+            client = session.__enter__()
+        self._session = session
+        atexit.register(self.close)
+        return client
+
+    def close(self) -> None:
+        """Let go of the engine that this pipeline started for itself; runs go on at its next
+        start."""
+        session, self._session, self._client = self._session, None, None
+        if session is not None:
+            atexit.unregister(self.close)
+            session.__exit__(None, None, None)
+
+
+def load_pipeline(reference: str) -> Definition:
+    """A built-in pipeline by its name, or `module:name`. Raises Misconfigured."""
+    where = BUILT_IN.get(reference, reference)
+    module_name, _, name = where.partition(":")
+    if not module_name or not name:
+        raise Misconfigured(
+            f"there is no pipeline {reference!r}",
+            hint=f"write module:name, or one of {', '.join(BUILT_IN)}",
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except Exception as error:
+        raise Misconfigured(f"can't import {module_name}: {error}") from error
+    if not isinstance(found, Definition):
+        raise Misconfigured(f"{module_name} has no pipeline {name!r}", hint="write module:name")
+    return found
+
+
+@asynccontextmanager
+async def pipeline_jobs(
+    path: str | Path, *pipelines: Definition, lease: float = 30.0
+) -> AsyncIterator[PipelineJobManager]:
+    """A `PipelineJobManager` on a file of its own: pipelines without an engine.
+
+    What an earlier process left unfinished is taken up.
+    """
+    from penstock.adapters.files.blobs import FileBlobs
+    from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    async with AsyncExitStack() as stack:
+        store = SqlitePipelineStore(path)
+        stack.push_async_callback(store.close)
+        settings = Settings(data_dir=path.parent)
+        blobs = FileBlobs(
+            path.with_suffix(".blobs"),
+            inline_limit=settings.inline_limit,
+            max_size=settings.max_result,
+            sources=(),
+        )
+        manager = PipelineJobManager(store, pipelines, blobs, SystemClock(), lease=lease)
+        yield await stack.enter_async_context(manager)
+
+
+async def run_here(
+    reference: str,
+    config: dict[str, Any],
+    *,
+    data: Path | None = None,
+    on_start: Callable[[Client, PipelineRecord], Awaitable[None]],
+    **options: Any,
+) -> None:
+    """Start a pipeline in an engine of this process, which lives as long as `on_start` takes.
+
+    The options are those of `Pipelines.start`.
+    """
+    from penstock.app.application import App
+
+    definition = load_pipeline(reference)
+    app = App()
+    app.add(definition)
+    settings = load(flags={} if data is None else {"data_dir": str(data)})
+    async with app.run(settings=settings) as client:
+        await client.desk.pipelines.show(definition.name)
+        record = await client.desk.pipelines.start(definition.name, config, **options)
+        await on_start(client, record)

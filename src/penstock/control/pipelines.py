@@ -1,0 +1,352 @@
+"""Pipelines, as the control plane sees them: canonical jobs with a record of their own.
+
+A run's record is made when its job is accepted and closed when its job has ended, by hearing
+of both from the job store. Neither is part of those commits; what a crash leaves undone is made
+good at the next start. In between, whoever runs the job writes the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import difflib
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.control.gateway import Gateway
+from penstock.core.errors import (
+    IllegalMove,
+    InvalidRequest,
+    NotFound,
+    PenstockError,
+    PipelineBusy,
+)
+from penstock.core.ids import IdSource
+from penstock.core.job import Job, JobRequest
+from penstock.core.pointer import decode_data, encode_data
+from penstock.core.stages import (
+    STALE_MESSAGE,
+    Breaker,
+    BreakerState,
+    ItemOutcome,
+    ItemRecord,
+    PipelineEvent,
+    PipelineEventKind,
+    PipelineInfo,
+    PipelineRecord,
+    StageStatus,
+    pipeline_of,
+    trace_of,
+)
+from penstock.core.transition import Answer
+from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent, PipelineJobStatus
+from penstock.ports.blobs import Blobs
+from penstock.ports.clock import Clock
+from penstock.ports.pipelines import (
+    CancelAnswer,
+    Claim,
+    Happening,
+    PipelineStore,
+    RunQuery,
+    Save,
+)
+from penstock.ports.store import Store
+
+log = logging.getLogger(__name__)
+
+Normalise = Callable[[str, dict[str, Any]], dict[str, Any]]
+
+_INLINE = 4096
+_PAGE = 500
+_NOTHING_FAILED = "nothing failed in it, so there is nothing to run again"
+
+
+class PipelineKeeper:
+    """Starts runs and keeps their records in step with their jobs. It checks no rights."""
+
+    def __init__(
+        self,
+        runs: PipelineStore,
+        jobs: Store,
+        gateway: Gateway,
+        blobs: Blobs,
+        clock: Clock,
+        *,
+        normalise: Normalise | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        self.runs = runs
+        self._jobs, self._gateway, self._blobs, self._clock = jobs, gateway, blobs, clock
+        self._normalise: Normalise = normalise or (lambda _, config: config)
+        self._ids = ids or IdSource()
+        self._news: asyncio.Queue[Job] = asyncio.Queue()
+        self._readers: dict[str, set[asyncio.Event]] = {}
+        self._stop_listening = runs.listen(self._wake)
+
+    # -- in step with jobs --------------------------------------------------------
+
+    def hear(self, answers: Sequence[Answer]) -> None:
+        """Listen to the job store: what was accepted, and what has ended."""
+        for answer in answers:
+            job = answer.job
+            if job is None or pipeline_of(job.request.topic) is None:
+                continue
+            if job.is_final or job.version == 1:
+                self._news.put_nowait(job)
+
+    async def restore(self) -> None:
+        """Make good what an earlier engine left undone."""
+        for record in await self.runs.unfinished():
+            job = await self._jobs.get(record.id)
+            if job is None or job.is_final:
+                await self._settle(record, job)
+
+    async def run(self) -> None:
+        """Keep the records in step until cancelled."""
+        while True:
+            job = await self._news.get()
+            try:
+                record = await self.ensure(job)
+                if job.is_final and not record.is_final:
+                    await self._settle(record, job)
+            except PenstockError as error:
+                log.error("the record of run %s can't be kept: %s", job.job_id, error)
+
+    async def ensure(self, job: Job) -> PipelineRecord:
+        """The record of a job, made if it is not there yet."""
+        record = await self.runs.get(job.job_id)
+        if record is not None:
+            return record
+        request = job.request
+        new = PipelineRecord(
+            id=job.job_id,
+            trace_id=trace_of(job.job_id),
+            pipeline=pipeline_of(request.topic) or "",
+            config=await self._config_of(request),
+            created_at=job.accepted_at,
+            progress_at=job.accepted_at,
+            tenant=request.tenant,
+            retry_of=await self._retried(request),
+            trigger=_trigger(request),
+        )
+        return await self.runs.create(new)
+
+    async def _retried(self, request: JobRequest) -> str | None:
+        """The run that this one retries: its parent, if that is one of the same pipeline."""
+        parent = request.parent_job_id
+        before = await self.runs.get(parent) if parent is not None else None
+        return parent if before and before.pipeline == pipeline_of(request.topic) else None
+
+    async def _config_of(self, request: JobRequest) -> dict[str, Any]:
+        pointer = request.context_ptr
+        if not pointer:
+            return {}
+        data = decode_data(pointer) if pointer.startswith("data:") else None
+        try:
+            config = msgspec.json.decode(data or await self._blobs.get(pointer))
+        except (msgspec.DecodeError, PenstockError):
+            return {}
+        return config if isinstance(config, dict) else {}
+
+    async def _settle(self, record: PipelineRecord, job: Job | None) -> None:
+        """Close the record of a run whose job has ended without its word."""
+        now = self._clock.now()
+        if job is not None and job.state is JobState.CANCELLED:
+            answer = await self.runs.request_cancel(record.id, now)
+            if PIPELINE.is_final(answer.status) or await self._close_cancelled(record, now):
+                return
+        fresh = await self.runs.get(record.id)
+        if fresh is not None and not fresh.is_final:
+            await self.runs.fail_stale(record.id, now, _why(job), fresh.version)
+
+    async def _close_cancelled(self, record: PipelineRecord, now: float) -> bool:
+        """The worker of a cancelled run is gone: say in its stead that it has stopped."""
+        claim = Claim(job_id=record.id, owner="reconciler", now=now, fence=record.fence + 1)
+        mine = await self.runs.claim(claim)
+        if mine is None:
+            return False
+        ended = Happening(PipelineEventKind.JOB_COMPLETE, {"status": PipelineJobStatus.CANCELLED})
+        await self.runs.save(
+            Save(
+                job_id=record.id,
+                fence=mine.fence,
+                at=now,
+                event=PipelineJobEvent.CANCEL,
+                cancel_effective=True,
+                happened=(ended,),
+            )
+        )
+        return True
+
+    # -- asked by callers ---------------------------------------------------------
+
+    async def list(self) -> builtins.list[PipelineInfo]:
+        return sorted(await self.runs.declared(), key=lambda info: info.name)
+
+    async def show(self, name: str) -> PipelineInfo:
+        known = {info.name: info for info in await self.list()}
+        if name in known:
+            return known[name]
+        near = difflib.get_close_matches(name, known, 1)
+        there = ", ".join(known) or "none"
+        hint = f"did you mean {near[0]}?" if near else f"there are: {there}"
+        raise NotFound(f"no pipeline {name!r}", hint=hint)
+
+    async def start(
+        self,
+        name: str,
+        config: dict[str, Any],
+        *,
+        by: str,
+        tenant: str,
+        idempotency_key: str | None = None,
+        retry_of: str | None = None,
+    ) -> PipelineRecord:
+        info = await self.show(name)
+        payload = msgspec.json.encode(self._normalise(info.topic, config))
+        inline = len(payload) <= _INLINE
+        pointer = encode_data(payload) if inline else await self._blobs.put(payload)
+        wanted = JobRequest(
+            job_id=self._ids.next(self._clock.now()),
+            topic=info.topic,
+            context_ptr=pointer,
+            tenant=tenant,
+            idempotency_key=idempotency_key,
+            parent_job_id=retry_of,
+        )
+        job = (await self._gateway.submit([wanted], by=by))[0]
+        is_repeat = idempotency_key is not None and job.request.idempotency_key == idempotency_key
+        if job.job_id != wanted.job_id and not is_repeat:
+            raise PipelineBusy(
+                f"pipeline {name} runs once at a time, and job {job.job_id} is {job.state}",
+                running=job.job_id,
+                hint="wait for it, or cancel it",
+            )
+        return await self.ensure(job)
+
+    async def get(self, job: Job) -> PipelineRecord:
+        """The record as it is; what its job alone knows is added."""
+        record = await self.ensure(job)
+        if job.is_final and not record.is_final:
+            await self._settle(record, job)
+            record = await self.ensure(job)
+        asked = record.cancel_requested or job.cancel_requested
+        return (
+            record if asked is record.cancel_requested else replace(record, cancel_requested=asked)
+        )
+
+    async def find(self, query: RunQuery) -> builtins.list[PipelineRecord]:
+        return await self.runs.find(query)
+
+    async def items(
+        self,
+        record: PipelineRecord,
+        stage: str,
+        after: int,
+        limit: int,
+        outcomes: Iterable[ItemOutcome],
+    ) -> builtins.list[ItemRecord]:
+        found = await self.runs.items(
+            record.id, stage, after=after, limit=limit, outcomes=tuple(outcomes)
+        )
+        if not found and record.stage(stage) is None:
+            names = [info.name for info in (await self.show(record.pipeline)).stages]
+            if stage not in names:
+                raise NotFound(
+                    f"pipeline {record.pipeline} has no stage {stage!r}",
+                    hint=f"there are: {', '.join(names)}",
+                )
+        return found
+
+    async def request_cancel(self, job_id: str) -> CancelAnswer:
+        """Mark the run; its job is to be cancelled, too."""
+        record = await self.runs.get(job_id)
+        if record is None or record.status is PipelineJobStatus.PENDING:
+            # Its job decides: it may be starting at this very moment.
+            status = record.status if record is not None else PipelineJobStatus.PENDING
+            return CancelAnswer(True, status)
+        return await self.runs.request_cancel(job_id, self._clock.now())
+
+    def check_retry(self, record: PipelineRecord) -> None:
+        """Whether a run has ended, and left something to run again."""
+        if not record.is_final:
+            raise IllegalMove("pipeline job", record.status, "retry_failed")
+        bad = (StageStatus.FAILED, StageStatus.PARTIAL, StageStatus.PENDING, StageStatus.RUNNING)
+        undone = any(
+            stage.status in bad or (stage.status is StageStatus.SKIPPED and stage.counted)
+            for stage in record.stages
+        )
+        if not undone and record.status is PipelineJobStatus.COMPLETED:
+            raise InvalidRequest("job_id", _NOTHING_FAILED)
+
+    async def stream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
+        """Events as they are committed, each once, until the last."""
+        woken = asyncio.Event()
+        self._readers.setdefault(job_id, set()).add(woken)
+        try:
+            while True:
+                woken.clear()
+                ended = await self._has_ended(job_id)
+                events = await self.runs.events(job_id, after, _PAGE)
+                for event in events:
+                    after = event.id
+                    yield event
+                    if event.kind is PipelineEventKind.JOB_COMPLETE:
+                        return
+                if events:
+                    continue
+                if ended:
+                    return
+                await woken.wait()
+        finally:
+            readers = self._readers.get(job_id, set())
+            readers.discard(woken)
+            if not readers:
+                self._readers.pop(job_id, None)
+
+    async def _has_ended(self, job_id: str) -> bool:
+        record = await self.runs.get(job_id)
+        return record is None or record.is_final
+
+    def _wake(self, job_ids: Sequence[str]) -> None:
+        if self._readers:
+            for job_id in job_ids:
+                for woken in self._readers.get(job_id, ()):
+                    woken.set()
+
+    # -- breakers -----------------------------------------------------------------
+
+    async def reset_breaker(self, name: str) -> Breaker:
+        while True:
+            breaker = await self.runs.breaker(name)
+            if breaker is None:
+                there = ", ".join(b.name for b in await self.runs.breakers()) or "none"
+                raise NotFound(f"no breaker {name!r}", hint=f"there are: {there}")
+            closed = replace(
+                breaker,
+                state=BreakerState.CLOSED,
+                failures=0,
+                opened_at=None,
+                trial_until=(),
+                version=breaker.version + 1,
+            )
+            if await self.runs.put_breaker(closed):
+                return closed
+
+
+def _trigger(request: JobRequest) -> str:
+    if request.schedule is not None:
+        return "schedule"
+    return "retry" if request.parent_job_id is not None else "manual"
+
+
+def _why(job: Job | None) -> str:
+    """The seed's words where nobody came back to a job; else what its job ended with."""
+    if job is None or job.state is JobState.TIMEOUT or job.result is None:
+        return STALE_MESSAGE
+    return job.result.error_message or f"its job ended {job.state}"

@@ -1,0 +1,107 @@
+"""Items as jobs of their own, for whichever worker has room.
+
+A child's idempotency key names run, stage, item and round, so a run that is taken up again finds
+the children it had, and none is run twice.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.job import Job, JobRequest
+from penstock.core.pointer import decode_data, encode_data
+from penstock.core.stages import TOPIC, ErrorClass, ItemOutcome, ItemRecord, PipelineRecord
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import World
+from penstock.workloads.pipeline.definition import Stage
+
+_LONGEST_KEY = 200
+
+
+class ItemTask(msgspec.Struct, frozen=True):
+    """The input of a child job: one item of one stage of one run."""
+
+    run: str
+    stage: str
+    item: ItemRecord
+
+
+class Spread:
+    """Runs items of one run as child jobs."""
+
+    def __init__(self, world: World, request: JobRequest) -> None:
+        self._world, self._request = world, request
+
+    async def run(self, record: PipelineRecord, stage: Stage, item: ItemRecord) -> ItemRecord:
+        """Submit the child, or find it, and wait for its end."""
+        desk = self._world.desk
+        job = (await desk.submit([await self._child(record, stage, item)]))[0]
+        job = await desk.wait(job.job_id)
+        return await self._ended(job, item)
+
+    async def stop(self, record: PipelineRecord) -> None:
+        """Cancel whatever still waits or runs, and see it ended."""
+        await self._world.desk.cancel(record.id, children=True, timeout=0)
+
+    async def _child(self, record: PipelineRecord, stage: Stage, item: ItemRecord) -> JobRequest:
+        payload = msgspec.json.encode(ItemTask(record.id, stage.name, item))
+        small = len(payload) <= 4096
+        pointer = encode_data(payload) if small else await self._world.blobs.put(payload)
+        parent = self._request
+        return JobRequest(
+            job_id="",
+            topic=child_topic(record.pipeline, stage.name),
+            context_ptr=pointer,
+            priority=parent.priority,
+            parent_job_id=record.id,
+            workflow_id=record.id,
+            step_index=item.seq,
+            tenant=parent.tenant,
+            principal=parent.principal,
+            env=parent.env,
+            capability=parent.capability,
+            risk_tags=parent.risk_tags,
+            idempotency_key=_key(record, stage, item),
+            idempotent=True,
+        )
+
+    async def _ended(self, job: Job, item: ItemRecord) -> ItemRecord:
+        result = job.result
+        pointer = result.result_ptr if result is not None else None
+        if job.state is JobState.SUCCEEDED and pointer:
+            data = decode_data(pointer) if pointer.startswith("data:") else None
+            ended = msgspec.json.decode(
+                data or await self._world.blobs.get(pointer), type=ItemRecord
+            )
+            return replace(ended, seq=item.seq, key=item.key, input=item.input)
+        return _failed(job, item, self._world.clock.now())
+
+
+def child_topic(pipeline: str, stage: str) -> str:
+    return f"{TOPIC}{pipeline}.{stage}"
+
+
+def _key(record: PipelineRecord, stage: Stage, item: ItemRecord) -> str:
+    return f"{record.id}/{stage.name}/{item.seq}"[:_LONGEST_KEY]
+
+
+def _failed(job: Job, item: ItemRecord, now: float) -> ItemRecord:
+    """An item whose job was denied, cancelled, timed out or lost."""
+    result = job.result
+    kinds = {
+        JobState.CANCELLED: ErrorClass.CANCELLED,
+        JobState.TIMEOUT: ErrorClass.TIMEOUT,
+        JobState.DENIED: ErrorClass.PERMANENT,
+    }
+    message = (result.error_message if result is not None else None) or f"its job {job.state}"
+    return replace(
+        item,
+        outcome=ItemOutcome.FAILED,
+        attempts=max(1, job.attempt),
+        error_class=kinds.get(job.state, ErrorClass.TRANSIENT),
+        error_code=(result.error_code if result is not None else None) or str(job.state),
+        error=f"{message} (job {job.job_id})",
+        duration_ms=(result.execution_ms if result is not None else None) or 0.0,
+        finished_at=now,
+    )
