@@ -278,7 +278,8 @@ class AsyncPipelineOrchestrator:
             return
         await self._start_stage(stage)
         await checkpoint.commit()
-        if self._stopping is not None:
+        if self._stopping is not None:  # the write brought the news
+            checkpoint.change(stage.name, status=StageStatus.PENDING, started_at=None)
             return
         await self._perform(stage, runner)
 
@@ -326,7 +327,6 @@ class AsyncPipelineOrchestrator:
         finally:
             self._stage = None
         if self._stopping is None:
-            await runner.scope.know(stage.name)
             self._conclude(stage)
 
     def _conclude(self, stage: Stage) -> None:
@@ -354,6 +354,8 @@ class AsyncPipelineOrchestrator:
         checkpoint, name = self._saved, stage.name
         tally = checkpoint.tally(name)
         tally.stand_still()
+        if tally.fan is not None and self._runner is not None:
+            self._runner.scope.fans[name] = tally.fan
         finished = None if ended is StageStatus.SKIPPED and not tally.total else self._clock.now()
         checkpoint.change(name, status=ended, reason=bounded(reason, 500), finished_at=finished)
         record = checkpoint.stage(name)

@@ -191,6 +191,10 @@ class StageRun:
         return self._page.popleft() if self._page else None
 
     async def _read(self) -> None:
+        if self._stage.info.kind is StageKind.STEP:
+            self._drained = True
+            self._page.append(ItemRecord(seq=0, key=""))
+            return
         page = await self._store.items(
             self._job_id,
             self._stage.name,

@@ -23,6 +23,8 @@ class Tally:
         self.failed, self.skipped, self.reused = stage.failed, stage.skipped, stage.reused
         self.metrics: dict[str, Metric] = stage.metrics
         self.errors: tuple[str, ...] = stage.errors
+        self.fan: int | None = 0 if not stage.done else None
+        """How many outputs its items gave; None if some ended before this run."""
         self._meter: Meter | None = None
         self._began: float | None = None
         self.told_at = -1e9
@@ -72,6 +74,8 @@ class Tally:
         outcome = item.outcome
         if outcome is ItemOutcome.OK:
             self.ok += 1
+            if self.fan is not None:
+                self.fan += item.fan
             self.reused += item.reused
         elif outcome is ItemOutcome.FAILED:
             self.failed += 1
