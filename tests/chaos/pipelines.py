@@ -1,0 +1,224 @@
+"""Real processes that run a pipeline alone, to be killed and stopped.
+
+`Stable` starts one that has everything imported and forks the others, so that a death costs
+milliseconds and not a start of Python. Each of them opens the store, runs the job `one` to
+its end (or waits for whoever does) and is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Self
+
+from msgspec import Struct
+
+from penstock.adapters.files.blobs import FileBlobs
+from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
+from penstock.core.stages import ItemOutcome
+from penstock.ports import failpoint
+from penstock.ports.clock import SystemClock
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.manager import PipelineJobManager
+
+JOB = "one"
+STAGES = ("fetch", "double", "total")
+KILLED = -signal.SIGKILL
+SECONDS = 0.003
+"""How long a call takes."""
+
+
+class Config(Struct):
+    numbers: tuple[int, ...] = (1, 2, 3, 4)
+    seconds: float = SECONDS
+
+
+class Plan(Struct):
+    """One process to be."""
+
+    folder: str
+    owner: str = "a"
+    failpoint: str = ""
+    count: int = 0
+    lease: float = 0.1
+    seconds: float = SECONDS
+
+
+def crashing(journal: Path) -> Definition:
+    """Two stages of items, one of them in threads and with one that fails, and a sum."""
+    pipeline = Definition("crashing", config=Config)
+
+    def mark(stage: str, key: str) -> None:
+        line = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(line, f"{stage} {key} {os.getpid()}\n".encode())
+        os.fsync(line)
+        os.close(line)
+
+    @pipeline.map(over="numbers", key=str, concurrency=2)
+    async def fetch(number: int, ctx: Any) -> list[int]:
+        mark("fetch", ctx.key)
+        await asyncio.sleep(ctx.config.seconds)
+        return [number, number + 100]
+
+    @pipeline.map(over=fetch, concurrency=3)
+    def double(number: int, ctx: Any) -> dict[str, Any]:
+        mark("double", ctx.key)
+        ctx.cancel.wait(ctx.config.seconds)
+        if number == 103:
+            raise ValueError("that one can't be doubled")
+        # Above what a row holds for some, so that blobs are part of it.
+        return {"twice": 2 * number, "padding": "x" * (20_000 if number == 2 else 0)}
+
+    @pipeline.step()
+    async def total(results: Any, ctx: Any) -> int:
+        mark("total", "")
+        return sum([one["twice"] async for one in results])
+
+    return pipeline
+
+
+async def work(plan: Plan) -> None:
+    folder = Path(plan.folder)
+    store = SqlitePipelineStore(folder / "pipelines.db")
+    blobs = FileBlobs(folder / "blobs")
+    pipeline = crashing(folder / "journal")
+    manager = PipelineJobManager(
+        store, [pipeline], blobs, SystemClock(), owner=plan.owner, lease=plan.lease
+    )
+    async with manager:
+        await manager.start_job(pipeline, {"seconds": plan.seconds}, job_id=JOB)
+        await manager.wait(JOB)
+    await store.close()
+
+
+# -- looking at what is left ------------------------------------------------------
+
+
+class Left(Struct):
+    """What a folder holds."""
+
+    record: Any
+    items: dict[str, Any]
+    """By `stage/key`: outcome, output, error class and fan; and never a time."""
+    whole: Any
+    """All of it, times too."""
+
+
+def left_in(folder: Path) -> Left:
+    return asyncio.run(_left_in(folder))
+
+
+async def _left_in(folder: Path) -> Left:
+    store = SqlitePipelineStore(folder / "pipelines.db")
+    try:
+        record = await store.get(JOB)
+        rows = {(stage, i.key): i for stage in STAGES for i in await store.items(JOB, stage)}
+        events = await store.events(JOB)
+    finally:
+        await store.close()
+    items = {
+        f"{stage}/{key}": (item.outcome, item.output, item.error_class, item.error, item.fan)
+        for (stage, key), item in rows.items()
+    }
+    return Left(record, items, (record, rows, events))
+
+
+def ended_in(folder: Path) -> set[str]:
+    """The items whose end is durable."""
+    return {name for name, item in left_in(folder).items.items() if item[0] != ItemOutcome.PENDING}
+
+
+def result_in(folder: Path) -> Any:
+    """What a run came to, with nothing in it that depends on when and how often it ran."""
+    left = left_in(folder)
+    stages = [
+        (s.name, s.status, s.total, s.done, s.ok, s.failed, s.skipped, s.listed, s.reason)
+        for s in left.record.stages
+    ]
+    return left.record.status, stages, left.record.errors, sorted(left.items.items())
+
+
+def calls_in(folder: Path) -> list[tuple[str, int]]:
+    """(`stage/key`, process) of every call that began, in order."""
+    journal = folder / "journal"
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    split = [line.split(" ") for line in lines]
+    return [(f"{stage}/{key}", int(pid)) for stage, key, pid in split]
+
+
+# -- processes --------------------------------------------------------------------
+
+
+class Stable:
+    """Where processes are forked from."""
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.pipelines"],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def start(self, folder: Path, **plan: Any) -> int:
+        folder.mkdir(exist_ok=True)
+        return self._ask({"start": {"folder": str(folder), **plan}})
+
+    def join(self, pid: int) -> int:
+        """Its exit code; minus the signal that killed it."""
+        return self._ask({"join": pid})
+
+    def run(self, folder: Path, **plan: Any) -> int:
+        return self.join(self.start(folder, **plan))
+
+    def _ask(self, question: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "join" in question:
+            _, status = os.waitpid(question["join"], 0)
+            answer = os.waitstatus_to_exitcode(status)
+        else:
+            answer = _fork(Plan(**question["start"]))
+        print(answer, flush=True)
+
+
+def _fork(plan: Plan) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        # As PENSTOCK_FAILPOINT would have done before the fork.
+        failpoint._ARMED, failpoint._left = plan.failpoint, plan.count
+        asyncio.run(work(plan))
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    _serve()

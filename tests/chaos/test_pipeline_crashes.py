@@ -1,0 +1,173 @@
+"""Pipeline jobs whose process is killed, at every commit and at any time, or only stopped."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.chaos.cluster import eventually
+from tests.chaos.pipelines import (
+    KILLED,
+    SECONDS,
+    Stable,
+    calls_in,
+    ended_in,
+    left_in,
+    result_in,
+)
+
+from penstock.lifecycles.pipeline import PipelineJobStatus
+
+pytestmark = pytest.mark.chaos
+AT_ONCE = 6
+"""Folders that are hurt side by side."""
+
+
+@pytest.fixture(scope="module")
+def stable() -> Iterator[Stable]:
+    with Stable() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def undisturbed(stable: Stable, tmp_path_factory: pytest.TempPathFactory) -> object:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert stable.run(folder) == 0
+    calls = [name for name, _ in calls_in(folder)]
+    assert len(calls) == len(set(calls)) == 13
+    result = result_in(folder)
+    assert result[0] is PipelineJobStatus.PARTIAL
+    return result
+
+
+def _goes_on(
+    stable: Stable, folders: list[Path], undisturbed: object, seconds: float = SECONDS
+) -> None:
+    """Start again where a process died: the same result, and nothing twice that was done."""
+    before = {folder: (ended_in(folder), len(calls_in(folder))) for folder in folders}
+    again = [(folder, stable.start(folder, owner="b", seconds=seconds)) for folder in folders]
+    for folder, pid in again:
+        assert stable.join(pid) == 0, folder.name
+        ended, calls = before[folder]
+        repeated = {name for name, _ in calls_in(folder)[calls:]} & ended
+        assert not repeated, folder.name
+        assert result_in(folder) == undisturbed, folder.name
+
+
+@pytest.mark.parametrize("where", ["before-pipeline-commit", "after-pipeline-commit"])
+def test_a_job_whose_process_is_killed_at_any_commit_goes_on_from_there(
+    stable: Stable, undisturbed: object, tmp_path: Path, where: str
+) -> None:
+    for first in itertools.count(1, AT_ONCE):
+        counts = range(first, first + AT_ONCE)
+        folders = {count: tmp_path / f"{where}-{count}" for count in counts}
+        pids = {
+            count: stable.start(folder, failpoint=where, count=count)
+            for count, folder in folders.items()
+        }
+        codes = {count: stable.join(pid) for count, pid in pids.items()}
+        assert set(codes.values()) <= {0, KILLED}
+        _goes_on(stable, [folders[c] for c, code in codes.items() if code], undisturbed)
+        through = [folders[count] for count, code in codes.items() if not code]
+        assert all(result_in(folder) == undisturbed for folder in through)
+        if len(through) == AT_ONCE:
+            break
+    assert first > AT_ONCE, "it was never killed at most of its commits"
+
+
+def test_a_job_whose_process_is_killed_at_any_time_goes_on_from_there(
+    stable: Stable, undisturbed: object, tmp_path: Path
+) -> None:
+    chance = random.Random(4)
+    folders = [tmp_path / str(n) for n in range(20)]
+    while some := folders[:AT_ONCE]:
+        del folders[:AT_ONCE]
+        due = []
+        for folder in some:
+            pid = stable.start(folder, seconds=0.01)
+            due.append((time.monotonic() + chance.uniform(0.0, 0.25), pid))
+        for when, pid in sorted(due):
+            time.sleep(max(0.0, when - time.monotonic()))
+            os.kill(pid, signal.SIGKILL)
+        assert {stable.join(pid) for _, pid in due} <= {0, KILLED}
+        _goes_on(stable, some, undisturbed, 0.01)
+
+
+def test_a_job_that_is_killed_again_and_again_gets_to_its_end_all_the_same(
+    stable: Stable, undisturbed: object, tmp_path: Path
+) -> None:
+    ended: set[str] = set()
+    for _ in range(20):
+        calls = len(calls_in(tmp_path))
+        code = stable.run(tmp_path, failpoint="after-pipeline-commit", count=6)
+        assert not {name for name, _ in calls_in(tmp_path)[calls:]} & ended
+        ended = ended_in(tmp_path)
+        if code == 0:
+            break
+        assert code == KILLED
+    assert left_in(tmp_path).record.resumes >= 2
+    assert result_in(tmp_path) == undisturbed
+
+
+def test_one_of_the_others_takes_over_from_a_process_that_is_killed(
+    stable: Stable, undisturbed: object, tmp_path: Path
+) -> None:
+    slow = {"lease": 1.0, "seconds": 0.05}
+    first = stable.start(tmp_path, owner="first", **slow)
+    eventually(lambda: len(calls_in(tmp_path)) >= 3, "the first has begun")
+    others = [stable.start(tmp_path, owner=name, **slow) for name in ("second", "third")]
+    time.sleep(0.05)
+    os.kill(first, signal.SIGKILL)
+    assert stable.join(first) == KILLED
+    ended, calls = ended_in(tmp_path), len(calls_in(tmp_path))
+    assert [stable.join(pid) for pid in others] == [0, 0]
+    after = calls_in(tmp_path)[calls:]
+    assert len({pid for _, pid in after}) == 1
+    assert not {name for name, _ in after} & ended
+    assert left_in(tmp_path).record.resumes == 1
+    assert result_in(tmp_path) == undisturbed
+
+
+def _stop_between_commits(pid: int, folder: Path) -> None:
+    """A process that is stopped within a commit keeps the file, and everybody waits for it."""
+    file = sqlite3.connect(folder / "pipelines.db", timeout=0, isolation_level=None)
+    try:
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                file.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.005)
+                continue
+            file.execute("ROLLBACK")
+            return
+    finally:
+        file.close()
+
+
+def test_a_process_that_was_stopped_for_longer_than_its_lease_has_lost_its_job(
+    stable: Stable, undisturbed: object, tmp_path: Path
+) -> None:
+    slow = {"lease": 0.6, "seconds": 0.05}
+    first = stable.start(tmp_path, owner="first", **slow)
+    eventually(lambda: len(calls_in(tmp_path)) >= 3, "the first has begun")
+    _stop_between_commits(first, tmp_path)
+    try:
+        second = stable.start(tmp_path, owner="second", **slow)
+        assert stable.join(second) == 0
+        left, calls = left_in(tmp_path), calls_in(tmp_path)
+    finally:
+        os.kill(first, signal.SIGCONT)
+    assert stable.join(first) == 0
+    assert left_in(tmp_path).whole == left.whole
+    assert left.record.owner == "second"
+    assert result_in(tmp_path) == undisturbed
+    assert len(calls_in(tmp_path)) - len(calls) <= 3, "it began more than what was at hand"
