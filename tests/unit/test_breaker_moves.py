@@ -103,6 +103,12 @@ def test_as_many_trials_as_it_is_set_to_pass_at_once() -> None:
     assert let_pass(breaker, T + 10).passage is Passage.NOT
 
 
+def test_who_is_kept_out_is_told_when_the_first_trial_lapses() -> None:
+    one = let_pass(open_at(T, trials=2), T + 10)
+    two = let_pass(one.breaker, T + 13)
+    assert let_pass(two.breaker, T + 14).until == one.until == T + 20
+
+
 def test_a_trial_that_succeeds_closes_it_and_zeroes_its_failures() -> None:
     trial = let_pass(open_at(T), T + 10)
     breaker = succeeded(trial.breaker, T + 11, trial.until)

@@ -136,7 +136,7 @@ def failed(breaker: Breaker, now: float, trial: float | None = None) -> Breaker:
 
 def given_back(breaker: Breaker, now: float, trial: float | None = None) -> Breaker:
     """A call ended and says nothing of the breaker: it was cancelled, or its item was bad."""
-    if trial is None or trial not in breaker.trial_until:
+    if trial not in breaker.trial_until:
         return breaker
     return _move(breaker, trial_until=_without(breaker.trial_until, trial))
 
