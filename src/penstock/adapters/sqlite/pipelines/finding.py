@@ -56,7 +56,7 @@ def _index(query: RunQuery) -> tuple[str, int]:
     if query.statuses and ACTIVE.issuperset(query.statuses):
         return "run_open", 9
     if query.statuses and TROUBLE.issuperset(query.statuses):
-        return "run_trouble", 2 if TROUBLE.issubset(query.statuses) else 1
+        return "run_trouble", 2
     if query.pipeline is not None:
         return "run_pipeline", 1
     if query.tenant is not None:
