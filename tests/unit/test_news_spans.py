@@ -25,7 +25,7 @@ def rewrite(text, *, headline=False, names=frozenset()):
         ("An incredible, massive crowd.", "A notable, large crowd."),
         ("Shocking figures. Massive losses.", "Unexpected figures. Large losses."),
         ("SLAMMED BY ALL", "CRITICISED BY ALL"),
-        ("Prices skyrocketed.", "Prices rose sharply."),
+        ("Prices skyrocketed, shares plummeted 4%.", "Prices rose, shares fell 4%."),
     ],
 )
 def test_a_phrase_is_replaced_with_its_capitals_and_its_article(text, plain):

@@ -1,6 +1,6 @@
-"""The settings of the lexicon over time: every version with its parent and its reason.
+"""What one run leaves for the next: versions of the lexicon's settings, and evaluations.
 
-They are kept in the pipeline's memory, so a run finds what the run before it left.
+Every version has a parent and a reason. Both are kept in the pipeline's memory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import msgspec
 from penstock.workloads.pipeline.context import StageContext
 from penstock.workloads.pipeline.news.lexicon import Lexicon, Settings, lexicon_of, shipped
 
+SHELF = "lexicon"
+"""The job's resource that holds the lexicon it works with."""
 VERSIONS = "lexicon_versions"
 EVALUATIONS = "evaluations"
 KEPT = 50
@@ -31,6 +33,38 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     """Completed evaluations before it was made."""
     settings: Settings = Settings()
     lexicon: str = ""
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """One completed evaluation."""
+
+    job_id: str
+    at: float
+    version: int
+    """Of the settings that were in use."""
+    sample: tuple[str, ...]
+    """Hashes of the articles."""
+    accuracy: float | None
+    neutralization: float
+    precision: float
+    recall: float
+    overall: float
+    planted: int = 0
+    missed: dict[str, int] = {}
+    false_hits: dict[str, int] = {}
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """Evaluations, the newest last; `count` goes on where old ones are forgotten."""
+
+    count: int = 0
+    evaluations: tuple[Evaluation, ...] = ()
+
+    def with_(self, new: Evaluation) -> History:
+        """A run that is resumed gives its evaluation once."""
+        others = tuple(one for one in self.evaluations if one.job_id != new.job_id)
+        repeated = len(others) < len(self.evaluations)
+        return History(count=self.count + (not repeated), evaluations=(*others, new)[-KEPT:])
 
 
 class Versions(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,9 +115,18 @@ def remember_versions(ctx: StageContext, versions: Versions) -> None:
     ctx.remember(VERSIONS, msgspec.to_builtins(versions))
 
 
+def recall_history(ctx: StageContext) -> History:
+    found = ctx.recall(EVALUATIONS)
+    return History() if found is None else msgspec.convert(found, History)
+
+
+def remember_history(ctx: StageContext, history: History) -> None:
+    ctx.remember(EVALUATIONS, msgspec.to_builtins(history))
+
+
 def lexicon_in_use(ctx: StageContext) -> Lexicon:
     """Asked for once a run: all of its articles are read by the same phrases."""
-    shelf: dict[str, Lexicon] = ctx.resource("lexicon")
+    shelf: dict[str, Lexicon] = ctx.resource(SHELF)
     if "lexicon" not in shelf:
         shelf["lexicon"] = lexicon_of(recall_versions(ctx).in_use.settings)
     return shelf["lexicon"]
