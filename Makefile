@@ -11,7 +11,7 @@ BIN    := .venv/bin
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.installed ## run all kinds of jobs, also through HTTP, and show each one's way
+demo: .venv/.installed-news ## run all kinds of jobs, also through HTTP, and show each one's way
 	$(BIN)/python examples/demo.py
 
 test: lint types unit ## all checks: lint, types, layers, every test
@@ -40,6 +40,7 @@ coverage: .venv/.installed-test ## the tests, and which lines they reach
 bench: .venv/.installed-bench ## side by side with other engines; prints ratios
 	$(BIN)/python benchmarks/engine.py $(ARGS)
 	$(BIN)/python benchmarks/http.py $(HTTP_ARGS)
+	$(BIN)/python benchmarks/pipeline.py $(PIPELINE_ARGS)
 
 clean: ## remove .venv and everything made
 	rm -rf .venv .demo build dist htmlcov .coverage .coverage.*

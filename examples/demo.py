@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from rich.console import Console
-from scenarios import SECTIONS, gate, jobs
+from scenarios import SECTIONS, gate, jobs, staged
 from scenarios.scenario import Row, Scenario, Stage, play
 from scenarios.table import WIDTH, draw
 
@@ -35,12 +35,14 @@ PEOPLE: dict[str, tuple[str | None, tuple[str, ...]]] = {
 async def main(folder: Path, console: Console) -> int:
     began = time.perf_counter()
     (folder / "rules.toml").write_text(gate.RULES)
+    jobs.app.add(staged.pages)
     running = jobs.app.run(
         folder / "data",
         rules=folder / "rules.toml",
         http="127.0.0.1:0",
         pools={"elsewhere": {"topics": ["job.elsewhere.*"]}},
         lost_grace=0.5,
+        pipelines=() if staged.without_feeds() else ("news",),
     )
     async with AsyncExitStack() as stack:
         ps = await stack.enter_async_context(running)

@@ -1,0 +1,65 @@
+"""Pipelines for the crash tests: each call of an item is written down, durably, when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import penstock
+
+app = penstock.App()
+walk = penstock.Pipeline("walk", cancel_grace=1)
+spread = penstock.Pipeline("spread")
+
+CALLS = Path(os.environ.get("PENSTOCK_X_MARKS", os.devnull)).with_name("calls")
+
+
+def mark(what: str) -> None:
+    handle = os.open(CALLS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(handle, f"{what} {os.getpid()}\n".encode())
+    os.close(handle)
+
+
+def calls() -> list[str]:
+    return CALLS.read_text().splitlines() if CALLS.exists() else []
+
+
+@walk.map(over=lambda config, ctx: range(config.get("n", 20)), concurrency=2)
+async def first(n: int, ctx: Any) -> int:
+    await asyncio.sleep(config_pause(ctx))
+    mark(f"first {n}")
+    return n
+
+
+@walk.map(over=first)
+def second(n: int, ctx: Any) -> int:
+    time.sleep(config_pause(ctx))
+    mark(f"second {n}")
+    return n * n
+
+
+@walk.step()
+async def last(results: Any, ctx: Any) -> int:
+    return sum([n async for n in results])
+
+
+def config_pause(ctx: Any) -> float:
+    return float(ctx.config.get("pause", 0.0))
+
+
+@spread.map(over=lambda config, ctx: range(config["n"]), spread=True, concurrency=8)
+async def child(n: int, ctx: Any) -> int:
+    await asyncio.sleep(0.05)
+    mark(f"child {n}")
+    return n
+
+
+@spread.step()
+async def total(results: Any, ctx: Any) -> int:
+    return sum([n async for n in results])
+
+
+app.add(walk, spread)

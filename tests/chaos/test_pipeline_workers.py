@@ -1,0 +1,137 @@
+"""Runs of pipelines whose worker, or engine, is killed, stopped or drained."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.chaos.cluster import Cluster, cluster, eventually, kill
+
+import penstock
+
+pytestmark = pytest.mark.chaos
+
+
+def calls(c: Cluster) -> list[str]:
+    file = c.folder / "calls"
+    return (
+        [line.rpartition(" ")[0] for line in file.read_text().splitlines()] if file.exists() else []
+    )
+
+
+def join(c: Cluster, name: str, *words: str) -> object:
+    process = c.start("worker", "--app", "staged:app", "--id", name, *words)
+    eventually(
+        lambda: any(w["worker_id"] == name and w["status"] == "ready" for w in c.workers()),
+        f"{name} joins",
+    )
+    return process
+
+
+def written(ps: penstock.Client, run: str, stage: str) -> set[int]:
+    """Items whose end is committed."""
+    items = ps.pipelines.items(run, stage, outcomes=(penstock.ItemOutcome.OK,), limit=1000)
+    return {item.seq for item in items}
+
+
+def test_a_run_whose_worker_is_killed_goes_on_at_another_and_repeats_nothing_that_was_written(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        first = join(c, "first")
+        with c.client() as ps:
+            run = ps.pipelines.start("walk", {"n": 30, "pause": 0.02})
+            eventually(lambda: len(calls(c)) >= 12, "a dozen items have run")
+            os.kill(first.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+            done = written(ps, run.id, "first")
+            before = Counter(calls(c))
+            kill(first)  # type: ignore[arg-type]
+            join(c, "second")
+            assert ps.get(run.id).result(timeout=60)["output"] == sum(n * n for n in range(30))
+            record = ps.pipelines.get(run.id)
+            assert record.resumes == 1
+            assert record.owner == "second"
+        after = Counter(calls(c))
+        assert done
+        assert all(after[f"first {n}"] == before[f"first {n}"] == 1 for n in done)
+        assert all(after[f"first {n}"] in (1, 2) for n in range(30))
+        c.check_history()
+
+
+def test_a_worker_that_was_taken_for_lost_can_write_nothing_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        first = join(c, "first")
+        with c.client() as ps:
+            run = ps.pipelines.start("walk", {"n": 30, "pause": 0.02})
+            eventually(lambda: len(calls(c)) >= 5, "some items have run")
+            os.kill(first.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+            join(c, "second")
+            eventually(lambda: ps.pipelines.get(run.id).owner == "second", "second took over")
+            os.kill(first.pid, signal.SIGCONT)  # type: ignore[attr-defined]
+            assert ps.get(run.id).result(timeout=60)["output"] == sum(n * n for n in range(30))
+            assert ps.pipelines.get(run.id).owner == "second"
+            items = ps.pipelines.items(run.id, "second", limit=100)
+            assert [item.seq for item in items] == list(range(30))
+
+
+def test_a_run_goes_on_after_its_engine_was_killed(tmp_path: Path) -> None:
+    with cluster(tmp_path) as c:
+        engine = c.up("--app", "staged:app")
+        with c.client() as ps:
+            run = ps.pipelines.start("walk", {"n": 30, "pause": 0.02})
+            eventually(lambda: len(calls(c)) >= 10, "ten items have run")
+        kill(engine)
+        c.up("--app", "staged:app")
+        with c.client() as ps:
+            assert ps.get(run.id).result(timeout=60)["output"] == sum(n * n for n in range(30))
+            assert ps.pipelines.get(run.id).resumes == 1
+        c.check_history()
+
+
+def test_a_worker_that_is_stopped_hands_its_run_on_at_once(tmp_path: Path) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        first = join(c, "first", "--drain-timeout", "1h")
+        with c.client() as ps:
+            run = ps.pipelines.start("walk", {"n": 40, "pause": 0.05})
+            eventually(lambda: len(calls(c)) >= 5, "some items have run")
+            first.terminate()  # type: ignore[attr-defined]
+            assert first.wait(timeout=30) == 0  # type: ignore[attr-defined]
+            assert ps.pipelines.get(run.id).status == "RUNNING"
+            join(c, "second")
+            assert ps.get(run.id).result(timeout=60)["output"] == sum(n * n for n in range(40))
+
+
+def test_items_of_a_spread_stage_run_on_several_workers_each_once(tmp_path: Path) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        join(c, "first", "--concurrency", "3")
+        join(c, "second", "--concurrency", "3")
+        with c.client() as ps:
+            run = ps.pipelines.start("spread", {"n": 24})
+            assert ps.get(run.id).result(timeout=60)["output"] == sum(range(24))
+            workers = {job.record.worker_id for job in ps.jobs(workflow_id=run.id, limit=100)}
+            assert workers == {"first", "second"}
+        assert sorted(calls(c)) == sorted(f"child {n}" for n in range(24))
+
+
+def test_a_run_is_cancelled_even_if_its_worker_is_gone(tmp_path: Path) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        first = join(c, "first")
+        with c.client() as ps:
+            run = ps.pipelines.start("walk", {"n": 1000, "pause": 0.05})
+            eventually(lambda: len(calls(c)) >= 2, "some items have run")
+            kill(first)  # type: ignore[arg-type]
+            answer = ps.pipelines.cancel(run.id, timeout=30)
+            assert (answer.accepted, answer.status.value) == (True, "CANCELLED")
+            record = ps.pipelines.get(run.id)
+            assert record.cancel_effective
+            assert record.finished_at is not None
