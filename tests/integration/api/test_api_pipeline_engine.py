@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.integration.api import tiny
 from tests.integration.api.house import Answer, House, house
@@ -16,6 +17,7 @@ from penstock.adapters.http.desk import HttpDesk
 from penstock.adapters.http.sse import Event, EventParser
 from penstock.core.caller import KeyRole
 from penstock.core.errors import NotFound, PipelineBusy
+from penstock.core.stages import PipelineInfo
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipelines import RunQuery
 from penstock.testing.aio import run_async
@@ -267,7 +269,8 @@ async def a_client(one: House) -> AsyncIterator[HttpDesk]:
 async def test_the_client_sees_what_the_engine_sees(tmp_path: Path) -> None:
     async with house(tmp_path) as one, a_client(one) as desk:
         here, there = one.engine.desk.pipelines, desk.pipelines
-        assert await there.list() == await here.list()
+        declared = msgspec.json.encode(await here.list())
+        assert await there.list() == msgspec.json.decode(declared, type=list[PipelineInfo])
         started = await there.start("tiny", {"numbers": [4]})
         events = [event async for event in there.stream(started.id)]
         assert events == [event async for event in here.stream(started.id)]

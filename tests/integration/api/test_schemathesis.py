@@ -28,6 +28,8 @@ from penstock.api.openapi import document
 from penstock.api.operation import Pace
 from penstock.api.operations import OPERATIONS
 
+# The engine is in this process, too, and draws lots of its own when a run has failed.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
 schema = schemathesis.openapi.from_dict(document(OPERATIONS))
 ENDLESS = {operation.id for operation in OPERATIONS if operation.pace is Pace.STREAMS}
 CHECKS = [

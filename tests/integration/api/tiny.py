@@ -22,7 +22,7 @@ mended: set[str] = set()
 
 
 def a_tiny_pipeline(name: str = "tiny", **options: Any) -> Pipeline:
-    tiny = Pipeline(name, config=TinyConfig, **options)
+    tiny = Pipeline(name, config=TinyConfig, cancel_grace=0.1, **options)
 
     @tiny.map(over="numbers", concurrency=2, key=str)
     async def double(number: int, ctx: Any) -> int:
