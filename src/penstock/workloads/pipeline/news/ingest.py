@@ -67,7 +67,10 @@ def _sample(source: str, limit: int) -> bytes:
     name = source.removeprefix(SAMPLE)
     if name not in SAMPLE_FEEDS:
         raise BadFeed(f"{source} does not exist", hint=f"there are {', '.join(SAMPLE_FEEDS)}")
-    return read_file(_SAMPLE_FOLDER / name, limit)
+    path = _SAMPLE_FOLDER / name
+    if not path.exists():
+        raise BadFeed(f"there is no file {name}", hint="this source is dead on purpose")
+    return read_file(path, limit)
 
 
 async def _parse(fetched: Fetched, source: str, config: NewsConfig) -> Feed:
@@ -127,11 +130,12 @@ def _usable(remembered: Any, limit: int) -> _Last | None:
 def _count(feed: Feed, source: str, ctx: Any) -> None:
     seen: Seen = ctx.resource(SEEN)
     new = [article for article in feed.articles if seen.claim(article, source)]
-    cut = sum(article.truncated for article in new)
+    # Of all entries: which source a repeated one is new from depends on who was read first.
+    cut = sum(article.truncated for article in feed.articles)
     skipped = feed.repeated + len(feed.articles) - len(new)
     ctx.metric("total", len(new) + skipped)
     ctx.metric("success", len(new))
-    ctx.metric("body_downloaded", len(new) - cut)
+    ctx.metric("body_downloaded", len(feed.articles) - cut)
     ctx.metric("body_failed", cut)
     ctx.metric("skipped_duplicate", skipped)
     ctx.metric("unreadable", feed.unreadable)
