@@ -295,6 +295,27 @@ async def test_a_caller_that_was_cancelled_before_the_commit_wrote_nothing(
     await store.close()
 
 
+@pytest.mark.parametrize("slow_disk", [False, True])
+def test_a_loop_that_ends_in_the_middle_of_a_commit_leaves_a_store_that_can_be_closed(
+    tmp_path: Path, slow_disk: bool
+) -> None:
+    store = opened(tmp_path, slow_disk=slow_disk)
+
+    async def leave() -> None:
+        await begun(store, "a")
+        left = [asyncio.ensure_future(store.save(save_of("a"))) for _ in range(3)]
+        for _ in range(2):
+            await asyncio.sleep(0)
+        assert not slow_disk or store._commits.is_aside
+        assert len(left) == 3
+
+    asyncio.run(leave())
+    asyncio.run(store.close())
+    again = opened(tmp_path)
+    assert asyncio.run(again.get("a")) is not None
+    asyncio.run(again.close())
+
+
 @run_async
 async def test_concurrent_savers_share_a_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -97,7 +97,7 @@ class Claim(Struct, frozen=True, kw_only=True):
     lease_until: float | None = None
     fence: int | None = None
     """Must be higher than the job's own; None: its own and one more, but only where its lease
-    is over (`lease_until` before `now`) or it was never run."""
+    is over (`lease_until` not after `now`) or it was never run."""
 
 
 class CancelAnswer(Struct, frozen=True):
@@ -146,10 +146,15 @@ class PipelineStore(Protocol):
     async def save(self, save: Save) -> Saved: ...
 
     async def request_cancel(self, job_id: str, now: float) -> CancelAnswer:
-        """PENDING becomes CANCELLED at once, with `finished_at`; RUNNING is marked. NotFound."""
+        """PENDING becomes CANCELLED at once, with `finished_at` and the event `job_complete`,
+        which nobody else would write; RUNNING is marked. NotFound."""
 
     async def fail_stale(self, job_id: str, now: float, message: str, version: int) -> bool:
-        """FAILED (`clean_up`) with this error, if the record still has this version."""
+        """FAILED (`clean_up`) with this error, if the record still has this version.
+
+        Stages that were running are failed too, `job_complete` is written, and the fence goes
+        up, so that a runner which comes back is refused.
+        """
 
     async def items(
         self,

@@ -11,8 +11,10 @@ soonest done; the flush of a large one, or any on a slow disk, is waited for in 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -172,7 +174,7 @@ class Commits:
     async def _seal_aside(self, callers: list[_Caller], changed: list[str]) -> None:
         try:
             with storage_errors(self._path):
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._seal)
+                await self._in_thread(self._seal)
         except Exception as error:
             self._committing = None
             self._give_up(callers, error)
@@ -183,15 +185,22 @@ class Commits:
     async def _wait_for_turn(self, callers: list[_Caller]) -> None:
         try:
             with storage_errors(self._path):
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, self._begin, _TURN)
+                await self._in_thread(partial(self._begin, _TURN))
                 self._committing = None
                 self._write(callers)
         except Exception as error:
             self._committing = None
             self._give_up(callers, error)
 
-    def _go_aside(self, work: Any) -> None:
+    async def _in_thread(self, work: Callable[[], Any]) -> None:
+        """To its end even if the loop is shut down meanwhile, for a thread can't be stopped."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        while not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((future,))
+        future.result()
+
+    def _go_aside(self, work: Coroutine[Any, Any, None]) -> None:
         self._committing = asyncio.get_running_loop().create_task(work)
 
     def _undo(self) -> None:
