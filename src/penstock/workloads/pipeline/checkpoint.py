@@ -155,6 +155,11 @@ class Checkpoint:
         status = PIPELINE.after(self._base.status, event)
         self._base = replace(self._base, status=status)
 
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move of the job waits to be written; there is one in a write."""
+        return self._batch.event is not None
+
     def note_start(self) -> None:
         """The store sets it with the first write; so does the record here."""
         self._base = replace(self._base, started_at=self._clock.now())

@@ -174,23 +174,27 @@ class AsyncPipelineOrchestrator:
 
     async def _go(self) -> None:
         """To the end of the job, or to where it is left."""
+        failure: Exception | None = None
         try:
             await self._begin()
             await self._run_stages()
         except (Superseded, Unavailable, IllegalMove, asyncio.CancelledError):
             raise
         except Exception as error:
-            self._fail(error)
-        if self._saved.record.status not in _ENDS:
-            if self._stopping is not None and self._stopping[0] is Stop.INTERRUPT:
-                await self._give_back()
-                raise Interrupted(self._stopping[1])
-            self._finish()
+            failure = error
+        if failure is None and self._stopping is not None and self._stopping[0] is Stop.INTERRUPT:
+            await self._give_back()
+            raise Interrupted(self._stopping[1])
+        if self._saved.is_moving:  # nothing was run: its start is not written yet
+            await self._saved.commit()
+        self._finish(failure)
         await self._saved.commit()
 
-    def _finish(self) -> None:
+    def _finish(self, failure: Exception | None) -> None:
         """Gather the end."""
-        if self._stopping is None:
+        if failure is not None:
+            self._fail(failure)
+        elif self._stopping is None:
             try:
                 self._gather_end(self._determine_overall_status())
             except Exception as error:
@@ -205,6 +209,13 @@ class AsyncPipelineOrchestrator:
 
     async def _begin(self) -> None:
         checkpoint, pipeline = self._saved, self._pipeline
+        if self._record.status is PipelineJobStatus.PENDING:
+            checkpoint.move(PipelineJobEvent.EXECUTE)
+            checkpoint.note_start()
+            checkpoint.happened(
+                PipelineEventKind.JOB_START,
+                {"pipeline": pipeline.name, "stages": list(pipeline.stages)},
+            )
         self._runner = ItemRunner(
             pipeline,
             self._record,
@@ -219,13 +230,6 @@ class AsyncPipelineOrchestrator:
         self._abandoned.append(self._runner.calls.abandoned)
         self._runner.scope.on_progress = self._progressed
         self._runner.scope.on_emit = self._emitted
-        if self._record.status is PipelineJobStatus.PENDING:
-            checkpoint.move(PipelineJobEvent.EXECUTE)
-            checkpoint.note_start()
-            checkpoint.happened(
-                PipelineEventKind.JOB_START,
-                {"pipeline": pipeline.name, "stages": list(pipeline.stages)},
-            )
         for stage in await self._prepared():
             checkpoint.put(stage)
         checkpoint.set(fingerprint=pipeline.fingerprint)
@@ -381,7 +385,7 @@ class AsyncPipelineOrchestrator:
         if self._errors:
             checkpoint.set(errors=tuple(self._errors))
         record = replace(checkpoint.record, status=ended, finished_at=now)
-        found = alerts.evaluate(self._pipeline.alerts, record)
+        found = self._alerts(record)
         checkpoint.set(alerts=found, summary=summary.closed(record.summary, record, found))
         checkpoint.move(_ENDS[ended])
         checkpoint.happened(
@@ -393,6 +397,13 @@ class AsyncPipelineOrchestrator:
                 "alerts": [alert.code for alert in found],
             },
         )
+
+    def _alerts(self, record: PipelineRecord) -> tuple[Alert, ...]:
+        try:
+            return alerts.evaluate(self._pipeline.alerts, record)
+        except Exception as error:
+            self._tell.log(f"the alert rules could not be evaluated: {error!r}", level="error")
+            return ()
 
     def _cut_short(self, reason: str) -> None:
         """What had not ended when the job was stopped."""
