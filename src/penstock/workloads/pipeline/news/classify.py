@@ -20,8 +20,7 @@ from penstock.workloads.pipeline.news.identity import Known
 from penstock.workloads.pipeline.news.keywords import by_keywords
 from penstock.workloads.pipeline.news.model import load_model
 
-UNSURE = 0.05
-"""A lead of the best section over the next below which the classifier does not know."""
+
 NO_CLASSIFIER = (
     "scikit-learn is not installed, so sections go by keywords: pip install 'penstock[news]'"
 )
@@ -108,7 +107,7 @@ def _by_model(article: Article, ctx: Any) -> Verdict | None:
         return None
     text = training.text_of(article.title, article.body)
     label, confidence = trained.predict([text])[0]
-    return (label, "model", confidence) if confidence >= UNSURE else None
+    return label, "model", confidence
 
 
 def _by_feed(article: Article, ctx: Any) -> Verdict | None:

@@ -34,8 +34,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\u2060\ufeff\ud800-
 
 def html_to_text(markup: str) -> str:
     """Tags gone, entities resolved, one line a paragraph."""
-    if "<" not in markup and "&" not in markup:
-        return tidy(markup)
     markup = _WRAPPED.sub(" ", markup[:MAX_MARKUP].replace("\r\n", "\n"))
     text = "".join(_seen(markup))
     # No character has so high a number, and some numbers are too long to be read.

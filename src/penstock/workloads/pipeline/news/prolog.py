@@ -20,6 +20,8 @@ _MARKS = (
     (b"\0<\0?", "utf-16-be"),
 )
 _LAST_RESORT = "cp1252"
+_REFERENCE = re.compile(r"&#(?:[xX]([0-9a-fA-F]++)|([0-9]++));?")
+_MOST_DIGITS = 7
 _ENTITY = re.compile(r"<!ENTITY", re.IGNORECASE)
 _FIRST_TAG = re.compile(r"<\w")
 _NAME = re.compile(r"\s*([\w:.-]+)")
@@ -31,9 +33,12 @@ def decode(data: bytes, charset: str = "") -> tuple[str, bool]:
     tries = _encodings(data, charset)
     for number, name in enumerate(tries):
         try:
-            return data.decode(name).lstrip("\ufeff"), number == 0
+            text = data.decode(name).lstrip("\ufeff")
         except (LookupError, ValueError):
             continue
+        # Some decode anything: UTF-16 makes Chinese of ASCII.
+        if "<" in text:
+            return text, number == 0
     return data.decode(_LAST_RESORT, "replace"), False
 
 
@@ -45,8 +50,19 @@ def _encodings(data: bytes, charset: str) -> list[str]:
 
 
 def as_utf8(text: str) -> bytes:
-    """The document in UTF-8, without the line that says otherwise."""
-    return _XML_LINE.sub("", text, count=1).lstrip().encode("utf-8", "replace")
+    """The document in UTF-8, without the line that says otherwise, and without references to
+    characters that do not exist: halves of an emoji are common, and parsers stumble there."""
+    text = _XML_LINE.sub("", text, count=1).lstrip()
+    return _REFERENCE.sub(_existing, text).encode("utf-8", "replace")
+
+
+def _existing(reference: re.Match[str]) -> str:
+    sixteen, ten = reference.groups()
+    digits = (sixteen or ten).lstrip("0") or "0"
+    if len(digits) > _MOST_DIGITS:
+        return ""
+    number = int(digits, 16 if sixteen else 10)
+    return "" if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF else reference[0]
 
 
 def declares_entities(text: str) -> bool:
