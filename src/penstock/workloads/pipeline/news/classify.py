@@ -20,7 +20,6 @@ from penstock.workloads.pipeline.news.identity import Known
 from penstock.workloads.pipeline.news.keywords import by_keywords
 from penstock.workloads.pipeline.news.model import load_model
 
-
 NO_CLASSIFIER = (
     "scikit-learn is not installed, so sections go by keywords: pip install 'penstock[news]'"
 )
