@@ -57,6 +57,12 @@ news = Definition(
 )
 
 
+def sources(config: NewsConfig, ctx: Any) -> list[str]:
+    # Said here, so that a run in which no source could be read has a total, of nothing.
+    ctx.metric("total", 0)
+    return ingesting.sources(config, ctx)
+
+
 async def worth_neutralizing(config: NewsConfig, ctx: Any) -> list[Classified]:
     """What has a body of its own, the newest first."""
     found = [msgspec.convert(one, Classified) async for one in ctx.results("classify")]
@@ -64,7 +70,7 @@ async def worth_neutralizing(config: NewsConfig, ctx: Any) -> list[Classified]:
 
 
 news.map(
-    ingesting.sources,
+    sources,
     key=shown,
     concurrency=5,
     retry=Retry(3, delay=0.5, max_delay=5.0),
