@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -128,6 +128,13 @@ async def turns(count: int = 50) -> None:
         await asyncio.sleep(0)
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, Any]) -> Any:
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for what a thread or another process does."""
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.001)  # noqa: ASYNC110 - it can't set an event of this loop
+
+
+async def within(seconds: float, work: Awaitable[Any]) -> Any:
     async with asyncio.timeout(seconds):
         return await work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -101,7 +102,7 @@ async def test_calls_keep_to_the_rate_of_their_stage() -> None:
         at.append(ctx.now())
 
     await Place().run(one, {"numbers": list(range(6))})
-    gaps = [round(after - before, 3) for before, after in zip(at, at[1:], strict=False)]
+    gaps = [round(after - before, 3) for before, after in pairwise(at)]
     assert gaps == [0.5] * 5
 
 

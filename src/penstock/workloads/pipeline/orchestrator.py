@@ -272,11 +272,11 @@ class AsyncPipelineOrchestrator:
         try:
             skip = skip_of(stage, runner.scope.config, self._by_name())
         except Exception as error:
-            self._end_stage(stage, StageStatus.FAILED, f"its flag failed: {error}")
+            self._end_stage(stage.name, StageStatus.FAILED, f"its flag failed: {error}")
             return
         if skip is not None:
             checkpoint.change(stage.name, counted=skip.counted and stage.info.counts)
-            self._end_stage(stage, StageStatus.SKIPPED, skip.reason)
+            self._end_stage(stage.name, StageStatus.SKIPPED, skip.reason)
             return
         if await self._check_cancelled():
             return
@@ -303,6 +303,8 @@ class AsyncPipelineOrchestrator:
                 before = [one for one in checkpoint.stages if one.index < known.index]
                 item = await self._reuse.step(stage, tuple(before)) or item
             checkpoint.listed(name, [item])
+            if self._reuse is not None and item.reused:
+                checkpoint.tally(name).go_on_from(self._reuse.counted(stage))
             checkpoint.change(name, listed=True)
         checkpoint.tally(name).begin()
         self._tell.progress(self._fraction(name, 0.0), name)
@@ -326,7 +328,7 @@ class AsyncPipelineOrchestrator:
             await one.run()
         except StageFailed as failure:
             self._errors.append(StageError(stage.name, bounded(str(failure)), failure.code))
-            self._end_stage(stage, StageStatus.FAILED, str(failure))
+            self._end_stage(stage.name, StageStatus.FAILED, str(failure))
             return
         finally:
             self._stage = None
@@ -352,10 +354,10 @@ class AsyncPipelineOrchestrator:
             reason = _why_failed(stage, tally.ok, tally.failed, tally.total)
         self._errors += [StageError(stage.name, error) for error in tally.errors[:_ITEM_ERRORS]]
         self._saved.change(stage.name, empty=not tally.total)
-        self._end_stage(stage, ended, reason)
+        self._end_stage(stage.name, ended, reason)
 
-    def _end_stage(self, stage: Stage, ended: StageStatus, reason: str = "") -> None:
-        checkpoint, name = self._saved, stage.name
+    def _end_stage(self, name: str, ended: StageStatus, reason: str = "") -> None:
+        checkpoint = self._saved
         tally = checkpoint.tally(name)
         tally.stand_still()
         if tally.fan is not None and self._runner is not None:
@@ -410,7 +412,7 @@ class AsyncPipelineOrchestrator:
         for stage in self._saved.stages:
             if stage.status is StageStatus.RUNNING:
                 ended = StageStatus.PARTIAL if stage.ok else StageStatus.FAILED
-                self._end_stage(self._pipeline.stages[stage.name], ended, reason)
+                self._end_stage(stage.name, ended, reason)
             elif stage.status is StageStatus.PENDING:
                 self._saved.change(stage.name, status=StageStatus.SKIPPED, reason=reason)
 
@@ -486,6 +488,8 @@ class AsyncPipelineOrchestrator:
 
     def _fraction(self, stage: str, part: float | None) -> float:
         names = list(self._pipeline.stages)
+        if stage not in names:
+            return 1.0
         return (names.index(stage) + min(max(part or 0.0, 0.0), 1.0)) / len(names)
 
     async def _look_after(self) -> None:

@@ -1,7 +1,8 @@
 """What a job that retries another takes over from it.
 
 An item that was ok before, of the same stage, with the same key and the same input, is not
-run again. Where a map stage goes over is not asked again, so what failed meets the same list.
+run again. Where a map stage goes over is not asked again, so what failed meets the same list;
+but a source of a stage that needs others is, if one of those before it did not complete.
 A step is taken over only if all that stands before it was.
 """
 
@@ -19,7 +20,11 @@ from penstock.core.stages import (
     StageStatus,
 )
 from penstock.ports.pipelines import PipelineStore
+from penstock.workloads.pipeline.context import Metric
 from penstock.workloads.pipeline.definition import Stage
+
+DUPLICATES = "duplicates"
+"""Metric: items left out since another has their key."""
 
 
 class Reuse:
@@ -33,7 +38,17 @@ class Reuse:
         old = self._old(stage)
         if old is None or not old.listed or stage.info.over.startswith("stage:"):
             return None
+        if stage.info.needs and not self._all_done_before(old):
+            return None
         return self._copied(stage.name)
+
+    def _all_done_before(self, stage: StageRecord) -> bool:
+        """Whether a source that reads the stages before its own would find the same again."""
+        return all(
+            one.status is StageStatus.COMPLETED or not one.counted
+            for one in self._before.stages
+            if one.index < stage.index
+        )
 
     async def _copied(self, stage: str) -> AsyncIterator[list[ItemRecord]]:
         after = -1
@@ -66,9 +81,11 @@ class Reuse:
             return None
         return replace(held[0], seq=0, reused=True)
 
-    def metrics(self, stage: str) -> StageRecord | None:
-        """What was counted before, to go on from."""
-        return self._before.stage(stage)
+    def counted(self, stage: Stage) -> dict[str, Metric]:
+        """What was counted before, to go on from where items are taken over."""
+        old = self._old(stage)
+        kept = {} if old is None else old.metrics
+        return {name: value for name, value in kept.items() if name != DUPLICATES}
 
     def _old(self, stage: Stage) -> StageRecord | None:
         old = self._before.stage(stage.name)

@@ -21,15 +21,13 @@ from penstock.ports.clock import Clock
 from penstock.ports.pipelines import PipelineStore
 from penstock.ports.token import Token
 from penstock.workloads.pipeline.checkpoint import Checkpoint
-from penstock.workloads.pipeline.context import Notes
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import Lister, numbered
 from penstock.workloads.pipeline.options import RunOptions, Spread
-from penstock.workloads.pipeline.reuse import Reuse
+from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
 
 TIMEOUT = "TIMEOUT"
-DUPLICATES = "duplicates"
 
 
 class Halt(StrEnum):
@@ -119,15 +117,22 @@ class StageRun:
         pages = lister.pages()
         if again is not None and (copied := await again.listing(self._stage)) is not None:
             pages = copied
+        seen = 0
         async for page in pages:
             self._token.raise_if_requested()
+            seen += len(page)
             items = numbered(await self._fresh(page, known), seq)
             if again is not None:
                 items = await again.taken_over(self._stage, items)
             checkpoint.listed(name, items)
             seq += len(items)
             await checkpoint.commit()
-        checkpoint.tally(name).note(lister.notes)
+        tally = checkpoint.tally(name)
+        tally.note(lister.notes)
+        if seen > tally.total:  # counted by the whole list, which a resumed run reads again
+            tally.fix(DUPLICATES, seen - tally.total)
+        if again is not None and tally.reused:
+            tally.go_on_from(again.counted(self._stage))
         checkpoint.change(name, listed=True)
 
     async def _next_seq(self) -> int:
@@ -151,10 +156,6 @@ class StageRun:
         for item in page:
             if item.key not in there:
                 fresh.setdefault(item.key, item)
-        if not known and len(fresh) < len(page):
-            notes = Notes()
-            notes.metric(DUPLICATES, len(page) - len(fresh), False)
-            self._checkpoint.tally(self._stage.name).note(notes)
         return list(fresh.values())
 
     # -- running ------------------------------------------------------------------

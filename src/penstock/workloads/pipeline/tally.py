@@ -65,6 +65,16 @@ class Tally:
             for error in notes.errors:
                 self.complain(error)
 
+    def fix(self, metric: str, value: Metric) -> None:
+        self.metrics = {**self.metrics, metric: value}
+
+    def go_on_from(self, counted: dict[str, Metric]) -> None:
+        """Items were taken over from another run, which had counted this."""
+        notes = Notes()
+        for name, value in self.metrics.items():
+            notes.metric(name, value, isinstance(value, bool))
+        self.metrics = notes.add_to(counted)
+
     def complain(self, error: str) -> None:
         if len(self.errors) < _MOST_ERRORS:
             self.errors = (*self.errors, bounded(error, _LONGEST_ERROR))
