@@ -16,7 +16,7 @@ from penstock.cli.exits import Exit
 from penstock.cli.paper import Listing
 from penstock.cli.pipeline_declared import what, when
 from penstock.cli.pipeline_display import Board, bar, headline, outcome, stage_line, stage_table
-from penstock.cli.pipeline_follow import code_of, ending, follow, print_events
+from penstock.cli.pipeline_follow import _looking, code_of, ending, follow, print_events
 from penstock.cli.place import Place
 from penstock.core.errors import Unavailable
 from penstock.core.stages import (
@@ -40,6 +40,7 @@ from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.desk import Desk
 from penstock.ports.pipelines import CancelAnswer
 
+S = PipelineJobStatus
 NOW = 1000.0
 JOB = "01kb9x8n4t5v6w7x8y9z0abcde"
 
@@ -155,9 +156,8 @@ def test_why_a_run_ended_so() -> None:
     assert outcome(a_run(broken)) == "brief failed: no"
     assert outcome(a_run(errors=(StageError("", "orphaned"),))) == "orphaned"
     assert outcome(a_run(SIX[0], abandoned_items=("a/1",))) == "1 item would not stop"
-
-
-S = PipelineJobStatus
+    stopped = a_run(SIX[0], status=S.CANCELLED, current_stage="ingest")
+    assert outcome(stopped) == "in ingest"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_cancellation_says_which_won(
 
 
 def test_what_a_stage_takes_in_words() -> None:
-    over = {"stage:ingest": "ingest", "config:sources": "config sources", "source:f": "source f"}
+    over = {"stage:ingest": "ingest", "config:sources": "config.sources", "source:f": "f()"}
     for given, words in over.items():
         stage = StageInfo(name="x", kind=StageKind.MAP, over=given)
         assert what(stage) == f"map over {words}"
@@ -276,6 +276,16 @@ def test_events_are_json_lines_where_programs_watch(capsys: pytest.CaptureFixtur
     assert '"kind":"job_complete"' in lines[-1]
 
 
+def test_a_live_view_that_waits_for_news_is_let_go() -> None:
+    async def seen() -> None:
+        news = asyncio.Event()
+        async with asyncio.timeout(5), _looking(told(SCRIPT), Board(a_run()), news):
+            await asyncio.sleep(0.01)
+            news.set()
+
+    asyncio.run(seen())
+
+
 def test_events_that_break_off_are_no_end() -> None:
     with pytest.raises(Unavailable, match="broke off while it was RUNNING"):
         asyncio.run(follow(told(SCRIPT[:3]), a_run(), silent=True))
@@ -303,13 +313,23 @@ def items_listed() -> Listing:
     return pipeline_runs._items([item], [LONG * 4])
 
 
+def errors_listed() -> Listing:
+    item = ItemRecord(seq=3, key="k", outcome=ItemOutcome.FAILED, error=LONG * 3)
+    _, listing = pipeline_runs._errors([item, replace(item, seq=4, error="")])
+    assert isinstance(listing, Listing)
+    return listing
+
+
 def breakers_listed() -> Listing:
     half = Breaker(name=LONG, state=BreakerState.HALF_OPEN, failures=1000, opened_at=NOW)
     return pipeline_breakers._listing([half], NOW + 30)
 
 
-@pytest.mark.parametrize("listing", [runs_listed, items_listed, breakers_listed])
-def test_lists_fit_eighty_columns_whatever_is_in_them(listing: Callable[[], Listing]) -> None:
+@pytest.mark.parametrize("listing", [runs_listed, items_listed, errors_listed, breakers_listed])
+def test_lists_fit_eighty_columns_whatever_is_in_them(
+    listing: Callable[[], Listing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline_runs, "console", lambda: Console(width=80))
     assert max(map(len, drawn(listing()))) <= 80
 
 

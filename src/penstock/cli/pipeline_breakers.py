@@ -35,7 +35,7 @@ def breakers(ctx: click.Context, json: bool) -> None:
         if json:
             print_json([shown(one) for one in found])
         elif not found:
-            click.echo("no breakers: no stage that has one was run yet", err=True)
+            click.echo("no breakers: none has counted a failure yet", err=True)
         else:
             emit(_listing(found, time.time()))
 

@@ -87,11 +87,11 @@ def _ends(number: int, stages: Sequence[StageInfo]) -> bool:
 
 
 def what(stage: StageInfo) -> str:
-    """`map over ingest`, `map over config.sources`, `step of brief`."""
+    """`map over ingest`, `map over config.sources`, `map over candidates()`, `step of brief`."""
     if stage.kind is StageKind.STEP:
         return f"step of {stage.of}" if stage.of else "step"
     kind, _, name = stage.over.partition(":")
-    return f"map over {name}" if kind == "stage" else f"map over {kind} {name}"
+    return "map over " + {"config": f"config.{name}", "source": f"{name}()"}.get(kind, name)
 
 
 def _more(stage: StageInfo) -> Iterator[str]:

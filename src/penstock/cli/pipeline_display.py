@@ -68,9 +68,7 @@ def note(stage: StageRecord) -> str:
     """The one thing about a stage that is worth a glance, besides its errors."""
     if stage.reason:
         return stage.reason.partition("\n")[0]
-    if stage.empty:
-        return "nothing to do"
-    return f"{stage.reused:,} taken over" if stage.reused else ""
+    return "nothing to do" if stage.empty else ""
 
 
 def stage_table(record: PipelineRecord, now: float, *, live: bool = False) -> Iterator[Text]:
@@ -82,8 +80,9 @@ def stage_table(record: PipelineRecord, now: float, *, live: bool = False) -> It
     columns += [] if live else [("OK", _ok), ("SKIPPED", _skipped)]
     columns += [
         ("FAILED", _failed),
+        ("KEPT", lambda stage: f"{stage.reused:,}" if stage.reused else ""),
         ("RATE", _rate),
-        ("ETA", lambda stage: "" if stage.eta is None or stage.is_final else span(stage.eta)),
+        ("ETA", _eta),
         ("TOOK", lambda stage: took(stage, now)),
     ]
     yield from _lines(record.stages, columns)
@@ -169,14 +168,22 @@ def _rate(stage: StageRecord) -> str:
     return f"{stage.rate:,.0f}/s" if stage.rate >= 10 else f"{stage.rate:.1f}/s"
 
 
+def _eta(stage: StageRecord) -> str:
+    return span(stage.eta) if stage.eta and not stage.is_final else ""
+
+
 class Board:
     """The live view of a run. Drawn again and again, it shows the record that it was last
     given, at the time of drawing."""
 
     def __init__(self, record: PipelineRecord) -> None:
         self.record = record
+        self.is_live = False
+        """Whether it is on the screen, where nothing else can be printed."""
         self.remark = ""
-        """Said below the stages, as that it is being cancelled."""
+        """What the run waits for."""
+        self.notice = ""
+        """What whoever looks at it should know."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from self.parts(time.time())
@@ -189,6 +196,8 @@ class Board:
             yield from stage_table(self.record, now, live=True)
         if self.remark:
             yield Text(self.remark, "dim", no_wrap=True, overflow="ellipsis")
+        if self.notice:
+            yield Text(self.notice, "yellow", no_wrap=True, overflow="ellipsis")
 
 
 def headline(record: PipelineRecord, now: float) -> Text:
@@ -224,6 +233,8 @@ def outcome(record: PipelineRecord) -> str:
     bad = [s for s in record.stages if s.status in (StageStatus.PARTIAL, StageStatus.FAILED)]
     if record.abandoned_items:
         return f"{plural(len(record.abandoned_items), 'item')} would not stop"
+    if record.status is PipelineJobStatus.CANCELLED:
+        return f"in {record.current_stage}" if record.current_stage else ""
     if bad:
         return "; ".join(_trouble(stage) for stage in bad)
     return record.errors[0].message if record.errors else ""

@@ -32,14 +32,16 @@ _PATIENCE = 3600.0
 """Seconds that a run in this process is waited for after it was asked to stop."""
 
 
-async def follow(desk: Desk, record: PipelineRecord, *, silent: bool = False) -> PipelineRecord:
+async def follow(
+    desk: Desk, record: PipelineRecord, *, silent: bool = False, board: Board | None = None
+) -> PipelineRecord:
     """Show a run until it ends; returns its final record."""
     pipelines = desk.pipelines
     if silent:
         async for _ in pipelines.stream(record.id):
             pass
     elif sys.stdout.isatty():
-        await _live(desk, record)
+        await _live(desk, board or Board(record))
     else:
         await _plain(pipelines, record)
     ended = await _ended(pipelines, record.id)
@@ -65,15 +67,18 @@ async def _ended(pipelines: Pipelines, job_id: str) -> PipelineRecord:
     return record
 
 
-async def _live(desk: Desk, record: PipelineRecord) -> None:
+async def _live(desk: Desk, board: Board) -> None:
     from rich.live import Live
 
-    board, news = Board(record), asyncio.Event()
+    news, job_id = asyncio.Event(), board.record.id
     with Live(board, console=console(), refresh_per_second=8):
+        board.is_live = True
         async with _looking(desk, board, news):
-            async for _ in desk.pipelines.stream(record.id):
+            async for _ in desk.pipelines.stream(job_id):
                 news.set()
-        board.record, board.remark = await desk.pipelines.get(record.id), ""
+        board.record = await desk.pipelines.get(job_id)
+        board.remark = board.notice = ""
+        board.is_live = False
 
 
 @contextlib.asynccontextmanager
@@ -84,7 +89,9 @@ async def _looking(desk: Desk, board: Board, news: asyncio.Event) -> AsyncIterat
     async def look() -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), _SELDOM)
+                # Not wait_for: in Python 3.11 that may swallow the cancellation below.
+                async with asyncio.timeout(_SELDOM):
+                    await news.wait()
             news.clear()
             board.record = record = await desk.pipelines.get(board.record.id)
             waits = record.status is PipelineJobStatus.PENDING
@@ -126,8 +133,13 @@ def _print_end(record: PipelineRecord) -> None:
     console().print(Text.assemble(f"{record.pipeline} ", job_status(record.status), ran))
 
 
-def ending(record: PipelineRecord, place: Place, *, strict: bool = False) -> Exit:
-    """Say on standard error what went wrong, and what can be done; the exit code of the end."""
+def ending(
+    record: PipelineRecord, place: Place, *, strict: bool = False, here: bool = False
+) -> Exit:
+    """Say on standard error what went wrong, and what can be done; the exit code of the end.
+
+    `here`: the run's engine ends with this process.
+    """
     status, again = record.status, f"penstock {place.spelled()}pipeline"
     for alert in record.alerts:
         click.echo(f"penstock: alert {alert.code}: {alert.message}", err=True)
@@ -141,10 +153,10 @@ def ending(record: PipelineRecord, place: Place, *, strict: bool = False) -> Exi
     for name in record.abandoned_items:
         click.echo(f"  abandoned: {name}", err=True)
     click.echo(f"  see '{again} status {short_id(record.id)}'", err=True)
-    if is_retriable(record):
-        click.echo(
-            f"  run what is undone with '{again} retry-failed {short_id(record.id)}'", err=True
-        )
+    engine = ", once an engine is up" if here else ""
+    click.echo(
+        f"  run what is undone with '{again} retry-failed {short_id(record.id)}'{engine}", err=True
+    )
     return code_of(status, strict=strict)
 
 
@@ -168,11 +180,14 @@ def say_how_to_go_on(place: Place, job_id: str) -> None:
     click.echo(f"  end it with '{again} cancel {short_id(job_id)}'", err=True)
 
 
+_CANCELLING = "cancelling it; Ctrl-C once more leaves at once"
+
+
 class Interrupts:
     """Ctrl-C while a run goes on in this process: the first cancels it, the next leaves."""
 
-    def __init__(self, pipelines: Pipelines, job_id: str) -> None:
-        self._pipelines, self._job_id = pipelines, job_id
+    def __init__(self, pipelines: Pipelines, board: Board) -> None:
+        self._pipelines, self._board = pipelines, board
         self._cancelling: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> None:
@@ -185,8 +200,12 @@ class Interrupts:
 
     def _hear(self) -> None:
         if self._cancelling is None:
-            click.echo("\npenstock: cancelling it; Ctrl-C once more leaves at once", err=True)
-            work = self._pipelines.cancel(self._job_id, reason="Ctrl-C", timeout=_PATIENCE)
+            if self._board.is_live:
+                self._board.notice = _CANCELLING
+            else:
+                click.echo(f"penstock: {_CANCELLING}", err=True)
+            job_id = self._board.record.id
+            work = self._pipelines.cancel(job_id, reason="Ctrl-C", timeout=_PATIENCE)
             self._cancelling = asyncio.ensure_future(work)
             return
         from penstock.cli.service import leave_at_once

@@ -178,7 +178,7 @@ def items(
     elif not found:
         click.echo("no such items", err=True)
     else:
-        emit(_items(found, inputs))
+        emit(_items(found, inputs), *_errors(found))
         if len(found) == limit:
             click.echo(f"there may be more: --after {found[-1].seq}", err=True)
 
@@ -195,13 +195,13 @@ async def _glance(desk: Desk, pointer: str) -> str:
 
 
 def _items(found: list[ItemRecord], inputs: list[str]) -> Listing:
+    """With the errors in the same line where there is room; else see `_errors`."""
     from rich.text import Text
 
     wide = console().width >= WIDE
     listing = Listing(
-        *("SEQ", "KEY", "OUTCOME", "TRIES", "CLASS", "TOOK", "ERROR", "INPUT"),
+        *("SEQ", "KEY", "OUTCOME", "TRIES", "CLASS", "TOOK", *(["ERROR"] if wide else []), "INPUT"),
         flexible=("KEY", "ERROR", "INPUT"),
-        folded=() if wide else ("ERROR",),
         right=("SEQ", "TRIES", "TOOK"),
     )
     for one, given in zip(found, inputs, strict=True):
@@ -212,10 +212,24 @@ def _items(found: list[ItemRecord], inputs: list[str]) -> Listing:
             str(one.attempts) if one.attempts else "",
             one.error_class.value if one.error_class is not None else "",
             span(one.duration_ms / 1000) if one.attempts else "",
-            " ".join(": ".join(filter(None, (one.error_code, one.error))).split()),
+            *([_error(one)] if wide else []),
             given,
         )
     return listing
+
+
+def _errors(found: list[ItemRecord]) -> list[Listing | str]:
+    failed = [(str(one.seq), _error(one)) for one in found if _error(one)]
+    if not failed or console().width >= WIDE:
+        return []
+    listing = Listing("SEQ", "ERROR", flexible=("ERROR",), folded=("ERROR",), right=("SEQ",))
+    for seq, error in failed:
+        listing.add(seq, error)
+    return ["", listing]
+
+
+def _error(one: ItemRecord) -> str:
+    return " ".join(": ".join(filter(None, (one.error_code, one.error))).split())
 
 
 _OUTCOMES = {

@@ -11,6 +11,7 @@ from penstock.cli.exits import Exit
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import PAIR, as_json
 from penstock.cli.pipeline_config import explained, gather
+from penstock.cli.pipeline_display import Board
 from penstock.cli.pipeline_follow import (
     Interrupts,
     ending,
@@ -184,12 +185,18 @@ def _detachable(
 
 
 async def _to_the_end(
-    desk: Desk, record: PipelineRecord, place: Place, strict: bool, json: bool
+    desk: Desk,
+    record: PipelineRecord,
+    place: Place,
+    strict: bool,
+    json: bool,
+    board: Board | None = None,
 ) -> int:
-    ended = await follow(desk, record, silent=json)
+    """`board`: that of a run whose engine is this process."""
+    ended = await follow(desk, record, silent=json, board=board)
     if json:
         print_json(view_of(ended))
-    return ending(ended, place, strict=strict)
+    return ending(ended, place, strict=strict, here=board is not None)
 
 
 def _here(
@@ -207,8 +214,9 @@ def _here(
     codes: list[int] = []
 
     async def on_start(client: Client, record: PipelineRecord) -> None:
-        async with Interrupts(client.desk.pipelines, record.id):
-            codes.append(await _to_the_end(client.desk, record, place, strict, json))
+        board = Board(record)
+        async with Interrupts(client.desk.pipelines, board):
+            codes.append(await _to_the_end(client.desk, record, place, strict, json, board))
 
     data = place.settings().data_dir
     run(run_here(name, config, data=data, on_start=on_start, **options))

@@ -32,7 +32,7 @@ PIPES = """
 
 
     class Words(msgspec.Struct):
-        words: list[str] = ["one", "two", "three"]
+        words: tuple[str, ...] = ("one", "two", "three")
         size: Annotated[int, msgspec.Meta(ge=1, le=9)] = 3
         title: str = ""
         loud: bool = False
@@ -91,6 +91,13 @@ PIPES = """
 
 
     app = penstock.App()
+
+
+    @app.job("job.text.plain")
+    async def plain() -> None:
+        pass
+
+
     app.add(words, held, stubborn, broken)
 """
 
@@ -105,7 +112,7 @@ def with_pipes(folder: Path) -> Penstock:
 def piped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
     """An engine that serves pipelines, that this module's tests share."""
     shared = with_pipes(tmp_path_factory.mktemp("piped"))
-    with shared.up("--app", "pipes:app", "--no-http"):
+    with shared.up("--app", "pipes:app", "--http", "127.0.0.1:0"):
         yield shared
 
 
@@ -136,7 +143,7 @@ def test_pipelines_are_listed_and_drawn(piped: Penstock) -> None:
     assert "Shouts words." in listed
     shown = piped.out("pipeline", "show", "words")
     for words in (
-        r"╭ shout +map over config words +2",
+        r"╭ shout +map over config.words +2",
         r"├ measure +map over shout +5 +in a thread",
         r"╰ announce +step of measure +if loud",
         r"size +whole number +3 +1 to 9",
@@ -261,6 +268,22 @@ def test_watched_by_a_program_it_is_json_lines(piped: Penstock) -> None:
     assert [one["id"] for one in events] == sorted({one["id"] for one in events})
 
 
+def test_over_http_it_is_all_the_same(piped: Penstock) -> None:
+    url = next(word for word in piped.banner.split() if word.startswith("http://"))
+    there = ("--connect", url, "--token", f"@{piped.data / 'token'}")
+    done = piped("pipeline", "start", "words", "--follow", "--set", 'words=["bad","a"]', *there)
+    assert "words PARTIAL" in done.stdout
+    job_id = done.stdout.split()[3]
+    status = ("pipeline", "status", job_id[-8:])
+    assert piped.json(*status, *there) == piped.json(*status)
+    items = ("pipeline", "items", job_id, "shout")
+    assert piped.json(*items, *there) == piped.json(*items)
+    assert "config.size" in piped.err(
+        "pipeline", "start", "words", "--set", "size=0", *there, code=2
+    )
+    assert "had already ended" in piped.out("pipeline", "cancel", job_id, *there, code=4)
+
+
 def test_on_a_terminal_a_run_is_a_live_board(piped: Penstock) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -334,6 +357,8 @@ def test_status_tells_stages_figures_and_where_to_look(piped: Penstock) -> None:
 
 def test_a_job_that_is_no_run_is_not_taken_for_one(piped: Penstock) -> None:
     assert "no job" in piped.err("pipeline", "status", "nobody", code=3)
+    job_id = piped.submit("job.text.plain")
+    assert "is no run of a pipeline" in piped.err("pipeline", "status", job_id, code=3)
 
 
 # Ending and trying again
@@ -405,6 +430,29 @@ def test_without_an_engine_it_runs_here(tmp_path: Path) -> None:
     )
     assert "there is no pipeline 'x'" in penstock("pipeline", "start", "x", code=2).stderr
     assert "no engine" in penstock.err("pipeline", "start", "pipes:words", "--detach", code=8)
+
+
+def test_what_ran_here_can_be_read_without_an_engine(tmp_path: Path) -> None:
+    penstock = with_pipes(tmp_path)
+    given = ("pipes:words", "--set", 'words=["fine","bad"]', "--json")
+    record = msgspec.json.decode(penstock("pipeline", "start", *given).stdout)
+    job_id = record["job_id"]
+    assert penstock.json("pipeline", "status", job_id[-8:])["status"] == "PARTIAL"
+    assert penstock.out("pipeline", "runs", "-q") == job_id
+    (item,) = penstock.json("pipeline", "items", job_id, "shout", "--outcome", "failed")
+    assert item["input"] == "bad"
+    assert "there are: shout, measure" in penstock("pipeline", "items", job_id, "x", code=3).stderr
+    assert "shout  partial  2/2  1 failed" in penstock.out("pipeline", "watch", job_id)
+    assert penstock.json("pipeline", "breakers") == []
+    assert "no engine answers" in penstock.err("pipeline", "cancel", job_id, code=8)
+    assert "no engine answers" in penstock.err("pipeline", "retry-failed", job_id, code=8)
+
+
+def test_without_an_engine_pipelines_are_told_as_they_are_installed(tmp_path: Path) -> None:
+    penstock = with_pipes(tmp_path)
+    assert [one["name"] for one in penstock.json("pipeline", "list")] == ["news"]
+    assert "shout" in penstock.out("pipeline", "show", "pipes:words")
+    assert "can't import nowhere" in penstock("pipeline", "show", "nowhere:x", code=2).stderr
 
 
 def test_here_the_first_ctrl_c_cancels_the_run(tmp_path: Path) -> None:
