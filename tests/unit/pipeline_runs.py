@@ -131,8 +131,8 @@ async def turns(count: int = 50) -> None:
 async def until(holds: Callable[[], bool]) -> None:
     """Wait for what a thread or another process does."""
     async with asyncio.timeout(20):
-        while not holds():
-            await asyncio.sleep(0.001)  # noqa: ASYNC110 - it can't set an event of this loop
+        while not holds():  # noqa: ASYNC110 - it can't set an event of this loop
+            await asyncio.sleep(0.001)
 
 
 async def within(seconds: float, work: Awaitable[Any]) -> Any:
