@@ -138,6 +138,15 @@ def test_a_share_of_nothing_is_silent() -> None:
     assert evaluate([rate_below("x", "s.ok", "gone.total", 0.9)], a_run(a_stage(total=0))) == ()
 
 
+@pytest.mark.parametrize(
+    ("metric", "of"),
+    [("s.word", "s.total"), ("s.total", "s.word"), ("s.rate", "s.total"), ("s.total", "s.rate")],
+)
+def test_a_share_with_a_word_or_something_unmeasured_is_silent(metric: str, of: str) -> None:
+    run = a_run(a_stage(total=4, metrics={"word": "x"}))
+    assert evaluate([rate_above("x", metric, of, -1)], run) == ()
+
+
 def test_a_share_may_be_taken_across_stages() -> None:
     run = a_run(a_stage("a", total=10), a_stage("b", ok=4))
     (alert,) = evaluate([rate_below("x", "b.ok", of="a.total", share=0.5)], run)
