@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import os
+import threading
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,21 @@ def test_the_classifier_learns_from_what_the_run_does_not_read() -> None:
 def test_a_run_that_reads_everything_leaves_the_own_texts_to_learn_from() -> None:
     assert corpus.left_out(4_000) == ()
     assert training.classifier(corpus_size=4_000).examples == len(training.own_examples())
+
+
+@pytest.mark.usefixtures("small")
+def test_the_corpus_is_read_once_however_many_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, all_there = [], threading.Barrier(5)
+    rows = corpus._rows
+    monkeypatch.setattr(corpus, "_rows", lambda: read.append(1) or rows())
+
+    def ask(outlet: str) -> int:
+        all_there.wait()
+        return len(corpus.newest(outlet, 10))
+
+    with ThreadPoolExecutor(5) as pool:
+        assert sum(pool.map(ask, ["BBC", "CNN", "BBC", "CNN", "DW"])) == 20
+    assert len(read) == 1
 
 
 @pytest.mark.usefixtures("small")

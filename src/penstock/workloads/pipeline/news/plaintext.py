@@ -27,8 +27,8 @@ _TAG = re.compile(
 _LONG_REFERENCE = re.compile(r"&#[xX]?[0-9a-fA-F]{8,}+;?")
 _WRAPPED = re.compile(r"(?<!\n)\n(?!\n)")
 """A line break that only wraps; an empty line is likely to be meant."""
-_SPACES = re.compile(r"[^\S\n]+")
-_LINES = re.compile(r" ?\n[ \n]*")
+_SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
+"""A run of them, or one that is no plain space; the many that are stay as they are."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200b\u2060\ufeff\ud800-\udfff]")
 
 
@@ -43,7 +43,8 @@ def html_to_text(markup: str) -> str:
 def tidy(text: str) -> str:
     """Without control characters, spaces run together, one line break between paragraphs."""
     text = _CONTROL.sub("", text.replace("\r", "\n"))
-    return _LINES.sub("\n", _SPACES.sub(" ", text)).strip()[:MAX_TEXT]
+    lines = (line.strip() for line in _SPACES.sub(" ", text).split("\n"))
+    return "\n".join(filter(None, lines))[:MAX_TEXT].rstrip()
 
 
 def one_line(text: str) -> str:
