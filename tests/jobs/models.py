@@ -16,6 +16,13 @@ class Quiet:
 quiet = Quiet()
 
 
+class Plainer(Quiet):
+    """Knows one word."""
+
+    def rewrite(self, text):
+        return text.replace("slammed", "criticised")
+
+
 class Gate(Quiet):
     """Waits until it is opened, then changes nothing. It knows no section."""
 

@@ -117,6 +117,12 @@ def test_metrics_add_up():
     }  # fmt: skip
 
 
+def test_bodies_that_a_model_wrote_are_counted():
+    ctx = FakeContext(model="tests.jobs.models:Plainer")
+    assert neutralize(classified(body=LOUD), ctx).body == LOUD.replace("slammed", "criticised")
+    assert ctx.metrics == {"total": 1, "success": 1, "llm": 1, "spans": 0}
+
+
 def test_a_body_of_nothing_but_space_is_passed_over():
     assert neutralized(classified(body=" " * 600), LEXICON).audit == NO_BODY
 

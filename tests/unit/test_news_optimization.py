@@ -155,20 +155,20 @@ def test_a_proposal_undoes_an_opposite_switch_and_is_made_once():
 
 
 def test_a_change_with_which_the_held_out_score_falls_is_refused():
-    # "massive" is planted often and never stands in a decoy: to drop it only loses.
-    latest = found(false_hits={"exaggeration/massive": 1}, missed={"groundbreaking": 2})
+    # It is planted, and never stands in a decoy: to drop it only loses.
+    latest = found(false_hits={"emotional/shocking": 1}, missed={"groundbreaking": 2})
     done, ctx = judged(latest)
     verdicts = {one.change: one for one in done.verdicts}
-    assert not verdicts["drop 'exaggeration/massive'"].accepted
-    assert verdicts["drop 'exaggeration/massive'"].after < (
-        verdicts["drop 'exaggeration/massive'"].before
+    assert not verdicts["drop 'emotional/shocking'"].accepted
+    assert verdicts["drop 'emotional/shocking'"].after < (
+        verdicts["drop 'emotional/shocking'"].before
     )
     assert verdicts["switch on 'hype'"].accepted
     assert recall_versions(ctx).in_use.settings == Settings(on=("hype",))
 
 
 def test_if_no_change_holds_the_settings_stay():
-    done, ctx = judged(found(false_hits={"exaggeration/massive": 1}))
+    done, ctx = judged(found(false_hits={"emotional/shocking": 1}))
     assert (done.action, done.reason) == ("none", "no change held on other articles")
     assert "lexicon_versions" not in ctx.memory
 

@@ -120,7 +120,9 @@ def test_headline_phrases_are_left_in_the_body():
     "text",
     [
         "She slammed the door and won the Grand Slam.",
-        "The verdict was explosive.",
+        "The verdict was explosive, and an explosive device was found.",
+        "The name literally means wide.",
+        "They were kicking and humiliating people.",
         "A miracle happened.",
         "The chilling effect of water chilling units.",
     ],

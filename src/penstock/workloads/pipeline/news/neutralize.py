@@ -36,7 +36,8 @@ def candidates(classified: Iterable[Classified], limit: int) -> list[Classified]
 
 def neutralize(classified: Classified, ctx: StageContext) -> Neutralized:
     """One article. Metrics: total = success + skipped_no_body + failed, and spans; `failed`
-    counts those whose rewrite the auditor refused, so that the original was kept."""
+    counts those whose rewrite the auditor refused, so that the original was kept, and `llm`
+    those whose body is the model's."""
     ctx.metric("total")
     try:
         lexicon = lexicon_in_use(ctx)
@@ -49,6 +50,8 @@ def neutralize(classified: Classified, ctx: StageContext) -> Neutralized:
         ctx.metric("skipped_no_body")
         return result
     ctx.metric("failed" if result.audit else "success")
+    if result.body != classified.article.body and not result.spans:
+        ctx.metric("llm")
     ctx.metric("spans", len(result.spans) + len(result.title_spans))
     return result
 
