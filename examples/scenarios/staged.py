@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from importlib.util import find_spec
 
 import penstock
@@ -85,12 +86,12 @@ async def news(stage: Stage) -> Story:
     ingest = record.stage("ingest")
     assert ingest is not None
     brief = (stage.data / "brief" / "brief.md").read_text()
-    stories = [line[4:] for line in brief.splitlines() if line.startswith("### ")]
+    stories = re.findall(r"^- \*\*\[(.+?)\]\(", brief, re.M)
     expect(len(stories) > 3, f"the brief has {len(stories)} stories")
     return Story(
         job,
         f"PARTIAL: {ingest.failed} of {ingest.total} feeds is dead; a brief of {len(stories)}"
-        f" stories, the first: {stories[0]}",
+        f" stories, as: {stories[0]}",
     )
 
 
