@@ -152,6 +152,9 @@ def test_the_section_is_in_the_address_or_in_the_label(link: str, label: str, se
         ("utf-8-sig", ""),
         ("utf-16", ""),
         ("utf-32", ""),
+        ("utf-32-le", ""),
+        ("utf-32-be", ""),
+        ("utf-16-le", ""),
         ("iso-8859-1", ""),
         ("cp1252", "windows-1252"),
         ("koi8-r", "koi8-r"),
@@ -297,6 +300,11 @@ def test_entities_are_refused_before_they_can_grow(document: bytes) -> None:
         tracemalloc.stop()
     assert peak < 5_000_000
     assert time.process_time() - began < 2
+
+
+def test_a_feed_that_calls_itself_a_page_is_a_feed() -> None:
+    head = "<!DOCTYPE html PUBLIC '-//W3C//DTD HTML 4.0//EN' 'http://a.example/x.dtd'>"
+    assert only(rss(item("Still a feed"), head=head)).title == "Still a feed"
 
 
 def test_a_file_is_not_read_through_an_entity(tmp_path: Path) -> None:

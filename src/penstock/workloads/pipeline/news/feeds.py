@@ -41,7 +41,7 @@ def parse_feed(data: bytes, source: str, *, charset: str = "", limit: int = 25) 
     if not data.strip():
         raise BadFeed(f"{source} is empty")
     text, honest = prolog.decode(data, charset)
-    if prolog.root_name(text) == "html":
+    if prolog.is_web_page(text):
         raise BadFeed(f"{source} is a web page, not a feed", hint="look there for its RSS link")
     if prolog.declares_entities(text):
         raise BadFeed(f"{source} declares XML entities, which no feed needs; it was not parsed")

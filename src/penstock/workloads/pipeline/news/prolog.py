@@ -16,6 +16,8 @@ _MARKS = (
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
+    (b"<\0\0\0", "utf-32-le"),
+    (b"\0\0\0<", "utf-32-be"),
     (b"<\0?\0", "utf-16-le"),
     (b"\0<\0?", "utf-16-be"),
 )
@@ -24,6 +26,8 @@ _REFERENCE = re.compile(r"&#(?:[xX]([0-9a-fA-F]++)|([0-9]++));?")
 _MOST_DIGITS = 7
 _ENTITY = re.compile(r"<!ENTITY", re.IGNORECASE)
 _FIRST_TAG = re.compile(r"<\w")
+_FEED_TAG = re.compile(r"<(?:rss|feed|rdf:RDF)\b")
+_NEAR = 1_000
 _NAME = re.compile(r"\s*([\w:.-]+)")
 _XML_LINE = re.compile(r"^\s*<\?xml\b[^>]{0,400}\?>")
 
@@ -76,11 +80,12 @@ def declares_entities(text: str) -> bool:
     return _is_doctype(text, at) and _ENTITY.search(text, at) is not None
 
 
-def root_name(text: str) -> str:
-    """The document's type as it says itself: 'html', 'rss', 'feed'; '' if it says nothing."""
+def is_web_page(text: str) -> bool:
+    """Whether it says of itself to be HTML. Some feeds say so, too, and are none the less."""
     at = _first_markup(text)
     named = _NAME.match(text, at + 9 if _is_doctype(text, at) else at + 1)
-    return named[1].lower() if named else ""
+    is_html = named is not None and named[1].lower() == "html"
+    return is_html and not _FEED_TAG.search(text, at, at + _NEAR)
 
 
 def _is_doctype(text: str, at: int) -> bool:
