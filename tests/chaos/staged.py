@@ -6,7 +6,9 @@ import asyncio
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 import penstock
 
@@ -62,4 +64,16 @@ async def total(results: Any, ctx: Any) -> int:
     return sum([n async for n in results])
 
 
-app.add(walk, spread)
+class Sized(msgspec.Struct):
+    n: Annotated[int, msgspec.Meta(ge=1, le=5)] = 1
+
+
+sized = penstock.Pipeline("sized", config=Sized)
+
+
+@sized.step()
+async def say(ctx: Any) -> int:
+    return int(ctx.config.n)
+
+
+app.add(walk, spread, sized)

@@ -135,3 +135,18 @@ def test_a_run_is_cancelled_even_if_its_worker_is_gone(tmp_path: Path) -> None:
             record = ps.pipelines.get(run.id)
             assert record.cancel_effective
             assert record.finished_at is not None
+
+
+def test_a_config_is_checked_by_an_engine_that_knows_the_pipeline_from_its_worker_only(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        join(c, "first")
+        with c.client() as ps:
+            with pytest.raises(penstock.InvalidRequest) as caught:
+                ps.pipelines.start("sized", {"n": 6})
+            assert caught.value.field == "config.n"
+            assert ps.jobs() == []
+            run = ps.pipelines.start("sized", {"n": 5})
+            assert ps.get(run.id).result(timeout=30)["output"] == 5

@@ -28,6 +28,7 @@ from penstock.core.errors import (
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest
 from penstock.core.pointer import decode_data, encode_data
+from penstock.core.schema import check_fields
 from penstock.core.stages import (
     STALE_MESSAGE,
     Breaker,
@@ -208,6 +209,7 @@ class PipelineKeeper:
         retry_of: str | None = None,
     ) -> PipelineRecord:
         info = await self.show(name)
+        check_fields("config", config, info.config_schema)
         payload = msgspec.json.encode(self._normalise(info.topic, config))
         inline = len(payload) <= _INLINE
         pointer = encode_data(payload) if inline else await self._blobs.put(payload)
