@@ -19,6 +19,7 @@ from penstock.cli.pipeline_display import Board, bar, headline, outcome, stage_l
 from penstock.cli.pipeline_follow import _looking, code_of, ending, follow, print_events
 from penstock.cli.place import Place
 from penstock.core.errors import Unavailable
+from penstock.core.job import Job
 from penstock.core.stages import (
     Alert,
     AlertRule,
@@ -36,9 +37,11 @@ from penstock.core.stages import (
     StageRecord,
     StageStatus,
 )
+from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.desk import Desk
 from penstock.ports.pipelines import CancelAnswer
+from penstock.testing.samples import a_job
 
 S = PipelineJobStatus
 NOW = 1000.0
@@ -177,7 +180,7 @@ def test_the_exit_code_of_each_end(status: PipelineJobStatus, code: Exit, strict
 def test_a_partial_end_is_warned_of_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     alert = Alert(code="LOW", message="0.5 is below 0.7", value=0.5, threshold=0.7)
     record = a_run(SIX[0], status=S.PARTIAL, finished_at=NOW, alerts=(alert,))
-    assert ending(record, Place(data="d d")) is Exit.OK
+    assert asyncio.run(ending(told(SCRIPT), record, Place(data="d d"))) is Exit.OK
     out, err = capsys.readouterr()
     assert out == ""
     assert "alert LOW: 0.5 is below 0.7" in err
@@ -186,7 +189,7 @@ def test_a_partial_end_is_warned_of_with_what_to_do(capsys: pytest.CaptureFixtur
 
 
 def test_a_complete_end_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ending(a_run(status=S.COMPLETED), Place()) is Exit.OK
+    assert asyncio.run(ending(told(SCRIPT), a_run(status=S.COMPLETED), Place())) is Exit.OK
     assert capsys.readouterr() == ("", "")
 
 
@@ -223,6 +226,25 @@ def test_alert_rules_in_words() -> None:
     assert when(rate) == "ingest.ok / ingest.total below 0.7"
     assert when(AlertRule(code="B", metric="status", equals="FAILED")) == "status is FAILED"
     assert when(AlertRule(code="C", metric="x", below=1, above=2)) == "x below 1 or above 2"
+
+
+@pytest.mark.parametrize(
+    ("state", "code"),
+    [
+        (JobState.FAILED, Exit.FAILED),
+        (JobState.DENIED, Exit.DENIED),
+        (JobState.TIMEOUT, Exit.TIMEOUT),
+    ],
+)
+def test_a_run_whose_job_was_denied_or_timed_out_ends_with_the_code_of_that(
+    state: JobState, code: Exit
+) -> None:
+    class Jobs:
+        async def get(self, job_id: str) -> Job:
+            return a_job(state=state)
+
+    record = a_run(status=S.FAILED)
+    assert asyncio.run(ending(cast(Desk, Jobs()), record, Place())) is code
 
 
 class Scripted:

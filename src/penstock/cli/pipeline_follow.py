@@ -20,6 +20,7 @@ from penstock.cli.place import Place
 from penstock.cli.words import moment, short_id, span
 from penstock.core.errors import Unavailable
 from penstock.core.stages import PipelineEvent, PipelineEventKind, PipelineRecord
+from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.desk import Desk
 from penstock.ports.pipelines import Pipelines
@@ -133,8 +134,8 @@ def _print_end(record: PipelineRecord) -> None:
     console().print(Text.assemble(f"{record.pipeline} ", job_status(record.status), ran))
 
 
-def ending(
-    record: PipelineRecord, place: Place, *, strict: bool = False, here: bool = False
+async def ending(
+    desk: Desk, record: PipelineRecord, place: Place, *, strict: bool = False, here: bool = False
 ) -> Exit:
     """Say on standard error what went wrong, and what can be done; the exit code of the end.
 
@@ -157,7 +158,13 @@ def ending(
     click.echo(
         f"  run what is undone with '{again} retry-failed {short_id(record.id)}'{engine}", err=True
     )
+    if status is PipelineJobStatus.FAILED:
+        return _ENDS.get((await desk.get(record.id)).state, Exit.FAILED)
     return code_of(status, strict=strict)
+
+
+_ENDS = {JobState.DENIED: Exit.DENIED, JobState.TIMEOUT: Exit.TIMEOUT}
+"""Ends of a run's job that a run knows as FAILED."""
 
 
 def is_retriable(record: PipelineRecord) -> bool:

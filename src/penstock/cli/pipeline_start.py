@@ -21,7 +21,8 @@ from penstock.cli.pipeline_follow import (
 )
 from penstock.cli.pipeline_runs import run_meant
 from penstock.cli.place import Place, desk_at, placed, reading_at, run
-from penstock.core.errors import InvalidRequest, NotRunning
+from penstock.cli.words import short_id
+from penstock.core.errors import InvalidRequest, NotRunning, Unavailable
 from penstock.core.run_view import view_of
 from penstock.core.stages import PipelineRecord
 from penstock.ports.desk import Desk
@@ -75,7 +76,8 @@ def start(
     """Start a run of a pipeline; prints its id.
 
     With --follow it shows the run until it ends, and the exit code says how: COMPLETED and
-    PARTIAL 0 (PARTIAL 1 with --strict), FAILED 1, CANCELLED 5. Ctrl-C leaves the run alone.
+    PARTIAL 0 (PARTIAL 1 with --strict), FAILED 1 (6 and 7 if its job was DENIED or ended
+    TIMEOUT), CANCELLED 5. Ctrl-C leaves the run alone.
     If no engine is running, the run goes on in this process and is always followed: NAME is
     a built-in pipeline as 'news', or MODULE:PIPELINE; Ctrl-C cancels it.
     """
@@ -145,7 +147,7 @@ def watch(place: Place, job: str, strict: bool, json: bool) -> int:
             record = await run_meant(desk, job)
             found.append(record.id)
             shown = print_events if json else follow
-            return ending(await shown(desk, record), place, strict=strict)
+            return await ending(desk, await shown(desk, record), place, strict=strict)
 
     return _detachable(place, found, work)
 
@@ -182,6 +184,11 @@ def _detachable(
             raise
         say_how_to_go_on(place, begun[0])
         return Exit.INTERRUPTED
+    except Unavailable as error:
+        if begun and not error.hint:
+            again = f"penstock {place.spelled()}pipeline watch {short_id(begun[0])}"
+            error.hint = f"the run may go on; follow it with '{again}'"
+        raise
 
 
 async def _to_the_end(
@@ -196,7 +203,7 @@ async def _to_the_end(
     ended = await follow(desk, record, silent=json, board=board)
     if json:
         print_json(view_of(ended))
-    return ending(ended, place, strict=strict, here=board is not None)
+    return await ending(desk, ended, place, strict=strict, here=board is not None)
 
 
 def _here(

@@ -79,7 +79,7 @@ def _page(look: Look, place: Place, now: float) -> Iterator[RenderableType]:
     if record.stages:
         yield ""
         yield from stage_table(record, now)
-    yield from _section("ERROR", [(error.stage, error.message) for error in record.errors])
+    yield from _section("ERROR", [(e.stage or "(job)", e.message) for e in record.errors])
     yield from _section("ALERT", [(alert.code, alert.message) for alert in record.alerts])
     yield from _section("FIGURES", list(_figures(record)))
     if hints := list(_hints(record, place)):

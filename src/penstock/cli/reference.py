@@ -98,8 +98,8 @@ the jobs they are given and end with the code of the first that did not work out
 when a second one hurried them, and with the code of the error when a part of them failed.
 
 `pipeline start`, `retry-failed` (both with `--follow`) and `watch` end with 0 for a run that
-ended COMPLETED, 1 for FAILED and 5 for CANCELLED. PARTIAL is 0 with a warning on standard
-error, and 1 with `--strict`.
+ended COMPLETED, 1 for FAILED (6 or 7 if its job was DENIED or ended TIMEOUT) and 5 for
+CANCELLED. PARTIAL is 0 with a warning on standard error, and 1 with `--strict`.
 """
 
 

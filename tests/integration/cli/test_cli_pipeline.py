@@ -419,6 +419,23 @@ def test_breakers_are_listed_and_reset(piped: Penstock) -> None:
 # Without an engine
 
 
+def test_a_lost_engine_ends_the_following_but_not_the_run(tmp_path: Path) -> None:
+    penstock = with_pipes(tmp_path)
+    gate = tmp_path / "lost"
+    given = ("held", "--follow", "--set", f"gate={gate}")
+    with penstock.up("--app", "pipes:app", "--no-http") as engine:
+        with penstock.start("pipeline", "start", *given) as following:
+            eventually(lambda: Path(f"{gate}.started").exists())
+            engine.kill()
+            out, err = following.communicate(timeout=30)
+        assert following.returncode == 8
+    job_id = out.split()[3]
+    assert f"pipeline watch {job_id[-8:]}" in err
+    gate.touch()
+    with penstock.up("--app", "pipes:app", "--no-http"):
+        assert "held COMPLETED" in penstock.out("pipeline", "watch", job_id)
+
+
 def test_without_an_engine_it_runs_here(tmp_path: Path) -> None:
     penstock = with_pipes(tmp_path)
     done = penstock("pipeline", "start", "pipes:words", "--set", 'words=["fine","bad"]')
