@@ -12,6 +12,7 @@ from msgspec import Struct
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.core.errors import StoreFailed
 from penstock.core.stages import PipelineRecord
+from penstock.lifecycles.pipeline import PipelineJobEvent
 from penstock.ports.pipelines import PipelineStore, Save, Saved
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.workloads.pipeline.context import AsyncStageContext
@@ -20,6 +21,14 @@ from penstock.workloads.pipeline.manager import PipelineJobManager
 
 STAGES = ("ingest", "classify", "neutralize", "brief", "evaluation", "optimization")
 """The seed's six."""
+ENDS = frozenset(
+    {
+        PipelineJobEvent.COMPLETE,
+        PipelineJobEvent.COMPLETE_PARTLY,
+        PipelineJobEvent.FAIL,
+        PipelineJobEvent.CANCEL,
+    }
+)
 ITEM = 1.0
 """Seconds that one call of a stage takes."""
 
@@ -135,6 +144,17 @@ class Line:
 
     def mend(self) -> None:
         self._mended.set()
+
+    def when_ending(self) -> asyncio.Future[None]:
+        """Done when a write that is to end a job was asked for."""
+        asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def look(save: Save) -> None:
+            if save.event in ENDS and not asked.done():
+                asked.set_result(None)
+
+        self.before_save = look
+        return asked
 
     async def save(self, save: Save) -> Saved:
         await self.before_save(save)

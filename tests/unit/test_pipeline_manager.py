@@ -26,6 +26,7 @@ from penstock.core.stages import (
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipelines import RunQuery
 from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
 
 _S, _K = PipelineJobStatus, PipelineEventKind
 
@@ -334,6 +335,44 @@ async def test_a_job_that_will_not_stop_does_not_keep_a_manager_from_ending() ->
         job = await here.manager.start_job("stuck")
         await asyncio.sleep(1)
     assert (await record_of(store, job.id)).status is _S.RUNNING
+
+
+@on_virtual_time
+async def test_a_task_that_is_cancelled_by_itself_ends_its_job_as_the_seed_says() -> None:
+    async with Process(MemoryPipelineStore()) as here:
+        job = await here.manager.start_job("news")
+        await asyncio.sleep(1.5)
+        here.manager._runs[job.id].task.cancel()
+        ended = await here.manager.wait(job.id)
+    assert ended.status is _S.CANCELLED
+    assert ended.finished_at is not None
+    assert here.journal.running == set()
+
+
+@on_virtual_time
+async def test_an_exception_of_the_orchestrator_fails_the_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(self: AsyncPipelineOrchestrator) -> PipelineRecord:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(AsyncPipelineOrchestrator, "run", broken)
+    async with Process(MemoryPipelineStore()) as here:
+        job = await here.manager.start_job("news")
+        ended = await here.manager.wait(job.id)
+    assert ended.status is _S.FAILED
+    assert [e.message for e in ended.errors] == ["it could not be run: RuntimeError('a bug')"]
+    assert "could not be run" in caplog.text
+
+
+@on_virtual_time
+async def test_execute_job_waits_for_a_job_that_another_process_runs() -> None:
+    store = MemoryPipelineStore()
+    async with Process(store) as here, Process(store, "another") as other:
+        job = await here.manager.start_job("news")
+        await asyncio.sleep(1.5)
+        assert (await other.manager.execute_job(job.id)).status is _S.COMPLETED
+    assert other.journal.begun == []
 
 
 @on_virtual_time

@@ -16,10 +16,13 @@ from penstock.core.stages import (
     PipelineEventKind,
     PipelineInfo,
     PipelineRecord,
+    StageInfo,
+    StageKind,
 )
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipelines import Claim
 from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
 from penstock.workloads.pipeline.orphans import Fate, Patience, fate_of
 
 _S = PipelineJobStatus
@@ -41,7 +44,11 @@ def _record(**fields: Any) -> PipelineRecord:
 
 
 def _info(**fields: Any) -> PipelineInfo:
-    return PipelineInfo(name="p", topic="job.pipeline.p", stages=(), fingerprint="f", **fields)
+    fields = {"stages": (), **fields}
+    return PipelineInfo(name="p", topic="job.pipeline.p", fingerprint="f", **fields)
+
+
+LONG = StageInfo(name="long", kind=StageKind.STEP, timeout=5 * HOUR)
 
 
 OLD = {"created_at": NOW - 9 * HOUR, "progress_at": NOW - 3 * HOUR}
@@ -85,6 +92,8 @@ FAIL = {"on_orphan": OnOrphan.FAIL}
         ({**ALIVE, **OLD}, None, False, Fate.STALE),
         ({**ALIVE, **OLD}, {"stale_after": None}, True, Fate.LEAVE),
         ({**ALIVE, "created_at": NOW - 99 * HOUR, "progress_at": NOW - 60}, {}, True, Fate.LEAVE),
+        ({**ALIVE, **OLD, "current_stage": "long"}, {"stages": (LONG,)}, True, Fate.LEAVE),
+        ({**ALIVE, **OLD, "current_stage": "next"}, {"stages": (LONG,)}, True, Fate.STALE),
         # The control plane has it.
         ({"lease_until": None}, {}, True, Fate.LEAVE),
         ({"lease_until": None, **OLD}, FAIL, True, Fate.LEAVE),
@@ -169,7 +178,7 @@ async def test_one_of_many_managers_takes_an_orphan_up() -> None:
 async def test_a_process_that_comes_back_finds_its_job_taken_and_writes_nothing_more() -> None:
     store = MemoryPipelineStore()
     async with Process(store, "lost") as lost, Process(store, "next") as there:
-        lost.journal.seconds = {"classify": 60.0}
+        lost.journal.seconds = {"classify": 99 * HOUR}
         job = await lost.manager.start_job("news")
         await asyncio.sleep(1.5)
         lost.freeze()
@@ -177,7 +186,7 @@ async def test_a_process_that_comes_back_finds_its_job_taken_and_writes_nothing_
         ended = await there.manager.wait(job.id)
         assert ended.status is _S.COMPLETED
         lost.line.mend()
-        await asyncio.sleep(60.0)
+        await asyncio.sleep(LEASE / 3 + 1)
         assert len(lost.line.saves) == before
         assert len(lost.journal.begun) == begun
         assert lost.journal.running == set()
@@ -371,20 +380,54 @@ async def test_a_stale_limit_of_its_own_counts_and_none_means_never() -> None:
 
 
 @on_virtual_time
-async def test_a_stuck_job_whose_manager_does_not_look_is_ended_by_another() -> None:
+async def test_a_stuck_job_that_does_not_watch_itself_is_ended_by_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(AsyncPipelineOrchestrator, "_look_at_time", lambda self: None)
     store = MemoryPipelineStore()
     async with Process(store) as here, Process(store, "another") as other:
-        here.manager._sweeping.cancel()  # type: ignore[union-attr]
         here.journal.seconds = {"classify": 99 * HOUR}
         job = await here.manager.start_job("news")
         ended = await other.manager.wait(job.id)
         assert ended.status is _S.FAILED
         assert [error.message for error in ended.errors] == [WORDS]
+        assert ended.finished_at - ended.created_at > 2 * HOUR  # type: ignore[operator]
         await asyncio.sleep(LEASE + 10)
         assert here.journal.running == set()
-        await asyncio.sleep(1)
         assert here.manager._runs == {}
         assert await record_of(store, job.id) == ended
+
+
+@on_virtual_time
+async def test_a_job_that_does_not_even_keep_its_lease_is_stopped_by_its_own_manager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def asleep(self: AsyncPipelineOrchestrator) -> None:
+        await asyncio.sleep(999 * HOUR)
+
+    monkeypatch.setattr(AsyncPipelineOrchestrator, "_look_after", asleep)
+    async with Process(MemoryPipelineStore()) as here:
+        here.journal.seconds = {"classify": 99 * HOUR}
+        job = await here.manager.start_job("news")
+        ended = await here.manager.wait(job.id)
+        assert ended.status is _S.FAILED
+        assert WORDS in [error.message for error in ended.errors]
+        assert here.journal.running == set()
+
+
+@on_virtual_time
+async def test_a_call_may_take_as_long_as_its_stage_allows() -> None:
+    store, long = MemoryPipelineStore(), Definition("long")
+
+    @long.step(timeout=5 * HOUR)
+    async def one() -> int:
+        await asyncio.sleep(4 * HOUR)
+        return 1
+
+    async with Process(store, pipelines=[long]) as here, Process(store, "another"):
+        job = await here.manager.start_job("long")
+        ended = await here.manager.wait(job.id)
+    assert (ended.status, ended.resumes) == (_S.COMPLETED, 0)
 
 
 @on_virtual_time

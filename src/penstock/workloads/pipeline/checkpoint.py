@@ -11,7 +11,7 @@ the error is given to everybody who waits or comes, and nothing is written any m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -103,6 +103,9 @@ class Checkpoint:
         self._broken: BaseException | None = None
         self._bell: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
+        self._closed = False
+        self.when_broken: Callable[[], None] = lambda: None
+        """Called when nothing can be written any more: whoever works should hear of it now."""
         self.progress_at = clock.monotonic()
         """When something last got on, by the clock that never jumps."""
         for stage in record.stages:
@@ -123,6 +126,14 @@ class Checkpoint:
         return self._tallies[name].record()
 
     @property
+    def current_stage(self) -> str:
+        return self._fields.get("current_stage", self._base.current_stage) or ""
+
+    @property
+    def started_at(self) -> float | None:
+        return self._base.started_at
+
+    @property
     def stages(self) -> tuple[StageRecord, ...]:
         return tuple(tally.record() for tally in self._tallies.values())
 
@@ -132,10 +143,6 @@ class Checkpoint:
         """A stage as it is from now on."""
         self._tallies[stage.name] = Tally(stage, self._clock)
         self._batch.changed[stage.name] = None
-
-    def drop(self, stages: Iterable[str]) -> None:
-        for name in stages:
-            self._tallies.pop(name, None)
 
     def change(self, stage: str, **changes: Any) -> None:
         self._tallies[stage].change(**changes)
@@ -211,6 +218,9 @@ class Checkpoint:
             await asyncio.shield(self._under_way.wait())
 
     def wake(self) -> None:
+        """Have it written soon. After the end, nothing is."""
+        if self._closed:
+            return
         self._batch.asked = True
         if self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
@@ -219,6 +229,7 @@ class Checkpoint:
 
     async def close(self) -> None:
         """Write nothing more."""
+        self._closed = True
         if self._writer is not None:
             self._writer.cancel()
             with suppress(asyncio.CancelledError):
@@ -244,6 +255,7 @@ class Checkpoint:
             self._broken = error
             batch.settle(error)
             self._batch.settle(error)
+            self.when_broken()
             return False
         self._heard(saved)
         batch.settle(saved)

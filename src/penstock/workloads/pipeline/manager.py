@@ -29,6 +29,7 @@ from penstock.core.errors import (
     IllegalMove,
     InvalidRequest,
     NotFound,
+    PenstockError,
     Superseded,
     Unavailable,
 )
@@ -39,7 +40,6 @@ from penstock.core.stages import (
     ItemRecord,
     PipelineEvent,
     PipelineRecord,
-    StageStatus,
 )
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
 from penstock.ports.blobs import Blobs
@@ -52,7 +52,7 @@ from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
 from penstock.workloads.pipeline.orphans import Fate, Patience, Sweeper
 from penstock.workloads.pipeline.patience import patient
-from penstock.workloads.pipeline.running import RunningJob
+from penstock.workloads.pipeline.running import RunningJob, left_undone
 
 log = logging.getLogger(__name__)
 
@@ -185,7 +185,7 @@ class PipelineJobManager:
         record = await self.get_job(job_id)
         if not record.is_final:
             raise IllegalMove(PIPELINE.name, record.status, "retry_failed")
-        if not has_failures(record):
+        if not left_undone(record):
             raise InvalidRequest("job_id", f"nothing failed in job {job_id}")
         return await self.start_job(
             record.pipeline, record.config, retry_of=job_id, trigger="retry", tenant=record.tenant
@@ -204,7 +204,7 @@ class PipelineJobManager:
     def _spawn(self, record: PipelineRecord, fence: int | None = None) -> RunningJob:
         if record.id in self._runs:
             return self._runs[record.id]
-        self._runs[record.id] = run = RunningJob(self._clock.now())
+        self._runs[record.id] = run = RunningJob()
         run.task = asyncio.create_task(
             self._execute_job(record.id, fence), name=f"pipeline job {record.id}"
         )
@@ -213,9 +213,11 @@ class PipelineJobManager:
     async def execute_job(self, job_id: str) -> PipelineRecord:
         """Run one that is recorded, if nobody does, and return its record at the end."""
         if job_id not in self._runs:
-            self._spawn(await self.get_job(job_id))
+            record = await self.get_job(job_id)
+            self._known(record.pipeline)
+            self._spawn(record)
         await asyncio.wait((self._runs[job_id].task,))
-        return await self.get_job(job_id)
+        return await (self.wait(job_id) if self._open else self.get_job(job_id))
 
     async def _execute_job(self, job_id: str, fence: int | None = None) -> None:
         """The background task of one job: claims it and runs it to an end."""
@@ -224,6 +226,7 @@ class PipelineJobManager:
             record = await self._claim(job_id, fence)
             if record is None:
                 return  # cancelled before it began, or somebody else's by now
+            run.fence = record.fence
             definition = self._pipelines[record.pipeline]
             store = patient(self._store, self._clock, self._options.store_patience)
             orchestrator = AsyncPipelineOrchestrator(
@@ -239,21 +242,26 @@ class PipelineJobManager:
         except asyncio.CancelledError:
             if not run.is_stopping:
                 raise
-        except Exception:
+        except Exception as error:
             log.exception("job %s could not be run", job_id)
+            await self._fail(job_id, f"it could not be run: {error!r}")
         finally:
             del self._runs[job_id]
 
+    async def _fail(self, job_id: str, why: str) -> None:
+        """An exception beyond the orchestrator: nobody else will tell of it."""
+        try:
+            record = await self.get_job(job_id)
+            if record.owner == self.owner:
+                await self._store.fail_stale(job_id, self._clock.now(), why, record.version)
+        except PenstockError as error:
+            log.warning("that could not be recorded of job %s: %s", job_id, error)
+
     async def _claim(self, job_id: str, fence: int | None) -> PipelineRecord | None:
         now = self._clock.now()
+        until = now + self._lease
         return await self._store.claim(
-            Claim(
-                job_id=job_id,
-                owner=self.owner,
-                now=now,
-                lease_until=now + self._lease,
-                fence=fence,
-            )
+            Claim(job_id=job_id, owner=self.owner, now=now, lease_until=until, fence=fence)
         )
 
     # -- cancelling ---------------------------------------------------------------
@@ -327,9 +335,9 @@ class PipelineJobManager:
     async def cleanup_stale_jobs(self) -> list[str]:
         """End what nobody will: FAILED, with the seed's words. The ids of those.
 
-        One that runs here is stopped first, and FAILED when its work has stopped. One that is
-        healthy, here or elsewhere, is not touched: the store asks for the very version of the
-        record that was judged.
+        One that is healthy, here or elsewhere, is not touched: the store asks for the very
+        version of the record that was judged. One that runs here watches itself; only if it does
+        not even keep its lease is it stopped from here.
         """
         infos = {info.name: info for info in await self._store.declared()}
         ended = []
@@ -338,7 +346,7 @@ class PipelineJobManager:
             if run is None:
                 if await self._sweeper.end_if_stale(record, infos.get(record.pipeline)):
                     ended.append(record.id)
-            elif self._sweeper.is_stuck(record, run.began_at):
+            elif record.fence == run.fence and self._sweeper.is_lost(record):
                 run.stop(Stop.FAIL, STALE_MESSAGE)
         return ended
 
@@ -371,16 +379,6 @@ class PipelineJobManager:
 
 def _nothing() -> None:
     pass
-
-
-def has_failures(record: PipelineRecord) -> bool:
-    """Whether there is anything in an ended run that another run could do better."""
-    return any(
-        stage.failed
-        or stage.status not in (StageStatus.COMPLETED, StageStatus.SKIPPED)
-        or (stage.status is StageStatus.SKIPPED and stage.counted)
-        for stage in record.stages
-    ) or record.status in (PipelineJobStatus.FAILED, PipelineJobStatus.CANCELLED)
 
 
 def _the_same(record: PipelineRecord, asked: PipelineRecord) -> PipelineRecord:

@@ -65,6 +65,14 @@ def is_stuck(record: PipelineRecord, stale_after: float | None, now: float) -> b
     return stale_after is not None and now - last_progress(record) > stale_after
 
 
+def limit_of(record: PipelineRecord, info: PipelineInfo | None) -> float | None:
+    """How long it may go without progress: as long as one call of its stage may take, too."""
+    if info is None or info.stale_after is None:
+        return STALE_AFTER if info is None else None
+    calls = [stage.timeout or 0.0 for stage in info.stages if stage.name == record.current_stage]
+    return max([info.stale_after, *calls])
+
+
 def last_progress(record: PipelineRecord) -> float:
     return max(record.progress_at or 0.0, record.started_at or 0.0, record.created_at)
 
@@ -78,7 +86,7 @@ def fate_of(
     runnable: bool,
 ) -> Fate:
     """`info` is its declaration, if anybody knows it; `runnable`: its code is here."""
-    stale_after = STALE_AFTER if info is None else info.stale_after
+    stale_after = limit_of(record, info)
     if not is_orphan(record, now):
         watched = record.lease_until is not None
         late = stale_after is not None and is_stuck(record, stale_after + patience.slack, now)
@@ -126,10 +134,8 @@ class Sweeper:
             return False
         return await self._store.fail_stale(record.id, self._clock.now(), why, record.version)
 
-    def is_stuck(self, record: PipelineRecord, since: float) -> bool:
-        """Whether one that is run here, since then, gets nowhere. What was idle before is no
-        fault of this run."""
-        stale_after, now = self._pipelines[record.pipeline].stale_after, self._clock.now()
-        if stale_after is None or now - since <= stale_after:
-            return False
-        return is_stuck(record, stale_after, now)
+    def is_lost(self, record: PipelineRecord) -> bool:
+        """Whether a run of this process must be ended from outside: it gets nowhere, and whoever
+        should have seen that has let its lease run out."""
+        now, info = self._clock.now(), self._pipelines[record.pipeline].info()
+        return is_orphan(record, now) and is_stuck(record, limit_of(record, info), now)

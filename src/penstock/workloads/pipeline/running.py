@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.core.stages import PipelineRecord
+from penstock.core.stages import PipelineRecord, StageStatus
+from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
 
 
@@ -17,10 +18,11 @@ class RunningJob:
 
     task: asyncio.Task[None]
 
-    def __init__(self, began_at: float) -> None:
-        self.began_at = began_at
+    def __init__(self) -> None:
         self._orchestrator: AsyncPipelineOrchestrator | None = None
         self._asked: list[tuple[Stop, str]] = []
+        self.fence: int | None = None
+        """Of its claim."""
 
     @property
     def is_stopping(self) -> bool:
@@ -48,3 +50,13 @@ class RunningJob:
         if late and timeout > grace:
             self.hurry()
             await asyncio.wait((self.task,), timeout=timeout - grace)
+
+
+def left_undone(record: PipelineRecord) -> bool:
+    """Whether an ended run left anything that another could do better."""
+    if record.status in (PipelineJobStatus.FAILED, PipelineJobStatus.CANCELLED):
+        return True
+    return any(
+        stage.failed or (stage.counted and stage.status is not StageStatus.COMPLETED)
+        for stage in record.stages
+    )
