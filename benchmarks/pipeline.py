@@ -50,6 +50,8 @@ def main() -> int:
     began = time.monotonic()
     busy = [busy_percent()]
     sides = [side for side in SIDES if not side.needs or importlib.util.find_spec(side.needs)]
+    if options.tiny:
+        sides = [ENGINE, ALONE]
     notes = [
         f"{side.name} was left out: pip install 'penstock[bench]'"
         for side in SIDES
@@ -57,7 +59,7 @@ def main() -> int:
     ]
     results: dict[str, Any] = {}
     for what, at_once, count in experiments(options):
-        for turn in range(options.repeats or (1 if options.quick else 3)):
+        for turn in range(options.repeats or (1 if options.quick or options.tiny else 3)):
             for side in sides if what != "growth" else (ENGINE,):
                 busy.append(busy_percent())
                 amount = count if what == "growth" else max(3, count // side.slower)
@@ -93,22 +95,29 @@ def main() -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Staged pipelines side by side with peers.")
     parser.add_argument("--quick", action="store_true", help="small sizes: a minute or two")
+    parser.add_argument("--tiny", action="store_true", help="Penstock alone, to see that it works")
     add_options(parser, GROUPS)
     return parser.parse_args(arguments)
 
 
 def experiments(options: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
     """(what, how many at once, how many)."""
-    jobs = 400 if options.quick else 2000
+    jobs = 20 if options.tiny else 400 if options.quick else 2000
     if "jobs" in options.only:
         yield "jobs", 1, jobs // 2
         yield "jobs", 32, jobs
     if "items" in options.only:
-        yield "items", 5, 2000
-        yield "items", 100, 2000
+        yield "items", 5, 100 if options.tiny else 2000
+        yield "items", 100, 100 if options.tiny else 2000
     if "growth" in options.only:
-        for items in (100, 1000, 10_000) if options.quick else (100, 1000, 10_000, 100_000):
+        for items in sizes(options):
             yield "growth", 50, items
+
+
+def sizes(options: argparse.Namespace) -> tuple[int, ...]:
+    if options.tiny:
+        return 100, 1000
+    return (100, 1000, 10_000) if options.quick else (100, 1000, 10_000, 100_000)
 
 
 def measure(
@@ -238,7 +247,7 @@ def verdict(reached: bool) -> str:
 
 def command(options: argparse.Namespace) -> str:
     words = ["python", "benchmarks/pipeline.py"]
-    words += ["--quick"] if options.quick else []
+    words += ["--quick"] if options.quick else ["--tiny"] if options.tiny else []
     words += [] if options.only == GROUPS else ["--only", ",".join(options.only)]
     words += ["--repeats", str(options.repeats)] if options.repeats else []
     return " ".join(words)

@@ -118,3 +118,22 @@ def test_its_name_does_not_hide_the_standard_library():
     assert done.returncode == 0, done.stderr
     json_folder, http_parent = done.stdout.splitlines()
     assert Path(json_folder).parent == Path(http_parent)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path):
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text(PAGE)
+    where = ["--json", str(figures), "--write", str(page), "--folder", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "pipeline.py"), "--tiny", *where],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(figures.read_text())["results"]
+    assert {"jobs 1", "jobs 32", "items 5", "growth 100", "growth 1000"} <= set(results)
+    assert all(found["Penstock"] for found in results.values())
+    assert "| durable items/s, 5 at once: 3,000" in page.read_text()
