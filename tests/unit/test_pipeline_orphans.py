@@ -22,8 +22,8 @@ from penstock.core.stages import (
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipelines import Claim
 from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
 from penstock.workloads.pipeline.orphans import Fate, Patience, fate_of
+from penstock.workloads.pipeline.upkeep import Upkeep
 
 _S = PipelineJobStatus
 HOUR = 3600.0
@@ -328,7 +328,10 @@ async def test_cleanup_stale_jobs_names_what_it_ended_and_ends_it_once() -> None
 @on_virtual_time
 async def test_a_healthy_long_job_is_never_touched() -> None:
     store = MemoryPipelineStore()
-    async with Process(store) as here, Process(store, "another") as other:
+    async with (
+        Process(store, lease=120.0) as here,
+        Process(store, "another", lease=120.0) as other,
+    ):
         here.journal.seconds = {"ingest": 1.5 * HOUR, "classify": 1.9 * HOUR, "brief": 1.9 * HOUR}
         job = await here.manager.start_job("news")
         ended = await other.manager.wait(job.id)
@@ -350,7 +353,7 @@ async def test_a_call_that_tells_of_its_progress_may_take_longer_than_two_hours(
             ctx.progress(part / 50)
         return 1
 
-    async with Process(store, pipelines=[long]) as here, Process(store, "another"):
+    async with Process(store, pipelines=[long], lease=120.0) as here, Process(store, "another"):
         job = await here.manager.start_job("long")
         assert (await here.manager.wait(job.id)).status is _S.COMPLETED
 
@@ -383,7 +386,7 @@ async def test_a_stale_limit_of_its_own_counts_and_none_means_never() -> None:
 async def test_a_stuck_job_that_does_not_watch_itself_is_ended_by_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(AsyncPipelineOrchestrator, "_look_at_time", lambda self: None)
+    monkeypatch.setattr(Upkeep, "_look_at_time", lambda self: None)
     store = MemoryPipelineStore()
     async with Process(store) as here, Process(store, "another") as other:
         here.journal.seconds = {"classify": 99 * HOUR}
@@ -402,10 +405,10 @@ async def test_a_stuck_job_that_does_not_watch_itself_is_ended_by_another(
 async def test_a_job_that_does_not_even_keep_its_lease_is_stopped_by_its_own_manager(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def asleep(self: AsyncPipelineOrchestrator) -> None:
+    async def asleep(self: Upkeep) -> None:
         await asyncio.sleep(999 * HOUR)
 
-    monkeypatch.setattr(AsyncPipelineOrchestrator, "_look_after", asleep)
+    monkeypatch.setattr(Upkeep, "run", asleep)
     async with Process(MemoryPipelineStore()) as here:
         here.journal.seconds = {"classify": 99 * HOUR}
         job = await here.manager.start_job("news")

@@ -101,14 +101,14 @@ class Calls:
             return await self._here(order)
         return await self._here_in_time(order, order.timeout)
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Have something of ours done in a thread."""
+    async def in_thread(self, name: str, work: Callable[[], T]) -> T:
+        """Have something done in a thread; given up, it is left under this name."""
         call = self._pool().submit(work)
         try:
             return cast(T, await call.done)
         finally:
-            if not call.settled:
-                self._pool().drop(call)
+            if not call.settled and not self._pool().drop(call):
+                self._left[name] = lambda: not call.settled
 
     def abandoned(self) -> tuple[str, ...]:
         """`stage/key` of calls that were given up and still run."""

@@ -202,10 +202,14 @@ class Checkpoint:
 
     # -- writing ------------------------------------------------------------------
 
-    async def commit(self) -> Saved:
-        """Have all that was gathered written, and wait for that."""
+    def check(self) -> None:
+        """Raise what keeps everything from being written."""
         if self._broken is not None:
             raise self._broken
+
+    async def commit(self) -> Saved:
+        """Have all that was gathered written, and wait for that."""
+        self.check()
         saved = self._batch.wait()
         self.wake()
         return await asyncio.shield(saved)

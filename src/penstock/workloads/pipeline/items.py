@@ -74,7 +74,11 @@ class ItemRunner:
         self.payloads = Payloads(blobs, options)
         self.scope = RunScope(pipeline, record, store, self.payloads, clock, self._tell)
         self._own_calls = calls is None
-        self.calls = calls or Calls(clock, options, min(options.kill_grace, pipeline.cancel_grace))
+        self.calls = calls or Calls(
+            clock,
+            replace(options, threads=max(options.threads, self._most_threads())),
+            min(options.kill_grace, pipeline.cancel_grace),
+        )
         self._breakers = breakers or Breakers(store, clock)
         self._settings = {
             name: BreakerSettings.of(name, given) for name, given in pipeline.breakers.items()
@@ -105,6 +109,12 @@ class ItemRunner:
         if self._own_calls:
             await self.calls.close()
         await self.scope.close()
+
+    def _most_threads(self) -> int:
+        """As many as one of its stages may want at once."""
+        pipeline, config = self._pipeline, self.scope.config
+        stages = [one for one in pipeline.stages.values() if one.info.mode == "thread"]
+        return max((pipeline.stage_concurrency(one, config) for one in stages), default=1)
 
     # -- what the attempts share --------------------------------------------------
 

@@ -132,8 +132,9 @@ class Lister:
             return
         calls = self._runner.calls
         begin = partial(self._begin, source, self._arguments(source, is_async=False))
-        iterator = await calls.in_thread(begin)
-        while values := await calls.in_thread(partial(_take, iterator, self._page)):
+        name = f"{self._stage.name}/(its source)"
+        iterator = await calls.in_thread(name, begin)
+        while values := await calls.in_thread(name, partial(_take, iterator, self._page)):
             for value in values:
                 yield value
 

@@ -99,6 +99,7 @@ class AsyncPipelineOrchestrator:
         self._spread, self._calls = spread, calls
         self._token = Token()
         self._saved = Checkpoint(record, store, clock, options, self._tell, self._heard)
+        self._saved.when_broken = self._stop_at_once
         self._closing = Closing(pipeline, self._saved, clock, self._tell)
         self._upkeep = Upkeep(pipeline, self._saved, clock, options, self._tell, self._give_up)
         self._abandoned: list[Callable[[], tuple[str, ...]]] = []
@@ -312,6 +313,7 @@ class AsyncPipelineOrchestrator:
             return
         finally:
             self._stage = None
+        self._saved.check()
         if self._stopping is None:
             self._closing.conclude(stage)
 
@@ -383,3 +385,9 @@ class AsyncPipelineOrchestrator:
 
     def _give_up(self, reason: str) -> None:
         self.stop(Stop.FAIL, reason)
+
+    def _stop_at_once(self) -> None:
+        """Nothing can be written any more: another has the job, or the store is lost."""
+        self._token.request("its run can't be recorded any more")
+        if self._stage is not None:
+            self._stage.halt(Halt.INTERRUPT, self._token.reason)

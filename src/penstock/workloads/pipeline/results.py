@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from penstock.core.signals import Cancelled
 from penstock.core.stages import ItemOutcome, ItemRecord
 from penstock.ports.pipelines import PipelineStore
 from penstock.workloads.pipeline.payloads import Payloads, outputs_of
@@ -31,6 +32,9 @@ class Portal:
         if threading.get_ident() == self._owner:
             coroutine.close()
             raise TypeError("this would block the event loop; await it in an async function")
+        if self._loop.is_closed():
+            coroutine.close()
+            raise Cancelled("its job is over")
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def post(self, callback: Callable[..., Any], *args: Any) -> None:

@@ -6,8 +6,6 @@ of the pipeline: the stages that have begun must be its first ones, unchanged.
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from penstock.core.stages import OnChange, PipelineRecord, StageRecord, StageStatus
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.reuse import form_of
@@ -47,12 +45,26 @@ def stages_to_go_on(record: PipelineRecord, pipeline: Definition) -> tuple[Stage
             )
         _check(record, pipeline)
     begun = {s.name: s for s in record.stages if s.status is not StageStatus.PENDING}
-    gone = [
-        replace(s, status=StageStatus.SKIPPED, reason="removed", counted=False)
-        for s in record.stages
-        if s.name not in pipeline.stages
+    stages = (begun.get(stage.name, stage) for stage in first_stages(pipeline))
+    return (*stages, *removed_stages(record, pipeline))
+
+
+def removed_stages(record: PipelineRecord, pipeline: Definition) -> list[StageRecord]:
+    """Those that the pipeline had when the job began. They are kept, last, and do not count."""
+    first = len(pipeline.stages)
+    gone = [stage for stage in record.stages if stage.name not in pipeline.stages]
+    return [
+        StageRecord(
+            name=stage.name,
+            index=first + place,
+            kind=stage.kind,
+            form=stage.form,
+            status=StageStatus.SKIPPED,
+            reason="removed",
+            counted=False,
+        )
+        for place, stage in enumerate(gone)
     ]
-    return (*(begun.get(stage.name, stage) for stage in first_stages(pipeline)), *gone)
 
 
 def _check(record: PipelineRecord, pipeline: Definition) -> None:

@@ -76,9 +76,10 @@ class StageRun:
         alarm = self._alarm()
         try:
             if self._stage.info.kind is StageKind.MAP and not self._is_listed:
-                await self._drive([self._list()])
+                await self._drive([self._list()], "async")
             if self.halted is None:
-                await self._drive([self._work() for _ in range(self._width())])
+                mode = "async" if self._spread is not None else self._stage.info.mode
+                await self._drive([self._work() for _ in range(self._width())], mode)
             if self.halted is Halt.TIMEOUT:
                 await self._end_the_rest()
         finally:
@@ -256,7 +257,7 @@ class StageRun:
         await self._clock.sleep(limit)
         self.halt(Halt.TIMEOUT, f"the stage took longer than {limit:g} s")
 
-    async def _drive(self, work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    async def _drive(self, work: Sequence[Coroutine[Any, Any, None]], mode: str) -> None:
         """Have the work done, all of it at once, or until the stage is halted."""
         tasks = [asyncio.ensure_future(one) for one in work]
         if not tasks:
@@ -265,25 +266,23 @@ class StageRun:
         try:
             await asyncio.wait((finished, self._halting), return_when=asyncio.FIRST_COMPLETED)
             if not finished.done():
-                await self._wind_down(tasks)
+                await self._wind_down(tasks, mode)
         finally:
-            for task in tasks:
-                task.cancel()
+            _cancel(tasks)
         if finished.done() and (error := finished.exception()) is not None:
-            await asyncio.wait(tasks, timeout=0)
-            if not (self.halted is not None and isinstance(error, Cancelled)):
+            self._token.request(str(error))
+            await self._ended_within(tasks, self._grace)
+            if self.halted is None or not isinstance(error, Cancelled):
                 raise error
 
-    async def _wind_down(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        mode = self._stage.info.mode
-        gently = self.halted is Halt.CANCEL
+    async def _wind_down(self, tasks: Sequence[asyncio.Task[None]], mode: str) -> None:
         if self._spread is not None and self.halted is not Halt.INTERRUPT:
             await self._spread.stop(self._checkpoint.record)
         rest = self._grace
-        if gently:
+        if self.halted is Halt.CANCEL:
             rest -= self._grace / 2
             await self._ended_within(tasks, self._grace / 2)
-        if mode != "thread" or self._spread is not None:
+        if mode != "thread":
             _cancel(tasks)
         await self._ended_within(tasks, None if mode == "process" else rest)
         for task in tasks:
