@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App
+from penstock import App, Pipeline
 from penstock.app.application import make_executors
 from penstock.app.engine import Engine
 from penstock.config import load
@@ -20,6 +20,7 @@ from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.limits import Limit
+from penstock.ports.pipelines import RunQuery
 from penstock.ports.schedules import Schedule
 from penstock.ports.store import AuditQuery, JobQuery
 from penstock.testing.aio import run_async
@@ -45,6 +46,13 @@ async def engine_at(folder: Path) -> AsyncIterator[Engine]:
     def fail(text: str) -> None:
         raise ValueError("no")
 
+    steps = Pipeline("steps")
+
+    @steps.step()
+    async def only(ctx: Any) -> str:
+        raise ValueError("no")
+
+    app.add(steps)
     settings = load(flags={"data_dir": str(folder), "durability": "memory"})
     async with Engine(settings, make_executors(app, settings), listen=False) as engine:
         yield engine
@@ -224,6 +232,35 @@ async def test_a_schedule_of_another_tenant_is_not_there(tmp_path: Path) -> None
             with pytest.raises(NotFound):
                 await bob.schedules.delete("s", tenant)
         assert len(await alice.schedules.list()) == 1
+
+
+@run_async
+async def test_a_run_of_another_tenant_is_not_there(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        alice, bob = engine.desk.serving(ALICE), engine.desk.serving(BOB)
+        run = await alice.pipelines.start("steps")
+        assert run.tenant == "acme"
+        await engine.desk.wait(run.id)
+        assert await bob.pipelines.runs(RunQuery()) == []
+        assert await bob.pipelines.runs(RunQuery(tenant="acme")) == []
+        questions: list[Callable[[str], Awaitable[Any]]] = [
+            bob.pipelines.get,
+            bob.pipelines.cancel,
+            bob.pipelines.retry_failed,
+            lambda job_id: bob.pipelines.items(job_id, "only"),
+            lambda job_id: anext(bob.pipelines.stream(job_id)),
+            lambda job_id: bob.pipelines.start("steps", retry_of=job_id),
+        ]
+        for ask in questions:
+            with pytest.raises(NotFound, match="no job"):
+                await ask(run.id)
+        with pytest.raises(NotPermitted, match="acme"):
+            await bob.pipelines.start("steps", tenant="acme")
+        with pytest.raises(NotPermitted):
+            await bob.pipelines.reset_breaker("feeds")
+        with pytest.raises(NotPermitted):
+            await engine.desk.serving(READER).pipelines.start("steps")
+        assert len(await alice.pipelines.runs(RunQuery())) == 1
 
 
 @run_async

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from penstock.control.gateway import Gateway
 from penstock.control.guard import Guard
 from penstock.control.pipelines import PipelineKeeper
 from penstock.core.caller import KeyRole
-from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.errors import InvalidRequest, NotFound, NotPermitted
 from penstock.core.job import Job
 from penstock.core.stages import (
     Breaker,
@@ -62,10 +63,19 @@ class PipelinesCounter:
                 name,
                 config or {},
                 by=self._guard.by,
-                tenant=self._guard.tenant(tenant),
+                tenant=self._mine(tenant),
                 idempotency_key=idempotency_key,
                 retry_of=retry_of,
             )
+
+    def _mine(self, tenant: str) -> str:
+        meant = self._guard.tenant(tenant)
+        if not self._guard.caller.sees(meant):
+            raise NotPermitted(
+                f"tenant: {self._guard.by} may not start a run for {tenant!r}",
+                hint="leave it out: the key says whose it is",
+            )
+        return meant
 
     async def get(self, job_id: str) -> PipelineRecord:
         return await self._keeper.get(await self._job(job_id))
@@ -121,6 +131,7 @@ class PipelinesCounter:
 
     async def retry_failed(self, job_id: str) -> PipelineRecord:
         record = await self.get(job_id)
+        self._guard.require(KeyRole.SUBMIT, "pipeline.retry_failed")
         self._keeper.check_retry(record)
         return await self.start(
             record.pipeline, record.config, tenant=record.tenant, retry_of=record.id
@@ -128,8 +139,9 @@ class PipelinesCounter:
 
     async def stream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
         await self.get(job_id)
-        async for event in self._keeper.stream(job_id, after):
-            yield event
+        async with aclosing(self._keeper.stream(job_id, after)) as events:
+            async for event in events:
+                yield event
 
     async def breakers(self) -> builtins.list[Breaker]:
         self._guard.require(KeyRole.OPERATE, "breakers.list")

@@ -11,7 +11,7 @@ import asyncio
 import builtins
 import difflib
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -286,7 +286,7 @@ class PipelineKeeper:
         if not undone and record.status is PipelineJobStatus.COMPLETED:
             raise InvalidRequest("job_id", _NOTHING_FAILED)
 
-    async def stream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
+    async def stream(self, job_id: str, after: int = 0) -> AsyncGenerator[PipelineEvent]:
         """Events as they are committed, each once, until the last."""
         woken = asyncio.Event()
         self._readers.setdefault(job_id, set()).add(woken)
