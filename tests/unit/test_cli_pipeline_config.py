@@ -91,8 +91,9 @@ def test_a_key_that_leads_nowhere_is_refused(key: str) -> None:
         gather(None, [("a", "1"), (key, "2")])
 
 
-def test_whoever_meant_text_is_told_how_to_write_it() -> None:
-    wrong = InvalidRequest("config.name", "Expected `str`, got `int`")
+@pytest.mark.parametrize("problem", ["Expected `str`, got `int`", "expected string, got integer"])
+def test_whoever_meant_text_is_told_how_to_write_it(problem: str) -> None:
+    wrong = InvalidRequest("config.name", problem)
     assert explained(wrong, [("name", "5")]).hint.endswith("""--set 'name="5"'""")
     assert explained(wrong, []) is wrong
     other = InvalidRequest("config.size", "Expected `int`, got `str`")

@@ -72,7 +72,8 @@ def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> Invali
     """The same error; if a text was read as something else, with how to write it."""
     name = error.field.removeprefix("config.")
     said = dict(pairs).get(name)
-    if error.hint or said is None or "`str`" not in error.problem.partition(", got")[0]:
+    wanted = error.problem.lower().partition(", got")[0]
+    if error.hint or said is None or not ("`str`" in wanted or "string" in wanted):
         return error
     return InvalidRequest(
         error.field, error.problem, hint=f"""text that looks like JSON: --set '{name}="{said}"'"""

@@ -184,7 +184,7 @@ def test_a_config_comes_from_a_file_and_from_fields(piped: Penstock) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("size=10", "config.size: Expected `int` <= 9"),
+        ("size=10", "config.size: must be at most 9"),
         ("sise=1", "config.sise: there is no such field"),
         ("title=5", """--set 'title="5"'"""),
         ("size", "KEY=VALUE"),
