@@ -14,6 +14,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,7 +54,7 @@ class Plan(Struct):
 
 def crashing(journal: Path) -> Definition:
     """Two stages of items, one of them in threads and with one that fails, and a sum."""
-    pipeline = Definition("crashing", config=Config)
+    pipeline = Definition("crashing", config=Config, cancel_grace=0.4)
 
     def mark(stage: str, key: str) -> None:
         line = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -83,18 +85,24 @@ def crashing(journal: Path) -> Definition:
     return pipeline
 
 
-async def work(plan: Plan) -> None:
-    folder = Path(plan.folder)
+@asynccontextmanager
+async def managing(folder: Path, owner: str, lease: float) -> AsyncIterator[PipelineJobManager]:
     store = SqlitePipelineStore(folder / "pipelines.db")
     blobs = FileBlobs(folder / "blobs")
-    pipeline = crashing(folder / "journal")
-    manager = PipelineJobManager(
-        store, [pipeline], blobs, SystemClock(), owner=plan.owner, lease=plan.lease
-    )
-    async with manager:
-        await manager.start_job(pipeline, {"seconds": plan.seconds}, job_id=JOB)
+    known = [crashing(folder / "journal")]
+    try:
+        async with PipelineJobManager(
+            store, known, blobs, SystemClock(), owner=owner, lease=lease
+        ) as manager:
+            yield manager
+    finally:
+        await store.close()
+
+
+async def work(plan: Plan) -> None:
+    async with managing(Path(plan.folder), plan.owner, plan.lease) as manager:
+        await manager.start_job("crashing", {"seconds": plan.seconds}, job_id=JOB)
         await manager.wait(JOB)
-    await store.close()
 
 
 # -- looking at what is left ------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import random
@@ -14,16 +15,20 @@ from pathlib import Path
 import pytest
 from tests.chaos.cluster import eventually
 from tests.chaos.pipelines import (
+    JOB,
     KILLED,
     SECONDS,
     Stable,
     calls_in,
     ended_in,
     left_in,
+    managing,
     result_in,
 )
 
+from penstock.core.stages import PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.pipelines import CancelAnswer
 
 pytestmark = pytest.mark.chaos
 AT_ONCE = 6
@@ -171,3 +176,19 @@ def test_a_process_that_was_stopped_for_longer_than_its_lease_has_lost_its_job(
     assert left.record.owner == "second"
     assert result_in(tmp_path) == undisturbed
     assert len(calls_in(tmp_path)) - len(calls) <= 3, "it began more than what was at hand"
+
+
+def test_a_cancel_reaches_a_job_that_another_process_runs(stable: Stable, tmp_path: Path) -> None:
+    first = stable.start(tmp_path, owner="first", lease=0.6, seconds=60.0)
+    eventually(lambda: len(calls_in(tmp_path)) == 2, "the first has begun")
+
+    async def cancel() -> tuple[CancelAnswer, PipelineRecord]:
+        async with managing(tmp_path, "second", lease=0.6) as manager:
+            return await manager.cancel_job(JOB), await manager.wait(JOB, timeout=30)
+
+    answer, ended = asyncio.run(cancel())
+    assert answer == CancelAnswer(True, PipelineJobStatus.RUNNING)
+    assert (ended.status, ended.cancel_effective) == (PipelineJobStatus.CANCELLED, True)
+    assert ended.owner == "first"
+    assert stable.join(first) == 0
+    assert len(calls_in(tmp_path)) == 2

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import secrets
 import socket
@@ -51,7 +50,6 @@ from penstock.workloads.pipeline.following import Followers
 from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
 from penstock.workloads.pipeline.orphans import Fate, Patience, Sweeper
-from penstock.workloads.pipeline.patience import patient
 from penstock.workloads.pipeline.running import RunningJob, left_undone
 
 log = logging.getLogger(__name__)
@@ -228,9 +226,8 @@ class PipelineJobManager:
                 return  # cancelled before it began, or somebody else's by now
             run.fence = record.fence
             definition = self._pipelines[record.pipeline]
-            store = patient(self._store, self._clock, self._options.store_patience)
             orchestrator = AsyncPipelineOrchestrator(
-                definition, record, store, self._blobs, self._clock, options=self._options
+                definition, record, self._store, self._blobs, self._clock, options=self._options
             )
             await run.orchestrate(orchestrator)
         except Interrupted:
@@ -367,9 +364,10 @@ class PipelineJobManager:
         except Unavailable as error:
             log.warning("a sweep was left out: %s", error)
             return self._sweep_every
-        leases = [r.lease_until for r in unfinished if r.lease_until and r.id not in self._runs]
-        soonest = min(leases, default=math.inf) - self._clock.now()
-        return min(self._sweep_every, max(soonest, _SOONEST))
+        now = self._clock.now()
+        leases = [r.lease_until for r in unfinished if r.id not in self._runs and r.lease_until]
+        ends = [lease - now for lease in leases if lease > now]
+        return min([self._sweep_every, *(max(end, _SOONEST) for end in ends)])
 
     async def _sweep_again(self, wait: float) -> None:
         while True:

@@ -68,7 +68,9 @@ class Upkeep:
     def _until_next_look(self) -> float:
         options, lease = self._options, self._options.lease
         every = options.heartbeat if lease is None else lease / 3
-        return max(_SOON, min(every, self._until_stale() + _SOON, self._until_late() + _SOON))
+        # A limit that has passed was acted upon, and needs no look of its own any more.
+        limits = [left for left in (self._until_stale(), self._until_late()) if left > 0]
+        return max(_SOON, min([every, *(left + _SOON for left in limits)]))
 
     def _look_at_time(self) -> None:
         if self._until_stale() <= 0:
