@@ -119,6 +119,10 @@ class Checkpoint:
         stages = tuple(tally.record() for tally in self._tallies.values())
         return replace(self._base, stages=stages, **self._fields)
 
+    @property
+    def job_id(self) -> str:
+        return self._base.id
+
     def tally(self, stage: str) -> Tally:
         return self._tallies[stage]
 

@@ -59,7 +59,7 @@ class StageRun:
         self._store, self._clock, self._options = store, clock, options
         self._spread = spread if stage.info.spread else None
         self._reuse, self._grace = reuse, grace
-        self._job_id = checkpoint.record.id
+        self._job_id = checkpoint.job_id
         self._token = Token()
         self.halted: Halt | None = None
         self._halting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -106,7 +106,7 @@ class StageRun:
 
     @property
     def _is_listed(self) -> bool:
-        return self._checkpoint.stage(self._stage.name).listed
+        return self._checkpoint.tally(self._stage.name).listed
 
     async def _list(self) -> None:
         name, checkpoint = self._stage.name, self._checkpoint

@@ -27,6 +27,8 @@ class Tally:
         """How many outputs its items gave; None if some ended before this run."""
         self._meter: Meter | None = None
         self._began: float | None = None
+        self._still = True
+        """Nothing was counted since `_base` was made."""
         self.told_at = -1e9
         """When the last `stage_progress` was sent."""
 
@@ -38,6 +40,10 @@ class Tally:
     def status(self) -> StageStatus:
         return self._base.status
 
+    @property
+    def listed(self) -> bool:
+        return self._base.listed
+
     def begin(self) -> None:
         """From here on time counts."""
         self._began = self._clock.monotonic()
@@ -46,26 +52,32 @@ class Tally:
     def change(self, **changes: object) -> None:
         """Set fields of the record that are not counted here."""
         self._base = replace(self._base, **changes)
+        if self._base.eta is not None and self._base.is_final:
+            self._base = replace(self._base, eta=None)
 
     def list(self, items: list[ItemRecord]) -> None:
+        self._still = False
         self.total += len(items)
         for item in items:
             if item.outcome is not ItemOutcome.PENDING:
                 self._count(item)
 
     def end(self, item: ItemRecord, notes: Notes | None) -> None:
+        self._still = False
         self._count(item)
         if notes is not None and (notes.added or notes.fixed):
             self.metrics = notes.add_to(self.metrics)
 
     def note(self, notes: Notes | None) -> None:
         """What the stage reported otherwise than by an item."""
+        self._still = False
         if notes is not None:
             self.metrics = notes.add_to(self.metrics)
             for error in notes.errors:
                 self.complain(error)
 
     def fix(self, metric: str, value: Metric) -> None:
+        self._still = False
         self.metrics = {**self.metrics, metric: value}
 
     def go_on_from(self, counted: dict[str, Metric]) -> None:
@@ -73,9 +85,11 @@ class Tally:
         notes = Notes()
         for name, value in self.metrics.items():
             notes.metric(name, value, isinstance(value, bool))
+        self._still = False
         self.metrics = notes.add_to(counted)
 
     def complain(self, error: str) -> None:
+        self._still = False
         if len(self.errors) < _MOST_ERRORS:
             self.errors = (*self.errors, bounded(error, _LONGEST_ERROR))
 
@@ -95,6 +109,15 @@ class Tally:
             self.complain(f"{item.key}: {item.error}" if item.key else item.error)
 
     def record(self) -> StageRecord:
+        """The stage as it is now; where nothing moves, the same value again."""
+        if self._began is None and self._still:
+            return self._base
+        made = self._made()
+        if self._began is None:
+            self._base, self._still = made, True
+        return made
+
+    def _made(self) -> StageRecord:
         base, meter, now = self._base, self._meter, self._clock.monotonic()
         spent, rate, eta = base.duration_ms, base.rate, base.eta
         if self._began is not None:
@@ -102,8 +125,6 @@ class Tally:
         if meter is not None and base.status is StageStatus.RUNNING:
             meter.mark(self.done)
             rate, eta = meter.rate(), meter.eta(self.total)
-        elif base.is_final:
-            eta = None
         return replace(
             base,
             total=self.total,
@@ -121,4 +142,4 @@ class Tally:
 
     def stand_still(self) -> None:
         """Its time is over: it does not grow any more."""
-        self._base, self._began = self.record(), None
+        self._base, self._began, self._still = self._made(), None, True
