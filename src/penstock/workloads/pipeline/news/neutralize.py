@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from penstock.workloads.pipeline.context import StageContext
-from penstock.workloads.pipeline.news.articles import Article, Classified, Neutralized, Span
+from penstock.workloads.pipeline.news.articles import Classified, Neutralized, Span
 from penstock.workloads.pipeline.news.auditor import audit
 from penstock.workloads.pipeline.news.lexicon import Lexicon
 from penstock.workloads.pipeline.news.model import TextModel, load_model
@@ -81,11 +81,6 @@ def neutralized(
             if part.refused
         ),
     )
-
-
-def neutral_text(article: Article, lexicon: Lexicon) -> str:
-    """The body alone, by spans, as it would be published."""
-    return _rewrite(article.body, lexicon, None).text
 
 
 class _Rewritten(msgspec.Struct, frozen=True):

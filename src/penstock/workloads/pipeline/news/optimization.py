@@ -46,7 +46,9 @@ TARGET = 0.85
 MIN_HELD_OUT = 2
 """Articles that must be left for an evaluation of a change."""
 ROUNDS = 4
-"""How often the articles that were held out are planted anew."""
+"""How often the articles that were held out are planted anew, at most."""
+HELD_OUT_CASES = 40
+"""Texts that are enough for a verdict; fewer articles are planted more often."""
 _HELD_OUT = 1_000_003
 _EPSILON = 1e-9
 
@@ -203,10 +205,11 @@ def _held_out(latest: Evaluation, ctx: StageContext) -> list[Case] | None:
     ]
     if len(rest) < MIN_HELD_OUT:
         return None
+    size = min(len(rest), config.eval_sample_size)
     made = []
-    for turn in range(ROUNDS):
+    for turn in range(max(1, min(ROUNDS, HELD_OUT_CASES // size))):
         seed = config.seed + _HELD_OUT + turn
-        made += cases(sample(rest, config.eval_sample_size, seed), seed)
+        made += cases(sample(rest, size, seed), seed)
     return made
 
 
