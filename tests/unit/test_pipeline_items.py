@@ -379,7 +379,7 @@ async def test_an_async_call_that_will_not_stop_is_left_and_reported() -> None:
 async def test_a_thread_that_ran_out_of_time_is_told_and_left_and_reported() -> None:
     one, told, release = Definition("one", config=Config), threading.Event(), threading.Event()
 
-    @one.map(over="numbers", timeout=0.05)
+    @one.map(over="numbers", timeout=0.5)
     def stuck(number: int, ctx: Any) -> int:
         if number == 2:
             ctx.cancel.wait(10)

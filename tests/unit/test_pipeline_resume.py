@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, stage_of, statuses, turns
 
 from penstock.adapters.memory.pipelines import MemoryPipelineStore
+from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
 from penstock.core.errors import StoreFailed, Superseded
 from penstock.core.stages import ItemOutcome, PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipelines import Claim, Save, Saved
+from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
 
 _S = PipelineJobStatus
@@ -69,23 +72,32 @@ def _pipeline(journal: Journal, **options: Any) -> Definition:
     return one
 
 
-class TakenOver(MemoryPipelineStore):
-    """Its n-th write is the last that the run gets: then another has the job."""
+class TakenOver:
+    """A store whose n-th write is the last that the run gets: then another has the job."""
 
+    left: int | None = None
+    written = 0
+
+    async def save(self: Any, save: Save) -> Saved:
+        saved: Saved = await super().save(save)  # type: ignore[misc]
+        self.written += 1
+        if self.written == self.left:
+            held = await self.get(save.job_id)
+            claim = Claim(job_id=save.job_id, owner="thief", now=save.at, fence=held.fence + 1)
+            await self.claim(claim)
+        return saved
+
+
+class InMemory(TakenOver, MemoryPipelineStore):
     def __init__(self, writes: int | None = None) -> None:
         super().__init__()
-        self.left, self.written = writes, 0
+        self.left = writes
 
-    async def save(self, save: Save) -> Saved:
-        saved = await super().save(save)
-        self.written += 1
-        if self.left is not None and self.written == self.left:
-            held = await self.get(save.job_id)
-            assert held is not None
-            await self.claim(
-                Claim(job_id=save.job_id, owner="thief", now=save.at, fence=held.fence + 1)
-            )
-        return saved
+
+class OnDisk(TakenOver, SqlitePipelineStore):
+    def __init__(self, path: Path, writes: int | None = None) -> None:
+        super().__init__(path)
+        self.left = writes
 
 
 async def _ok_items(place: Place, pipeline: Definition) -> set[tuple[str, str]]:
@@ -115,7 +127,7 @@ async def _essence(place: Place, record: PipelineRecord, pipeline: Definition) -
 
 
 async def _undisturbed(page: int) -> tuple[Any, int]:
-    store = TakenOver()
+    store = InMemory()
     place, one = Place(store=store, page=page, backlog=2), _pipeline(Journal())
     ended = await place.run(one)
     return await _essence(place, ended, one), store.written
@@ -126,7 +138,7 @@ async def test_whatever_the_last_write_was_the_next_run_comes_to_the_same_end() 
     expected, writes = await _undisturbed(page=2)
     assert writes > 20
     for last in range(1, writes):
-        place, before, after = Place(store=TakenOver(last), page=2, backlog=2), Journal(), Journal()
+        place, before, after = Place(store=InMemory(last), page=2, backlog=2), Journal(), Journal()
         one = _pipeline(before)
         with pytest.raises(Superseded):
             await place.run(one)
@@ -140,9 +152,28 @@ async def test_whatever_the_last_write_was_the_next_run_comes_to_the_same_end() 
         assert ended.resumes >= 1
 
 
+@run_async
+async def test_a_store_on_disk_comes_to_the_same_end(tmp_path: Path) -> None:
+    expected: Any = None
+    for last in (None, 3, 6, 9, 12):
+        store = OnDisk(tmp_path / f"{last}.db", last)
+        place, one = Place(store=store, page=2, backlog=2), _pipeline(Journal())
+        if last is None:
+            ended = await place.run(one)
+            expected = await _essence(place, ended, one)
+        else:
+            with pytest.raises(Superseded):
+                await place.run(one)
+            done, after = await _ok_items(place, one), Journal()
+            ended = await (await place.claimed(_pipeline(after))).run()
+            assert await _essence(place, ended, one) == expected, f"after write {last}"
+            assert not done & set(after.calls)
+        await store.close()
+
+
 @on_virtual_time
 async def test_a_run_that_was_taken_over_writes_nothing_more() -> None:
-    store = TakenOver(4)
+    store = InMemory(4)
     place, journal = Place(store=store), Journal()
     one = _pipeline(journal)
     with pytest.raises(Superseded):

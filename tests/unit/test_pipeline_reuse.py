@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses
 
+from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
 
 _S = PipelineJobStatus
@@ -101,6 +104,22 @@ async def test_only_what_failed_and_what_depends_on_it_is_run_again() -> None:
     assert [item.reused for item in await place.items("first", "again")] == [True, False, True]
     assert ended.summary is not None
     assert ended.summary.trigger == "retry"
+
+
+@run_async
+async def test_a_store_on_disk_takes_over_the_same(tmp_path: Path) -> None:
+    store = SqlitePipelineStore(tmp_path / "pipelines.db")
+    place, world = Place(store=store, page=2), World()
+    world.bad = {2, "a"}
+    one = _pipeline(world)
+    await place.run(one)
+    world.came()
+    world.bad = set()
+    ended = await _again(place, one)
+    assert (ended.status, stage_of(ended, "first").reused) == (_S.COMPLETED, 2)
+    assert sorted(world.came()) == ["first 2", "last", "second 20", "spelled a", "total"]
+    assert await place.outputs("total", "again") == [63]
+    await store.close()
 
 
 @on_virtual_time
