@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -155,18 +154,3 @@ def test_shares_are_as_even_as_the_counts_allow(counts: dict[str, int], size: in
     most = max(taken.values(), default=0)
     for name in counts:
         assert taken[name] == counts[name] or taken[name] >= most - 1
-
-
-@pytest.mark.skipif(corpus.VARIABLE not in os.environ, reason="needs the real corpus")
-def test_on_the_real_corpus_seven_of_ten_sections_are_right(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(corpus.VARIABLE, _REAL)
-    learned = training.classifier(corpus_size=360)
-    asked = [one for name in corpus.outlets() for one in corpus.newest(name, 360) if one.section]
-    answers = learned.predict([training.text_of(one.title, one.body) for one in asked])
-    right = sum(label == one.section for one, (label, _) in zip(asked, answers, strict=True))
-    assert right / len(asked) >= 0.7
-
-
-_REAL = os.environ.get(corpus.VARIABLE, "")

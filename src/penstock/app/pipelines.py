@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.app.handle import JobHandle
 from penstock.config import Settings, load
-from penstock.core.errors import Misconfigured, NotRunning
+from penstock.core.errors import Misconfigured, NotFound, NotRunning
 from penstock.core.stages import PipelineRecord
 from penstock.ports.clock import SystemClock
 from penstock.workloads.pipeline.definition import Definition
@@ -80,6 +80,7 @@ class Pipeline(Definition):
         try:
             session = connect()
             client = session.__enter__()
+            self._check_served(client)
         except NotRunning:
             app = self._app or App()
             if self.name not in app.pipelines:
@@ -89,6 +90,14 @@ class Pipeline(Definition):
         self._session = session
         atexit.register(self.close)
         return client
+
+    def _check_served(self, client: Client) -> None:
+        if self.name not in {info.name for info in client.pipelines.list()}:
+            raise NotFound(
+                f"the engine that is running here does not serve the pipeline {self.name}",
+                hint="start it with 'penstock up --pipeline MODULE:NAME', or give this one an"
+                " application with a data folder of its own",
+            )
 
     def close(self) -> None:
         """Let go of the engine that this pipeline started for itself; runs go on at its next
