@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -424,3 +425,41 @@ def test_definitions_can_be_listed_and_shown(tmp_path: Path) -> None:
         assert [stage.name for stage in info.stages] == ["fetch", "upper", "shout"]
         assert info.stages[0].over == "config:names"
         assert info.stages[1].over == "stage:fetch"
+
+
+def test_large_outputs_are_blobs_that_live_as_long_as_their_run(tmp_path: Path) -> None:
+    pipeline = penstock.Pipeline("large")
+
+    @pipeline.map(over=lambda config, ctx: [1, 2])
+    async def make(n: int, ctx: Any) -> str:
+        return str(n) * 100_000
+
+    @pipeline.step()
+    async def sizes(results: Any, ctx: Any) -> list[int]:
+        return [len(text) async for text in results]
+
+    with app_of(pipeline).run(tmp_path) as ps:
+        run = ps.pipelines.start("large")
+        assert ps.get(run.id).result(timeout=20)["output"] == [100_000, 100_000]
+        pointers = [item.output for item in ps.pipelines.items(run.id, "make")]
+        assert all(pointer.startswith("blob:") for pointer in pointers)
+        age(tmp_path / "blobs")
+        assert ps.prune(3600).blobs == 0
+        assert blob_of(ps, pointers[0]) == b'"' + b"1" * 100_000 + b'"'
+        assert ps.prune(0.0).jobs == 1
+        assert ps.pipelines.runs(penstock.RunQuery()) == []
+        age(tmp_path / "blobs")
+        ps.prune(0.0)
+        with pytest.raises(penstock.PenstockError):
+            blob_of(ps, pointers[0])
+
+
+def blob_of(ps: penstock.Client, pointer: str) -> bytes:
+    return ps._portal.run(ps.desk.get_blob(pointer))
+
+
+def age(folder: Path) -> None:
+    """Let every file there be a day old."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            os.utime(path, (0, 0))
