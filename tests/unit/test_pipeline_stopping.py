@@ -241,11 +241,12 @@ async def test_a_thread_that_does_not_stop_is_abandoned_and_the_record_says_whic
     assert (await place.store.get("job")).version == version  # what it gave comes too late
 
 
+@pytest.mark.parametrize("timeout", [None, 1000.0])
 @on_virtual_time
-async def test_an_async_item_that_does_not_stop_is_abandoned() -> None:
+async def test_an_async_item_that_does_not_stop_is_abandoned(timeout: float | None) -> None:
     one, release = Definition("one", cancel_grace=4.0), asyncio.Event()
 
-    @one.step()
+    @one.step(timeout=timeout)
     async def deaf(results: Any) -> int:
         while not release.is_set():
             try:

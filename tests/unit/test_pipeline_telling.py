@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Struct
 from tests.unit.pipeline_jobs import on_virtual_time
@@ -286,6 +287,34 @@ async def test_metrics_add_up_over_items_and_may_be_set() -> None:
         "model": "small",
         "limit": 5,
     }
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        lambda ctx: ctx.metric("share", float("nan")),
+        lambda ctx: ctx.metric("thing", object()),
+        lambda ctx: ctx.emit({"thing": object()}),
+        lambda ctx: ctx.emit({"half": "\ud800"}),
+        lambda ctx: ctx.results("nothing"),
+    ],
+)
+@on_virtual_time
+async def test_a_report_that_cant_be_stored_fails_its_item_and_not_the_run(report: Any) -> None:
+    one = Definition("one", config=Config)
+
+    @one.map(over="numbers")
+    async def odd(number: int, ctx: Any) -> int:
+        if number == 2:
+            report(ctx)
+        ctx.progress(float("nan"), "half a character: \ud800")
+        return number
+
+    place = Place()
+    ended = await place.run(one)
+    assert (stage_of(ended, "odd").ok, stage_of(ended, "odd").failed) == (2, 1)
+    for event in await place.events():
+        msgspec.json.encode(event)
 
 
 # -- what runs and items share ----------------------------------------------------

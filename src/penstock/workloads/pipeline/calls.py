@@ -154,7 +154,11 @@ class Calls:
                 return task.result()
         except asyncio.CancelledError:
             task.cancel()
-            await asyncio.wait((task,))
+            try:
+                await asyncio.wait((task,))
+            finally:
+                if not task.done():  # cancelled once more: nobody waits for it any longer
+                    self._leave(order, lambda: not task.done())
             raise
         order.ctx.cancel.request("it ran out of time")
         task.cancel()

@@ -25,8 +25,10 @@ from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import Tell
 from penstock.workloads.pipeline.payloads import Payloads, encode
 from penstock.workloads.pipeline.results import Portal, Reader, Results
+from penstock.workloads.pipeline.retrying import bounded
 
 Metric = float | int | str | bool
+_MAX_MESSAGE = 500
 
 
 class Notes:
@@ -40,6 +42,8 @@ class Notes:
         self.errors: list[str] = []
 
     def metric(self, name: str, value: Metric, fix: bool) -> None:
+        """Add to it, or set it. Raises TypeError or ValueError for what can't be stored."""
+        name, value = str(name), _storable(name, value)
         if fix or isinstance(value, str):
             self.added.pop(name, None)
             self.fixed[name] = value
@@ -55,6 +59,18 @@ class Notes:
             before = result.get(name, 0)
             result[name] = value if isinstance(before, str) else before + value
         return result
+
+
+def _storable(name: str, value: Any) -> Metric:
+    """A metric as a plain value, also where it is numpy's."""
+    if isinstance(value, bool | int):
+        return value if type(value) in (bool, int) else int(value)
+    if isinstance(value, str):
+        return bounded(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"metric {name} can't be {number}")
+    return number
 
 
 class Resources:
@@ -181,7 +197,8 @@ class StageContext:
         return self._until - self._run.clock.monotonic()
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
-        self._run.on_progress(self.stage, fraction, message)
+        known = None if fraction is None or not math.isfinite(fraction) else float(fraction)
+        self._run.on_progress(self.stage, known, bounded(str(message), _MAX_MESSAGE))
 
     def log(self, text: str, level: str = "info") -> None:
         self._run.tell.log(text, level=level)
@@ -197,8 +214,9 @@ class StageContext:
             self._noted().errors.append(str(text))
 
     def emit(self, data: dict[str, Any]) -> None:
-        """Send an event of one's own to whoever follows the job."""
-        self._run.portal.post(self._run.on_emit, self.stage, self.key, data)
+        """Send an event of one's own to whoever follows the job. It must be JSON."""
+        plain = msgspec.json.decode(encode(data))
+        self._run.portal.post(self._run.on_emit, self.stage, self.key, plain)
 
     def resource(self, name: str) -> Any:
         """What the pipeline declared under this name; one for all items of a job."""
