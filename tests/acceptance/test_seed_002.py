@@ -325,7 +325,7 @@ async def test_a_running_job_that_is_cancelled_is_cancelled_once_it_has_stopped(
     async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
         job = await jobs.start_job("news")
         await news.reached["classify"].wait()
-        answer = await jobs.cancel_job(job.id)
+        answer = await jobs.cancel_job(job.id, timeout=20)
         assert (answer.accepted, answer.status) == (True, _S.CANCELLED)
         held = await in_the_file(tmp_path, job.id)
     assert held.status is _S.CANCELLED
@@ -434,8 +434,13 @@ async def test_each_check_reads_the_file_and_leads_to_cancelled(
     check: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     news, spy = News(), Spy(tmp_path, monkeypatch, check)
-    ended = await run_to_its_end(tmp_path, news.pipeline, ALL)
+    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+        job = await jobs.start_job("news", ALL)
+        ended = await jobs.wait(job.id, 20)
+        events = [event async for event in jobs.events(job.id)]
     assert ended.status is _S.CANCELLED
+    started = [e.data["stage"] for e in events if e.kind is PipelineEventKind.STAGE_START]
+    assert started == list(STAGES[: check - 1])
     assert ended.finished_at is not None
     assert news.ran == list(STAGES[: check - 1])
     assert list(statuses(ended).values()) == ["completed"] * (check - 1) + ["skipped"] * (7 - check)
@@ -635,7 +640,7 @@ async def test_an_optimization_after_a_partial_evaluation_has_something_to_go_by
 async def test_a_cancel_marks_the_file_first_then_stops_the_work_and_only_then_ends_the_job(
     tmp_path: Path,
 ) -> None:
-    news = News(cancel_grace=1.0)
+    news = News(cancel_grace=2.0)
     news.hold("brief")
     async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
         job = await jobs.start_job("news")
@@ -647,7 +652,7 @@ async def test_a_cancel_marks_the_file_first_then_stops_the_work_and_only_then_e
         assert (marked.status, marked.cancel_requested) == (_S.RUNNING, True)
         assert (marked.finished_at, marked.cancel_effective) == (None, None)
         assert news.stopped == []
-        second = await jobs.cancel_job(job.id)
+        second = await jobs.cancel_job(job.id, timeout=20)
         assert second.status is _S.CANCELLED
         assert news.stopped == ["brief"]
         ended = await in_the_file(tmp_path, job.id)
