@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import msgspec
 import pytest
 
 import penstock
+from penstock.core.errors import StoreFull
 from penstock.core.stages import STALE_MESSAGE, PipelineEventKind
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.options import RunOptions
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -463,3 +466,57 @@ def age(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
             os.utime(path, (0, 0))
+
+
+def test_a_run_whose_records_cannot_be_written_goes_on_when_they_can_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, calls = Gate(), []
+    pipeline = penstock.Pipeline("patient")
+
+    @pipeline.step()
+    async def first(ctx: Any) -> int:
+        calls.append("first")
+        return 1
+
+    @pipeline.step()
+    async def second(ctx: Any) -> int:
+        calls.append("second")
+        gate.reached.set()
+        while not gate.open.is_set():  # noqa: ASYNC110 - another thread opens it
+            await asyncio.sleep(0.005)
+        return 2
+
+    app = app_of(pipeline)
+    monkeypatch.setattr("penstock.workloads.pipeline.executor.RunOptions", impatient)
+    with app.run(tmp_path) as ps:
+        run = ps.pipelines.start("patient")
+        assert gate.reached.wait(20)
+        store = ps.desk._services.pipelines.runs
+        save = store.save
+        lost = threading.Event()
+
+        async def refuse(_: Any) -> Any:
+            lost.set()
+            raise StoreFull("no space left")
+
+        store.save = refuse
+        gate.open.set()
+        assert lost.wait(20)
+        wait_for(lambda: ps.get(run.id).record.attempt >= 2)
+        assert ps.pipelines.get(run.id).status is PipelineJobStatus.RUNNING
+        store.save = save
+        assert ps.get(run.id).result(timeout=20)["output"] == 2
+        assert calls.count("first") == 1
+        assert ps.verify().mismatches == ()
+
+
+def impatient(**given: Any) -> RunOptions:
+    return RunOptions(**given, store_patience=0.2)
+
+
+def wait_for(claim: Any) -> None:
+    end = time.monotonic() + 20
+    while not claim():
+        assert time.monotonic() < end
+        time.sleep(0.01)

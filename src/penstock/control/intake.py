@@ -9,9 +9,9 @@ from penstock.control.endings import ending
 from penstock.control.losses import Losses
 from penstock.control.orders import Orders
 from penstock.core.ids import IdSource
-from penstock.core.job import JobResult
+from penstock.core.job import Job, JobResult
 from penstock.core.transition import Move
-from penstock.lifecycles.canonical import JobEvent, Role
+from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.bus import (
     AnyMessage,
     Credit,
@@ -60,11 +60,18 @@ class Intake:
                     record.limit = limit
             case Returned(job_id, attempt, _, reason):
                 if self._board.is_live(job_id, attempt):
-                    self._board.set_adrift(self._board.held[job_id], reason)
+                    return self._take_back(self._board.held[job_id], reason, now)
             case Handshake():
                 return self._greet(message, now, monotonic)
             case Farewell():
                 self._see_off(message, monotonic)
+        return []
+
+    def _take_back(self, job: Job, reason: str, now: float) -> list[Move]:
+        """What did not begin, or can go on elsewhere, waits for another worker."""
+        if job.state is JobState.RUNNING:
+            return self._losses.lose(job, reason, now)
+        self._board.set_adrift(job, reason)
         return []
 
     def still_has(self, started: Started, monotonic: float) -> bool:

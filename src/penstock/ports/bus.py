@@ -136,7 +136,7 @@ class Confirmed(Message, frozen=True, gc=False):
 
 
 class Returned(Message, frozen=True, gc=False):
-    """Handed back before it started: give it to another."""
+    """Handed back, before it started or where it can go on: give it to another."""
 
     job_id: str
     attempt: int

@@ -83,10 +83,11 @@ class World:
 
 
 class Interrupted(Exception):
-    """Raised by an executor whose worker stops: the attempt can be taken up where it is.
+    """Raised by an executor that can't go on, as when its worker stops: the attempt can be taken
+    up where it is.
 
-    Only for jobs that are idempotent. The worker reports nothing, and the engine gives the job
-    to another worker, as it does when one is lost.
+    Only for jobs that are idempotent. The worker hands the job back, and the engine gives it to
+    another worker, as it does when one is lost.
     """
 
 

@@ -359,8 +359,9 @@ class Worker:
             if not self.options.local:
                 self._unsettled[key] = result
             self._outbox.add(Finished(result))
-        except Interrupted:
+        except Interrupted as why:
             self.left.add(attempt.job_id)
+            self._return(attempt, str(why) or _STOPPED)
         finally:
             self._done += 1
             del self._active[key]

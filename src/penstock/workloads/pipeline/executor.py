@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from penstock.core.check import MAX_TIMEOUT
-from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
 from penstock.core.job import JobRequest, Offer, Unique
 from penstock.core.stages import ItemOutcome, PipelineRecord, StageKind, pipeline_of, trace_of
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
-from penstock.ports.executor import Context, Outcome, Task, World
+from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
 from penstock.ports.pipelines import Claim
 from penstock.ports.token import Token
 from penstock.workloads.pipeline.definition import Definition, Stage
@@ -117,7 +117,10 @@ class PipelineExecutor:
             options=self._options,
         )
         running = asyncio.ensure_future(orchestrator.run())
-        ended = await _stoppable(running, orchestrator, ctx)
+        try:
+            ended = await _stoppable(running, orchestrator, ctx)
+        except Unavailable as lost:
+            raise Interrupted(f"its records can't be written: {lost}") from lost
         if ctx.cancel.requested and not _finished_first(ended):
             raise asyncio.CancelledError  # the worker knows what the end counts as
         return await _outcome(ended, world)
