@@ -318,6 +318,21 @@ async def test_a_job_that_was_started_a_moment_before_the_shutdown_is_not_lost()
 
 
 @on_virtual_time
+async def test_a_job_that_is_being_claimed_at_the_shutdown_does_not_begin() -> None:
+    store = MemoryPipelineStore()
+    async with Process(store) as here:
+        job = await here.manager.start_job("news")
+        here.line.cut()
+        await asyncio.sleep(1)
+        closing = asyncio.create_task(here.manager.shutdown())
+        await asyncio.sleep(1)
+        here.line.mend()
+        await closing
+    assert here.journal.begun == []
+    assert (await record_of(store, job.id)).finished_at is None
+
+
+@on_virtual_time
 async def test_a_job_that_will_not_stop_does_not_keep_a_manager_from_ending() -> None:
     store, stuck = MemoryPipelineStore(), Definition("stuck")
     calls = []

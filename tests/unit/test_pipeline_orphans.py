@@ -20,7 +20,7 @@ from penstock.core.stages import (
     StageKind,
 )
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import Claim
+from penstock.ports.pipelines import Claim, Save
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.orphans import Fate, Patience, fate_of
 from penstock.workloads.pipeline.upkeep import Upkeep
@@ -256,6 +256,88 @@ async def test_an_orphan_of_a_pipeline_that_says_so_fails_in_the_seeds_words() -
             assert there.journal.begun == []
             last = (await store.events(job.id))[-1]
             assert last.kind is PipelineEventKind.JOB_COMPLETE
+
+
+class LateToAnswer(MemoryPipelineStore):
+    """Others see a job before its creator knows that it is recorded."""
+
+    async def create(self, record: PipelineRecord, *, single_flight: bool = False) -> Any:
+        made = await super().create(record, single_flight=single_flight)
+        await asyncio.sleep(1)
+        return made
+
+
+@pytest.mark.parametrize("on_orphan", ["fail", "resume"])
+@on_virtual_time
+async def test_a_sweep_in_the_midst_of_a_start_does_no_harm(on_orphan: str) -> None:
+    async with Process(LateToAnswer(), definition={"on_orphan": on_orphan}) as here:
+        starting = asyncio.create_task(here.manager.start_job("news"))
+        await asyncio.sleep(0.5)
+        assert len(await here.manager.list_jobs()) == 1
+        assert await here.manager.recover() == []
+        assert await here.manager.cleanup_stale_jobs() == []
+        job = await starting
+        assert (await here.manager.wait(job.id)).status is _S.COMPLETED
+        assert here.journal.begun.count(("brief", "")) == 1
+
+
+@on_virtual_time
+async def test_a_manager_that_comes_back_under_its_name_takes_its_jobs_up_at_once() -> None:
+    store = MemoryPipelineStore()
+    async with Process(store, "same") as before:
+        job = await before.manager.start_job("news")
+        await asyncio.sleep(0.5)
+        before.freeze()
+        async with Process(store, "same") as again:
+            await asyncio.sleep(0.1)
+            assert again.journal.stages() == ["ingest"]
+            assert (await again.manager.wait(job.id)).status is _S.COMPLETED
+
+
+class MovesOn(MemoryPipelineStore):
+    """A job gets on between the look at it and the verdict."""
+
+    async def unfinished(self) -> list[PipelineRecord]:
+        seen = await super().unfinished()
+        for one in seen:
+            await self.save(
+                Save(job_id=one.id, fence=one.fence, at=one.created_at, current_stage="next")
+            )
+        return seen
+
+
+@on_virtual_time
+async def test_a_job_that_gets_on_just_before_it_is_ended_is_not_ended() -> None:
+    store = MovesOn()
+    async with Process(store) as here:
+        begun = here.clock.now()
+        await store.create(
+            PipelineRecord(id="a", trace_id="a", pipeline="olds", created_at=begun - 9 * HOUR)
+        )
+        assert await here.manager.cleanup_stale_jobs() == []
+        assert (await record_of(store, "a")).status is _S.PENDING
+
+
+@on_virtual_time
+async def test_a_sweep_that_goes_wrong_is_not_the_last(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryPipelineStore()
+    async with Process(store) as here:
+
+        async def broken() -> list[str]:
+            raise RuntimeError("a bug")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here.manager, "recover", broken)
+            await asyncio.sleep(100)
+        assert "a sweep failed" in caplog.text
+        await store.create(
+            PipelineRecord(
+                id="a", trace_id="a", pipeline="news", config={"sources": ["a"]}, created_at=NOW
+            )
+        )
+        assert (await here.manager.wait("a")).status is _S.COMPLETED
 
 
 @on_virtual_time

@@ -40,7 +40,7 @@ from penstock.core.stages import (
     PipelineEvent,
     PipelineRecord,
 )
-from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
+from penstock.lifecycles.pipeline import PIPELINE
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Interrupted
@@ -50,7 +50,7 @@ from penstock.workloads.pipeline.following import Followers
 from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
 from penstock.workloads.pipeline.orphans import Fate, Patience, Sweeper
-from penstock.workloads.pipeline.running import RunningJob, left_undone
+from penstock.workloads.pipeline.running import RunningJob, left_undone, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class PipelineJobManager:
         self._options = replace(options or RunOptions(), lease=lease)
         self._ids = IdSource()
         self._runs: dict[str, RunningJob] = {}
+        self._starting: set[str] = set()
+        """Jobs that are being recorded: a sweep must not take them for lost ones."""
         self._followers = Followers(store)
         self._open = False
         self._deaf: Callable[[], None] = _nothing
@@ -149,9 +151,7 @@ class PipelineJobManager:
         the field), PipelineBusy. An id that is there already is answered with its job."""
         definition = self._known(pipeline)
         if not self._open:
-            raise Unavailable(
-                "this manager runs nothing", hint="use it as 'async with PipelineJobManager(...)'"
-            )
+            raise Unavailable("this manager runs nothing", hint="enter it with 'async with'")
         now = self._clock.now()
         asked = PipelineRecord(
             id=job_id or self._ids.next(now),
@@ -167,7 +167,11 @@ class PipelineJobManager:
             owner=self.owner,
             lease_until=now + self._lease,
         )
-        record = await self._store.create(asked, single_flight=definition.single_flight)
+        self._starting.add(asked.id)
+        try:
+            record = await self._store.create(asked, single_flight=definition.single_flight)
+        finally:
+            self._starting.discard(asked.id)
         if record.trace_id != asked.trace_id:
             return _the_same(record, asked)
         if self._open:  # it may have been shut down meanwhile; then the next start runs it
@@ -278,10 +282,10 @@ class PipelineJobManager:
         record = await self.get_job(job_id)
         run = self._runs.get(job_id) or self._take_up(record)
         if run is not None:
-            run.stop(Stop.CANCEL, reason or "cancel_job() was called")
+            run.stop(Stop.CANCEL, reason or "Job was cancelled")
             grace = self._pipelines[record.pipeline].cancel_grace
             await run.ended_within(grace, grace + 1.0 if timeout is None else timeout)
-        return _outcome(await self.get_job(job_id))
+        return outcome_of(await self.get_job(job_id))
 
     # -- asking -------------------------------------------------------------------
 
@@ -325,7 +329,7 @@ class PipelineJobManager:
         """Take up what nobody has: the ids of the jobs that are run here now."""
         taken = []
         for record in await self._store.unfinished():
-            if record.id not in self._runs and self._take_up(record):
+            if record.id not in self._runs and self._take_up(record) is not None:
                 taken.append(record.id)
         return taken
 
@@ -341,7 +345,8 @@ class PipelineJobManager:
         for record in await self._store.unfinished():
             run = self._runs.get(record.id)
             if run is None:
-                if await self._sweeper.end_if_stale(record, infos.get(record.pipeline)):
+                info, starting = infos.get(record.pipeline), record.id in self._starting
+                if not starting and await self._sweeper.end_if_stale(record, info):
                     ended.append(record.id)
             elif record.fence == run.fence and self._sweeper.is_lost(record):
                 run.stop(Stop.FAIL, STALE_MESSAGE)
@@ -349,7 +354,9 @@ class PipelineJobManager:
 
     def _take_up(self, record: PipelineRecord) -> RunningJob | None:
         """Run it here if nobody has it."""
-        if record.is_final or self._sweeper.fate_of(record) is not Fate.RESUME:
+        if not self._open or record.is_final or record.id in self._starting:
+            return None
+        if self._sweeper.fate_of(record) is not Fate.RESUME:
             return None
         # A lease of ours without a task is over, whatever it says.
         ours = record.owner == self.owner and record.fence > 0
@@ -363,6 +370,9 @@ class PipelineJobManager:
             unfinished = await self._store.unfinished()
         except Unavailable as error:
             log.warning("a sweep was left out: %s", error)
+            return self._sweep_every
+        except Exception:  # the next one may do better, and there must be a next one
+            log.exception("a sweep failed")
             return self._sweep_every
         now = self._clock.now()
         leases = [r.lease_until for r in unfinished if r.id not in self._runs and r.lease_until]
@@ -386,10 +396,3 @@ def _the_same(record: PipelineRecord, asked: PipelineRecord) -> PipelineRecord:
             hint="leave job_id out, or start it with the same pipeline and config",
         )
     return record
-
-
-def _outcome(record: PipelineRecord) -> CancelAnswer:
-    """What a cancel that was marked came to: the record's own word."""
-    if record.is_final and record.status is not PipelineJobStatus.CANCELLED:
-        return CancelAnswer(False, record.status, f"it ended {record.status} first")
-    return CancelAnswer(True, record.status)

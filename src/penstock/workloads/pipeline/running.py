@@ -6,6 +6,7 @@ import asyncio
 
 from penstock.core.stages import PipelineRecord, StageStatus
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.pipelines import CancelAnswer
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
 
 
@@ -60,3 +61,10 @@ def left_undone(record: PipelineRecord) -> bool:
         stage.failed or (stage.counted and stage.status is not StageStatus.COMPLETED)
         for stage in record.stages
     )
+
+
+def outcome_of(record: PipelineRecord) -> CancelAnswer:
+    """What a cancel that was marked came to: the record's own word."""
+    if record.is_final and record.status is not PipelineJobStatus.CANCELLED:
+        return CancelAnswer(False, record.status, f"it ended {record.status} first")
+    return CancelAnswer(True, record.status)
