@@ -157,6 +157,30 @@ async def test_a_manager_that_starts_takes_up_what_is_orphaned_at_once() -> None
             assert list(there.manager._runs) == [job.id]
 
 
+class SlowToTell(MemoryPipelineStore):
+    """A sweep takes some time."""
+
+    async def declared(self) -> list[PipelineInfo]:
+        await asyncio.sleep(1)
+        return await super().declared()
+
+
+@on_virtual_time
+async def test_a_lease_that_runs_out_in_the_midst_of_a_sweep_is_seen_by_the_next() -> None:
+    store = SlowToTell()
+    async with Process(store, "lost") as lost:
+        job = await lost.manager.start_job("news")
+        await asyncio.sleep(0.5)
+        lost.freeze()
+        lease_until = (await record_of(store, job.id)).lease_until
+        assert lease_until is not None
+        await asyncio.sleep(lease_until - lost.clock.now() - 0.5)
+        async with Process(store, "next") as there:
+            assert there.manager._runs == {}
+            await asyncio.sleep(1)
+            assert list(there.manager._runs) == [job.id]
+
+
 @on_virtual_time
 async def test_one_of_many_managers_takes_an_orphan_up() -> None:
     store = MemoryPipelineStore()

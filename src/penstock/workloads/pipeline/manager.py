@@ -364,6 +364,7 @@ class PipelineJobManager:
 
     async def _sweep(self) -> float:
         """Recover and clean up; the seconds until the next sweep."""
+        begun = self._clock.now()
         try:
             await self.recover()
             await self.cleanup_stale_jobs()
@@ -374,9 +375,9 @@ class PipelineJobManager:
         except Exception:  # the next one may do better, and there must be a next one
             log.exception("a sweep failed")
             return self._sweep_every
-        now = self._clock.now()
         leases = [r.lease_until for r in unfinished if r.id not in self._runs and r.lease_until]
-        ends = [lease - now for lease in leases if lease > now]
+        # One that ran out while this sweep went on was not seen by it.
+        ends = [lease - self._clock.now() for lease in leases if lease > begun]
         return min([self._sweep_every, *(max(end, _SOONEST) for end in ends)])
 
     async def _sweep_again(self, wait: float) -> None:
