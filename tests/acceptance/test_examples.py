@@ -23,6 +23,7 @@ PRINTS = {
     "progress_and_logs.py": "100% photo 4",
     "retries.py": "it took FAILED -> FAILED -> SUCCEEDED",
     "schedules.py": "by itself: a report for Berlin, made by tick\n",
+    "staged_pipeline.py": "PARTIAL ['milk: 1.20', 'tea: 3.50']\n",
     "workflow.py": "a parent failed: CANCELLED CANCELLED SUCCEEDED\n",
 }
 """What each example must print, among other things."""
@@ -57,6 +58,9 @@ KINDS = [
     "dead, retried in bulk",
     "another tenant's",
     "events, resumed",
+    "a pipeline, retried in part",
+    "a pipeline, cancelled",
+    "the news pipeline",
 ]
 
 
