@@ -1,8 +1,8 @@
 """One stage of one run: its items are listed, and then run, so many at once.
 
 A stage can be halted at any time. Then no new item begins; those that run are asked to stop,
-async ones are cancelled after half of the grace time, processes are killed, and what does not
-stop within it is left and reported.
+async ones are cancelled a moment later, processes are killed, and what does not stop within the
+grace time is left and reported.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from penstock.workloads.pipeline.options import RunOptions, Spread
 from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
 
 TIMEOUT = "TIMEOUT"
+_MOMENT = 0.25
+"""Seconds that an async item has to stop by itself before it is cancelled, at most."""
 
 
 class Halt(StrEnum):
@@ -280,8 +282,9 @@ class StageRun:
             await self._spread.stop(self._checkpoint.record)
         rest = self._grace
         if self.halted is Halt.CANCEL:
-            rest -= self._grace / 2
-            await self._ended_within(tasks, self._grace / 2)
+            moment = min(rest / 2, _MOMENT)
+            rest -= moment
+            await self._ended_within(tasks, moment)
         if mode != "thread":
             _cancel(tasks)
         await self._ended_within(tasks, None if mode == "process" else rest)
