@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 from clocked import STAGES, main, many, once
 
 import penstock
-from penstock.app.portal import new_event_loop
+from penstock.cli.service import run_service
 
 
 def six() -> penstock.Pipeline:
@@ -74,8 +73,7 @@ def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float
 
     pipeline = six() if what == "jobs" else Items(options["at_once"]).pipeline
     work = place(pipeline, folder, jobs if what == "jobs" else items)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(work)
+    return run_service(work)
 
 
 if __name__ == "__main__":

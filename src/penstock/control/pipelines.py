@@ -64,6 +64,8 @@ Normalise = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 _INLINE = 4096
 _PAGE = 500
+_FRESH = 1.0
+"""Seconds for which a definition is known by heart: a worker may bring a newer one."""
 _NOTHING_FAILED = "nothing failed in it, so there is nothing to run again"
 
 
@@ -87,6 +89,8 @@ class PipelineKeeper:
         self._ids = ids or IdSource()
         self._news: asyncio.Queue[Job] = asyncio.Queue()
         self._readers: dict[str, set[asyncio.Event]] = {}
+        self._known: dict[str, PipelineInfo] = {}
+        self._known_since = 0.0
         self._stop_listening = runs.listen(self._wake)
 
     # -- in step with jobs --------------------------------------------------------
@@ -112,11 +116,17 @@ class PipelineKeeper:
         while True:
             job = await self._news.get()
             try:
-                record = await self.ensure(job)
-                if job.is_final and not record.is_final:
-                    await self._settle(record, job)
+                await self._keep_up(job)
             except PenstockError as error:
                 log.error("the record of run %s can't be kept: %s", job.job_id, error)
+
+    async def _keep_up(self, job: Job) -> None:
+        """See that a job's record is there, and that it has ended if the job has."""
+        seen = await self.runs.glance(job.job_id)
+        if seen is None or (job.is_final and not PIPELINE.is_final(seen.status)):
+            record = await self.ensure(job)
+            if job.is_final and not record.is_final:
+                await self._settle(record, job)
 
     async def ensure(self, job: Job) -> PipelineRecord:
         """The record of a job, made if it is not there yet."""
@@ -190,7 +200,11 @@ class PipelineKeeper:
         return sorted(await self.runs.declared(), key=lambda info: info.name)
 
     async def show(self, name: str) -> PipelineInfo:
-        known = {info.name: info for info in await self.list()}
+        now = self._clock.monotonic()
+        if name not in self._known or now - self._known_since > _FRESH:
+            self._known = {info.name: info for info in await self.list()}
+            self._known_since = now
+        known = self._known
         if name in known:
             return known[name]
         near = difflib.get_close_matches(name, known, 1)
@@ -267,11 +281,10 @@ class PipelineKeeper:
 
     async def request_cancel(self, job_id: str) -> CancelAnswer:
         """Mark the run; its job is to be cancelled, too."""
-        record = await self.runs.get(job_id)
-        if record is None or record.status is PipelineJobStatus.PENDING:
+        seen = await self.runs.glance(job_id)
+        if seen is None or seen.status is PipelineJobStatus.PENDING:
             # Its job decides: it may be starting at this very moment.
-            status = record.status if record is not None else PipelineJobStatus.PENDING
-            return CancelAnswer(True, status)
+            return CancelAnswer(True, PipelineJobStatus.PENDING)
         return await self.runs.request_cancel(job_id, self._clock.now())
 
     def check_retry(self, record: PipelineRecord) -> None:
@@ -312,8 +325,8 @@ class PipelineKeeper:
                 self._readers.pop(job_id, None)
 
     async def _has_ended(self, job_id: str) -> bool:
-        record = await self.runs.get(job_id)
-        return record is None or record.is_final
+        seen = await self.runs.glance(job_id)
+        return seen is None or PIPELINE.is_final(seen.status)
 
     def _wake(self, job_ids: Sequence[str]) -> None:
         if self._readers:

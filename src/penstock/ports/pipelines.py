@@ -134,6 +134,9 @@ class PipelineStore(Protocol):
 
     async def get(self, job_id: str) -> PipelineRecord | None: ...
 
+    async def glance(self, job_id: str) -> Saved | None:
+        """Its status, and whether a cancel was asked for; the cheapest question there is."""
+
     async def find(self, query: RunQuery) -> list[PipelineRecord]: ...
 
     async def unfinished(self) -> list[PipelineRecord]:

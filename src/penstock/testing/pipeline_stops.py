@@ -55,6 +55,15 @@ class StopsContract:
         assert await store.get("a") == record, "a second wish changes nothing"
         assert await store.save(save_of("a")) == Saved(_S.RUNNING, True)
 
+    @run_async
+    async def test_a_glance_tells_the_status_and_the_wish(self, store: PipelineStore) -> None:
+        assert await store.glance("a") is None
+        await store.create(a_run("a"))
+        assert await store.glance("a") == Saved(_S.PENDING, False)
+        await begun(store, "b")
+        await store.request_cancel("b", T0 + 5)
+        assert await store.glance("b") == Saved(_S.RUNNING, True)
+
     @pytest.mark.parametrize("status", sorted(PIPELINE.final))
     @run_async
     async def test_an_ended_run_is_not_cancelled(

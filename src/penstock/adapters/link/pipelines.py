@@ -19,6 +19,7 @@ from penstock.ports.pipelines import CancelAnswer, Claim, RunQuery, Save, Saved
 
 # mypy takes no union for a type that is handed over.
 _MAYBE_RECORD: Any = PipelineRecord | None
+_MAYBE_SAVED: Any = Saved | None
 _MAYBE_BREAKER: Any = Breaker | None
 _MAYBE_BYTES: Any = bytes | None
 
@@ -115,6 +116,9 @@ class RemotePipelineStore:
 
     async def get(self, job_id: str) -> PipelineRecord | None:
         return await self._link.call("records.get", _MAYBE_RECORD, job_id=job_id)
+
+    async def glance(self, job_id: str) -> Saved | None:
+        return await self._link.call("records.glance", _MAYBE_SAVED, job_id=job_id)
 
     async def find(self, query: RunQuery) -> list[PipelineRecord]:
         return await self._link.call("records.find", list[PipelineRecord], query=query)

@@ -223,6 +223,10 @@ class MemoryPipelineStore:
     async def get(self, job_id: str) -> PipelineRecord | None:
         return self._runs.get(job_id)
 
+    async def glance(self, job_id: str) -> Saved | None:
+        run = self._runs.get(job_id)
+        return None if run is None else Saved(run.status, run.cancel_requested)
+
     async def find(self, query: RunQuery) -> list[PipelineRecord]:
         found = [run for run in self._runs.values() if _matches(query, run)]
         found.sort(key=_age, reverse=True)

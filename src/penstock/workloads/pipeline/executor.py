@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from penstock.core.check import MAX_TIMEOUT
-from penstock.core.errors import InvalidRequest, PenstockError, Unavailable
+from penstock.core.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.core.job import JobRequest, Offer, Unique
+from penstock.core.pointer import decode_data
 from penstock.core.stages import ItemOutcome, PipelineRecord, StageKind, pipeline_of, trace_of
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
@@ -123,31 +124,26 @@ class PipelineExecutor:
             raise Interrupted(f"its records can't be written: {lost}") from lost
         if ctx.cancel.requested and not _finished_first(ended):
             raise asyncio.CancelledError  # the worker knows what the end counts as
-        return await _outcome(ended, world)
+        return await _outcome(ended, world, orchestrator.output)
 
     async def _claim(self, pipeline: Definition, task: Task, world: World) -> PipelineRecord:
         """The run's record, ours to write from now on."""
-        request, now = task.request, world.clock.now()
-        record = await world.pipelines.create(
-            PipelineRecord(
-                id=request.job_id,
-                trace_id=trace_of(request.job_id),
-                pipeline=pipeline.name,
-                config=pipeline.plain_config(_decoded(task.payload)),
-                created_at=now,
-                progress_at=now,
-                tenant=request.tenant,
-                retry_of=await _retried(request, world),
-            )
+        runs, now = world.pipelines, world.clock.now()
+        config = pipeline.plain_config(_decoded(task.payload))
+        claim = Claim(
+            job_id=task.request.job_id, owner=world.worker_id, now=now, fence=task.attempt
         )
-        claim = Claim(job_id=record.id, owner=world.worker_id, now=now, fence=task.attempt)
-        claimed = await world.pipelines.claim(claim)
+        try:
+            claimed = await runs.claim(claim)
+        except NotFound:  # we were quicker than the keeper of records
+            await runs.create(await _first_record(pipeline, task.request, config, world))
+            claimed = await runs.claim(claim)
         if claimed is not None:
             return claimed
-        record = await world.pipelines.get(record.id) or record
-        if not record.is_final:
+        record = await runs.get(claim.job_id)
+        if record is None or not record.is_final:
             raise PenstockError(
-                f"run {record.id} belongs to attempt {record.fence} by now",
+                f"run {claim.job_id} belongs to another attempt by now",
                 hint="this attempt was taken for lost",
             )
         return record
@@ -210,6 +206,22 @@ def _finished_first(record: PipelineRecord) -> bool:
     return record.status in (PipelineJobStatus.COMPLETED, PipelineJobStatus.PARTIAL)
 
 
+async def _first_record(
+    pipeline: Definition, request: JobRequest, config: dict[str, Any], world: World
+) -> PipelineRecord:
+    now = world.clock.now()
+    return PipelineRecord(
+        id=request.job_id,
+        trace_id=trace_of(request.job_id),
+        pipeline=pipeline.name,
+        config=config,
+        created_at=now,
+        progress_at=now,
+        tenant=request.tenant,
+        retry_of=await _retried(request, world),
+    )
+
+
 async def _retried(request: JobRequest, world: World) -> str | None:
     """The run whose finished items are taken over: the parent, if it is of this pipeline."""
     parent = request.parent_job_id
@@ -228,7 +240,7 @@ class RunResult(msgspec.Struct, frozen=True):
     alerts: list[str]
 
 
-async def _outcome(record: PipelineRecord, world: World) -> Outcome:
+async def _outcome(record: PipelineRecord, world: World, output: str = "") -> Outcome:
     end = ENDS[record.status]
     errors = [f"{error.stage}: {error.message}" for error in record.errors]
     if end.state is not JobState.SUCCEEDED:
@@ -237,7 +249,7 @@ async def _outcome(record: PipelineRecord, world: World) -> Outcome:
         return Outcome(end.state, error_code=code or end.error_code, error_message=message)
     result = RunResult(
         status=record.status,
-        output=await _output(record, world),
+        output=await _output(record, world, output),
         stages={
             stage.name: {
                 "status": stage.status,
@@ -259,13 +271,21 @@ async def _outcome(record: PipelineRecord, world: World) -> Outcome:
     )
 
 
-async def _output(record: PipelineRecord, world: World) -> Any:
+async def _output(record: PipelineRecord, world: World, pointer: str) -> Any:
+    """What the last step that succeeded returned; if that was in an earlier run, it is read."""
+    if pointer:
+        return await _value(pointer, world)
     for stage in reversed(record.stages):
         if stage.kind is StageKind.STEP and stage.ok:
             items = await world.pipelines.items(record.id, stage.name, limit=1)
             if items and items[0].output:
-                return msgspec.json.decode(await world.blobs.get(items[0].output))
+                return await _value(items[0].output, world)
     return None
+
+
+async def _value(pointer: str, world: World) -> Any:
+    inline = pointer.startswith("data:")
+    return msgspec.json.decode(decode_data(pointer) if inline else await world.blobs.get(pointer))
 
 
 def _offer(pipeline: Definition) -> Offer:

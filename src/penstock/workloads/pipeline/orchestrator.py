@@ -98,6 +98,8 @@ class AsyncPipelineOrchestrator:
         self._tell: Tell = tell or Silent()
         self._spread, self._calls = spread, calls
         self._token = Token()
+        self.output = ""
+        """Where the output of the last step is that ran here."""
         self._saved = Checkpoint(record, store, clock, options, self._tell, self._heard)
         self._saved.when_broken = self._stop_at_once
         self._closing = Closing(pipeline, self._saved, clock, self._tell)
@@ -141,8 +143,8 @@ class AsyncPipelineOrchestrator:
     async def _check_cancelled(self) -> bool:
         """Whether it is to end: asked before every stage."""
         if self._stopping is None:
-            record = await self._store.get(self._record.id)
-            if record is not None and record.cancel_requested:
+            seen = await self._store.glance(self._record.id)
+            if seen is not None and seen.cancel_requested:
                 self.stop(Stop.CANCEL, _WAS_CANCELLED)
         return self._stopping is not None
 
@@ -244,10 +246,10 @@ class AsyncPipelineOrchestrator:
                 await self._run_stage(stage)
                 if self._stopping is not None:
                     return
-                self._upkeep.tell(name, 1.0, f"{name} {self._saved.tally(name).status}")
             await self._count_outputs(name)
             if name == (self._pipeline.summary_after or last):
                 self._saved.set(summary=summary.summarise(self._saved.record, self._clock.now()))
+        self._upkeep.tell(last, 1.0, "all stages have ended")
 
     async def _run_stage(self, stage: Stage) -> None:
         saved, name = self._saved, stage.name
@@ -314,6 +316,8 @@ class AsyncPipelineOrchestrator:
         finally:
             self._stage = None
         self._saved.check()
+        if stage.info.kind is StageKind.STEP and one.output:
+            self.output = one.output
         if self._stopping is None:
             self._closing.conclude(stage)
 

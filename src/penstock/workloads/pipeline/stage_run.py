@@ -61,6 +61,8 @@ class StageRun:
         self._store, self._clock, self._options = store, clock, options
         self._spread = spread if stage.info.spread else None
         self._reuse, self._grace = reuse, grace
+        self.output = ""
+        """Where the output of the item that ended last is."""
         self._job_id = checkpoint.job_id
         self._token = Token()
         self.halted: Halt | None = None
@@ -182,6 +184,7 @@ class StageRun:
                 else:
                     ended = await self._spread.run(self._checkpoint.record, stage, item)
                     notes = None
+                self.output = ended.output
                 if (kept := self._kept(ended)) is not None:
                     await end(name, kept, notes if kept is ended else None, soon=soon)
         finally:

@@ -1,6 +1,9 @@
 -- name: run_by_id
 SELECT {run} FROM run WHERE id = ?;
 
+-- name: glance
+SELECT status, cancel_requested FROM run WHERE id = ?;
+
 -- name: unfinished
 SELECT {run} FROM run INDEXED BY run_open WHERE finished_at IS NULL ORDER BY created_at, id;
 

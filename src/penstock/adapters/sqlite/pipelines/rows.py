@@ -24,6 +24,7 @@ from penstock.core.stages import (
 )
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipeline_moves import Head
+from penstock.ports.pipelines import Saved
 
 Row = tuple[Any, ...]
 
@@ -50,6 +51,10 @@ read_info = msgspec.json.Decoder(PipelineInfo).decode
 
 def text(value: object) -> str:
     return _encoder.encode(value).decode()
+
+
+def read_glance(row: Row) -> Saved:
+    return Saved(_STATUSES[row[0]], row[1] == 1)
 
 
 def read_run(row: Row) -> PipelineRecord:

@@ -127,6 +127,10 @@ class SqlitePipelineStore:
         found = self._read("run_by_id", job_id)
         return rows.read_run(found[0]) if found else None
 
+    async def glance(self, job_id: str) -> Saved | None:
+        found = self._read("glance", job_id)
+        return rows.read_glance(found[0]) if found else None
+
     async def find(self, query: RunQuery) -> list[PipelineRecord]:
         if query.limit <= 0:
             return []
