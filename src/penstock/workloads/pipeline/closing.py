@@ -21,9 +21,10 @@ from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
 from penstock.ports.clock import Clock
 from penstock.workloads.pipeline import alerts, status, summary
 from penstock.workloads.pipeline.checkpoint import Checkpoint, progress_of
-from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import Tell
 from penstock.workloads.pipeline.retrying import bounded
+from penstock.workloads.pipeline.stage import Stage
 
 BREAKER_OPEN = "breaker_open"
 _ITEM_ERRORS = 3

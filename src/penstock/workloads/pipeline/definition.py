@@ -27,8 +27,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.core.errors import InvalidRequest, Misconfigured
-from penstock.core.job import NO_RETRY, RetryPolicy
-from penstock.core.quantity import parse_duration
+from penstock.core.job import RetryPolicy
 from penstock.core.signals import Retry
 from penstock.core.stages import (
     STALE_AFTER,
@@ -41,53 +40,20 @@ from penstock.core.stages import (
     StageKind,
     WhenOpen,
 )
-from penstock.workloads.pipeline.in_child import call_in_child
+from penstock.workloads.pipeline.choices import (
+    above_zero,
+    at_least,
+    choice,
+    mode_of,
+    name_of,
+    policy_of,
+    seconds,
+)
 from penstock.workloads.pipeline.shape import Shape, shape_of
+from penstock.workloads.pipeline.stage import Source, Stage
 
 F = TypeVar("F", bound=Callable[..., Any])
-Source = Callable[..., Any]
-
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-_MODES = ("async", "thread", "process")
-
-
-class Stage:
-    """One declared stage. Called, it is the plain function."""
-
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        info: StageInfo,
-        shape: Shape,
-        *,
-        source: Source | None = None,
-        key: Callable[[Any], str] | None = None,
-        enabled: Callable[[Any], bool] | None = None,
-        width: str = "",
-    ) -> None:
-        functools.update_wrapper(self, fn)
-        self.fn, self.info, self.shape = fn, info, shape
-        self.source, self.key, self.enabled = source, key, enabled
-        self.width = width
-        """The config field that says how many items run at once; may be ''."""
-        self.name = info.name
-        self.config_type: type | None = None
-
-    @property
-    def upstream(self) -> str:
-        """The stage whose outputs it maps over, or whose results it is given; may be ''."""
-        kind, _, name = self.info.over.partition(":")
-        return name if kind == "stage" else self.info.of
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fn(*args, **kwargs)
-
-    def in_child(self, ctx: Any, given: Any, about: dict[str, Any]) -> Any:
-        """Run the function in a process that was started for it; see `in_child`."""
-        return call_in_child(self.fn, self.shape, self.config_type, ctx, given, about)
-
-    def __repr__(self) -> str:
-        return f"<stage {self.name}>"
 
 
 class Definition:
@@ -123,13 +89,13 @@ class Definition:
         self.policy = policy
         """A name of `status.POLICIES`, or a function of the stages' records."""
         self.single_flight = single_flight
-        self.on_change = _choice(OnChange, "on_change", on_change)
-        self.on_orphan = _choice(OnOrphan, "on_orphan", on_orphan)
-        self.stale_after = _seconds("stale_after", stale_after)
+        self.on_change = choice(OnChange, "on_change", on_change)
+        self.on_orphan = choice(OnOrphan, "on_orphan", on_orphan)
+        self.stale_after = seconds("stale_after", stale_after)
         """Seconds without progress after which a job is stale; None: never."""
-        self.cancel_grace = _seconds("cancel_grace", cancel_grace) or 0.0
+        self.cancel_grace = seconds("cancel_grace", cancel_grace) or 0.0
         """Seconds that running items have to stop before they are cancelled, or abandoned."""
-        self.timeout = _seconds("timeout", timeout)
+        self.timeout = seconds("timeout", timeout)
         self.alerts = tuple(alerts)
         self.on_alert = on_alert
         """Called with (record, alert) for each alert of a finished run, plain or async."""
@@ -175,7 +141,7 @@ class Definition:
         config field that holds it."""
 
         def declare(fn: F) -> F:
-            stage = name or _name_of(fn)
+            stage = name or name_of(fn)
             shape = shape_of(fn, stage)
             over_, source = self._over(stage, over, shape)
             width = concurrency if isinstance(concurrency, str) else ""
@@ -184,14 +150,14 @@ class Definition:
                 kind=StageKind.MAP,
                 over=over_,
                 needs=self._needs(stage, needs),
-                mode=_mode(stage, mode, shape),
-                concurrency=_at_least(stage, "concurrency", self._width(stage, concurrency), 1),
-                rate=None if rate is None else _above_zero(stage, "rate", rate),
-                timeout=_seconds(f"stage {stage}: timeout", timeout),
-                stage_timeout=_seconds(f"stage {stage}: stage_timeout", stage_timeout),
-                retry=_retry(retry),
+                mode=mode_of(stage, mode, shape),
+                concurrency=at_least(stage, "concurrency", self._width(stage, concurrency), 1),
+                rate=None if rate is None else above_zero(stage, "rate", rate),
+                timeout=seconds(f"stage {stage}: timeout", timeout),
+                stage_timeout=seconds(f"stage {stage}: stage_timeout", stage_timeout),
+                retry=policy_of(retry),
                 breaker=breaker,
-                when_open=_choice(WhenOpen, f"stage {stage}: when_open", when_open),
+                when_open=choice(WhenOpen, f"stage {stage}: when_open", when_open),
                 enabled=self._flag(stage, enabled),
                 critical=critical,
                 counts=counts,
@@ -226,7 +192,7 @@ class Definition:
         stage that is named is needed, as by `needs`; the one before it is not."""
 
         def declare(fn: F) -> F:
-            stage = name or _name_of(fn)
+            stage = name or name_of(fn)
             shape = shape_of(fn, stage)
             before = self._known(stage, of) if of is not None else next(reversed(self.stages), "")
             wanted = needs if of is None else (of, *needs)
@@ -235,11 +201,11 @@ class Definition:
                 kind=StageKind.STEP,
                 of=before,
                 needs=self._needs(stage, wanted),
-                mode=_mode(stage, mode, shape),
-                timeout=_seconds(f"stage {stage}: timeout", timeout),
-                retry=_retry(retry),
+                mode=mode_of(stage, mode, shape),
+                timeout=seconds(f"stage {stage}: timeout", timeout),
+                retry=policy_of(retry),
                 breaker=breaker,
-                when_open=_choice(WhenOpen, f"stage {stage}: when_open", when_open),
+                when_open=choice(WhenOpen, f"stage {stage}: when_open", when_open),
                 enabled=self._flag(stage, enabled),
                 critical=critical,
                 counts=counts,
@@ -400,7 +366,7 @@ class Definition:
 
     def info(self) -> PipelineInfo:
         self.check()
-        schema = {} if self.config_type is None else msgspec.json.schema(self.config_type)
+        schema = {} if self.config_type is None else _plain(msgspec.json.schema(self.config_type))
         return PipelineInfo(
             name=self.name,
             topic=self.topic,
@@ -426,59 +392,6 @@ def fingerprint_of(stages: Iterable[StageInfo]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
-def _name_of(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__name__", "")
-
-
-def _mode(stage: str, mode: str | None, shape: Shape) -> str:
-    if mode is None:
-        return "async" if shape.is_async else "thread"
-    if mode not in _MODES:
-        raise Misconfigured(f"stage {stage}: mode {mode!r} is none of {', '.join(_MODES)}")
-    if shape.is_async is not (mode == "async"):
-        other = "an async function" if shape.is_async else "a plain function"
-        raise Misconfigured(f"stage {stage}: {other} can't run with mode={mode!r}")
-    if mode == "process" and shape.is_generator:
-        raise Misconfigured(
-            f"stage {stage}: a generator can't run in a process", hint="return a list"
-        )
-    return mode
-
-
-def _retry(given: Retry | RetryPolicy | int | None) -> RetryPolicy:
-    if isinstance(given, Retry):
-        return given.policy
-    if isinstance(given, int):
-        return Retry(given).policy
-    return given or NO_RETRY
-
-
-def _seconds(name: str, given: float | str | None) -> float | None:
-    if given is None:
-        return None
-    seconds = parse_duration(given) if isinstance(given, str) else float(given)
-    if seconds < 0:
-        raise Misconfigured(f"{name}: {given!r} is less than nothing")
-    return seconds
-
-
-def _above_zero(stage: str, name: str, value: float) -> float:
-    if value <= 0:
-        raise Misconfigured(f"stage {stage}: {name} must be above 0")
-    return float(value)
-
-
-def _at_least(stage: str, name: str, value: int, least: int) -> int:
-    if value < least:
-        raise Misconfigured(f"stage {stage}: {name} must be at least {least}")
-    return value
-
-
-C = TypeVar("C", OnChange, OnOrphan, WhenOpen)
-
-
-def _choice(kind: type[C], name: str, given: C | str) -> C:
-    try:
-        return kind(given)
-    except ValueError:
-        raise Misconfigured(f"{name}: {given!r} is none of {', '.join(kind)}") from None
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    """As JSON has it: what comes back from a store or over a wire is then the same."""
+    return msgspec.json.decode(msgspec.json.encode(value))  # type: ignore[no-any-return]

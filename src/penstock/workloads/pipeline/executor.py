@@ -24,7 +24,7 @@ from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
 from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
 from penstock.ports.pipelines import Claim
 from penstock.ports.token import Token
-from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.orchestrator import (
     AsyncPipelineOrchestrator,
@@ -32,6 +32,7 @@ from penstock.workloads.pipeline.orchestrator import (
     Stop,
 )
 from penstock.workloads.pipeline.spread import ItemTask, Spread, child_topic
+from penstock.workloads.pipeline.stage import Stage
 
 _MAX_ATTEMPTS = 100
 """How often a run may lose its worker: it goes on where it was, so that costs little."""

@@ -40,12 +40,13 @@ from penstock.workloads.pipeline.context import (
     StageContext,
     notes_of,
 )
-from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Tell
 from penstock.workloads.pipeline.pacing import Pace
 from penstock.workloads.pipeline.payloads import Codec, Payloads, Unfit, outputs_of
 from penstock.workloads.pipeline.results import Results, element_of, wants_list
 from penstock.workloads.pipeline.retrying import Failure, bounded, judge, next_try
+from penstock.workloads.pipeline.stage import Stage
 from penstock.workloads.pipeline.waiting import pause
 
 _MOST_TRACEBACKS = 20

@@ -21,10 +21,10 @@ from penstock.core.signals import Cancelled
 from penstock.core.stages import ErrorClass, ItemOutcome, ItemRecord
 from penstock.ports.token import Token
 from penstock.workloads.pipeline.context import AsyncStageContext, Notes, StageContext, notes_of
-from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.payloads import WRONG_TYPE, Payloads, Unfit, encode, outputs_of
 from penstock.workloads.pipeline.retrying import bounded
+from penstock.workloads.pipeline.stage import Stage
 
 _MAX_KEY = 256
 _decode = msgspec.json.Decoder().decode

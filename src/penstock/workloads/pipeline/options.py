@@ -9,7 +9,7 @@ from msgspec import Struct
 from penstock.core.stages import ItemRecord, PipelineRecord
 
 if TYPE_CHECKING:
-    from penstock.workloads.pipeline.definition import Stage
+    from penstock.workloads.pipeline.stage import Stage
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):

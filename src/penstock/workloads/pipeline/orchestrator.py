@@ -33,13 +33,14 @@ from penstock.workloads.pipeline import resume, status, summary
 from penstock.workloads.pipeline.calls import Calls
 from penstock.workloads.pipeline.checkpoint import Checkpoint
 from penstock.workloads.pipeline.closing import Closing, call_hooks
-from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import StageFailed
 from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Spread, Tell
 from penstock.workloads.pipeline.patience import patient
 from penstock.workloads.pipeline.reuse import Reuse
 from penstock.workloads.pipeline.skipping import skip_of
+from penstock.workloads.pipeline.stage import Stage
 from penstock.workloads.pipeline.stage_run import Halt, StageRun
 from penstock.workloads.pipeline.upkeep import Upkeep
 

@@ -7,8 +7,9 @@ of the pipeline: the stages that have begun must be its first ones, unchanged.
 from __future__ import annotations
 
 from penstock.core.stages import OnChange, PipelineRecord, StageRecord, StageStatus
-from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.reuse import form_of
+from penstock.workloads.pipeline.stage import Stage
 
 DEFINITION_CHANGED = "DEFINITION_CHANGED"
 

@@ -21,7 +21,7 @@ from penstock.core.stages import (
 )
 from penstock.ports.pipelines import PipelineStore
 from penstock.workloads.pipeline.context import Metric
-from penstock.workloads.pipeline.definition import Stage
+from penstock.workloads.pipeline.stage import Stage
 
 DUPLICATES = "duplicates"
 """Metric: items left out since another has their key."""

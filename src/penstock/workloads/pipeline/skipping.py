@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from penstock.core.stages import StageRecord, StageStatus
-from penstock.workloads.pipeline.definition import Stage
+from penstock.workloads.pipeline.stage import Stage
 
 DISABLED = "disabled"
 CRITICAL_STAGE_FAILED = "critical_stage_failed"

@@ -14,7 +14,7 @@ from penstock.core.pointer import decode_data, encode_data
 from penstock.core.stages import TOPIC, ErrorClass, ItemOutcome, ItemRecord, PipelineRecord
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import World
-from penstock.workloads.pipeline.definition import Stage
+from penstock.workloads.pipeline.stage import Stage
 
 _LONGEST_KEY = 200
 

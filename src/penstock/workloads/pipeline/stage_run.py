@@ -21,11 +21,11 @@ from penstock.ports.clock import Clock
 from penstock.ports.pipelines import PipelineStore
 from penstock.ports.token import Token
 from penstock.workloads.pipeline.checkpoint import Checkpoint
-from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import Lister, numbered
 from penstock.workloads.pipeline.options import RunOptions, Spread
 from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
+from penstock.workloads.pipeline.stage import Stage
 
 TIMEOUT = "TIMEOUT"
 _MOMENT = 0.25
