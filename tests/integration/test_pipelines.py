@@ -316,6 +316,7 @@ def test_items_spread_over_workers_are_child_jobs_in_order(tmp_path: Path) -> No
     async def double(n: int, ctx: Any) -> int:
         if n == 1:
             raise ValueError("one is no good")
+        ctx.metric("seen", n)
         return n * 2
 
     @pipeline.step()
@@ -334,6 +335,7 @@ def test_items_spread_over_workers_are_child_jobs_in_order(tmp_path: Path) -> No
             "FAILED",
             "SUCCEEDED",
         ]
+        assert ps.pipelines.get(run.id).stage("double").metrics == {"seen": 5}
         items = ps.pipelines.items(run.id, "double")
         assert [item.outcome.value for item in items] == ["ok", "failed", "ok"]
 

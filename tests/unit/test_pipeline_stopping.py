@@ -437,7 +437,7 @@ class Elsewhere:
     def __init__(self, seconds: float = 1.0) -> None:
         self.seconds, self.ran, self.stopped = seconds, [], asyncio.Event()
 
-    async def run(self, record: Any, stage: Any, item: ItemRecord) -> ItemRecord:
+    async def run(self, record: Any, stage: Any, item: ItemRecord) -> tuple[ItemRecord, None]:
         sleep = asyncio.ensure_future(asyncio.sleep(self.seconds))
         stop = asyncio.ensure_future(self.stopped.wait())
         await asyncio.wait((sleep, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -445,10 +445,10 @@ class Elsewhere:
         stop.cancel()
         self.ran.append(item.key)
         if self.stopped.is_set():
-            return replace(
-                item, outcome=ItemOutcome.FAILED, attempts=1, error_class=ErrorClass.CANCELLED
-            )
-        return replace(item, outcome=ItemOutcome.OK, output=item.input, fan=1, attempts=1)
+            ended = replace(item, outcome=ItemOutcome.FAILED, error_class=ErrorClass.CANCELLED)
+        else:
+            ended = replace(item, outcome=ItemOutcome.OK, output=item.input, fan=1)
+        return replace(ended, attempts=1), None
 
     async def stop(self, record: Any) -> None:
         self.stopped.set()

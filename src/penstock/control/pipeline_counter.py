@@ -26,6 +26,7 @@ from penstock.core.stages import (
     PipelineRecord,
     pipeline_of,
 )
+from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipelines import CancelAnswer, RunQuery
 from penstock.ports.store import Store
 
@@ -117,8 +118,8 @@ class PipelinesCounter:
             )
         await self._ended(job, timeout)
         after = await self.get(job_id)
-        if after.is_final and not after.cancel_effective and after.status != "CANCELLED":
-            return CancelAnswer(True, after.status, f"it ended {after.status} before it could stop")
+        if after.is_final and after.status is not PipelineJobStatus.CANCELLED:
+            return CancelAnswer(False, after.status, f"it ended {after.status} first")
         return CancelAnswer(True, after.status)
 
     async def _ended(self, job: Job, timeout: float) -> None:

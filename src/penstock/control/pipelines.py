@@ -39,7 +39,6 @@ from penstock.core.stages import (
     PipelineEventKind,
     PipelineInfo,
     PipelineRecord,
-    StageStatus,
     pipeline_of,
     trace_of,
 )
@@ -291,12 +290,7 @@ class PipelineKeeper:
         """Whether a run has ended, and left something to run again."""
         if not record.is_final:
             raise IllegalMove("pipeline job", record.status, "retry_failed")
-        bad = (StageStatus.FAILED, StageStatus.PARTIAL, StageStatus.PENDING, StageStatus.RUNNING)
-        undone = any(
-            stage.status in bad or (stage.status is StageStatus.SKIPPED and stage.counted)
-            for stage in record.stages
-        )
-        if not undone and record.status is PipelineJobStatus.COMPLETED:
+        if not record.left_undone:
             raise InvalidRequest("job_id", _NOTHING_FAILED)
 
     async def stream(self, job_id: str, after: int = 0) -> AsyncGenerator[PipelineEvent]:

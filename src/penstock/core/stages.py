@@ -310,6 +310,16 @@ class PipelineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def is_final(self) -> bool:
         return PIPELINE.is_final(self.status)
 
+    @property
+    def left_undone(self) -> bool:
+        """Whether an ended run left anything that another could do better."""
+        if self.status in (PipelineJobStatus.FAILED, PipelineJobStatus.CANCELLED):
+            return True
+        return any(
+            stage.failed or (stage.counted and stage.status is not StageStatus.COMPLETED)
+            for stage in self.stages
+        )
+
     def stage(self, name: str) -> StageRecord | None:
         return next((stage for stage in self.stages if stage.name == name), None)
 

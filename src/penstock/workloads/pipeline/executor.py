@@ -31,7 +31,7 @@ from penstock.workloads.pipeline.orchestrator import (
     RunOptions,
     Stop,
 )
-from penstock.workloads.pipeline.spread import ItemTask, Spread, child_topic
+from penstock.workloads.pipeline.spread import ItemEnd, ItemTask, Spread, child_topic
 from penstock.workloads.pipeline.stage import Stage
 
 _MAX_ATTEMPTS = 100
@@ -179,7 +179,9 @@ class PipelineExecutor:
             raise asyncio.CancelledError
         if ended.outcome is ItemOutcome.FAILED:
             return _failure(ended.error_code or "ITEM_FAILED", ended.error)
-        return Outcome(JobState.SUCCEEDED, msgspec.json.encode(ended))
+        reported = runner.notes
+        end = ItemEnd(ended, reported.add_to({}), reported.errors)
+        return Outcome(JobState.SUCCEEDED, msgspec.json.encode(end))
 
 
 def make(app: Any, options: Mapping[str, Any]) -> PipelineExecutor:

@@ -50,7 +50,7 @@ from penstock.workloads.pipeline.following import Followers
 from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
 from penstock.workloads.pipeline.orphans import Fate, Patience, Sweeper
-from penstock.workloads.pipeline.running import RunningJob, left_undone, outcome_of
+from penstock.workloads.pipeline.running import RunningJob, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class PipelineJobManager:
         record = await self.get_job(job_id)
         if not record.is_final:
             raise IllegalMove(PIPELINE.name, record.status, "retry_failed")
-        if not left_undone(record):
+        if not record.left_undone:
             raise InvalidRequest("job_id", f"nothing failed in job {job_id}")
         return await self.start_job(
             record.pipeline, record.config, retry_of=job_id, trigger="retry", tenant=record.tenant

@@ -9,6 +9,7 @@ from msgspec import Struct
 from penstock.core.stages import ItemRecord, PipelineRecord
 
 if TYPE_CHECKING:
+    from penstock.workloads.pipeline.context import Notes
     from penstock.workloads.pipeline.stage import Stage
 
 
@@ -63,8 +64,11 @@ class Silent:
 class Spread(Protocol):
     """Runs items elsewhere, as jobs of their own."""
 
-    async def run(self, record: PipelineRecord, stage: Stage, item: ItemRecord) -> ItemRecord:
-        """The item as it ended; cancelled, it ends the job before it lets that pass."""
+    async def run(
+        self, record: PipelineRecord, stage: Stage, item: ItemRecord
+    ) -> tuple[ItemRecord, Notes | None]:
+        """The item as it ended, and what it reported; cancelled, it ends the job before it lets
+        that pass."""
 
     async def stop(self, record: PipelineRecord) -> None:
         """End whatever is still running for this record."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.core.stages import PipelineRecord, StageStatus
+from penstock.core.stages import PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipelines import CancelAnswer
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
@@ -51,16 +51,6 @@ class RunningJob:
         if late and timeout > grace:
             self.hurry()
             await asyncio.wait((self.task,), timeout=timeout - grace)
-
-
-def left_undone(record: PipelineRecord) -> bool:
-    """Whether an ended run left anything that another could do better."""
-    if record.status in (PipelineJobStatus.FAILED, PipelineJobStatus.CANCELLED):
-        return True
-    return any(
-        stage.failed or (stage.counted and stage.status is not StageStatus.COMPLETED)
-        for stage in record.stages
-    )
 
 
 def outcome_of(record: PipelineRecord) -> CancelAnswer:

@@ -14,6 +14,7 @@ from penstock.core.pointer import decode_data, encode_data
 from penstock.core.stages import TOPIC, ErrorClass, ItemOutcome, ItemRecord, PipelineRecord
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import World
+from penstock.workloads.pipeline.context import Notes
 from penstock.workloads.pipeline.stage import Stage
 
 _LONGEST_KEY = 200
@@ -27,13 +28,30 @@ class ItemTask(msgspec.Struct, frozen=True):
     item: ItemRecord
 
 
+class ItemEnd(msgspec.Struct, frozen=True):
+    """The result of a child job: how the item ended, and what its function reported."""
+
+    item: ItemRecord
+    metrics: dict[str, float | int | str | bool] = {}
+    errors: list[str] = []
+
+    def notes(self) -> Notes:
+        notes = Notes()
+        for name, value in self.metrics.items():
+            notes.metric(name, value, fix=isinstance(value, str | bool))
+        notes.errors.extend(self.errors)
+        return notes
+
+
 class Spread:
     """Runs items of one run as child jobs."""
 
     def __init__(self, world: World, request: JobRequest) -> None:
         self._world, self._request = world, request
 
-    async def run(self, record: PipelineRecord, stage: Stage, item: ItemRecord) -> ItemRecord:
+    async def run(
+        self, record: PipelineRecord, stage: Stage, item: ItemRecord
+    ) -> tuple[ItemRecord, Notes | None]:
         """Submit the child, or find it, and wait for its end."""
         desk = self._world.desk
         job = (await desk.submit([await self._child(record, stage, item)]))[0]
@@ -66,16 +84,15 @@ class Spread:
             idempotent=True,
         )
 
-    async def _ended(self, job: Job, item: ItemRecord) -> ItemRecord:
+    async def _ended(self, job: Job, item: ItemRecord) -> tuple[ItemRecord, Notes | None]:
         result = job.result
         pointer = result.result_ptr if result is not None else None
         if job.state is JobState.SUCCEEDED and pointer:
             data = decode_data(pointer) if pointer.startswith("data:") else None
-            ended = msgspec.json.decode(
-                data or await self._world.blobs.get(pointer), type=ItemRecord
-            )
-            return replace(ended, seq=item.seq, key=item.key, input=item.input)
-        return _failed(job, item, self._world.clock.now())
+            end = msgspec.json.decode(data or await self._world.blobs.get(pointer), type=ItemEnd)
+            ended = replace(end.item, seq=item.seq, key=item.key, input=item.input)
+            return ended, end.notes()
+        return _failed(job, item, self._world.clock.now()), None
 
 
 def child_topic(pipeline: str, stage: str) -> str:

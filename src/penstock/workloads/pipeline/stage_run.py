@@ -182,8 +182,7 @@ class StageRun:
                 if self._spread is None:
                     ended, notes = await perform(stage, item, self._token)
                 else:
-                    ended = await self._spread.run(self._checkpoint.record, stage, item)
-                    notes = None
+                    ended, notes = await self._spread.run(self._checkpoint.record, stage, item)
                 self.output = ended.output
                 if (kept := self._kept(ended)) is not None:
                     await end(name, kept, notes if kept is ended else None, soon=soon)
