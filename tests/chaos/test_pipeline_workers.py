@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -150,3 +151,28 @@ def test_a_config_is_checked_by_an_engine_that_knows_the_pipeline_from_its_worke
             assert ps.jobs() == []
             run = ps.pipelines.start("sized", {"n": 5})
             assert ps.get(run.id).result(timeout=30)["output"] == 5
+
+
+@pytest.mark.parametrize("number", [4, 6, 9, 13, 18])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_run_comes_to_the_same_end_whichever_of_its_commits_the_engine_dies_at(
+    moment: str, number: int, tmp_path: Path
+) -> None:
+    with cluster(tmp_path) as c:
+        doomed = c.up(
+            "--app", "staged:app", PENSTOCK_FAILPOINT=f"{moment}-pipeline-commit:{number}"
+        )
+        with contextlib.suppress(penstock.PenstockError), c.client() as ps:
+            ps.pipelines.start("walk", {"n": 40}, idempotency_key="once")
+        assert doomed.wait(timeout=30) == -signal.SIGKILL
+        c.up("--app", "staged:app")
+        with c.client() as ps:
+            # Whether the first call was answered or not, it is the same run.
+            run = ps.pipelines.start("walk", {"n": 40}, idempotency_key="once")
+            result = ps.get(run.id).result(timeout=60)
+            assert result["output"] == sum(n * n for n in range(40))
+            assert result["status"] == "COMPLETED"
+            record = ps.pipelines.get(run.id)
+            assert [stage.ok for stage in record.stages] == [40, 40, 1]
+            assert len(ps.pipelines.runs(penstock.RunQuery())) == 1
+        c.check_history()

@@ -63,6 +63,8 @@ Normalise = Callable[[str, dict[str, Any]], dict[str, Any]]
 
 _INLINE = 4096
 _PAGE = 500
+_SWEEP = 60.0
+"""Seconds between looks at records that should have ended."""
 _FRESH = 1.0
 """Seconds for which a definition is known by heart: a worker may bring a newer one."""
 _NOTHING_FAILED = "nothing failed in it, so there is nothing to run again"
@@ -104,7 +106,7 @@ class PipelineKeeper:
                 self._news.put_nowait(job)
 
     async def restore(self) -> None:
-        """Make good what an earlier engine left undone."""
+        """Close the records of runs whose jobs have ended: what a crash left undone."""
         for record in await self.runs.unfinished():
             job = await self._jobs.get(record.id)
             if job is None or job.is_final:
@@ -112,6 +114,20 @@ class PipelineKeeper:
 
     async def run(self) -> None:
         """Keep the records in step until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            tasks.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Now and then: see to what could not be written when it happened."""
+        while True:
+            await self._clock.sleep(_SWEEP)
+            try:
+                await self.restore()
+            except PenstockError as error:
+                log.error("can't look after the records of runs: %s", error)
+
+    async def _follow(self) -> None:
         while True:
             job = await self._news.get()
             try:
