@@ -52,7 +52,13 @@ async def engine_at(folder: Path) -> AsyncIterator[Engine]:
     async def only(ctx: Any) -> str:
         raise ValueError("no")
 
-    app.add(steps)
+    large = Pipeline("large")
+
+    @large.map(over=lambda config, ctx: [1])
+    async def make(n: int, ctx: Any) -> str:
+        return "x" * 50_000
+
+    app.add(steps, large)
     settings = load(flags={"data_dir": str(folder), "durability": "memory"})
     async with Engine(settings, make_executors(app, settings), listen=False) as engine:
         yield engine
@@ -261,6 +267,19 @@ async def test_a_run_of_another_tenant_is_not_there(tmp_path: Path) -> None:
         with pytest.raises(NotPermitted):
             await engine.desk.serving(READER).pipelines.start("steps")
         assert len(await alice.pipelines.runs(RunQuery())) == 1
+
+
+@run_async
+async def test_what_a_tenant_s_items_gave_only_that_tenant_can_read(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        alice, bob = engine.desk.serving(ALICE), engine.desk.serving(BOB)
+        run = await alice.pipelines.start("large")
+        await engine.desk.wait(run.id)
+        (item,) = await alice.pipelines.items(run.id, "make")
+        assert item.output.startswith("blob:")
+        assert len(await alice.get_blob(item.output)) > 50_000
+        with pytest.raises(UnreadablePointer):
+            await bob.get_blob(item.output)
 
 
 @run_async

@@ -95,7 +95,9 @@ class EngineDesk:
         self._store, self._blobs, self._board = services.store, services.blobs, services.board
         self._gateway, self._feed, self._clock = services.gateway, services.feed, services.clock
         self._guard = guard = Guard(caller, services.store, services.clock)
-        self._uploads = Uploads(services.store, services.clock, caller.tenant)
+        self._uploads = Uploads(
+            services.store, services.clock, caller.tenant, services.pipelines.runs
+        )
         self.approvals = ApprovalsCounter(services.approvals, guard, services.store)
         self.policy = PolicyCounter(services.policy, guard, services.store)
         self.schedules = SchedulesCounter(services.schedules, guard, self._uploads)

@@ -201,6 +201,9 @@ class PipelineStore(Protocol):
 
     async def recall(self, name: str) -> bytes | None: ...
 
+    async def refers(self, tenant: str, pointer: str) -> bool:
+        """Whether an item of one of the tenant's runs points to this blob."""
+
     async def pointers(self) -> builtins.list[str]:
         """Every blob that an item points to."""
 

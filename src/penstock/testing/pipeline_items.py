@@ -9,7 +9,7 @@ from penstock.core.errors import Superseded
 from penstock.core.stages import ErrorClass, ItemOutcome, ItemRecord
 from penstock.ports.pipelines import PipelineStore, StageItems
 from penstock.testing.aio import run_async
-from penstock.testing.pipeline_samples import begun, ended_items, listed_items, save_of
+from penstock.testing.pipeline_samples import begun, ended_items, listed_items, record_of, save_of
 from penstock.testing.samples import T0
 
 _O = ItemOutcome
@@ -196,3 +196,19 @@ class ItemsContract:
         await store.save(save_of("a", ended=ended_items("s", 2, output=blobs[2])))
         await store.save(save_of("a", ended=ended_items("s", 1, output="data:,small")))
         assert sorted(await store.pointers()) == [blobs[0], blobs[2]]
+
+    @run_async
+    async def test_a_blob_is_a_tenant_s_if_an_item_of_its_runs_points_to_it(
+        self, store: PipelineStore
+    ) -> None:
+        await begun(store, "a")
+        taken, given, other = (f"blob:sha256-{digit * 64}" for digit in "123")
+        items = (
+            ItemRecord(seq=0, key="0", input=taken),
+            ItemRecord(seq=1, key="1", input="data:,x", output=given),
+        )
+        await store.save(save_of("a", listed=(StageItems("s", items),)))
+        tenant = (await record_of(store, "a")).tenant
+        found = [await store.refers(tenant, blob) for blob in (taken, given, other, "data:,x")]
+        assert found[:3] == [True, True, False]
+        assert not await store.refers("somebody else", taken)

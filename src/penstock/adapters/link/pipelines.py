@@ -198,6 +198,9 @@ class RemotePipelineStore:
     async def recall(self, name: str) -> bytes | None:
         return await self._link.call("records.recall", _MAYBE_BYTES, name=name)
 
+    async def refers(self, tenant: str, pointer: str) -> bool:
+        return await self._link.call("records.refers", bool, tenant=tenant, pointer=pointer)
+
     async def pointers(self) -> list[str]:
         return await self._link.call("records.pointers", list[str])
 

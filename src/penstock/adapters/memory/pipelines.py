@@ -296,6 +296,15 @@ class MemoryPipelineStore:
 
     # -- upkeep -------------------------------------------------------------------
 
+    async def refers(self, tenant: str, pointer: str) -> bool:
+        return any(
+            pointer in (item.input, item.output)
+            for run in self._runs.values()
+            if run.tenant == tenant
+            for stage in self._items[run.id].values()
+            for item in stage.items.values()
+        )
+
     async def pointers(self) -> list[str]:
         held = {
             pointer

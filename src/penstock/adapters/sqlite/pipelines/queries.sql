@@ -175,3 +175,14 @@ DELETE FROM event WHERE id IN (
 
 -- name: undoom
 DELETE FROM doomed WHERE run = ?;
+
+-- name: refers
+SELECT EXISTS (
+    SELECT 1 FROM item INDEXED BY item_output
+    JOIN lot USING (lot) JOIN run USING (run)
+    WHERE output = ?1 AND output >= 'blob:' AND output < 'blob;' AND tenant = ?2
+) OR EXISTS (
+    SELECT 1 FROM item INDEXED BY item_input
+    JOIN lot USING (lot) JOIN run USING (run)
+    WHERE input = ?1 AND input >= 'blob:' AND input < 'blob;' AND tenant = ?2
+);

@@ -195,6 +195,9 @@ class SqlitePipelineStore:
         found = self._read("recall", name)
         return found[0][0] if found else None
 
+    async def refers(self, tenant: str, pointer: str) -> bool:
+        return bool(self._read("refers", pointer, tenant)[0][0])
+
     async def pointers(self) -> list[str]:
         return await self._aside.run(lambda read: [row[0] for row in read(self._sql["pointers"])])
 
