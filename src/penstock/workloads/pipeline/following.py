@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 from penstock.core.errors import NotFound, WaitTimedOut
 from penstock.core.stages import PipelineEvent, PipelineEventKind, PipelineRecord
+from penstock.lifecycles.pipeline import PIPELINE
 from penstock.ports.pipelines import PipelineStore
 
 LOOK_EVERY = 1.0
@@ -34,8 +35,14 @@ class Followers:
     async def record(self, job_id: str) -> PipelineRecord:
         record = await self._store.get(job_id)
         if record is None:
-            raise NotFound(f"no pipeline job {job_id!r}", hint="list_jobs() has those there are")
+            raise _unknown(job_id)
         return record
+
+    async def _has_ended(self, job_id: str) -> bool:
+        seen = await self._store.glance(job_id)
+        if seen is None:
+            raise _unknown(job_id)
+        return PIPELINE.is_final(seen.status)
 
     async def end_of(self, job_id: str, timeout: float | None) -> PipelineRecord:
         """Its record when it has ended. NotFound, WaitTimedOut."""
@@ -44,9 +51,8 @@ class Followers:
                 async with asyncio.timeout(timeout):
                     while True:
                         news.clear()
-                        record = await self.record(job_id)
-                        if record.is_final:
-                            return record
+                        if await self._has_ended(job_id):
+                            return await self.record(job_id)
                         await _woken(news)
             except TimeoutError:
                 raise WaitTimedOut(
@@ -59,7 +65,7 @@ class Followers:
             while True:
                 news.clear()
                 # First the record: when that has ended, all of its events are there.
-                record = await self.record(job_id)
+                ended = await self._has_ended(job_id)
                 batch = await self._store.events(job_id, after)
                 for event in batch:
                     yield event
@@ -67,7 +73,7 @@ class Followers:
                         return
                     after = event.id
                 if not batch:
-                    if record.is_final:
+                    if ended:
                         return
                     await _woken(news)
 
@@ -81,6 +87,10 @@ class Followers:
             self._waiting[job_id].discard(news)
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
+
+
+def _unknown(job_id: str) -> NotFound:
+    return NotFound(f"no pipeline job {job_id!r}", hint="list_jobs() has those there are")
 
 
 async def _woken(news: asyncio.Event) -> None:
