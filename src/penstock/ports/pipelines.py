@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 from msgspec import UNSET, Struct, UnsetType
 
-from penstock.core.job import Job
 from penstock.core.stages import (
     Alert,
     Breaker,
@@ -214,13 +213,6 @@ class PipelineStore(Protocol):
         """Hear of jobs that changed; returns how to stop hearing."""
 
     async def close(self) -> None: ...
-
-
-class Started(Struct, frozen=True):
-    """A run that was accepted."""
-
-    job: Job
-    record: PipelineRecord
 
 
 class Pipelines(Protocol):
