@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.news_context import NewsContext
 
+from penstock.config import load
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.news import corpus, training
 from penstock.workloads.pipeline.news.classify import classify
@@ -154,3 +155,7 @@ def test_shares_are_as_even_as_the_counts_allow(counts: dict[str, int], size: in
     most = max(taken.values(), default=0)
     for name in counts:
         assert taken[name] == counts[name] or taken[name] >= most - 1
+
+
+def test_the_variable_that_names_it_is_not_taken_for_a_setting() -> None:
+    assert load(environ={corpus.VARIABLE: "somewhere.whl"}).pipelines == ()

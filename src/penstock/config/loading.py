@@ -24,7 +24,13 @@ from penstock.core.errors import Misconfigured
 FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
 NOT_SETTINGS = frozenset(
-    {"PENSTOCK_CONFIG", "PENSTOCK_CONNECT", "PENSTOCK_FAILPOINT", "PENSTOCK_TOKEN"}
+    {
+        "PENSTOCK_CONFIG",
+        "PENSTOCK_CONNECT",
+        "PENSTOCK_CORPUS",
+        "PENSTOCK_FAILPOINT",
+        "PENSTOCK_TOKEN",
+    }
 )
 """Variables that other parts of Penstock read."""
 RESERVED = "PENSTOCK_X_"
