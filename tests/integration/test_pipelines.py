@@ -522,3 +522,18 @@ def wait_for(claim: Any) -> None:
     while not claim():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_record_says_what_started_the_run(tmp_path: Path) -> None:
+    with app_of(words()).run(tmp_path) as ps:
+        request = ps.request("job.pipeline.words")
+        ps.schedules.put(penstock.Schedule(name="daily", cron="@daily", request=request))
+        fired = ps.schedules.fire("daily")
+        ps.get(fired.job_id).result(timeout=20)
+        run = ps.pipelines.start("words", {"names": ["a", "bad"]})
+        ps.get(run.id).wait(timeout=20)
+        again = ps.pipelines.retry_failed(run.id)
+        ps.get(again.id).wait(timeout=20)
+        ids = (fired.job_id, run.id, again.id)
+        triggers = [ps.pipelines.get(job_id).trigger for job_id in ids]
+        assert triggers == ["schedule", "manual", "retry"]

@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.control.gateway import Gateway
+from penstock.core.breakers import reset
 from penstock.core.errors import (
     IllegalMove,
     InvalidRequest,
@@ -27,20 +28,18 @@ from penstock.core.errors import (
 )
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest
-from penstock.core.pointer import decode_data, encode_data
 from penstock.core.schema import check_fields
 from penstock.core.stages import (
     STALE_MESSAGE,
     Breaker,
-    BreakerState,
     ItemOutcome,
     ItemRecord,
     PipelineEvent,
     PipelineEventKind,
     PipelineInfo,
     PipelineRecord,
+    first_record,
     pipeline_of,
-    trace_of,
 )
 from penstock.core.transition import Answer
 from penstock.lifecycles.canonical import JobState
@@ -61,7 +60,6 @@ log = logging.getLogger(__name__)
 
 Normalise = Callable[[str, dict[str, Any]], dict[str, Any]]
 
-_INLINE = 4096
 _PAGE = 500
 _SWEEP = 60.0
 """Seconds between looks at records that should have ended."""
@@ -149,32 +147,17 @@ class PipelineKeeper:
         if record is not None:
             return record
         request = job.request
-        new = PipelineRecord(
-            id=job.job_id,
-            trace_id=trace_of(job.job_id),
-            pipeline=pipeline_of(request.topic) or "",
-            config=await self._config_of(request),
-            created_at=job.accepted_at,
-            progress_at=job.accepted_at,
-            tenant=request.tenant,
-            retry_of=await self._retried(request),
-            trigger=_trigger(request),
-        )
-        return await self.runs.create(new)
-
-    async def _retried(self, request: JobRequest) -> str | None:
-        """The run that this one retries: its parent, if that is one of the same pipeline."""
         parent = request.parent_job_id
         before = await self.runs.get(parent) if parent is not None else None
-        return parent if before and before.pipeline == pipeline_of(request.topic) else None
+        config = await self._config_of(request)
+        return await self.runs.create(first_record(request, config, job.accepted_at, before))
 
     async def _config_of(self, request: JobRequest) -> dict[str, Any]:
         pointer = request.context_ptr
         if not pointer:
             return {}
-        data = decode_data(pointer) if pointer.startswith("data:") else None
         try:
-            config = msgspec.json.decode(data or await self._blobs.get(pointer))
+            config = msgspec.json.decode(await self._blobs.get(pointer))
         except (msgspec.DecodeError, PenstockError):
             return {}
         return config if isinstance(config, dict) else {}
@@ -240,12 +223,10 @@ class PipelineKeeper:
         info = await self.show(name)
         check_fields("config", config, info.config_schema)
         payload = msgspec.json.encode(self._normalise(info.topic, config))
-        inline = len(payload) <= _INLINE
-        pointer = encode_data(payload) if inline else await self._blobs.put(payload)
         wanted = JobRequest(
             job_id=self._ids.next(self._clock.now()),
             topic=info.topic,
-            context_ptr=pointer,
+            context_ptr=await self._blobs.put(payload),
             tenant=tenant,
             idempotency_key=idempotency_key,
             parent_job_id=retry_of,
@@ -352,22 +333,9 @@ class PipelineKeeper:
             if breaker is None:
                 there = ", ".join(b.name for b in await self.runs.breakers()) or "none"
                 raise NotFound(f"no breaker {name!r}", hint=f"there are: {there}")
-            closed = replace(
-                breaker,
-                state=BreakerState.CLOSED,
-                failures=0,
-                opened_at=None,
-                trial_until=(),
-                version=breaker.version + 1,
-            )
+            closed = reset(breaker)
             if await self.runs.put_breaker(closed):
                 return closed
-
-
-def _trigger(request: JobRequest) -> str:
-    if request.schedule is not None:
-        return "schedule"
-    return "retry" if request.parent_job_id is not None else "manual"
 
 
 def _why(job: Job | None) -> str:

@@ -13,7 +13,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import Struct, field
 
-from penstock.core.job import NO_RETRY, RetryPolicy
+from penstock.core.job import NO_RETRY, JobRequest, RetryPolicy
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
 
 STALE_MESSAGE = "Job timed out or was orphaned"
@@ -326,6 +326,26 @@ class PipelineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def stage_progress(self) -> dict[str, StageRecord]:
         return {stage.name: stage for stage in self.stages}
+
+
+def first_record(
+    request: JobRequest, config: dict[str, Any], at: float, parent: PipelineRecord | None
+) -> PipelineRecord:
+    """The record with which a run begins. `parent` is the record of the job's parent, if that is
+    a run: one of the same pipeline is the one that this run retries."""
+    name = pipeline_of(request.topic) or ""
+    trigger = "manual" if request.parent_job_id is None else "retry"
+    return PipelineRecord(
+        id=request.job_id,
+        trace_id=trace_of(request.job_id),
+        pipeline=name,
+        config=config,
+        created_at=at,
+        progress_at=at,
+        tenant=request.tenant,
+        retry_of=parent.id if parent is not None and parent.pipeline == name else None,
+        trigger=trigger if request.schedule is None else "schedule",
+    )
 
 
 class PipelineEventKind(StrEnum):

@@ -15,9 +15,8 @@ import msgspec
 
 from penstock.core.check import MAX_TIMEOUT
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, Unavailable
-from penstock.core.job import JobRequest, Offer, Unique
-from penstock.core.pointer import decode_data
-from penstock.core.stages import ItemOutcome, PipelineRecord, StageKind, pipeline_of, trace_of
+from penstock.core.job import Offer, Unique
+from penstock.core.stages import ItemOutcome, PipelineRecord, StageKind, first_record
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
@@ -137,7 +136,9 @@ class PipelineExecutor:
         try:
             claimed = await runs.claim(claim)
         except NotFound:  # we were quicker than the keeper of records
-            await runs.create(await _first_record(pipeline, task.request, config, world))
+            parent = task.request.parent_job_id
+            before = await runs.get(parent) if parent is not None else None
+            await runs.create(first_record(task.request, config, now, before))
             claimed = await runs.claim(claim)
         if claimed is not None:
             return claimed
@@ -209,29 +210,6 @@ def _finished_first(record: PipelineRecord) -> bool:
     return record.status in (PipelineJobStatus.COMPLETED, PipelineJobStatus.PARTIAL)
 
 
-async def _first_record(
-    pipeline: Definition, request: JobRequest, config: dict[str, Any], world: World
-) -> PipelineRecord:
-    now = world.clock.now()
-    return PipelineRecord(
-        id=request.job_id,
-        trace_id=trace_of(request.job_id),
-        pipeline=pipeline.name,
-        config=config,
-        created_at=now,
-        progress_at=now,
-        tenant=request.tenant,
-        retry_of=await _retried(request, world),
-    )
-
-
-async def _retried(request: JobRequest, world: World) -> str | None:
-    """The run whose finished items are taken over: the parent, if it is of this pipeline."""
-    parent = request.parent_job_id
-    before = await world.pipelines.get(parent) if parent is not None else None
-    return parent if before and before.pipeline == pipeline_of(request.topic) else None
-
-
 class RunResult(msgspec.Struct, frozen=True):
     """What a finished run's job returns."""
 
@@ -276,19 +254,18 @@ async def _outcome(record: PipelineRecord, world: World, output: str = "") -> Ou
 
 async def _output(record: PipelineRecord, world: World, pointer: str) -> Any:
     """What the last step that succeeded returned; if that was in an earlier run, it is read."""
-    if pointer:
-        return await _value(pointer, world)
+    if not pointer:
+        pointer = await _last_output(record, world)
+    return msgspec.json.decode(await world.blobs.get(pointer)) if pointer else None
+
+
+async def _last_output(record: PipelineRecord, world: World) -> str:
     for stage in reversed(record.stages):
         if stage.kind is StageKind.STEP and stage.ok:
             items = await world.pipelines.items(record.id, stage.name, limit=1)
             if items and items[0].output:
-                return await _value(items[0].output, world)
-    return None
-
-
-async def _value(pointer: str, world: World) -> Any:
-    inline = pointer.startswith("data:")
-    return msgspec.json.decode(decode_data(pointer) if inline else await world.blobs.get(pointer))
+                return items[0].output
+    return ""
 
 
 def _offer(pipeline: Definition) -> Offer:

@@ -10,14 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.job import Job, JobRequest
-from penstock.core.pointer import decode_data, encode_data
 from penstock.core.stages import TOPIC, ErrorClass, ItemOutcome, ItemRecord, PipelineRecord
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import World
 from penstock.workloads.pipeline.context import Notes
 from penstock.workloads.pipeline.stage import Stage
-
-_LONGEST_KEY = 200
 
 
 class ItemTask(msgspec.Struct, frozen=True):
@@ -64,13 +61,11 @@ class Spread:
 
     async def _child(self, record: PipelineRecord, stage: Stage, item: ItemRecord) -> JobRequest:
         payload = msgspec.json.encode(ItemTask(record.id, stage.name, item))
-        small = len(payload) <= 4096
-        pointer = encode_data(payload) if small else await self._world.blobs.put(payload)
         parent = self._request
         return JobRequest(
             job_id="",
             topic=child_topic(record.pipeline, stage.name),
-            context_ptr=pointer,
+            context_ptr=await self._world.blobs.put(payload),
             priority=parent.priority,
             parent_job_id=record.id,
             workflow_id=record.id,
@@ -88,8 +83,7 @@ class Spread:
         result = job.result
         pointer = result.result_ptr if result is not None else None
         if job.state is JobState.SUCCEEDED and pointer:
-            data = decode_data(pointer) if pointer.startswith("data:") else None
-            end = msgspec.json.decode(data or await self._world.blobs.get(pointer), type=ItemEnd)
+            end = msgspec.json.decode(await self._world.blobs.get(pointer), type=ItemEnd)
             ended = replace(end.item, seq=item.seq, key=item.key, input=item.input)
             return ended, end.notes()
         return _failed(job, item, self._world.clock.now()), None
@@ -100,7 +94,7 @@ def child_topic(pipeline: str, stage: str) -> str:
 
 
 def _key(record: PipelineRecord, stage: Stage, item: ItemRecord) -> str:
-    return f"{record.id}/{stage.name}/{item.seq}"[:_LONGEST_KEY]
+    return f"{record.id}/{stage.name}/{item.seq}"
 
 
 def _failed(job: Job, item: ItemRecord, now: float) -> ItemRecord:
