@@ -2,10 +2,75 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
 from hypothesis import HealthCheck, settings
+
+from penstock.testing.engines import EngineMissing, busybox_tree, private_docker, private_podman
 
 # A shared machine is slow now and then, and that says nothing about the code.
 settings.register_profile(
     "penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("penstock")
+
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="session")
+def docker_socket() -> Iterator[Path]:
+    """Where a Docker engine of this run's own listens."""
+    yield from _engine(private_docker)
+
+
+@pytest.fixture(scope="session")
+def podman_socket() -> Iterator[Path]:
+    """Where Podman's API listens, started for this run."""
+    yield from _engine(private_podman)
+
+
+@pytest.fixture(scope="session")
+def busybox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The root file system of an image, for engines without a daemon."""
+    return _there(lambda: busybox_tree(tmp_path_factory.mktemp("image") / "tree"))
+
+
+def needs_runtime(name: str) -> str:
+    """The path of an OCI runtime; without it the test is skipped, and in CI it fails."""
+    found = shutil.which(name)
+    if found is None or os.geteuid() != 0:
+        _missing(f"there is no {name} here, or no root to run it")
+    assert found is not None
+    return found
+
+
+def _engine(start: Callable[[Path], AbstractContextManager[Path]]) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="pe-"))  # a socket's path must be short
+    running = start(folder)
+    socket = _there(running.__enter__)
+    try:
+        yield socket
+    finally:
+        running.__exit__(None, None, None)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _there(make: Callable[[], T]) -> T:
+    try:
+        return make()
+    except EngineMissing as missing:
+        _missing(str(missing))
+        raise
+
+
+def _missing(why: str) -> None:
+    if os.environ.get("CI"):
+        pytest.fail(f"in CI every engine must be there: {why}")
+    pytest.skip(f"{why}; sh tests/containers/install.sh installs engines on Debian")
