@@ -519,8 +519,25 @@ class EngineContract:
 
 
 _DEVICES = frozenset(
-    "console core fd full mqueue net null ptmx pts random shm stderr stdin stdout tty urandom"
-    " zero".split()
+    [
+        "console",
+        "core",
+        "fd",
+        "full",
+        "mqueue",
+        "net",
+        "null",
+        "ptmx",
+        "pts",
+        "random",
+        "shm",
+        "stderr",
+        "stdin",
+        "stdout",
+        "tty",
+        "urandom",
+        "zero",
+    ]
 )
 
 PROBE = r"""
