@@ -232,7 +232,7 @@ async def test_a_writer_waits_for_its_turn_without_stopping_the_loop(tmp_path: P
 async def test_a_turn_that_never_comes_is_an_error_and_the_store_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.adapters.sqlite.pipelines.commits._TURN", 20)
+    monkeypatch.setattr("penstock.adapters.sqlite.sharing._TURN", 20)
     store = opened(tmp_path)
     await begun(store, "a")
     other = raw(tmp_path)
@@ -324,7 +324,7 @@ async def test_concurrent_savers_share_a_commit(
     store = opened(tmp_path)
     await begun(store, "a")
     points: list[str] = []
-    monkeypatch.setattr("penstock.adapters.sqlite.pipelines.commits.failpoint", points.append)
+    monkeypatch.setattr("penstock.adapters.sqlite.sharing.failpoint", points.append)
     saves = [store.save(save_of("a", fence=n % 10)) for n in range(50)]
     ends = await asyncio.gather(*saves, return_exceptions=True)
     assert sum(not isinstance(end, BaseException) for end in ends) == 5

@@ -5,6 +5,8 @@
 * A write returns only after it is durable. Concurrent writers are merged into one commit.
 * Every move asks `lifecycles.container.CONTAINER`; a final state is never overwritten.
 * Records come back in the order in which jobs are to start: by priority, then as they came.
+* A record's `body` may be large: only `add`, `get` and `by_key` bring it, in all other records
+  it is empty.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Change(Struct, frozen=True, kw_only=True):
 
     job_id: str
     event: ContainerJobEvent | None = None
-    """Refused (`IllegalMove`) where the table has no such move."""
+    """Refused (`IllegalMove`) where the table has no such move. One that leads to where the job
+    is already changes nothing at all: what a job ended with first, it ended with."""
     at: float
     """Becomes `started_at` or `finished_at` where the event means that."""
     end: End | None = None
@@ -52,13 +55,15 @@ class Change(Struct, frozen=True, kw_only=True):
 
 class ContainerStore(Protocol):
     async def add(self, record: ContainerRecord, *, most_waiting: int = 0) -> ContainerRecord:
-        """Store a new record, with its `seq`. Raises Conflict if its job_id is stored already
-        (whatever its state), and TooMany if so many are queued; 0 means any number."""
+        """Store a new record, which is queued, with its `seq`. Raises Conflict if its job_id is
+        stored already (whatever its state) or its key is another job's, then TooMany if so many
+        are queued; 0 means any number."""
 
     async def change(self, change: Change) -> ContainerRecord:
         """The record after it. Raises NotFound, IllegalMove."""
 
-    async def get(self, job_id: str) -> ContainerRecord | None: ...
+    async def get(self, job_id: str, *, body: bool = True) -> ContainerRecord | None:
+        """Without its body it costs little, however large that is."""
 
     async def by_key(self, key: str) -> ContainerRecord | None:
         """The record that was submitted under this idempotency key."""
@@ -69,11 +74,12 @@ class ContainerStore(Protocol):
         """Running ones first, then queued ones in the order in which they are to start."""
 
     async def tally(self) -> dict[ContainerJobState, int]:
-        """How many records are in each state that is stored."""
+        """How many records are in each state that a record can have; none is left out."""
 
     async def prune(self, finished_before: float, *, keep: int = 0, limit: int = 500) -> list[str]:
-        """Delete final records that ended before then, and, if `keep` is given, the oldest final
-        ones beyond so many. Returns their job_ids; asked again until none comes."""
+        """Delete final records that ended before then, and, if `keep` is given, those beyond so
+        many that ended first. Returns their job_ids, at most `limit`; asked again until none
+        comes."""
 
     async def close(self) -> None: ...
 

@@ -17,7 +17,6 @@ import apsw
 from penstock.adapters.sqlite.aside import Aside
 from penstock.adapters.sqlite.database import storage_errors
 from penstock.adapters.sqlite.pipelines import rows
-from penstock.adapters.sqlite.pipelines.commits import Commits
 from penstock.adapters.sqlite.pipelines.finding import search_for
 from penstock.adapters.sqlite.pipelines.schema import (
     TROUBLED_ITEMS,
@@ -26,6 +25,7 @@ from penstock.adapters.sqlite.pipelines.schema import (
     open_writer,
 )
 from penstock.adapters.sqlite.pipelines.writing import Writing
+from penstock.adapters.sqlite.sharing import Commits
 from penstock.core.stages import (
     Breaker,
     ItemOutcome,
@@ -64,7 +64,12 @@ class SqlitePipelineStore:
         self._sql = load_queries()
         self._writing = Writing(self._writer, self._sql)
         self._commits = Commits(
-            self._writer, path, self._tell, durability=durability, slow_disk=slow_disk
+            "pipeline",
+            self._writer,
+            path,
+            told=self._tell,
+            durability=durability,
+            slow_disk=slow_disk,
         )
         self._aside = Aside(path, partial(open_reader, path))
         self._listeners: list[Listener] = []

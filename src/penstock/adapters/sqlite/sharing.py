@@ -6,6 +6,8 @@ writing the same file; then this one waits for its turn in a thread.
 
 Statements run in the event loop, and so does the flush of a small commit, because that is
 soonest done; the flush of a large one, or any on a slow disk, is waited for in a thread.
+
+Each kind of record has its own file and its own `Commits`, which carries the kind's name.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from penstock.ports.store import Durability
 
 T = TypeVar("T")
 Work = Callable[[list[str]], T]
-"""Writes, and adds the ids of the jobs that it changed to a list."""
+"""Writes, and adds the ids of the jobs whose change listeners hear of to a list."""
 
 _FEW = 8
 """Callers up to which a commit does not look whether more are coming."""
@@ -44,11 +46,12 @@ _READING = 5_000
 class _Caller:
     """One who waits for a commit."""
 
-    __slots__ = ("answer", "error", "future", "work")
+    __slots__ = ("answer", "error", "future", "is_large", "work")
 
-    def __init__(self, work: Work[Any], future: asyncio.Future[Any]) -> None:
+    def __init__(self, work: Work[Any], future: asyncio.Future[Any], is_large: bool) -> None:
         self.work = work
         self.future = future
+        self.is_large = is_large
         self.answer: Any = None
         self.error: Exception | None = None
 
@@ -58,17 +61,18 @@ class Commits:
 
     def __init__(
         self,
+        name: str,
         writer: apsw.Connection,
         path: Path,
-        told: Callable[[Sequence[str]], None],
         *,
+        told: Callable[[Sequence[str]], None] | None = None,
         durability: Durability,
         slow_disk: bool = False,
     ) -> None:
-        self._writer, self._path, self._told = writer, path, told
+        self._name, self._writer, self._path, self._told = name, writer, path, told
         self._cursor = writer.cursor()
         self._short = -1 if slow_disk else _SHORT.get(durability, _SHORT_UNFLUSHED)
-        self._thread = ThreadPoolExecutor(1, "penstock-pipelines")
+        self._thread = ThreadPoolExecutor(1, f"penstock-{name}s")
         self._waiting: list[_Caller] = []
         self._committing: asyncio.Handle | asyncio.Task[None] | None = None
         self._crowd = 0
@@ -80,12 +84,15 @@ class Commits:
         """Whether a thread has the connection, so that nobody else may use it."""
         return isinstance(self._committing, asyncio.Task)
 
-    async def run(self, work: Work[T]) -> T:
-        """The answer of `work`, once what it wrote is durable; or what it raised."""
+    async def run(self, work: Work[T], *, is_large: bool = False) -> T:
+        """The answer of `work`, once what it wrote is durable; or what it raised.
+
+        `is_large` says that it writes much in few rows.
+        """
         if self._closed:
-            raise Unavailable("the pipeline store is closed")
+            raise Unavailable(f"the {self._name} store is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Caller(work, future))
+        self._waiting.append(_Caller(work, future, is_large))
         self._commit_soon()
         return await future
 
@@ -142,7 +149,7 @@ class Commits:
         if not self._writer.in_transaction or rows == 0:
             self._undo()
             self._answer(callers, changed)
-        elif rows > self._short:
+        elif rows > self._short or any(caller.is_large for caller in callers):
             self._go_aside(self._seal_aside(callers, changed))
         else:
             self._seal()
@@ -168,7 +175,7 @@ class Commits:
             self._cursor.execute("RELEASE caller")
 
     def _seal(self) -> None:
-        failpoint("before-pipeline-commit")
+        failpoint(f"before-{self._name}-commit")
         self._cursor.execute("COMMIT")
 
     async def _seal_aside(self, callers: list[_Caller], changed: list[str]) -> None:
@@ -215,12 +222,12 @@ class Commits:
         self._answer(callers, [])
 
     def _adopt(self, callers: list[_Caller], changed: list[str]) -> None:
-        failpoint("after-pipeline-commit")
+        failpoint(f"after-{self._name}-commit")
         self._answer(callers, changed)
 
     def _answer(self, callers: list[_Caller], changed: list[str]) -> None:
         """What was committed is now true: tell the listeners, then the callers."""
-        if changed:
+        if changed and self._told is not None:
             self._told(changed if len(changed) == 1 else list(dict.fromkeys(changed)))
         for caller in callers:
             if caller.future.done():
