@@ -80,8 +80,7 @@ def test_the_top_is_a_folder_but_no_file() -> None:
 def test_what_is_accepted_stays_below_its_folder_and_is_stable(path: str) -> None:
     try:
         checked = checked_path(path)
-    except ValueError as refused:
-        assert str(refused)
+    except ValueError:
         return
     assert posixpath.normpath(checked) == checked
     assert posixpath.normpath(f"/top/{checked}").startswith("/top/")
