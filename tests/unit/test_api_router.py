@@ -85,3 +85,20 @@ def test_every_operation_is_found_by_its_own_path() -> None:
     for operation in OPERATIONS:
         path = operation.path.replace("{", "").replace("}", "")
         assert router.find(operation.method, path)[0] is operation
+
+
+def test_a_last_segment_can_stand_for_all_that_are_left() -> None:
+    router = Router(
+        [an_operation("GET", "/a/{id}/files"), an_operation("GET", "/a/{id}/files/{path...}")]
+    )
+
+    def rest(path: str) -> dict[str, str]:
+        return router.find("GET", path)[1]
+
+    assert rest("/a/x/files") == {"id": "x"}
+    assert rest("/a/x/files/one") == {"id": "x", "path": "one"}
+    assert rest("/a/x%2Fy/files/one/%C3%A4/../three") == {"id": "x/y", "path": "one/ä/../three"}
+    assert rest("/a/x/files/one%2Ftwo//") == {"id": "x", "path": "one/two//"}
+    for nothing in ("/a/x/files/", "/a/x/files//b", "/a//files/b", "/a/x/files/%ff"):
+        with pytest.raises(NotFound):
+            rest(nothing)

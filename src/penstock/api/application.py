@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from penstock.api.attendance import Closing, Stalled
 from penstock.api.body import Gone, Receive
 from penstock.api.call import Call, Services
+from penstock.api.cors import Cors
 from penstock.api.operation import PUBLIC, Operation, Pace
 from penstock.api.parameters import refuse_query
-from penstock.api.problems import Refused, problem_reply
+from penstock.api.problems import ProblemReply, Refused
 from penstock.api.rates import Rates
 from penstock.api.reply import NO_STORE, AnyReply, Reply, Send, StreamReply
 from penstock.api.router import Allowed, Router, allow_header
-from penstock.core.errors import NotAuthenticated
-from penstock.ports.door import Door
+from penstock.api.surface import Enter, Surface
+from penstock.core.errors import NotAuthenticated, NotFound
+from penstock.ports.door import Door, Guest
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=AnyReply)
 
 _MOST_HOSTS = 256
 """How many spellings of allowed hosts are kept in mind."""
 
 
 class Application:
-    """Stateless but for counters: everything that lasts is behind the Door."""
+    """Stateless but for counters: everything that lasts is behind its operations."""
 
-    def __init__(self, door: Door, services: Services, operations: Sequence[Operation]) -> None:
-        self._door, self._services = door, services
-        self._router = Router(operations)
+    def __init__(self, enter: Enter, services: Services, surface: Surface) -> None:
+        self._enter, self._services = enter, services
+        self._problem: ProblemReply = surface.problem
+        self._cors: Cors | None = surface.cors
+        self._router = Router(surface.operations)
         options = services.options
         self._hosts = options.hosts
+        self._passes_over = options.passes_over
         self._known_hosts: set[bytes] = set()
         self._rates = None
         if options.rate > 0:
@@ -48,6 +57,7 @@ class Application:
             reply = await self._answer(scope, receive, send)
             self._count(scope, reply, perf_counter() - begun)
             if isinstance(reply, Reply):
+                reply = self._dressed(reply, scope)
                 connection = scope.get("penstock.connection")
                 if (
                     connection is None
@@ -63,19 +73,33 @@ class Application:
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> AnyReply | None:
         try:
             call = self._admit(scope, receive)
-            if call.operation.pace is Pace.PROMPT:
-                return await call.operation.handler(call)
-            return await self._at_length(call, send)
+            if call.operation.pace is not Pace.PROMPT:
+                return await self._at_length(call, send)
+            reply = await call.operation.handler(call)
+            if isinstance(reply, StreamReply) and reply.counted:
+                with self._services.streams.passing(call.caller):
+                    await self._stream(reply, scope, receive, send)
+                return None
+            return reply
         except Gone:
             raise
         except Allowed as known:
             return Reply(b"", 204, (allow_header(known.methods), NO_STORE))
         except Exception as error:
-            return problem_reply(error)
+            return self._problem(error)
+
+    def _dressed(self, reply: R, scope: dict[str, Any]) -> R:
+        """With what lets a page from elsewhere read it, where that is wanted."""
+        if self._cors is None:
+            return reply
+        more = self._cors.headers(dict(scope["headers"]))
+        return replace(reply, headers=(*reply.headers, *more)) if more else reply
 
     def _count(self, scope: dict[str, Any], reply: AnyReply | None, seconds: float) -> None:
         operation: Operation | None = scope.get("penstock.operation")
         prompt = operation is not None and operation.pace is Pace.PROMPT
+        if reply is None or "penstock.waited" in scope:
+            prompt = False
         status = 200 if reply is None else reply.status
         self._services.traffic.count(operation, status, seconds if prompt else None)
 
@@ -86,18 +110,28 @@ class Application:
         host = headers.get(b"host")
         if host not in self._known_hosts:
             self._check_host(host, scope["http_version"])
-        path = scope["raw_path"].decode("ascii")
-        operation, params = self._router.find(scope["method"], path)
+        if self._cors is not None:
+            self._cors.check(scope["method"], headers)
+        operation, params = self._find(scope)
         scope["penstock.operation"] = operation
         call = Call(scope, headers, receive, self._services, operation, params)
         if operation.role is not PUBLIC:
-            call.guest = self._door.enter(_token(headers))
+            call.guest = self._enter(headers)
             if self._rates is not None:
                 caller = call.guest.caller
                 self._rates.take(caller.key_id or caller.principal)
-        if operation.query is None and scope["query_string"]:
+        if operation.query is None and scope["query_string"] and not self._passes_over:
             refuse_query(scope["query_string"])
         return call
+
+    def _find(self, scope: dict[str, Any]) -> tuple[Operation, dict[str, str]]:
+        path = scope["raw_path"].decode("ascii")
+        try:
+            return self._router.find(scope["method"], path)
+        except NotFound:
+            if scope["method"] == "OPTIONS" and self._cors is not None:
+                raise Allowed(["OPTIONS"]) from None
+            raise
 
     def _check_host(self, host: bytes | None, version: str) -> None:
         """A page elsewhere that names itself like us must not speak through a browser to us."""
@@ -110,7 +144,7 @@ class Application:
                 421,
                 "WRONG_HOST",
                 "this server does not answer to that name",
-                hint="call it by its own, or add the name to http_hosts",
+                hint="call it by its own, or list that one among its hosts (http_hosts)",
             )
         if len(self._known_hosts) < _MOST_HOSTS:
             self._known_hosts.add(host)
@@ -120,8 +154,7 @@ class Application:
     async def _at_length(self, call: Call, send: Send) -> AnyReply | None:
         """Answers that wait or stream are counted; a stream for as long as it lasts."""
         services = self._services
-        token = _token(call.headers)
-        call.still_welcome = lambda: self._door.enter(token)
+        call.still_welcome = lambda: self._enter(call.headers)
         if call.operation.pace is Pace.WAITS:
             with services.waits.passing(call.caller):
                 return await call.operation.handler(call)
@@ -140,6 +173,7 @@ class Application:
         send: Send,
         may_stay: Callable[[], object] | None = None,
     ) -> None:
+        reply = self._dressed(reply, scope)
         watchman = self._services.watchman
         monotonic = self._services.clock.monotonic
         watched = receive if reply.watched else None
@@ -176,7 +210,17 @@ def abort(scope: dict[str, Any]) -> None:
         connection.transport.abort()
 
 
-def _token(headers: dict[bytes, bytes]) -> str:
+def by_key(door: Door) -> Enter:
+    """Whoever has a key that opens the door."""
+
+    def enter(headers: Mapping[bytes, bytes]) -> Guest:
+        return door.enter(token_in(headers))
+
+    return enter
+
+
+def token_in(headers: Mapping[bytes, bytes]) -> str:
+    """Raises NotAuthenticated if there is none."""
     given = headers.get(b"authorization")
     if given is None:
         raise NotAuthenticated("no key was given", hint="send Authorization: Bearer <key>")

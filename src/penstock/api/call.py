@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
@@ -82,6 +82,7 @@ class Call:
     def desk(self) -> Desk:
         """That of the caller: it checks by itself what they may do and see."""
         assert self.guest is not None
+        assert self.guest.desk is not None
         return self.guest.desk
 
     @property
@@ -103,7 +104,8 @@ class Call:
     def query(self, kind: type[S]) -> S:
         """The query, checked. `kind` is what the operation declares."""
         assert kind is self.operation.query
-        return read_query(self.scope["query_string"], kind)
+        pass_over = self.services.options.passes_over
+        return read_query(self.scope["query_string"], kind, pass_over=pass_over)
 
     async def json(self, kind: type[T]) -> T:
         """The body, decoded and checked. `kind` is what the operation declares."""
@@ -144,6 +146,13 @@ class Call:
     def attending(self) -> AbstractContextManager[Attendance]:
         """For waits, after the body was read: broken off when the client leaves."""
         return self.services.watchman.attending(self.receive, self.still_welcome)
+
+    @contextmanager
+    def waiting(self) -> Generator[Attendance]:
+        """The same for an operation that waits only when it is asked to: it is counted now."""
+        self.scope["penstock.waited"] = True
+        with self.services.waits.passing(self.caller), self.attending() as attendance:
+            yield attendance
 
     def _check_encoding(self) -> None:
         encoding = self.headers.get(b"content-encoding", b"identity")

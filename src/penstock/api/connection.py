@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from penstock.api.body import Receive
 from penstock.api.options import HttpOptions
-from penstock.api.problems import Refused, problem_reply
+from penstock.api.problems import ProblemReply, Refused, problem_reply
 from penstock.api.reply import SECURITY, Reply
 
 _NEVER = float("inf")
@@ -32,6 +32,7 @@ class Connection(HttpToolsProtocol):
     """Made by `protocol_with`, which gives it its options."""
 
     options: HttpOptions
+    problem: ProblemReply
     constant_source: list[tuple[bytes, bytes]] | None = None
     constant = b""
     mail: list[tuple[asyncio.Transport, bytes]]
@@ -82,7 +83,7 @@ class Connection(HttpToolsProtocol):
         """Answer without the application, and close."""
         if self.transport.is_closing():
             return
-        reply = problem_reply(Refused(status, code, message))
+        reply = self.problem(Refused(status, code, message))
         head = [b"HTTP/1.1 %d \r\n" % status]
         head += [b"%s: %s\r\n" % pair for pair in (*SECURITY, *reply.headers)]
         head += [b"content-length: %d\r\nconnection: close\r\n\r\n" % len(reply.body)]
@@ -189,5 +190,6 @@ class Connection(HttpToolsProtocol):
             self.deadline = self.loop.time() + patience
 
 
-def protocol_with(options: HttpOptions) -> type[Connection]:
-    return type("Connection", (Connection,), {"options": options, "mail": []})
+def protocol_with(options: HttpOptions, problem: ProblemReply = problem_reply) -> type[Connection]:
+    given = {"options": options, "problem": staticmethod(problem), "mail": []}
+    return type("Connection", (Connection,), given)

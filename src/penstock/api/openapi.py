@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -18,8 +18,7 @@ from penstock.api.problems import TITLES, Problem
 Document = dict[str, Any]
 
 _REF = "#/components/schemas/{name}"
-_PROBLEM = "application/problem+json"
-_VARIES = re.compile(r"\{(\w+)\}")
+_VARIES = re.compile(r"\{(\w+)(?:\.\.\.)?\}")
 _TAGS = {
     "jobs": "Jobs",
     "dead": "Jobs",
@@ -36,7 +35,6 @@ _TAGS = {
     "keys": "Keys and audit",
     "audit": "Keys and audit",
 }
-_OTHER_TAG = "The engine"
 _LOCATED = ((201, "Job"), (202, "RunStarted"))
 """Answers that say where to find what they made."""
 _ABOUT = """\
@@ -46,8 +44,42 @@ documents (RFC 9457) with a stable `code`; where a field is wrong, `field` names
 be added to answers at any time; a field that a request may not have is refused."""
 
 
-def document(operations: Sequence[Operation]) -> Document:
-    kinds = [kind for operation in operations for kind in _kinds(operation)] + [Problem]
+class Telling(Struct, frozen=True, kw_only=True):
+    """What a document says besides its operations."""
+
+    title: str
+    about: str
+    tags: Mapping[str, str]
+    """The heading of a resource, by the first segment of its paths."""
+    other_tag: str
+    key: str
+    """What a caller has to show."""
+    any_key: str = "Any key."
+    """Said of an operation for which every key will do."""
+    problem: type[Struct]
+    """What a refusal is answered with."""
+    problem_type: str
+    refusals: tuple[int, ...]
+    """Those of every operation that needs a key."""
+    body_refusals: tuple[int, ...]
+    """Those of every operation that takes a body."""
+
+
+ENGINE = Telling(
+    title="Penstock",
+    about=_ABOUT,
+    tags=_TAGS,
+    other_tag="The engine",
+    key="A key of the engine.",
+    problem=Problem,
+    problem_type="application/problem+json",
+    refusals=(401, 403),
+    body_refusals=(400, 413, 415),
+)
+
+
+def document(operations: Sequence[Operation], telling: Telling = ENGINE) -> Document:
+    kinds = [kind for operation in operations for kind in _kinds(operation)] + [telling.problem]
     _, schemas = msgspec.json.schema_components(
         [kind for kind in kinds if _has_schema(kind)], ref_template=_REF
     )
@@ -55,34 +87,43 @@ def document(operations: Sequence[Operation]) -> Document:
     for name, schema in schemas.items():
         _flatten(schema)
         _describe(schema, found.get(name))
-    schemas["Job"]["properties"] = {
-        "job_id": {"type": "string"},
-        **schemas["Job"]["properties"],
-        "why": {"type": "string", "description": "Where it was asked for."},
-    }
-    schemas["Job"]["required"] = ["job_id", *schemas["Job"]["required"]]
+    if "Job" in schemas:
+        _complete(schemas["Job"])
     paths: Document = {}
     for operation in operations:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _entry(operation, schemas)
+        entries = paths.setdefault(_VARIES.sub(r"{\1}", operation.path), {})
+        entries[operation.method.lower()] = _entry(operation, schemas, telling)
     queries = {operation.query.__name__ for operation in operations if operation.query}
     return {
         "openapi": "3.1.0",
         "info": {
-            "title": "Penstock",
+            "title": telling.title,
             "version": __version__,
-            "description": _ABOUT,
+            "description": telling.about,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
-        "tags": [{"name": name} for name in dict.fromkeys([*_TAGS.values(), _OTHER_TAG])],
+        "tags": [
+            {"name": name} for name in dict.fromkeys([*telling.tags.values(), telling.other_tag])
+        ],
         "paths": paths,
         "components": {
             "schemas": {name: schemas[name] for name in sorted(schemas) if name not in queries},
             "securitySchemes": {
-                "key": {"type": "http", "scheme": "bearer", "description": "A key of the engine."}
+                "key": {"type": "http", "scheme": "bearer", "description": telling.key}
             },
         },
     }
+
+
+def _complete(job: Document) -> None:
+    """A job's record is written by hand, with what its Struct does not have."""
+    job["properties"] = {
+        "job_id": {"type": "string"},
+        **job["properties"],
+        "why": {"type": "string", "description": "Where it was asked for."},
+    }
+    job["required"] = ["job_id", *job["required"]]
 
 
 def _kinds(operation: Operation) -> list[Any]:
@@ -118,14 +159,14 @@ def _describe(schema: Document, kind: type[Struct] | None) -> None:
             field["description"] = said[name]
 
 
-def _entry(operation: Operation, schemas: Document) -> Document:
+def _entry(operation: Operation, schemas: Document, telling: Telling) -> Document:
     entry: Document = {
         "operationId": operation.id,
         "summary": operation.summary,
-        "tags": [tag_of(operation)],
+        "tags": [telling.tags.get(operation.tag, telling.other_tag)],
         "security": [] if operation.role is PUBLIC else [{"key": []}],
     }
-    description = " ".join(filter(None, (operation.description, who(operation))))
+    description = " ".join(filter(None, (operation.description, who(operation, telling))))
     entry["description"] = description
     if parameters := [*_path_parameters(operation), *_query_parameters(operation, schemas)]:
         entry["parameters"] = parameters
@@ -134,20 +175,16 @@ def _entry(operation: Operation, schemas: Document) -> Document:
             "required": not operation.may_be_empty,
             "content": _content(operation.body_type, operation.body),
         }
-    entry["responses"] = _responses(operation)
+    entry["responses"] = _responses(operation, telling)
     return entry
 
 
-def tag_of(operation: Operation) -> str:
-    return _TAGS.get(operation.tag, _OTHER_TAG)
-
-
-def who(operation: Operation) -> str:
+def who(operation: Operation, telling: Telling) -> str:
     """Whose key it takes, in a sentence."""
     if operation.role is PUBLIC:
         return "Needs no key."
     if operation.role is ANY:
-        return "Any key."
+        return telling.any_key
     return f"Role: {operation.role}."
 
 
@@ -179,15 +216,15 @@ def _without_null(schema: Document) -> Document:
     return {**schema, **kinds[0]} if kinds else schema
 
 
-def _responses(operation: Operation) -> Document:
+def _responses(operation: Operation, telling: Telling) -> Document:
     responses = {str(operation.status): _success(operation, operation.status, operation.answer)}
     for status, kind in operation.others.items():
         responses[str(status)] = _success(operation, status, kind)
-    common = () if operation.role is PUBLIC else (401, 403)
-    with_body = () if operation.body is None else (400, 413, 415)
+    common = () if operation.role is PUBLIC else telling.refusals
+    with_body = () if operation.body is None else telling.body_refusals
     for status in sorted({*common, *with_body, *operation.refusals}):
-        responses[str(status)] = _refusal(TITLES[status])
-    responses["default"] = _refusal("Any other problem")
+        responses[str(status)] = _refusal(TITLES[status], telling)
+    responses["default"] = _refusal("Any other problem", telling)
     return responses
 
 
@@ -216,5 +253,6 @@ def _schema(kind: Any) -> Document:
     return schema
 
 
-def _refusal(description: str) -> Document:
-    return {"description": description, "content": _content(_PROBLEM, Problem)}
+def _refusal(description: str, telling: Telling) -> Document:
+    content = _content(telling.problem_type, telling.problem)
+    return {"description": description, "content": content}

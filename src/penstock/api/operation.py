@@ -35,7 +35,7 @@ class Pace(StrEnum):
 class Operation(Struct, frozen=True):
     method: str
     path: str
-    """With `{names}` for the segments that vary."""
+    """With `{names}` for the segments that vary; `{name...}` at the end is one or more of them."""
     handler: Handler
     summary: str
     description: str = ""

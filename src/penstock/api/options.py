@@ -31,6 +31,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     """Of a blob, and of a batch of jobs."""
     max_depth: int = 64
     max_head: int = 64 << 10
+    passes_over: bool = False
+    """Whether parameters of a query that an operation does not know are passed over."""
 
     head_timeout: float = 10.0
     """Within which a request's head must be there, counted from the connection at first."""

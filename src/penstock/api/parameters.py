@@ -18,11 +18,11 @@ S = TypeVar("S", bound=Struct)
 _MOST = 200
 
 
-def read_query(text: bytes, kind: type[S]) -> S:
-    """Raises InvalidRequest, naming the parameter."""
+def read_query(text: bytes, kind: type[S], *, pass_over: bool = False) -> S:
+    """Raises InvalidRequest, naming the parameter; `pass_over` those that are not known."""
     if not text:
         return kind()
-    given = _given(text, kind)
+    given = _given(text, kind, pass_over)
     try:
         query = msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
@@ -40,11 +40,13 @@ def refuse_query(text: bytes) -> None:
         raise unknown_field(name, name, [])
 
 
-def _given(text: bytes, kind: type[Struct]) -> dict[str, Any]:
+def _given(text: bytes, kind: type[Struct], pass_over: bool) -> dict[str, Any]:
     given: dict[str, Any] = {}
     lists = _lists(kind)
     for name, value in _pairs(text):
         if name not in kind.__struct_fields__:
+            if pass_over:
+                continue
             raise unknown_field(name, name, list(kind.__struct_fields__))
         if name in lists:
             given.setdefault(name, []).append(value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 from msgspec import Struct
@@ -174,6 +175,10 @@ def _facts(error: PenstockError) -> dict[str, Any]:
             }
         case _:
             return {}
+
+
+ProblemReply = Callable[[BaseException], Reply]
+"""What becomes of an error that nobody else answers."""
 
 
 def problem_reply(error: BaseException) -> Reply:

@@ -51,6 +51,9 @@ class StreamReply(Struct, frozen=True):
     """How long it is, where that is known; it is among the headers already."""
     watched: bool = True
     """False for one that reads the request's body itself, and so learns who leaves."""
+    counted: bool = False
+    """Whether it may last, and so takes one of the places for streams, although its operation
+    does not always answer with a stream."""
 
 
 AnyReply = Reply | StreamReply

@@ -13,6 +13,9 @@ from penstock.core.errors import NotFound
 
 Found = tuple[Operation, dict[str, str]]
 
+REST = "..."
+"""Ends the name of a last segment that stands for all that are left, as `{path...}`."""
+
 
 class Node(Struct):
     """One step of a path: what comes next by name, what comes next whatever its name."""
@@ -22,6 +25,8 @@ class Node(Struct):
     methods: dict[str, Operation] = {}
     names: tuple[str, ...] = ()
     """Of the segments that vary, on the way here."""
+    takes_rest: bool = False
+    """Whether it stands for all the segments that are left."""
 
 
 class Router:
@@ -36,7 +41,7 @@ class Router:
         node, names = self._root, []
         for segment in operation.path[1:].split("/"):
             if segment.startswith("{"):
-                names.append(segment[1:-1])
+                names.append(segment[1:-1].removesuffix(REST))
                 if node.any is None:
                     node.any = Node(named={}, methods={})
                 node = node.any
@@ -45,6 +50,7 @@ class Router:
         assert operation.method not in node.methods, operation.path
         node.methods[operation.method] = operation
         node.names = tuple(names)
+        node.takes_rest = operation.path.endswith(REST + "}")
 
     def find(self, method: str, path: str) -> Found:
         """Raises NotFound, or 405 with what would be allowed.
@@ -53,12 +59,17 @@ class Router:
         escaped slash stays within its segment.
         """
         node, values = self._root, []
-        for segment in path[1:].split("/"):
+        segments = path[1:].split("/")
+        for place, segment in enumerate(segments):
             following = node.named.get(segment)
             if following is None:
                 following = node.any
                 if following is None or not segment:
                     raise _nothing_here()
+                if following.takes_rest:
+                    values.append("/".join(segments[place:]))
+                    node = following
+                    break
                 values.append(segment)
             node = following
         operation = node.methods.get(method) or self._stand_in(node, method)

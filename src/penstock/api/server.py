@@ -11,7 +11,7 @@ from functools import cache
 
 import uvicorn
 
-from penstock.api.application import Application
+from penstock.api.application import Application, by_key
 from penstock.api.attendance import Turnstile, Watchman
 from penstock.api.call import Services
 from penstock.api.connection import Connection, protocol_with
@@ -23,6 +23,7 @@ from penstock.api.options import HttpOptions
 from penstock.api.page import page
 from penstock.api.reply import SECURITY, encode
 from penstock.api.stream import EventStreams
+from penstock.api.surface import Enter, Surface
 from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
 from penstock.ports.door import Door
@@ -37,18 +38,20 @@ class AddressTaken(Misconfigured):
     """Somebody else listens there."""
 
 
-class HttpServer:
+class ApiServer:
     """Answers under its URL from `start` to `close`."""
 
     def __init__(
         self,
-        door: Door,
+        surface: Surface,
+        enter: Enter,
         options: HttpOptions,
         *,
         clock: Clock,
         health: Callable[[], Health] = Health,
     ) -> None:
         self.options = options
+        self._surface = surface
         self.url = ""
         self._watchman = Watchman(clock.monotonic, options.stall)
         self._streams = Turnstile("open streams", options.max_streams, options.max_streams_per_key)
@@ -62,10 +65,10 @@ class HttpServer:
             waits=self._waits,
             events=EventStreams(heartbeat=options.heartbeat),
             traffic=Traffic(),
-            document=_document,
-            page=_page,
+            document=surface.document,
+            page=surface.page,
         )
-        self.application = Application(door, services, OPERATIONS)
+        self.application = Application(enter, services, surface)
         self._server: uvicorn.Server | None = None
         self._round: asyncio.Task[None] | None = None
 
@@ -103,7 +106,7 @@ class HttpServer:
         options = self.options
         config = uvicorn.Config(
             self.application,
-            http=protocol_with(options),
+            http=protocol_with(options, self._surface.problem),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -201,6 +204,20 @@ def _bind(options: HttpOptions) -> socket.socket:
     return bound
 
 
+class HttpServer(ApiServer):
+    """The API of an engine."""
+
+    def __init__(
+        self,
+        door: Door,
+        options: HttpOptions,
+        *,
+        clock: Clock,
+        health: Callable[[], Health] = Health,
+    ) -> None:
+        super().__init__(ENGINE, by_key(door), options, clock=clock, health=health)
+
+
 @cache
 def _document() -> bytes:
     return encode(document(OPERATIONS))
@@ -209,3 +226,6 @@ def _document() -> bytes:
 @cache
 def _page() -> bytes:
     return page(document(OPERATIONS)).encode()
+
+
+ENGINE = Surface(OPERATIONS, _document, _page)

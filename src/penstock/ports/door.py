@@ -12,8 +12,9 @@ from penstock.ports.desk import Desk
 
 class Guest(Struct, frozen=True):
     caller: Caller
-    desk: Desk
-    """Checks by itself what this caller may do and see."""
+    desk: Desk | None = None
+    """Checks by itself what this caller may do and see. None at a door to something else than an
+    engine."""
 
 
 class Door(Protocol):

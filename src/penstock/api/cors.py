@@ -1,0 +1,71 @@
+"""Which web pages may call, and what their browsers are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from penstock.api.problems import Refused
+from penstock.api.reply import Headers
+
+_METHODS = b"GET,HEAD,PUT,PATCH,POST,DELETE"
+_EXPOSED = b"ETag,Retry-After,Content-Disposition"
+_HARMLESS = frozenset({"GET", "HEAD", "OPTIONS"})
+_ANY = "*"
+
+
+class Cors(Struct, frozen=True):
+    origins: frozenset[str] = frozenset()
+    """As `http://localhost:10000`; `*` is any. None: no page from elsewhere may call."""
+
+    def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
+        """Refuse what a page from elsewhere would change.
+
+        A browser sends a plain POST without asking first; without this, whatever page is open
+        on this machine could do so.
+        """
+        origin = headers.get(b"origin")
+        if origin is None or method in _HARMLESS or self._lets(origin, headers):
+            return
+        raise Refused(
+            403,
+            "ORIGIN_NOT_ALLOWED",
+            "pages from elsewhere may not call this worker",
+            hint="add the page's origin to cors",
+        )
+
+    def headers(self, given: Mapping[bytes, bytes]) -> Headers:
+        """For every answer, and more for the question that a browser asks beforehand."""
+        if not self.origins:
+            return ()
+        origin = given.get(b"origin")
+        anybody = _ANY in self.origins
+        if not anybody and (origin is None or _text(origin) not in self.origins):
+            return (_VARY,)
+        found = [(b"access-control-allow-origin", b"*" if anybody else origin or b"")]
+        if not anybody:
+            found.append(_VARY)
+        if b"access-control-request-method" in given:
+            found.append((b"access-control-allow-methods", _METHODS))
+            wanted = given.get(b"access-control-request-headers")
+            if wanted:
+                found.append((b"vary", b"Access-Control-Request-Headers"))
+                found.append((b"access-control-allow-headers", wanted))
+        else:
+            found.append((b"access-control-expose-headers", _EXPOSED))
+        return found
+
+    def _lets(self, origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
+        named = _text(origin)
+        if _ANY in self.origins or named in self.origins:
+            return True
+        own = named.partition("://")[2]
+        return bool(own) and own == _text(headers.get(b"host", b""))
+
+
+_VARY = (b"vary", b"Origin")
+
+
+def _text(value: bytes) -> str:
+    return value.decode("latin-1").lower()
