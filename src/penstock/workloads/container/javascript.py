@@ -114,18 +114,15 @@ def _number(value: float) -> str:
 
 
 def _positive(double: float) -> str:
-    """Number::toString of ECMA-262; Python's repr has the same digits, differently put."""
-    mantissa, _, exponent = repr(double).partition("e")
-    whole, _, fraction = mantissa.partition(".")
-    significant = (whole + fraction).lstrip("0")
-    # The value is 0.DIGITS times ten to the power of `point`.
-    point = len(whole) + int(exponent or 0) - (len(whole + fraction) - len(significant))
-    digits = significant.rstrip("0")
-    if len(digits) <= point <= 21:
-        return digits + "0" * (point - len(digits))
-    if 0 < point <= 21:
-        return f"{digits[:point]}.{digits[point:]}"
-    if -6 < point <= 0:
-        return "0." + "0" * -point + digits
-    rest = f".{digits[1:]}" if len(digits) > 1 else ""
-    return f"{digits[0]}{rest}e{point - 1:+d}"
+    """Number::toString of ECMA-262. Python's repr has the same digits, and writes them in the
+    same way from 0.0001 to 1e16."""
+    written = repr(double)
+    mantissa, is_power, exponent = written.partition("e")
+    if not is_power:
+        return written.removesuffix(".0")
+    digits, power = mantissa.replace(".", ""), int(exponent)
+    if 0 < power < 21:
+        return digits.ljust(power + 1, "0")
+    if -7 < power < 0:
+        return "0." + "0" * (-power - 1) + digits
+    return f"{mantissa}e{power:+d}"
