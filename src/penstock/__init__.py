@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.app import App, Client, JobHandle, connect
+    from penstock.app.containers import Container, Ran, container
     from penstock.app.pipelines import Pipeline, pipeline_jobs
     from penstock.core.caller import KeyRole
     from penstock.core.errors import (
@@ -47,6 +48,9 @@ _HOMES = {
     "Client": "penstock.app",
     "JobHandle": "penstock.app",
     "connect": "penstock.app",
+    "Container": "penstock.app.containers",
+    "Ran": "penstock.app.containers",
+    "container": "penstock.app.containers",
     "Pipeline": "penstock.app.pipelines",
     "pipeline_jobs": "penstock.app.pipelines",
     "KeyRole": "penstock.core.caller",
@@ -101,6 +105,7 @@ __all__ = [
     "Cancelled",
     "Client",
     "Conflict",
+    "Container",
     "Context",
     "InvalidRequest",
     "ItemOutcome",
@@ -126,6 +131,7 @@ __all__ = [
     "PipelineJobStatus",
     "PipelineRecord",
     "Priority",
+    "Ran",
     "Rate",
     "Retry",
     "RetryPolicy",
@@ -139,6 +145,7 @@ __all__ = [
     "WaitTimedOut",
     "__version__",
     "connect",
+    "container",
     "current",
     "pipeline_jobs",
 ]

@@ -18,6 +18,7 @@ from penstock.adapters.link.address import Address
 from penstock.adapters.link.client import Link
 from penstock.adapters.link.desk import RemoteDesk
 from penstock.app.client import Client
+from penstock.app.container_worker import executor_config
 from penstock.app.engine import Engine
 from penstock.app.pipelines import Pipeline, load_pipeline
 from penstock.app.portal import LoopThread, Portal
@@ -277,6 +278,7 @@ def make_executors(app: App | None, settings: Settings) -> list[Executor]:
         "kill_grace": settings.kill_grace,
         "max_result": settings.max_result,
         "threads": settings.concurrency,
+        "containers": executor_config(settings),
     }
     return [entry.load()(app, options) for entry in entry_points(group="penstock.executors")]
 

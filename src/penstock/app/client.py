@@ -58,6 +58,15 @@ class Client:
         self.audit = Front(desk.audit, portal)
         self.pipelines = PipelinesFront(desk.pipelines, portal)
 
+    # -- reading ------------------------------------------------------------------
+
+    def read(self, pointer: str) -> bytes:
+        """What a job's result_ptr or context_ptr names."""
+        return self._portal.run(self.desk.get_blob(pointer))
+
+    async def aread(self, pointer: str) -> bytes:
+        return await self._portal.arun(self.desk.get_blob(pointer))
+
     # -- submitting ---------------------------------------------------------------
 
     def submit(

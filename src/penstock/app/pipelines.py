@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import importlib
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -11,9 +10,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.app.alone import Alone
 from penstock.app.handle import JobHandle
 from penstock.config import Settings, load
-from penstock.core.errors import Misconfigured, NotFound, NotRunning
+from penstock.core.errors import Misconfigured, NotFound
 from penstock.core.stages import PipelineRecord
 from penstock.ports.clock import SystemClock
 from penstock.workloads.pipeline.definition import Definition
@@ -36,8 +36,7 @@ class Pipeline(Definition):
     """
 
     _app: App | None = None
-    _session: Session | None = None
-    _client: Client | None = None
+    _alone: Alone | None = None
 
     async def start(
         self,
@@ -68,28 +67,17 @@ class Pipeline(Definition):
     def _connected(self) -> Client:
         if self._app is not None and self._app.is_running:
             return self._app.client()
-        if self._client is None:
-            self._client = self._alone()
-        return self._client
+        if self._alone is None:
+            self._alone = Alone(self._embedded, self._check_served)
+        return self._alone.client()
 
-    def _alone(self) -> Client:
-        """An engine for this pipeline: the one that runs here already, or one in this process."""
-        from penstock.app.application import App, connect
+    def _embedded(self) -> Session:
+        from penstock.app.application import App
 
-        session: Session
-        try:
-            session = connect()
-            client = session.__enter__()
-            self._check_served(client)
-        except NotRunning:
-            app = self._app or App()
-            if self.name not in app.pipelines:
-                app.add(self)
-            session = app.run()
-            client = session.__enter__()
-        self._session = session
-        atexit.register(self.close)
-        return client
+        app = self._app or App()
+        if self.name not in app.pipelines:
+            app.add(self)
+        return app.run()
 
     def _check_served(self, client: Client) -> None:
         if self.name not in {info.name for info in client.pipelines.list()}:
@@ -102,10 +90,8 @@ class Pipeline(Definition):
     def close(self) -> None:
         """Let go of the engine that this pipeline started for itself; runs go on at its next
         start."""
-        session, self._session, self._client = self._session, None, None
-        if session is not None:
-            atexit.unregister(self.close)
-            session.__exit__(None, None, None)
+        if self._alone is not None:
+            self._alone.close()
 
 
 def load_pipeline(reference: str) -> Definition:

@@ -43,6 +43,14 @@ def _check_file(path: Path | None) -> None:
         raise ValueError(f"there is no file {path}")
 
 
+def _check_containers(engine: str) -> None:
+    if engine and engine not in _ENGINES and not engine.startswith("unix:///"):
+        raise ValueError(f"{engine!r} is not {', '.join(_ENGINES)} or unix:///path")
+
+
+_ENGINES = ("auto", "docker", "podman", "oci")
+
+
 def _check_listen(addresses: tuple[str, ...]) -> None:
     if not addresses:
         raise ValueError("names no address: leave it out for the socket in data_dir")
@@ -118,6 +126,8 @@ def parse_host_port(text: str) -> tuple[str, int]:
 
 
 RULES: Mapping[str, Callable[[Any], None]] = {
+    "container_config": _check_file,
+    "containers": _check_containers,
     "data_dir": _check_data_dir,
     "rules": _check_file,
     "http": _check_http,

@@ -116,6 +116,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     pipelines: tuple[str, ...] = ()
     """Pipelines that are served besides the application's: built-in ones by name, as `news`,
     others as `module:name`."""
+    containers: str = ""
+    """The engine for container jobs (`job.container.run`): `auto`, `docker`, `podman`, `oci`, or
+    the address of a socket, as `unix:///run/docker.sock`; empty means that none are run here."""
+    container_config: Path | None = None
+    """The YAML file that says what container jobs may do, as for `penstock container serve`."""
     max_log_lines: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000
     """How many lines of output are kept of each job."""
 
@@ -127,6 +132,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     def pipeline_database(self) -> Path:
         """Where the records of pipeline runs are."""
         return self.data_dir / "pipelines.db"
+
+    @property
+    def containers_dir(self) -> Path:
+        """Where container jobs have their folders, and the `oci` engine its images."""
+        return self.data_dir / "containers"
 
     @property
     def blobs(self) -> Path:

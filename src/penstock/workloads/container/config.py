@@ -1,8 +1,7 @@
 """What can be set about a container worker.
 
-The sentence below each field is its documentation. `penstock.app.containers.load_config` reads
-a YAML file and the environment; the names worker_id, port, max_concurrent_jobs and labels are
-the protocol's.
+The sentence below each field is its documentation. `loading` reads a YAML file and the
+environment; the names worker_id, port, max_concurrent_jobs and labels are the protocol's.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 from penstock.core.containers import Limits
 
@@ -112,8 +111,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """`auto`, `docker`, `podman`, `oci`, or the address of a socket, as `unix:///run/docker.sock`."""
     runtime: str = ""
     """The runtime for containers: `runc`, `crun`, `runsc`; empty means the engine's own choice."""
-    jobs_dir: Path = field(default_factory=lambda: Path("penstock-container"))
-    """Where records, the files of jobs and the images of the `oci` engine are kept."""
+    jobs_dir: Path = Path("containers")
+    """Where records, the files of jobs and the images of the `oci` engine are kept; else the
+    folder `containers` in Penstock's data folder."""
+    docker_root_dir: Path | None = None
+    """The folder whose disk /health tells of; else the one that the engine names."""
     defaults: Limits = Limits()
     """The limits of a job that names none."""
     most: Limits = Limits(

@@ -1,0 +1,75 @@
+"""Container workers made from their config: under an engine, or alone behind an HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from penstock.config import Settings
+from penstock.ports.clock import SystemClock
+from penstock.workloads.container.config import Compat, WorkerConfig
+from penstock.workloads.container.loading import load_config
+
+if TYPE_CHECKING:
+    from penstock.api.container.options import ContainerHttpOptions
+    from penstock.api.container.server import ContainerServer
+    from penstock.workloads.container.worker import Worker
+
+
+def executor_config(settings: Settings) -> WorkerConfig | None:
+    """What container jobs may do under an engine; None if it runs none."""
+    if not settings.containers:
+        return None
+    flags = {"engine": settings.containers}
+    return placed(load_config(settings.container_config, {}, flags), settings)
+
+
+def placed(config: WorkerConfig, settings: Settings) -> WorkerConfig:
+    """With a folder, if none was named."""
+    if config.jobs_dir != WorkerConfig().jobs_dir:
+        return config
+    return replace(config, jobs_dir=settings.containers_dir)
+
+
+@asynccontextmanager
+async def container_worker(config: WorkerConfig) -> AsyncIterator[tuple[Worker, ContainerServer]]:
+    """A worker that stands alone, behind its HTTP API, from here to the end of the block."""
+    from penstock.adapters.sqlite.containers.store import SqliteContainerStore
+    from penstock.api.container.server import ContainerServer
+    from penstock.app.engine import make_private
+    from penstock.workloads.container.engines.discovery import open_engine
+    from penstock.workloads.container.sandbox import Sandboxes
+    from penstock.workloads.container.worker import Worker
+
+    clock = SystemClock()
+    make_private(config.jobs_dir)
+    async with AsyncExitStack() as stack:
+        store = SqliteContainerStore(config.jobs_dir / "containers.db")
+        stack.push_async_callback(store.close)
+        engine = await open_engine(config)
+        stack.push_async_callback(engine.close)
+        sandboxes = Sandboxes(config.jobs_dir / "jobs", config.inputs)
+        worker = Worker(config, engine, store, sandboxes, clock)
+        await worker.start()
+        stack.push_async_callback(worker.stop)
+        server = ContainerServer(worker, http_options(config), clock=clock)
+        await server.start()
+        stack.push_async_callback(server.close)
+        yield worker, server
+
+
+def http_options(config: WorkerConfig) -> ContainerHttpOptions:
+    from penstock.api.container.options import ContainerHttpOptions
+
+    return ContainerHttpOptions(
+        host=config.host,
+        port=config.port,
+        token=config.token,
+        cors=config.cors,
+        max_body=config.max_body_bytes,
+        max_upload=config.inputs.max_bytes * 4 // 3 + config.max_body_bytes,
+        compat_strict=config.compat is Compat.STRICT,
+    )

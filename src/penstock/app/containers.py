@@ -1,0 +1,204 @@
+"""`penstock.container`: a command in a container, as a job."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.app.alone import Alone
+from penstock.config import load
+from penstock.core.containers import Artifact
+from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.job import Job
+from penstock.core.pointer import decode_data
+from penstock.workloads.container.executor import TOPIC, ContainerResult
+from penstock.workloads.function.options import SubmitOptions
+
+if TYPE_CHECKING:
+    from penstock.app.application import Session
+    from penstock.app.client import Client
+    from penstock.app.handle import JobHandle
+
+Content = str | bytes | Path
+"""A file's content, or where it is."""
+_LIMITS = frozenset({"memory_mb", "cpus", "pids", "max_output_bytes", "tmp_mb"})
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """How a container ended, and what it left."""
+
+    job_id: str
+    exit_code: int | None
+    """None where there is none: after a timeout, a cancel, or where no engine answered."""
+    stdout: str
+    stderr: str
+    error_code: str | None = None
+    """Why it failed: OOM_KILLED, TIMEOUT, IMAGE_NOT_FOUND …"""
+    error_message: str | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """What was left in the output folder and not kept, with the reason."""
+    peak_memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error_code is None
+
+    def read(self, path: str) -> bytes:
+        """An artifact's bytes. Raises NotFound."""
+        for artifact in self.artifacts:
+            if artifact.path == path:
+                return decode_data(artifact.pointer)
+        raise NotFound(f"job {self.job_id} left no artifact {path!r}")
+
+
+class Container:
+    """A command in a container, ready to be run as a job. Make one with `penstock.container`."""
+
+    def __init__(self, job: Mapping[str, Any], timeout: float | None) -> None:
+        self.job = job
+        """The protocol's Job object."""
+        self._timeout = timeout
+
+    def submit(self, client: Client | None = None, **options: Unpack[SubmitOptions]) -> JobHandle:
+        """Submit it; returns when it is durable. Without a client: to the engine on the data
+        folder, or one in this process. Raises InvalidRequest and its kin."""
+        return (client or _alone.client()).submit(TOPIC, self.job, **self._timed(options))
+
+    async def asubmit(
+        self, client: Client | None = None, **options: Unpack[SubmitOptions]
+    ) -> JobHandle:
+        engine = client or await asyncio.to_thread(_alone.client)
+        return await engine.asubmit(TOPIC, self.job, **self._timed(options))
+
+    def run(self, client: Client | None = None, **options: Unpack[SubmitOptions]) -> Ran:
+        """Run it to its end, whatever the end."""
+        engine = client or _alone.client()
+        job = self.submit(engine, **options).wait()
+        pointer = result_pointer(job)
+        return ran(job, engine.read(pointer) if pointer else b"")
+
+    async def arun(self, client: Client | None = None, **options: Unpack[SubmitOptions]) -> Ran:
+        engine = client or await asyncio.to_thread(_alone.client)
+        job = await (await self.asubmit(engine, **options)).await_end()
+        pointer = result_pointer(job)
+        return ran(job, await engine.aread(pointer) if pointer else b"")
+
+    def _timed(self, options: SubmitOptions) -> SubmitOptions:
+        if self._timeout is not None:
+            options.setdefault("timeout", self._timeout + _SPARE)
+        return options
+
+
+_SPARE = 330.0
+"""Seconds beyond a container's own limit that its job has: for its image and its end."""
+
+
+def container(
+    image: str,
+    *cmd: str,
+    env: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    inputs: Mapping[str, Content] | None = None,
+    outputs: bool = False,
+    timeout: float | None = None,
+    payload: Any = None,
+    **others: Any,
+) -> Container:
+    """A command in a container.
+
+    `inputs` are files that it finds in /input; with `outputs` it may leave files in /output.
+    `timeout` is how many seconds it may run. `stdin` is text; without it the container reads
+    the whole job, with `payload` in it, as JSON. Limits (`memory_mb`, `cpus`, `pids`,
+    `max_output_bytes`, `tmp_mb`) and other fields of `runtime` (`user`, `network`, `workdir`,
+    `runtime`) can be given by name.
+    """
+    limits = {name: others.pop(name) for name in _LIMITS & others.keys()}
+    if timeout is not None:
+        limits["max_runtime_seconds"] = timeout
+    runtime: dict[str, Any] = {"image": image, "cmd": list(cmd), **others}
+    if env:
+        runtime["env"] = dict(env)
+    if limits:
+        runtime["limits"] = limits
+    if stdin is not None:
+        runtime["stdin"] = {"text": stdin}
+    job: dict[str, Any] = {"runtime": runtime}
+    if payload is not None:
+        job["task"] = {"type": "container", "payload": payload}
+    if inputs:
+        job["inputs"] = [_input(path, content) for path, content in inputs.items()]
+    if outputs:
+        job["outputs"] = True
+    return Container(job, timeout)
+
+
+def _input(path: str, content: Content) -> dict[str, Any]:
+    if isinstance(content, Path):
+        try:
+            content = content.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"inputs[{path!r}]", f"can't be read: {error}") from error
+    if isinstance(content, str):
+        return {"path": path, "text": content}
+    return {"path": path, "base64": base64.b64encode(content).decode()}
+
+
+def result_pointer(job: Job) -> str:
+    return (job.result.result_ptr or "") if job.result is not None else ""
+
+
+def ran(job: Job, result: bytes) -> Ran:
+    """What became of a container job that has ended; `result` is what its pointer names."""
+    if not result:
+        ended = job.result
+        return Ran(
+            job_id=job.job_id,
+            exit_code=None,
+            stdout="",
+            stderr="",
+            error_code=(ended and ended.error_code) or job.state.value,
+            error_message=ended and ended.error_message,
+        )
+    left = msgspec.json.decode(result, type=ContainerResult)
+    return Ran(
+        job_id=job.job_id,
+        exit_code=left.exit_code,
+        stdout=left.stdout,
+        stderr=left.stderr,
+        error_code=left.error_code,
+        error_message=left.error_message,
+        artifacts=left.artifacts,
+        skipped=left.skipped,
+        peak_memory_bytes=left.usage.peak_memory_bytes,
+        cpu_seconds=left.usage.cpu_seconds,
+    )
+
+
+def _embedded() -> Session:
+    from penstock.app.application import App
+
+    settings = load()
+    if not settings.containers:
+        settings = replace(settings, containers="auto")
+    return App().run(settings=settings)
+
+
+def _check_served(client: Client) -> None:
+    served = {topic for worker in client.workers() for topic in worker.topics}
+    if TOPIC not in served:
+        raise NotFound(
+            "the engine that is running here runs no containers",
+            hint="start it with 'penstock up --containers auto', or join it with"
+            " 'penstock worker --containers auto'",
+        )
+
+
+_alone = Alone(_embedded, _check_served)

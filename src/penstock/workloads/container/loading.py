@@ -1,0 +1,114 @@
+"""Reading a WorkerConfig: a YAML file, then the environment, then flags; what comes later wins.
+
+The environment's names are the protocol's. Every wrong key or value is refused with the place
+it stands at.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import Misconfigured
+from penstock.workloads.container.config import WorkerConfig
+
+VARIABLES = {
+    "WORKER_ID": "worker_id",
+    "WORKER_PORT": "port",
+    "MAX_CONCURRENT_JOBS": "max_concurrent_jobs",
+    "WORKER_JOBS_DIR": "jobs_dir",
+    "DOCKER_ROOT_DIR": "docker_root_dir",
+}
+_CAMEL = {"workerId": "worker_id", "maxConcurrentJobs": "max_concurrent_jobs"}
+"""Spellings that the protocol's own worker takes as well."""
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+def load_config(
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> WorkerConfig:
+    """Raises Misconfigured. Flags that are None are not given."""
+    environ = os.environ if environ is None else environ
+    values = _from_file(file) if file is not None else {}
+    config = _converted(values, str(file))
+    said = {field: environ[name] for name, field in VARIABLES.items() if environ.get(name)}
+    for field, value in said.items():
+        config = _with(config, field, value, _variable(field))
+    for field, value in (flags or {}).items():
+        if value is not None:
+            config = _with(config, field, value, f"option {field}")
+    _check_together(config)
+    return config
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load(file.read_text("utf-8"))
+    except OSError as error:
+        raise Misconfigured(f"{file}: can't be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"{file}: is not valid YAML: {error}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise Misconfigured(f"{file}: is not a map of settings")
+    values = {_CAMEL.get(str(key), str(key)): value for key, value in values.items()}
+    if isinstance(folder := values.get("jobs_dir"), str):
+        values["jobs_dir"] = str(file.resolve().parent / os.path.expanduser(folder))
+    return values
+
+
+def _converted(values: dict[str, Any], place: str) -> WorkerConfig:
+    try:
+        return msgspec.convert(values, WorkerConfig)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).replace("`", "").partition(" - at $")
+    path = where.strip(".")
+    if unknown := re.fullmatch(r"Object contains unknown field (.*)", message):
+        known = WorkerConfig.__struct_fields__
+        near = get_close_matches(unknown[1], known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        raise Misconfigured(
+            f"{place}: {path + ': ' if path else ''}there is no setting {unknown[1]!r}", hint=hint
+        )
+    raise Misconfigured(f"{place}: {path}: {message[0].lower() + message[1:]}")
+
+
+def _with(config: WorkerConfig, field: str, value: Any, place: str) -> WorkerConfig:
+    kind = WorkerConfig.__annotations__[field]
+    try:
+        converted = msgspec.convert({field: value}, WorkerConfig, strict=False)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("`", "").partition(" - at $")[0]
+        raise Misconfigured(
+            f"{place}: {value!r}: {message[0].lower() + message[1:]}", hint=f"{field}: {kind}"
+        ) from None
+    return msgspec.structs.replace(config, **{field: getattr(converted, field)})
+
+
+def _variable(field: str) -> str:
+    return next(name for name, meant in VARIABLES.items() if meant == field)
+
+
+def _check_together(config: WorkerConfig) -> None:
+    if not config.host.startswith(_LOOPBACK) and not config.token:
+        raise Misconfigured(
+            f"host: {config.host} can be reached from elsewhere, and there is no token",
+            hint="set a token (token: …), or listen on 127.0.0.1",
+        )
+    for field in config.defaults.__struct_fields__:
+        wanted, most = getattr(config.defaults, field), getattr(config.most, field)
+        if not 0 < wanted <= most:
+            raise Misconfigured(
+                f"defaults.{field}: {wanted:g} is not above 0 and at most most.{field} ({most:g})"
+            )
