@@ -9,6 +9,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.core.containers import ContainerRecord, End
+from penstock.core.errors import Conflict, NotFound, TooMany
 from penstock.core.machine import Step
 from penstock.lifecycles.container import CONTAINER, ContainerJobEvent
 from penstock.ports.containers import Change
@@ -19,6 +20,26 @@ def check_new(record: ContainerRecord) -> None:
     times = (record.started_at, record.finished_at)
     if record.state is not CONTAINER.initial or times != (None, None):
         raise ValueError(f"a new record is {CONTAINER.initial}, and nothing has happened to it")
+
+
+def id_taken(job_id: str) -> Conflict:
+    return Conflict(f"there is a job {job_id} already", hint="give the new one another job_id")
+
+
+def key_taken(key: str, job_id: str) -> Conflict:
+    return Conflict(f"the idempotency key {key} brought job {job_id}", hint="use a key once")
+
+
+def queue_full(most_waiting: int) -> TooMany:
+    return TooMany(
+        f"{most_waiting} jobs wait already, and no more may",
+        retry_after=1,
+        hint="submit it again later, or raise max_queued_jobs",
+    )
+
+
+def missing(job_id: str) -> NotFound:
+    return NotFound(f"no container job {job_id}")
 
 
 def advance(record: ContainerRecord, change: Change) -> ContainerRecord:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from importlib.resources import files
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import apsw
 
+from penstock.adapters.sqlite.texts import read_migrations
 from penstock.core.errors import AlreadyRunning, StoreCorrupt, StoreFailed, StoreFull
 from penstock.lifecycles.canonical import CANONICAL, HELD, TERMINAL, JobEvent, JobState
 from penstock.ports.store import Durability
@@ -35,6 +34,7 @@ AT_ONCE: tuple[tuple[Any, ...], ...] = (
 FIRST_FINAL = min(STATE_CODES[state] for state in TERMINAL)
 DEAD = (STATE_CODES[JobState.FAILED], STATE_CODES[JobState.TIMEOUT])
 """What ended in these, and was not retried, is a dead letter."""
+_ELSEWHERE = "choose another folder with --data (of a container worker: with jobs_dir)"
 _SYNCHRONOUS = {Durability.DISK: "FULL", Durability.OS: "NORMAL", Durability.MEMORY: "OFF"}
 
 
@@ -46,16 +46,21 @@ class Schema(NamedTuple):
 
 
 class WriterLock:
-    """Holds a folder for one engine until closed or until the process ends."""
+    """Holds a folder for one engine, or one worker, until closed or until the process ends."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path,
+        who: str = "engine",
+        advice: str = "use it through penstock.connect() or the command line, or stop it first",
+    ) -> None:
         self._path = path
         try:
-            self._file = open(path, "a+")  # noqa: SIM115 held for the engine's life
+            self._file = open(path, "a+")  # noqa: SIM115 held for its owner's life
         except OSError as error:
             raise StoreFailed(
                 f"can't write in {path.parent}: {error.strerror}",
-                hint="choose another folder with --data, or change its permissions",
+                hint=f"{_ELSEWHERE}, or change its permissions",
             ) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,8 +69,7 @@ class WriterLock:
             holder = self._file.read().strip() or "unknown"
             self._file.close()
             raise AlreadyRunning(
-                f"another engine (process {holder}) owns {path.parent}",
-                hint="use it through penstock.connect() or the command line, or stop it first",
+                f"another {who} (process {holder}) owns {path.parent}", hint=advice
             ) from None
         self._file.truncate(0)
         self._file.write(str(os.getpid()))
@@ -133,7 +137,7 @@ def _check_ours(connection: apsw.Connection, path: Path, schema: Schema) -> None
     if connection.pragma("application_id") != schema.application_id:
         raise StoreCorrupt(
             f"{path} is a database, but not one of Penstock's",
-            hint="choose another folder with --data",
+            hint=_ELSEWHERE,
         )
 
 
@@ -146,7 +150,7 @@ def migrate(connection: apsw.Connection, path: Path, schema: Schema | None = Non
         raise StoreCorrupt(
             f"{path} was written by a newer Penstock (schema {version}, this one knows"
             f" {len(steps)})",
-            hint="upgrade Penstock, or choose another folder with --data",
+            hint=f"upgrade Penstock, or {_ELSEWHERE}",
         )
     for number, sql in enumerate(steps[version:], start=version + 1):
         with connection:
@@ -158,16 +162,6 @@ def migrate(connection: apsw.Connection, path: Path, schema: Schema | None = Non
 def migrations() -> list[str]:
     """The numbered migration files, in order, with the lifecycle's rules filled in."""
     return read_migrations("penstock.adapters.sqlite", _rules())
-
-
-def read_migrations(package: str, rules: Mapping[str, str]) -> list[str]:
-    """Those of one package; what stands in braces is filled in."""
-    folder = files(package).joinpath("migrations")
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
-    return [
-        re.sub(r"\{(\w+)\}", lambda found: rules[found[1]], folder.joinpath(name).read_text())
-        for name in names
-    ]
 
 
 def _rules() -> dict[str, str]:
@@ -225,7 +219,7 @@ def storage_errors(path: Path) -> Generator[None]:
     except (apsw.NotADBError, apsw.CorruptError) as error:
         raise StoreCorrupt(
             f"{path} is not a readable database: {error}",
-            hint="restore it from a backup, or choose another folder with --data",
+            hint=f"restore it from a backup, or {_ELSEWHERE}",
         ) from error
     except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
         raise StoreFailed(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.resources import files
 from typing import Any
 
 import msgspec
 
 from penstock.adapters.sqlite.database import FIRST_FINAL, STATE_CODES
+from penstock.adapters.sqlite.texts import read_queries
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.transition import Answer, Entry, Path, Transition
 from penstock.core.verdict import Hold, SafetyVerdict
@@ -31,15 +31,8 @@ STATES = {code: state for state, code in STATE_CODES.items()}
 
 
 def load_queries() -> dict[str, str]:
-    """Read queries.sql: each statement under its name."""
-    text = files("penstock.adapters.sqlite").joinpath("queries.sql").read_text()
-    queries = {}
-    for part in text.split("-- name: ")[1:]:
-        name, _, sql = part.partition("\n")
-        queries[name.strip()] = (
-            sql.replace("{job}", _COLUMNS).replace("{first_final}", str(FIRST_FINAL)).strip()
-        )
-    return queries
+    fill = {"job": _COLUMNS, "first_final": str(FIRST_FINAL)}
+    return read_queries("penstock.adapters.sqlite", fill)
 
 
 def job_columns() -> str:

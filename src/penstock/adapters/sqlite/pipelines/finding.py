@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.adapters.sqlite.pipelines.schema import RUN_COLUMNS, TROUBLE, one_of
+from penstock.adapters.sqlite.pipelines.schema import RUN_COLUMNS, TROUBLE
+from penstock.adapters.sqlite.texts import one_of
 from penstock.lifecycles.pipeline import ACTIVE
 from penstock.ports.pipelines import RunQuery
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import re
-from collections.abc import Generator, Iterable
-from enum import StrEnum
+from collections.abc import Generator
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 import apsw
 
 from penstock.adapters.sqlite import database
-from penstock.adapters.sqlite.database import Schema, read_migrations
+from penstock.adapters.sqlite.database import Schema
+from penstock.adapters.sqlite.texts import one_of, read_migrations, read_queries
 from penstock.core.errors import StoreFailed
 from penstock.core.stages import ItemOutcome, PipelineEventKind, StageStatus
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
@@ -50,19 +48,13 @@ def open_reader(path: Path) -> apsw.Connection:
 
 
 def load_queries() -> dict[str, str]:
-    """Read queries.sql: each statement under its name."""
-    text = files(_PACKAGE).joinpath("queries.sql").read_text()
     fill = {
         **rules(),
         "run": RUN_COLUMNS,
         "head": ", ".join(Head.__struct_fields__),
         "item": ITEM_COLUMNS,
     }
-    queries = {}
-    for part in text.split("-- name: ")[1:]:
-        name, _, sql = part.partition("\n")
-        queries[name.strip()] = re.sub(r"\{(\w+)\}", lambda found: fill[found[1]], sql).strip()
-    return queries
+    return read_queries(_PACKAGE, fill)
 
 
 @cache
@@ -76,11 +68,6 @@ def rules() -> dict[str, str]:
         "troubled_item": one_of("outcome", TROUBLED_ITEMS),
         "event_kind": one_of("kind", PipelineEventKind),
     }
-
-
-def one_of(column: str, words: Iterable[StrEnum]) -> str:
-    """The condition that a column has one of these words."""
-    return " OR ".join(f"{column} = '{word}'" for word in sorted(words))
 
 
 SCHEMA = Schema(APPLICATION_ID, lambda: read_migrations(_PACKAGE, rules()))

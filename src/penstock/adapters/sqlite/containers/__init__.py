@@ -1,0 +1,1 @@
+"""Container jobs of one worker in SQLite; `store` is the front."""
