@@ -75,7 +75,7 @@ class Container:
     async def asubmit(
         self, client: Client | None = None, **options: Unpack[SubmitOptions]
     ) -> JobHandle:
-        engine = client or await asyncio.to_thread(_alone.client)
+        engine = await _engine(client)
         return await engine.asubmit(TOPIC, self.job, **self._timed(options))
 
     def run(self, client: Client | None = None, **options: Unpack[SubmitOptions]) -> Ran:
@@ -86,7 +86,7 @@ class Container:
         return ran(job, engine.read(pointer) if pointer else b"")
 
     async def arun(self, client: Client | None = None, **options: Unpack[SubmitOptions]) -> Ran:
-        engine = client or await asyncio.to_thread(_alone.client)
+        engine = await _engine(client)
         job = await (await self.asubmit(engine, **options)).await_end()
         pointer = result_pointer(job)
         return ran(job, await engine.aread(pointer) if pointer else b"")
@@ -164,8 +164,8 @@ def ran(job: Job, result: bytes) -> Ran:
             exit_code=None,
             stdout="",
             stderr="",
-            error_code=(ended and ended.error_code) or job.state.value,
-            error_message=ended and ended.error_message,
+            error_code=(ended.error_code if ended else None) or job.state.value,
+            error_message=ended.error_message if ended else None,
         )
     left = msgspec.json.decode(result, type=ContainerResult)
     return Ran(
@@ -202,3 +202,7 @@ def _check_served(client: Client) -> None:
 
 
 _alone = Alone(_embedded, _check_served)
+
+
+async def _engine(client: Client | None) -> Client:
+    return client if client is not None else await asyncio.to_thread(_alone.client)

@@ -25,6 +25,10 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "up": ("up", "Start an engine, with workers for an application."),
         "worker": ("worker", "Join an engine with a worker process."),
     },
+    "Containers": {
+        "run": ("run", "Run a command in a container, as a job."),
+        "container": ("container", "Serve container jobs alone; engines and images."),
+    },
     "Jobs": {
         "submit": ("submit", "Submit a job; prints its id."),
         "ps": ("ps", "List jobs, newest first."),

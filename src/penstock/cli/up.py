@@ -39,6 +39,11 @@ _SURVIVES = {
     metavar="NAME",
     help="A pipeline to serve as well: 'news', or MODULE:NAME; may be repeated.",
 )
+@click.option(
+    "--containers",
+    metavar="ENGINE",
+    help="Run container jobs as well: auto, docker, podman, oci or unix:///PATH.",
+)
 @placed
 @click.option(
     "--listen",
@@ -64,6 +69,7 @@ def up(
     place: Place,
     app: str | None,
     pipeline: tuple[str, ...],
+    containers: str | None,
     listen: tuple[str, ...],
     durability: str | None,
     http: str | None,
@@ -86,6 +92,7 @@ def up(
     settings = place.settings(
         listen=listen or None,
         pipelines=pipeline or None,
+        containers=containers,
         durability=durability,
         http="" if no_http else http,
         rules=rules,

@@ -29,6 +29,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
     metavar="NAME",
     help="A pipeline to serve as well: 'news', or MODULE:NAME; may be repeated.",
 )
+@click.option(
+    "--containers",
+    metavar="ENGINE",
+    help="Run container jobs as well: auto, docker, podman, oci or unix:///PATH.",
+)
 @placed
 @click.option("--pool", default="default", show_default=True, help="The pool to join.")
 @several("--label", "What this worker has, as gpu=a100; may be repeated.")
@@ -47,6 +52,7 @@ def worker(
     place: Place,
     app: str | None,
     pipeline: tuple[str, ...],
+    containers: str | None,
     pool: str,
     label: tuple[tuple[str, str], ...],
     worker_id: str,
@@ -69,9 +75,11 @@ def worker(
     check_pairs("--label", dict(label))
     if worker_id:
         check_name("--id", worker_id)
-    settings = place.settings(concurrency=concurrency, pipelines=pipeline or None)
-    if not (app or settings.pipelines):
-        raise click.UsageError("say what to serve, with --app or --pipeline")
+    settings = place.settings(
+        concurrency=concurrency, pipelines=pipeline or None, containers=containers
+    )
+    if not (app or settings.pipelines or settings.containers):
+        raise click.UsageError("say what to serve, with --app, --pipeline or --containers")
     application = load_app(app) if app else App()
     address, token = engine_address(place.connect, place.data, place.secret)
     keep_journal(verbose=verbose)
