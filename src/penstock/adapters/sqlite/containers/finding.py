@@ -41,9 +41,11 @@ def search_for(query: RecordQuery) -> Search:
     states = frozenset(query.states)
     if states >= STORED:
         states = frozenset()
-    conditions = [query.label, query.image, query.code, states or None]
-    is_short = states == _RUNNING or sum(one is not None for one in conditions) <= 1
     table = _table(query, states)
+    conditions = [query.label, query.image, query.code, states or None]
+    is_short = sum(one is not None for one in conditions) <= 1
+    if states == _RUNNING and query.label is None:
+        is_short = True  # no more of these than may run at once
     if table == "job INDEXED BY job_state":
         parts = [_terms(query, [state]).page(table, query.limit) for state in sorted(states)]
     else:
