@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from rich.console import Console
-from scenarios import SECTIONS, gate, jobs, staged
+from scenarios import SECTIONS, contained, gate, jobs, staged
 from scenarios.scenario import Row, Scenario, Stage, play
 from scenarios.table import WIDTH, draw
 
@@ -43,6 +43,7 @@ async def main(folder: Path, console: Console) -> int:
         pools={"elsewhere": {"topics": ["job.elsewhere.*"]}},
         lost_grace=0.5,
         pipelines=() if staged.without_feeds() else ("news",),
+        containers=await contained.find_engine(folder / "data"),
     )
     async with AsyncExitStack() as stack:
         ps = await stack.enter_async_context(running)

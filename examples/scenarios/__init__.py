@@ -5,7 +5,18 @@ A new capability is a module with a `SCENARIOS` list of its own, added here.
 
 from __future__ import annotations
 
-from scenarios import control, everyday, flow, gate, limits, network, staged, trouble, workers
+from scenarios import (
+    contained,
+    control,
+    everyday,
+    flow,
+    gate,
+    limits,
+    network,
+    staged,
+    trouble,
+    workers,
+)
 from scenarios.scenario import Scenario
 
 SECTIONS: dict[str, list[Scenario]] = {
@@ -16,4 +27,5 @@ SECTIONS: dict[str, list[Scenario]] = {
     "through HTTP: after others, by the clock, once more": flow.SCENARIOS,
     "through HTTP: who sees what": network.SCENARIOS,
     "pipelines": staged.SCENARIOS,
+    "containers": contained.SCENARIOS,
 }

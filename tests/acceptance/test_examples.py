@@ -61,6 +61,9 @@ KINDS = [
     "a pipeline, retried in part",
     "a pipeline, cancelled",
     "the news pipeline",
+    "a container",
+    "a container, out of memory",
+    "a container, out of time",
 ]
 
 

@@ -154,6 +154,7 @@ def _running(
             env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
+    (folder / "pid").write_text(str(engine.pid))
     try:
         _await_ready(engine, address, folder / "log")
         _import_image(folder, address)

@@ -1,0 +1,81 @@
+"""Our worker on each engine: the same containers, with queue, records, limits and output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+
+from measure import percentile
+from penstock.workloads.container.sandbox import Sandboxes
+from penstock.workloads.container.worker import Worker
+
+from penstock.adapters.sqlite.containers.store import SqliteContainerStore
+from penstock.ports.clock import SystemClock
+from penstock.testing.engines import IMAGE
+from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.engine import Engine
+
+
+@asynccontextmanager
+async def worker(engine: Engine, folder: Path, at_once: int) -> AsyncIterator[Worker]:
+    os.mkdir(folder)
+    config = WorkerConfig(jobs_dir=folder, max_concurrent_jobs=at_once, cpus=64, memory_mb=16_000)
+    store = SqliteContainerStore(folder / "containers.db")
+    one = Worker(config, engine, store, Sandboxes(folder / "jobs", config.inputs), SystemClock())
+    await one.start()
+    try:
+        yield one
+    finally:
+        await one.stop()
+        await store.close()
+
+
+async def ended(one: Worker, number: str, *command: str) -> float:
+    """Seconds from submission to a record that says finished."""
+    job = {
+        "protocol_version": 1,
+        "job_id": number,
+        "runtime": {"mode": "image", "image": IMAGE, "cmd": list(command)},
+    }
+    began = time.perf_counter()
+    await one.submit(json.dumps(job).encode())
+    record = await one.wait(number, 120)
+    assert record is not None
+    assert record.state == "finished", record
+    return time.perf_counter() - began
+
+
+async def one_by_one(engine: Engine, folder: Path, count: int) -> dict[str, float]:
+    async with worker(engine, folder, 2) as one:
+        await ended(one, "warm", "true")
+        times = [await ended(one, f"one-{n}", "true") for n in range(count)]
+        waits = []
+        for n in range(count):
+            record = await one.get(f"one-{n}")
+            assert record is not None
+            assert record.started_at is not None
+            waits.append(record.started_at - record.created_at)
+    return {
+        "end_ms": median(times) * 1e3,
+        "wait_p50_ms": median(waits) * 1e3,
+        "wait_p99_ms": percentile(waits, 0.99) * 1e3,
+    }
+
+
+async def rate(engine: Engine, folder: Path, count: int, at_once: int) -> float:
+    async with worker(engine, folder, at_once) as one:
+        await ended(one, "warm", "true")
+        began = time.perf_counter()
+        await asyncio.gather(*(ended(one, f"many-{n}", "true") for n in range(count)))
+        return count / (time.perf_counter() - began)
+
+
+async def output(engine: Engine, folder: Path, megabytes: int) -> float:
+    async with worker(engine, folder, 1) as one:
+        return await ended(one, "loud", "head", "-c", str(megabytes * 10**6), "/dev/zero")

@@ -1,0 +1,253 @@
+"""The container worker beside the bare engines, on one machine in one run.
+
+`python benchmarks/container.py --help`; what is measured and how: benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import report
+from asked import add_options, publish
+from contained import bare, ours
+from measure import busy_percent, flush_times, machine
+from penstock.workloads.container.engines.oci.engine import OciEngine
+from penstock.workloads.container.engines.oci.images import ImageStore
+from run import scratch
+
+from penstock.testing.engines import (
+    IMAGE,
+    EngineMissing,
+    busybox_tree,
+    private_docker,
+    private_podman,
+)
+from penstock.workloads.container.engine import Engine
+from penstock.workloads.container.engines.docker.engine import DockerEngine
+
+GROUPS = ("docker", "podman", "runc", "crun")
+AT_ONCE = (1, 2, 4)
+
+
+class Side(NamedTuple):
+    name: str
+    bare: bare.Bare
+    engine: Callable[[], Engine]
+    faster: int
+    """How many times more it is given to do."""
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
+    began, notes = time.monotonic(), list[str]()
+    busy = [busy_percent()]
+    with scratch(options.folder) as folder, ExitStack() as stack:
+        sides = []
+        for name in options.only:
+            try:
+                sides.append(SIDES[name](folder, stack))
+            except EngineMissing as missing:
+                notes.append(f"{name} was left out: {missing}")
+        runs: dict[str, list[dict[str, float]]] = {side.name: [] for side in sides}
+        for turn in range(options.repeats or (1 if options.quick or options.tiny else 3)):
+            for side in sides:
+                busy.append(busy_percent())
+                tell(f"{side.name} ({turn + 1})")
+                runs[side.name].append(measured(side, folder / f"{side.name}-{turn}", options))
+        flush = median(flush_times(folder)) * 1e3
+    results = {
+        name: {key: median(run[key] for run in several) for key in several[0]}
+        for name, several in runs.items()
+    }
+    everything = {
+        "command": command(options),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {
+            **machine(),
+            "disk": f"4 KiB appended and flushed in {flush:.2f} ms (median)",
+            "engines": ", ".join(versions()),
+            "others": f"kept the cores {median(busy):.0f}% busy (median), at most {max(busy):.0f}%",
+        },
+        "results": results,
+        "notes": notes,
+    }
+    tell(f"took {time.monotonic() - began:.0f} s")
+    publish(everything, page(everything), options)
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The container worker beside the bare engines.")
+    parser.add_argument("--quick", action="store_true", help="fewer containers: a minute or two")
+    parser.add_argument("--tiny", action="store_true", help="a few, to see that it works")
+    add_options(parser, GROUPS)
+    return parser.parse_args(arguments)
+
+
+# -- sides --------------------------------------------------------------------------
+
+
+def docker(folder: Path, stack: ExitStack) -> Side:
+    socket = stack.enter_context(private_docker(short(stack)))
+    return Side("docker", bare.docker(socket), lambda: DockerEngine(socket), 1)
+
+
+def podman(folder: Path, stack: ExitStack) -> Side:
+    socket = stack.enter_context(private_podman(short(stack)))
+    return Side("podman", bare.podman(socket), lambda: DockerEngine(socket), 1)
+
+
+def runc(folder: Path, stack: ExitStack) -> Side:
+    return bundles("runc", folder)
+
+
+def crun(folder: Path, stack: ExitStack) -> Side:
+    return bundles("crun", folder)
+
+
+SIDES: dict[str, Callable[[Path, ExitStack], Side]] = {
+    "docker": docker,
+    "podman": podman,
+    "runc": runc,
+    "crun": crun,
+}
+
+
+def bundles(program: str, folder: Path) -> Side:
+    tree, root = folder / f"{program}-tree", folder / f"{program}-oci"
+    busybox_tree(tree)
+    ImageStore(root / "images").import_tree(tree, IMAGE, cmd=("/bin/sh",), env=("PATH=/bin",))
+    plain = bare.Bundle(program, folder / f"{program}-bundle", tree)
+    return Side(program, plain, lambda: OciEngine(root, runtime=program), 4)
+
+
+def short(stack: ExitStack) -> Path:
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pb-")))
+
+
+def measured(side: Side, folder: Path, options: argparse.Namespace) -> dict[str, float]:
+    few = 3 if options.tiny else (10 if options.quick else 25) * side.faster
+    many = 4 if options.tiny else (12 if options.quick else 40) * side.faster
+    megabytes = 5 if options.tiny else 100
+    folder.mkdir()
+    side.bare.run("true")
+    figures = {"bare_ms": side.bare.one_by_one(few) * 1e3}
+
+    async def of_ours(work: Callable[[Engine], Any]) -> Any:
+        engine = side.engine()
+        try:
+            return await work(engine)
+        finally:
+            await engine.close()
+
+    figures |= asyncio.run(of_ours(lambda e: ours.one_by_one(e, folder / "one", few)))
+    for at_once in AT_ONCE:
+        figures[f"bare_rate_{at_once}"] = side.bare.rate(many, at_once)
+        figures[f"rate_{at_once}"] = asyncio.run(
+            of_ours(lambda e, n=at_once: ours.rate(e, folder / f"many-{n}", many, n))
+        )
+    figures["bare_output_s"] = side.bare.run("head", "-c", str(megabytes * 10**6), "/dev/zero")
+    figures["output_s"] = asyncio.run(
+        of_ours(lambda e: ours.output(e, folder / "output", megabytes))
+    )
+    return figures
+
+
+def versions() -> Iterator[str]:
+    for program in ("dockerd", "podman", "runc", "crun"):
+        try:
+            said = subprocess.run([program, "--version"], capture_output=True, text=True)
+        except FileNotFoundError:
+            continue
+        yield said.stdout.splitlines()[0].split(",")[0]
+
+
+# -- the page -----------------------------------------------------------------------
+
+
+def page(everything: dict[str, Any]) -> str:
+    results = everything["results"]
+    parts = [*report.origin(everything), targets(results)]
+    parts += ["One container after another (`true`), from the call to its recorded end:"]
+    rows = [
+        [
+            name,
+            f"{f['bare_ms']:.1f}",
+            f"{f['end_ms']:.1f}",
+            f"{f['end_ms'] / f['bare_ms']:.2f}x",
+            f"{f['wait_p50_ms']:.2f}",
+            f"{f['wait_p99_ms']:.2f}",
+        ]
+        for name, f in results.items()
+    ]
+    head = ["engine", "its command, ms", "Penstock, ms", "", "queue wait p50, ms", "p99, ms"]
+    parts += [report.table(head, rows), "Containers a second, so many at once:"]
+    rows = [
+        [
+            name,
+            *(f"{f[f'bare_rate_{n}']:.1f} / {f[f'rate_{n}']:.1f}" for n in AT_ONCE),
+        ]
+        for name, f in results.items()
+    ]
+    head = ["engine: its command / Penstock", *(f"{n} at once" for n in AT_ONCE)]
+    parts += [report.table(head, rows), "100 MB of output, from the call to the end:"]
+    rows = [
+        [
+            name,
+            f"{f['bare_output_s']:.2f}",
+            f"{f['output_s']:.2f}",
+            f"{f['output_s'] / f['bare_output_s']:.2f}x",
+        ]
+        for name, f in results.items()
+    ]
+    parts += [report.table(["engine", "its command, s", "Penstock, s", ""], rows)]
+    parts += [f"- {note}" for note in everything["notes"]]
+    return "\n\n".join(parts)
+
+
+def targets(results: dict[str, Any]) -> str:
+    rows = []
+    for name, f in results.items():
+        ratio = f["end_ms"] / f["bare_ms"]
+        said = f"{name}: submission to end at most 1.15 times its own command"
+        rows.append([said, f"{ratio:.2f}x", verdict(ratio <= 1.15)])
+    for name, f in results.items():
+        said = f"{name}: queue wait with a slot free, p99 under 20 ms"
+        rows.append([said, f"{f['wait_p99_ms']:.1f} ms", verdict(f["wait_p99_ms"] < 20)])
+    for name in ("runc", "crun"):
+        if name in results and "docker" in results:
+            for n in AT_ONCE:
+                ratio = results[name][f"rate_{n}"] / results["docker"][f"rate_{n}"]
+                said = f"{name}: containers/s of the Docker path, {n} at once: 4 times"
+                rows.append([said, f"{ratio:.1f}x", verdict(ratio >= 4)])
+    return report.table(["to reach", "figure", ""], rows) if rows else ""
+
+
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "**missed**"
+
+
+def command(options: argparse.Namespace) -> str:
+    words = ["python", "benchmarks/container.py"]
+    words += ["--quick"] if options.quick else ["--tiny"] if options.tiny else []
+    words += [] if options.only == GROUPS else ["--only", ",".join(options.only)]
+    words += ["--repeats", str(options.repeats)] if options.repeats else []
+    return " ".join(words)
+
+
+def tell(text: str) -> None:
+    print(f"· {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
