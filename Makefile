@@ -6,7 +6,7 @@ JOBS   ?= 2
 BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types unit coverage bench clean
+.PHONY: help demo test engines lint format types unit coverage bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,7 +14,10 @@ help: ## show this list
 demo: .venv/.installed-news ## run all kinds of jobs, also through HTTP, and show each one's way
 	$(BIN)/python examples/demo.py
 
-test: lint types unit ## all checks: lint, types, layers, every test
+test: engines lint types unit ## all checks: lint, types, layers, every test
+
+engines: ## install the container engines that tests start (Debian, as root; else they are skipped)
+	@sh tests/containers/install.sh
 
 lint: .venv/.installed-test ## style, format and layers
 	$(BIN)/ruff check .
@@ -41,6 +44,7 @@ bench: .venv/.installed-bench ## side by side with other engines; prints ratios
 	$(BIN)/python benchmarks/engine.py $(ARGS)
 	$(BIN)/python benchmarks/http.py $(HTTP_ARGS)
 	$(BIN)/python benchmarks/pipeline.py $(PIPELINE_ARGS)
+	$(BIN)/python benchmarks/container.py $(CONTAINER_ARGS)
 
 clean: ## remove .venv and everything made
 	rm -rf .venv .demo build dist htmlcov .coverage .coverage.*

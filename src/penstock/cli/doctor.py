@@ -77,6 +77,7 @@ async def _examine(place: Place) -> list[Check]:
     except PenstockError as error:
         return [*checks, Check("settings", _BAD, error.message, error.hint)]
     checks += _folder(settings)
+    checks += [check async for check in _containers(settings)]
     return checks + [check async for check in _engine(place, settings)]
 
 
@@ -140,6 +141,18 @@ def _disk(folder: Path) -> Iterator[Check]:
 def _token(path: Path) -> Iterator[Check]:
     if path.exists() and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
         yield Check("token", _BAD, f"{path} has mode {mode:o}", f"chmod 600 {path}")
+
+
+async def _containers(settings: Settings) -> AsyncIterator[Check]:
+    """Which engines could run container jobs; none is needed for anything else."""
+    from penstock.workloads.container.engines.discovery import candidates
+
+    for one in await candidates(settings.containers_dir / "oci"):
+        if one.works:
+            version = one.facts.version if one.facts is not None else ""
+            yield Check(f"containers: {one.name}", _OK, f"{version}, {one.where}")
+        else:
+            yield Check(f"containers: {one.name}", _NOTE, one.problem, one.advice)
 
 
 async def _engine(place: Place, settings: Settings) -> AsyncIterator[Check]:
