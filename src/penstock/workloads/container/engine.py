@@ -22,6 +22,9 @@ JOB_LABEL = "penstock.job"
 DEADLINE_LABEL = "penstock.deadline"
 """Unix seconds after which nobody can want it any more."""
 
+IMAGE_LABEL = "penstock.image"
+"""The id of the image it was made from."""
+
 
 class EngineError(Exception):
     """The engine did not do what it was asked."""

@@ -1,0 +1,152 @@
+"""How a job ended, told truthfully from what was seen.
+
+In this order:
+
+1. The worker ended it: the reason for that is the job's end, whatever code it exited with.
+2. Something went wrong before it ran, or with the engine.
+3. It left more in its output folder than it may.
+4. Its exit code. The engine's word that memory ran out counts only for a code that is not 0: a
+   child may have been killed, and the program may have coped with that.
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import StrEnum
+
+from msgspec import Struct
+
+from penstock.core.containers import Code, ContainerJob, End, JobError
+from penstock.lifecycles.container import ContainerJobState
+from penstock.workloads.container.engine import EngineError, Exit
+
+_FILE_TOO_LARGE = 128 + signal.SIGXFSZ
+_MEMORY_KILL = 128 + signal.SIGKILL
+
+
+class Cause(StrEnum):
+    """Why the worker ended a container that had not ended by itself."""
+
+    TIMEOUT = "TIMEOUT"
+    CANCELLED = "CANCELLED"
+    OUTPUT_LIMIT = "OUTPUT_LIMIT"
+
+
+class Trouble(Struct, frozen=True):
+    """What kept a job from running, or from being seen to its end."""
+
+    code: Code
+    exit_code: int | None
+    message: str
+
+
+class Story(Struct, frozen=True, kw_only=True):
+    """What was seen of a job."""
+
+    exit: Exit | None = None
+    """None if no container ran, or nobody saw its end."""
+    cause: Cause | None = None
+    reason: str = ""
+    """Of a cancel."""
+    trouble: Trouble | None = None
+    too_much_output: bool = False
+    stuck: bool = False
+    """The container withstood every attempt to end it."""
+
+
+def trouble_of(job: ContainerJob, error: EngineError) -> Trouble:
+    """What an engine's error means to who submitted the job."""
+    said = str(error) or type(error).__name__
+    command = f"{job.cmd[0]!r} (runtime.cmd)" if job.cmd else "the image's own command"
+    image = f"image {job.image!r}" if job.image else "the image that was built"
+    if error.code is Code.COMMAND_NOT_FOUND:
+        said = f"{command} was not found in {image}: {said}"
+    elif error.code is Code.COMMAND_NOT_RUNNABLE:
+        said = f"{command} can't be executed in {image}; is it a program for this machine?: {said}"
+    return Trouble(error.code, error.exit_code, said)
+
+
+def ending(job: ContainerJob, story: Story) -> End:
+    """`state`, `exit_code` and `error`; the rest of an End is not for this to say."""
+    if story.cause is not None:
+        return _ended_by_worker(job, story, story.cause)
+    if story.trouble is not None:
+        return _failed(story.trouble.code, story.trouble.message, story.trouble.exit_code)
+    if story.exit is None:
+        return _failed(Code.RUNTIME_ERROR, "nobody saw how the container ended")
+    return _exited(job, story.exit, story.too_much_output)
+
+
+def _ended_by_worker(job: ContainerJob, story: Story, cause: Cause) -> End:
+    exit_code = None
+    if cause is Cause.TIMEOUT:
+        seconds = number(job.limits.max_runtime_seconds)
+        message = (
+            f"ran longer than {seconds} s (runtime.limits.max_runtime_seconds); "
+            "the container was ended"
+        )
+    elif cause is Cause.OUTPUT_LIMIT:
+        message = _too_much_output(job) + "; the container was ended"
+        exit_code = story.exit.code if story.exit is not None else None
+    else:
+        message = story.reason or "cancelled"
+    if story.stuck:
+        message += " (the engine has not yet said that it is gone; this worker keeps trying)"
+    return _failed(Code(cause), message, exit_code)
+
+
+def _exited(job: ContainerJob, exit: Exit, too_much_output: bool) -> End:
+    known = exit.code is not None and not (exit.code == 0 and exit.error)
+    if not known and exit.oom:
+        return _failed(Code.OOM_KILLED, _out_of_memory(job), _MEMORY_KILL)
+    if not known:
+        why = exit.error or "it gave no reason"
+        message = f"the container engine can't tell how the container ended: {why}"
+        return _failed(Code.ENGINE_ERROR, message)
+    if too_much_output or (job.outputs and exit.code == _FILE_TOO_LARGE):
+        return _failed(Code.OUTPUT_LIMIT, _too_much_output(job), exit.code)
+    if exit.code == 0:
+        return End(state=ContainerJobState.FINISHED, exit_code=0)
+    if exit.oom:
+        return _failed(Code.OOM_KILLED, _out_of_memory(job), exit.code)
+    return _failed(Code.NON_ZERO_EXIT, _non_zero(exit), exit.code)
+
+
+def _non_zero(exit: Exit) -> str:
+    said = f": {exit.error}" if exit.error else ""
+    name = _signal_name(exit.code or 0)
+    if exit.code == _MEMORY_KILL:
+        said = said or "; neither this worker nor its memory limit did that"
+    return (
+        f"killed by {name} (exit code {exit.code})" if name else f"exited with {exit.code}"
+    ) + said
+
+
+def _signal_name(code: int) -> str:
+    try:
+        return signal.Signals(code - 128).name
+    except ValueError:
+        return ""
+
+
+def _out_of_memory(job: ContainerJob) -> str:
+    megabytes = number(job.limits.memory_mb)
+    return (
+        f"used more than {megabytes} MB of memory (runtime.limits.memory_mb); "
+        "the container was killed"
+    )
+
+
+def _too_much_output(job: ContainerJob) -> str:
+    most = job.limits.max_artifact_bytes
+    return f"left more than {most} bytes in /output (runtime.limits.max_artifact_bytes)"
+
+
+def _failed(code: Code, message: str, exit_code: int | None = None) -> End:
+    error = JobError(code, message)
+    return End(state=ContainerJobState.FAILED, exit_code=exit_code, error=error)
+
+
+def number(value: float) -> str:
+    """As people write it: 10, 0.5, 1000000."""
+    return str(int(value)) if value == int(value) else f"{value:.12g}"

@@ -1,0 +1,118 @@
+"""Waiting that has an end, by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, TypeVar
+
+from penstock.ports.clock import Clock
+from penstock.ports.token import Token
+
+T = TypeVar("T")
+
+
+class Late(Exception):
+    """It took too long."""
+
+
+class Stopped(Exception):
+    """The job's end was asked for."""
+
+
+async def done_within(clock: Clock, seconds: float, *futures: asyncio.Future[Any]) -> bool:
+    """Wait until one of them is done; False if none is by then. They go on."""
+    if any(future.done() for future in futures):
+        return True
+    alarm = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait((*futures, alarm), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await drop(alarm)
+    return any(future.done() for future in futures)
+
+
+async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """What it returns; raises Late, and then nothing of it goes on."""
+    task = asyncio.ensure_future(work)
+    try:
+        if await done_within(clock, seconds, task):
+            return task.result()
+        raise Late
+    finally:
+        await drop(task)
+
+
+async def drop(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancel them, and see them end; what they had to say is of no interest."""
+    there = [task for task in tasks if task is not None]
+    for task in there:
+        task.cancel()
+    if there:
+        await asyncio.gather(*there, return_exceptions=True)
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do all of it, also when that is cancelled meanwhile; the cancel counts afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    return task.result()
+
+
+class Asked:
+    """A job's token, for one event loop: who waits is woken when the end is asked for."""
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+
+    def __enter__(self) -> Asked:
+        self._forget = self._token.when_requested(self._hear)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._forget()
+        self.future.cancel()
+
+    @property
+    def requested(self) -> bool:
+        return self._token.requested
+
+    @property
+    def reason(self) -> str:
+        return self._token.reason
+
+    async def unless(self, work: Coroutine[Any, Any, T]) -> T:
+        """What it returns; raises Stopped when the end is asked for, and nothing of it goes on."""
+        if self._token.requested:
+            work.close()
+            raise Stopped
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait((task, self.future), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise Stopped
+        finally:
+            await drop(task)
+
+    def _hear(self) -> None:
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)

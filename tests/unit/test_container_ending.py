@@ -1,0 +1,173 @@
+"""How a container job ended, told from what was seen of it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from penstock.core.containers import Code, ContainerJob, Limits
+from penstock.lifecycles.container import ContainerJobState
+from penstock.workloads.container.ending import (
+    Cause,
+    Story,
+    Trouble,
+    ending,
+    number,
+    trouble_of,
+)
+from penstock.workloads.container.engine import (
+    BuildFailed,
+    CommandNotFound,
+    CommandNotRunnable,
+    EngineError,
+    EngineUnavailable,
+    Exit,
+    ImageNotFound,
+    PullFailed,
+)
+
+LIMITS = Limits(memory_mb=64, max_runtime_seconds=2.5, max_artifact_bytes=1000)
+JOB = ContainerJob(job_id="j", image="alpine", cmd=("serve",), limits=LIMITS, outputs=True)
+LOST = Trouble(Code.ENGINE_UNAVAILABLE, None, "away")
+
+# What was seen of the exit, and what that alone comes to: code and exit_code of the record.
+EXITS = {
+    None: (Code.RUNTIME_ERROR, None),
+    Exit(0): (None, 0),
+    Exit(0, oom=True): (None, 0),
+    Exit(0, error="lost"): (Code.ENGINE_ERROR, None),
+    Exit(None): (Code.ENGINE_ERROR, None),
+    Exit(None, error="lost"): (Code.ENGINE_ERROR, None),
+    Exit(None, oom=True): (Code.OOM_KILLED, 137),
+    Exit(1): (Code.NON_ZERO_EXIT, 1),
+    Exit(1, oom=True): (Code.OOM_KILLED, 1),
+    Exit(125): (Code.NON_ZERO_EXIT, 125),
+    Exit(137): (Code.NON_ZERO_EXIT, 137),
+    Exit(137, oom=True): (Code.OOM_KILLED, 137),
+    Exit(143): (Code.NON_ZERO_EXIT, 143),
+    Exit(153): (Code.OUTPUT_LIMIT, 153),
+    Exit(255): (Code.NON_ZERO_EXIT, 255),
+}
+
+
+def expected(seen: Exit | None, story: Story) -> tuple[Code | None, int | None]:
+    if story.cause is Cause.OUTPUT_LIMIT:
+        return Code.OUTPUT_LIMIT, seen.code if seen is not None else None
+    if story.cause is not None:
+        return Code(story.cause), None
+    if story.trouble is not None:
+        return story.trouble.code, story.trouble.exit_code
+    code, exit_code = EXITS[seen]
+    known = seen is not None and seen.code is not None and not (seen.code == 0 and seen.error)
+    return (Code.OUTPUT_LIMIT, exit_code) if story.too_much_output and known else (code, exit_code)
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+@pytest.mark.parametrize("too_much", [False, True])
+@pytest.mark.parametrize("trouble", [None, LOST, Trouble(Code.IMAGE_NOT_FOUND, 125, "none")])
+@pytest.mark.parametrize("cause", [None, *Cause])
+def test_every_combination_of_what_was_seen_has_one_end(
+    cause: Cause | None, trouble: Trouble | None, too_much: bool, stuck: bool
+) -> None:
+    for seen in EXITS:
+        story = Story(
+            exit=seen, cause=cause, trouble=trouble, too_much_output=too_much, stuck=stuck
+        )
+        end = ending(JOB, story)
+        code, exit_code = expected(seen, story)
+        assert (end.error.code if end.error else None, end.exit_code) == (code, exit_code), story
+        finished = end.state is ContainerJobState.FINISHED
+        assert finished is (code is None)
+        assert finished or end.state is ContainerJobState.FAILED
+        assert end.error is None or end.error.message
+
+
+def said(story: Story, job: ContainerJob = JOB) -> str:
+    error = ending(job, story).error
+    assert error is not None
+    return error.message
+
+
+def test_a_stranger_is_told_which_limit_it_was() -> None:
+    assert said(Story(exit=Exit(137, oom=True))) == (
+        "used more than 64 MB of memory (runtime.limits.memory_mb); the container was killed"
+    )
+    assert said(Story(exit=Exit(143), cause=Cause.TIMEOUT)) == (
+        "ran longer than 2.5 s (runtime.limits.max_runtime_seconds); the container was ended"
+    )
+    assert said(Story(exit=Exit(0), too_much_output=True)) == (
+        "left more than 1000 bytes in /output (runtime.limits.max_artifact_bytes)"
+    )
+
+
+def test_a_cancel_says_who_asked_for_it() -> None:
+    assert said(Story(cause=Cause.CANCELLED, reason="deleted by its owner")) == (
+        "deleted by its owner"
+    )
+    assert said(Story(cause=Cause.CANCELLED)) == "cancelled"
+
+
+def test_a_signal_is_called_by_its_name() -> None:
+    assert said(Story(exit=Exit(139))) == "killed by SIGSEGV (exit code 139)"
+    assert said(Story(exit=Exit(137))) == (
+        "killed by SIGKILL (exit code 137); neither this worker nor its memory limit did that"
+    )
+    assert said(Story(exit=Exit(3))) == "exited with 3"
+    assert said(Story(exit=Exit(3, error="odd"))) == "exited with 3: odd"
+    assert said(Story(exit=Exit(128))) == "exited with 128"
+
+
+def test_a_file_that_was_cut_off_is_no_output_limit_without_an_output_folder() -> None:
+    job = ContainerJob(job_id="j", image="alpine")
+    assert said(Story(exit=Exit(153)), job) == "killed by SIGXFSZ (exit code 153)"
+
+
+def test_a_container_that_would_not_end_is_told() -> None:
+    for cause in Cause:
+        assert "keeps trying" in said(Story(cause=cause, stuck=True))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "exit_code"),
+    [
+        (EngineError("x"), Code.ENGINE_ERROR, 125),
+        (EngineUnavailable("x"), Code.ENGINE_UNAVAILABLE, None),
+        (ImageNotFound("x"), Code.IMAGE_NOT_FOUND, 125),
+        (PullFailed("x"), Code.IMAGE_PULL_FAILED, 125),
+        (BuildFailed("x"), Code.BUILD_FAILED, None),
+        (CommandNotFound("x"), Code.COMMAND_NOT_FOUND, 127),
+        (CommandNotRunnable("x"), Code.COMMAND_NOT_RUNNABLE, 126),
+    ],
+)
+def test_an_engines_error_is_the_jobs(
+    error: EngineError, code: Code, exit_code: int | None
+) -> None:
+    trouble = trouble_of(JOB, error)
+    assert (trouble.code, trouble.exit_code) == (code, exit_code)
+    assert trouble.message.endswith("x")
+
+
+def test_a_command_that_is_missing_is_named_with_its_image() -> None:
+    assert trouble_of(JOB, CommandNotFound("no such file")).message == (
+        "'serve' (runtime.cmd) was not found in image 'alpine': no such file"
+    )
+    built = ContainerJob(job_id="j")
+    assert trouble_of(built, CommandNotRunnable("exec format")).message.startswith(
+        "the image's own command can't be executed in the image that was built"
+    )
+
+
+def test_an_error_without_words_is_told_by_its_kind() -> None:
+    assert trouble_of(JOB, EngineError()).message == "EngineError"
+
+
+def test_numbers_are_written_as_people_write_them() -> None:
+    numbers = (10, 10.0, 0.5, 1_000_000.0, 2.75)
+    assert [number(one) for one in numbers] == ["10", "10", "0.5", "1000000", "2.75"]
+
+
+def test_the_table_has_every_kind_of_exit() -> None:
+    kinds = {(seen.code is None, seen.code == 0, seen.oom) for seen in EXITS if seen is not None}
+    possible = itertools.product((True, False), repeat=3)
+    assert kinds == {kind for kind in possible if not (kind[0] and kind[1])}
