@@ -1,0 +1,109 @@
+"""`penstock container serve` as a real process, and a caller of its HTTP API."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from penstock.testing.engines import IMAGE
+
+
+class Served:
+    """A worker's process on a folder; it can be killed and started again."""
+
+    def __init__(self, folder: Path, engine: str, *, runtime: str = "", **config: Any) -> None:
+        self.data = folder / "data"
+        self._folder = folder
+        self._file = folder / "worker.yaml"
+        settings = {"engine": engine, "runtime": runtime, "port": 0, **config}
+        self._file.write_text(json.dumps(settings))  # JSON is YAML, too
+        self._log = folder / "serve.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.environ: dict[str, str] = {}
+        self.url = ""
+
+    @property
+    def jobs_dir(self) -> Path:
+        return self.data / "containers"
+
+    def start(self) -> Served:
+        with self._log.open("ab") as log:
+            before = log.tell()
+            self._process = subprocess.Popen(
+                [Path(sys.executable).with_name("penstock"), "--data", self.data]
+                + ["container", "serve", "--config", self._file],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environ},
+                start_new_session=True,
+            )
+        until = time.monotonic() + 30
+        while True:
+            said = self._log.read_bytes()[before:].decode()
+            if found := re.search(r"(http://\S+).*ready; Ctrl-C", said, re.S):
+                self.url = found[1]
+                return self
+            assert self._process.poll() is None, said
+            assert time.monotonic() < until, said
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        """As a power cut would: nothing can be tidied up."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> int:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(30)
+
+    # -- as a caller --------------------------------------------------------------
+
+    def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(
+            self.url + path, data, {"Content-Type": "application/json"}, method=method
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=50) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
+
+    def submit(self, job_id: str, *cmd: str, **fields: Any) -> tuple[int, Any]:
+        return self.ask("POST", "/jobs", a_job(job_id, *cmd, **fields))
+
+    def ended(self, job_id: str, patience: float = 40) -> dict[str, Any]:
+        """Its record when it is final."""
+        status, record = self.ask("GET", f"/jobs/{job_id}?wait={patience:g}")
+        assert status == 200, record
+        assert record["state"] in ("finished", "failed"), record
+        return dict(record)
+
+    def run(self, job_id: str, *cmd: str, **fields: Any) -> dict[str, Any]:
+        status, answer = self.submit(job_id, *cmd, **fields)
+        assert status == 202, answer
+        return self.ended(job_id)
+
+
+def a_job(job_id: str, *cmd: str, limits: dict[str, Any] | None = None, **fields: Any) -> Any:
+    """The protocol's Job object; fields of `runtime` are those that belong there."""
+    inner = {"image", "mode", "env", "stdin", "network", "user", "workdir", "runtime", "build"}
+    runtime = {"mode": "image", "image": IMAGE, "cmd": list(cmd)}
+    runtime |= {name: fields.pop(name) for name in inner & fields.keys()}
+    if limits is not None:
+        runtime["limits"] = limits
+    return {"protocol_version": 1, "job_id": job_id, "runtime": runtime, **fields}
