@@ -10,7 +10,7 @@ from penstock.core.containers import ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.config import OnRestart
 from penstock.workloads.container.engine import ContainerState, Found
-from penstock.workloads.container.recovery import Adopt, GiveUp, Remove, decide, owner_of
+from penstock.workloads.container.recovery import Adopt, GiveUp, Remove, decide, owner_of, unsettled
 
 ADOPT, END = OnRestart.ADOPT, OnRestart.END
 
@@ -29,11 +29,11 @@ def a_container(name: str, state: ContainerState = ContainerState.RUNNING) -> Fo
         (ContainerState.RUNNING, ADOPT, False),
         (ContainerState.RUNNING, END, True),
         (ContainerState.EXITED, ADOPT, False),
-        # What has ended by itself is told as it ended.
         (ContainerState.EXITED, END, False),
+        (ContainerState.CREATED, ADOPT, False),
     ],
 )
-def test_a_container_that_was_started_is_taken_up(
+def test_a_jobs_container_is_taken_up(
     state: ContainerState, on_restart: OnRestart, stopped: bool
 ) -> None:
     record, found = a_record("a"), a_container("a", state)
@@ -43,12 +43,9 @@ def test_a_container_that_was_started_is_taken_up(
     assert bool(decision.stop) is stopped
 
 
-@pytest.mark.parametrize("on_restart", OnRestart)
-def test_a_container_that_was_never_started_ends_its_job_and_is_removed(
-    on_restart: OnRestart,
-) -> None:
+def test_where_jobs_are_ended_one_that_was_never_started_is_and_its_container_goes() -> None:
     record, found = a_record("a"), a_container("a", ContainerState.CREATED)
-    given_up, removed = decide([record], [found], on_restart)
+    given_up, removed = decide([record], [found], END)
     assert isinstance(given_up, GiveUp)
     assert "never started" in given_up.message
     assert removed == Remove(found)
@@ -68,6 +65,14 @@ def test_a_container_whose_job_does_not_run_is_removed(
 ) -> None:
     found = a_container("a")
     assert decide([a_record("a", state)], [found], on_restart) == [Remove(found)]
+
+
+@pytest.mark.parametrize("state", ContainerState)
+def test_only_a_container_that_was_made_and_not_started_may_still_change(
+    state: ContainerState,
+) -> None:
+    found = [a_container("a", state), a_container("x", ContainerState.CREATED)]
+    assert unsettled([a_record("a")], found) is (state is ContainerState.CREATED)
 
 
 def test_each_job_and_each_container_is_decided_once() -> None:

@@ -21,6 +21,7 @@ class Code(StrEnum):
 
     # Refusals, in the order in which a submission is checked.
     INVALID_BODY = "INVALID_BODY"
+    BODY_TOO_LARGE = "BODY_TOO_LARGE"
     UNSUPPORTED_PROTOCOL_VERSION = "UNSUPPORTED_PROTOCOL_VERSION"
     MISSING_JOB_ID = "MISSING_JOB_ID"
     INVALID_JOB_ID = "INVALID_JOB_ID"
@@ -35,6 +36,8 @@ class Code(StrEnum):
     """A field that this worker's policy does not grant; `error.field` names it."""
     IMAGE_NOT_ALLOWED = "IMAGE_NOT_ALLOWED"
     JOB_ID_ALREADY_EXISTS = "JOB_ID_ALREADY_EXISTS"
+    IDEMPOTENCY_KEY_REUSED = "IDEMPOTENCY_KEY_REUSED"
+    """The key brought another submission before."""
     QUEUE_FULL = "QUEUE_FULL"
     DRAINING = "DRAINING"
     DISK_LOW = "DISK_LOW"

@@ -109,6 +109,11 @@ class Queue:
     def running(self) -> int:
         return len(self._held)
 
+    @property
+    def held(self) -> tuple[float, float]:
+        """Memory in MB and processors that running jobs have."""
+        return self._memory_mb, self._cpus
+
     def add(self, waiting: Waiting) -> None:
         self._line[waiting.job_id] = waiting
         insort(self._lanes[waiting.rank], (waiting.seq, waiting.job_id))

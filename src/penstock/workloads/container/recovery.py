@@ -75,14 +75,21 @@ def _of_job(record: ContainerRecord, found: Found | None, on_restart: OnRestart)
             "the worker was restarted; the job's container had not been made, or was removed "
             "by somebody else",
         )
+    if on_restart is OnRestart.ADOPT or found.state is ContainerState.EXITED:
+        # What has ended by itself is told as it ended.
+        return Adopt(record, found)
     if found.state is ContainerState.CREATED:
-        # It could be started now, but an engine may still be about to do what it was asked.
         return GiveUp(
             record, "the worker was restarted; the job's container was made, but never started"
         )
-    if found.state is ContainerState.RUNNING and on_restart is OnRestart.END:
-        return Adopt(record, found, f"{RESTARTED}, and ends what it finds running")
-    return Adopt(record, found)
+    return Adopt(record, found, f"{RESTARTED}, and ends what it finds running")
+
+
+def unsettled(records: Iterable[ContainerRecord], found: Iterable[Found]) -> bool:
+    """Whether a job's container was made and not started: the engine may still be about to do
+    what the last worker asked of it, so it should be looked at again a little later."""
+    made = {one.name for one in found if one.state is ContainerState.CREATED}
+    return any(record.container in made for record in records)
 
 
 def owner_of(folder: Path) -> str:
