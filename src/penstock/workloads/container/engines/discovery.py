@@ -1,0 +1,185 @@
+"""Which container engines work on this machine, and why one doesn't."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from penstock.core.errors import Misconfigured
+from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.engine import Engine, EngineError, EngineFacts
+from penstock.workloads.container.engines.sockets import (
+    SCHEME,
+    Absent,
+    Opened,
+    Unusable,
+    first_of,
+    greeted,
+    merged,
+    open_socket,
+    sockets,
+)
+
+ORDER = ("docker", "podman", "oci")
+"""What `auto` tries: an engine that somebody runs already has their images, whereas `oci`, though
+the fastest, has only those that were brought into the worker's folder."""
+OCI_RUNTIMES = ("crun", "runc")
+"""What `oci` tries if no runtime is named: crun starts a container in less time."""
+GVISOR = "runsc"
+_DAEMONS = {"docker": "dockerd", "podman": "podman"}
+_STARTS = {
+    "docker": "start it: systemctl start docker, or dockerd as root",
+    "podman": "start its service: systemctl start podman.socket (with --user, if it is your own),"
+    " or podman system service --time=0",
+}
+_PACKAGES = {
+    "docker": "apt-get install docker.io",
+    "podman": "apt-get install podman",
+    "crun": "apt-get install crun",
+    "runc": "apt-get install runc",
+    GVISOR: "apt-get install runsc",
+}
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """An engine that might be used here."""
+
+    name: str
+    """`docker`, `podman`, `oci/crun`, `oci/runc`, `gvisor`."""
+    works: bool
+    where: str = ""
+    """Its socket or its program."""
+    facts: EngineFacts | None = None
+    problem: str = ""
+    """Why it does not work."""
+    advice: str = ""
+    """What to do about that."""
+
+
+async def candidates(root: Path) -> list[Candidate]:
+    """Every kind of engine; `root` is where the engine `oci` keeps its files."""
+    docker, podman, *oci, gvisor = await asyncio.gather(
+        _candidate("docker", _open_daemon("docker")),
+        _candidate("podman", _open_daemon("podman")),
+        *(_candidate(f"oci/{name}", _open_runtime(root, name)) for name in OCI_RUNTIMES),
+        _candidate("gvisor", _open_runtime(root, GVISOR)),
+    )
+    if not gvisor.works and docker.facts is not None and GVISOR in docker.facts.runtimes:
+        gvisor = replace(docker, name="gvisor")
+    return [docker, podman, *oci, gvisor]
+
+
+async def _candidate(name: str, opening: Coroutine[Any, Any, Opened]) -> Candidate:
+    try:
+        engine, facts = await opening
+    except Unusable as error:
+        return Candidate(name=name, works=False, problem=error.problem, advice=error.advice)
+    await engine.close()
+    return Candidate(name=name, works=True, where=facts.where, facts=facts)
+
+
+async def open_engine(config: WorkerConfig) -> Engine:
+    """The engine that a worker is configured for, ready. Raises Misconfigured, which says of
+    each that was tried why it can't be used, and what to do."""
+    names = ORDER if config.engine == "auto" else (config.engine,)
+    reasons: list[Unusable] = []
+    for name in names:
+        try:
+            engine, _ = await _open(name, config)
+        except Unusable as error:
+            reasons.append(Unusable(f"{name}: {error.problem}", error.advice))
+        else:
+            return engine
+    refused = merged(reasons)
+    what = "no engine for containers works here" if len(names) > 1 else "the engine does not work"
+    raise Misconfigured(f"{what}: {refused.problem}", hint=refused.advice)
+
+
+async def _open(name: str, config: WorkerConfig) -> Opened:
+    root, runtime = config.jobs_dir / "oci", config.runtime
+    if name == "oci":
+        return await _first_runtime(root, (runtime,) if runtime else OCI_RUNTIMES)
+    if name in _DAEMONS:
+        return await _with_runtime(await _open_daemon(name), runtime)
+    if name.startswith(SCHEME):
+        return await _with_runtime(await open_socket(name.removeprefix(SCHEME)), runtime)
+    raise Misconfigured(
+        f"there is no engine {name!r}",
+        hint=f"choose auto, {', '.join(ORDER)}, or {SCHEME} and the path of a socket",
+    )
+
+
+# -- Docker and Podman ----------------------------------------------------------------
+
+
+async def _open_daemon(name: str) -> Opened:
+    try:
+        return await first_of(name, sockets(name, os.environ))
+    except Unusable as error:
+        if name == "podman" and (found := await _disguised()) is not None:
+            return found
+        raise _explained(name, error) if isinstance(error, Absent) else error from None
+
+
+async def _disguised() -> Opened | None:
+    """Podman where Docker is expected; it can be installed so."""
+    try:
+        return await first_of("podman", sockets("docker", os.environ))
+    except Unusable:
+        return None
+
+
+def _explained(name: str, absent: Absent) -> Unusable:
+    if shutil.which(_DAEMONS[name]) is None:
+        return Unusable(f"it is not installed, and {absent.problem}", _PACKAGES[name])
+    return Unusable(f"it is installed, but does not run: {absent.problem}", _STARTS[name])
+
+
+async def _with_runtime(opened: Opened, runtime: str) -> Opened:
+    engine, facts = opened
+    if runtime in ("", *facts.runtimes):
+        return opened
+    await engine.close()
+    raise Unusable(
+        f"{facts.where} has no runtime {runtime!r}; it has {', '.join(facts.runtimes) or 'none'}",
+        f"choose one of those, or add {runtime!r} to the engine's configuration",
+    )
+
+
+# -- runtimes without an engine ---------------------------------------------------------
+
+
+async def _first_runtime(root: Path, runtimes: tuple[str, ...]) -> Opened:
+    reasons: list[Unusable] = []
+    for runtime in runtimes:
+        try:
+            return await _open_runtime(root, runtime)
+        except Unusable as error:
+            reasons.append(error)
+    raise merged(reasons)
+
+
+async def _open_runtime(root: Path, runtime: str) -> Opened:
+    if not sys.platform.startswith("linux"):
+        raise Unusable(f"{runtime} runs on Linux only", "use docker or podman")
+    if shutil.which(runtime) is None:
+        advice = _PACKAGES.get(runtime, f"install {runtime}, or choose another runtime")
+        raise Unusable(f"there is no program {runtime} in PATH", advice)
+    if os.geteuid() != 0:
+        advice = "run the worker as root, or use an engine that runs without, as podman"
+        raise Unusable(f"{runtime} needs root to make cgroups and mounts", advice)
+    from penstock.workloads.container.engines.oci.engine import OciEngine
+
+    try:
+        engine = OciEngine(root, runtime=runtime)
+    except EngineError as error:
+        raise Unusable(f"{runtime} does not work: {error}") from error
+    return await greeted(engine, runtime)
