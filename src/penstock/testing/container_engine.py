@@ -239,7 +239,15 @@ class EngineContract:
             assert "COLOUR=blue" in text
             assert f"ODD={odd}" in text
             assert "PATH=/bin" in text
-            assert names - {""} <= {"COLOUR", "ODD", "PATH", "HOME", "HOSTNAME", "container"}
+            assert names - {""} <= {
+                "COLOUR",
+                "ODD",
+                "PATH",
+                "HOME",
+                "HOSTNAME",
+                "TERM",
+                "container",
+            }
 
     @run_async
     async def test_a_command_that_is_missing_is_told(self, make: MakeEngine) -> None:
@@ -426,7 +434,9 @@ class EngineContract:
         async with self.lab(make) as lab:
             plan = lab.plan("true")
             await lab.engine.create(plan)
-            [found] = await make().find({OWNER_LABEL: lab.owner, JOB_LABEL: ""})
+            other = make()
+            [found] = await other.find({OWNER_LABEL: lab.owner, JOB_LABEL: ""})
+            await other.close()
             assert found.state is ContainerState.CREATED
 
     # -- limits -------------------------------------------------------------------
@@ -435,7 +445,7 @@ class EngineContract:
     async def test_too_much_memory_is_a_kill_that_is_told(self, make: MakeEngine) -> None:
         async with self.lab(make) as lab:
             bomb = "x=$(head -c 300000000 /dev/zero | tr '\\0' x); echo ${#x}"
-            ran = await lab.run(lab.plan("sh", "-c", f"exec sh -c '{bomb}'", memory=32 * MIB))
+            ran = await lab.run(lab.shell(bomb, memory=32 * MIB))
             assert ran.exit.oom
             assert ran.exit.code not in (0, None)
 

@@ -1,0 +1,1 @@
+"""Docker's engine API, which Podman speaks too, over a Unix socket."""

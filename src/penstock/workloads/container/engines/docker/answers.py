@@ -1,0 +1,218 @@
+"""What the engine API answers: only the fields that are used, and never trusted to be there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from msgspec import Struct, field
+
+from penstock.core.containers import Usage
+from penstock.workloads.container.engine import ContainerState, Found, Image
+
+
+class Answer(Struct, frozen=True, rename="pascal"):
+    """An object of the API; unknown keys are passed over."""
+
+
+class Refusal(Struct, frozen=True):
+    """The body of an error."""
+
+    message: str
+
+
+class Component(Answer, frozen=True):
+    name: str = ""
+
+
+class Version(Answer, frozen=True):
+    version: str
+    api_version: str
+    min_api_version: str = field(default="", name="MinAPIVersion")
+    components: tuple[Component, ...] | None = None
+
+    @property
+    def is_podman(self) -> bool:
+        return any("podman" in part.name.lower() for part in self.components or ())
+
+
+class Info(Answer, frozen=True):
+    runtimes: Mapping[str, object] | None = None
+    default_runtime: str = ""
+    docker_root_dir: str = ""
+    security_options: tuple[str, ...] | None = None
+
+
+class ImageConfig(Answer, frozen=True):
+    entrypoint: tuple[str, ...] | str | None = None
+    cmd: tuple[str, ...] | None = None
+    env: tuple[str, ...] | None = None
+    working_dir: str | None = None
+    labels: Mapping[str, str] | None = None
+    volumes: Mapping[str, object] | None = None
+
+
+class ImageAnswer(Answer, frozen=True):
+    id: str
+    repo_tags: tuple[str, ...] | None = None
+    repo_digests: tuple[str, ...] | None = None
+    size: int = 0
+    created: str | None = None
+    config: ImageConfig | None = None
+
+    def value(self) -> Image:
+        config = self.config or ImageConfig()
+        entrypoint = config.entrypoint or ()
+        return Image(
+            id=with_algorithm(self.id),
+            digests=self.repo_digests or (),
+            tags=self.repo_tags or (),
+            size=self.size,
+            entrypoint=(entrypoint,) if isinstance(entrypoint, str) else entrypoint,
+            cmd=config.cmd or (),
+            env=config.env or (),
+            workdir=config.working_dir or "",
+            created=_seconds(self.created),
+            labels=config.labels or {},
+        )
+
+    @property
+    def volumes(self) -> tuple[str, ...]:
+        """Folders that the image wants to be writable."""
+        return tuple((self.config and self.config.volumes) or ())
+
+
+class ListedImage(Answer, frozen=True):
+    id: str
+    repo_tags: tuple[str, ...] | None = None
+    repo_digests: tuple[str, ...] | None = None
+    size: int = 0
+    created: float = 0
+    labels: Mapping[str, str] | None = None
+
+    def value(self) -> Image:
+        return Image(
+            id=with_algorithm(self.id),
+            digests=_named(self.repo_digests),
+            tags=_named(self.repo_tags),
+            size=self.size,
+            created=self.created,
+            labels=self.labels or {},
+        )
+
+
+class Created(Answer, frozen=True):
+    id: str
+
+
+class State(Answer, frozen=True):
+    status: str = ""
+    pid: int = 0
+    oom_killed: bool = field(default=False, name="OOMKilled")
+
+
+class ContainerAnswer(Answer, frozen=True):
+    id: str
+    state: State
+
+
+class ListedContainer(Answer, frozen=True):
+    names: tuple[str, ...] | None
+    state: str
+    labels: Mapping[str, str] | None = None
+    created: float = 0
+
+    def value(self) -> Found:
+        name = (self.names or ("",))[0].lstrip("/")
+        return Found(name, condition(self.state), self.labels or {}, self.created)
+
+
+class WaitError(Answer, frozen=True):
+    message: str = ""
+
+
+class Waited(Answer, frozen=True):
+    status_code: int
+    error: WaitError | None = None
+
+
+class CpuUsage(Struct, frozen=True):
+    total_usage: int = 0
+
+
+class CpuStats(Struct, frozen=True):
+    cpu_usage: CpuUsage = CpuUsage()
+
+
+class MemoryStats(Struct, frozen=True):
+    max_usage: int = 0
+
+
+class Stats(Struct, frozen=True):
+    """Of a running container; all zero once it has ended."""
+
+    cpu_stats: CpuStats = CpuStats()
+    memory_stats: MemoryStats = MemoryStats()
+
+    def value(self) -> Usage:
+        nanoseconds = self.cpu_stats.cpu_usage.total_usage
+        return Usage(self.memory_stats.max_usage or None, nanoseconds / 1e9 or None)
+
+
+class ErrorDetail(Struct, frozen=True):
+    message: str = ""
+
+
+class Progress(Struct, frozen=True, rename="camel"):
+    """A line of the stream that a pull or a build answers."""
+
+    stream: str = ""
+    status: str = ""
+    error: str = ""
+    error_detail: ErrorDetail | None = None
+
+    @property
+    def failure(self) -> str:
+        return self.error or (self.error_detail.message if self.error_detail else "")
+
+
+class PathStat(Struct, frozen=True, rename="camel"):
+    """A file in a container. Its mode is Go's, whose upper bits tell of links and folders."""
+
+    mode: int
+    link_target: str = ""
+
+    @property
+    def is_link(self) -> bool:
+        return bool(self.mode & 1 << 27)
+
+    @property
+    def is_program(self) -> bool:
+        return not self.mode & 1 << 31 and bool(self.mode & 0o111)
+
+
+_NEVER_STARTED = frozenset(["created", "configured", "initialized", "initializing"])
+_STARTED = frozenset(["running", "paused", "restarting", "stopping"])
+
+
+def condition(status: str) -> ContainerState:
+    """Docker's and Podman's words for how a container is."""
+    if status in _NEVER_STARTED:
+        return ContainerState.CREATED
+    return ContainerState.RUNNING if status in _STARTED else ContainerState.EXITED
+
+
+def with_algorithm(image_id: str) -> str:
+    return image_id if ":" in image_id else f"sha256:{image_id}"
+
+
+def _named(names: tuple[str, ...] | None) -> tuple[str, ...]:
+    return tuple(name for name in names or () if "<none>" not in name)
+
+
+def _seconds(time: str | None) -> float:
+    try:
+        parsed = datetime.fromisoformat(time or "")
+    except ValueError:
+        return 0
+    return max(0.0, parsed.replace(tzinfo=parsed.tzinfo or UTC).timestamp())

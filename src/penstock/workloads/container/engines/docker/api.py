@@ -1,0 +1,215 @@
+"""HTTP to an engine over its Unix socket.
+
+Whatever goes wrong on the way is `EngineUnavailable`: nobody there, a connection that breaks, no
+answer in time, an answer that makes no sense. What the engine itself refuses is `Refused`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from penstock.workloads.container.engine import EngineError, EngineUnavailable
+from penstock.workloads.container.engines.docker.answers import Progress, Refusal
+
+T = TypeVar("T")
+Query = Mapping[str, str | int]
+Body = bytes | AsyncIterable[bytes]
+
+MOST_BYTES = 64 << 20
+"""An answer longer than this is nonsense."""
+_LONGEST_LINE = 4 << 20
+_UNCHANGED = 304
+_NO_LIMIT = aiohttp.ClientTimeout(total=None)
+
+
+class Refused(EngineError):
+    """The engine said no."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+
+
+class Api:
+    """One engine. Connections are kept and used again; as many as are needed."""
+
+    def __init__(self, socket: str, timeout: float) -> None:
+        self.socket = socket
+        self.timeout = timeout
+        self.prefix = ""
+        """`/v1.41`, once the engine's version is known."""
+        self._session: aiohttp.ClientSession | None = None
+
+    async def ask(
+        self,
+        kind: type[T],
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: object = None,
+        *,
+        timeout: float | None = None,
+    ) -> T:
+        """A request whose answer is JSON of that kind."""
+        data = None if body is None else msgspec.json.encode(body)
+        return self.decoded(kind, await self.tell(method, path, query, data, timeout=timeout))
+
+    async def tell(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: bytes | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> bytes:
+        """A request whose answer may be anything."""
+        async with self.open(method, path, query, body, timeout=timeout) as answer:
+            return await self._whole(answer, timeout)
+
+    async def header(self, path: str, query: Query, name: str) -> str:
+        """A header of the answer to HEAD."""
+        async with self.open("HEAD", path, query) as answer:
+            return answer.headers.get(name, "")
+
+    async def wait(self, kind: type[T], method: str, path: str, query: Query | None = None) -> T:
+        """A request that is taken up at once, but answered whenever it is."""
+        async with self.open(method, path, query) as answer:
+            with self._sane():
+                return self.decoded(kind, await _body(answer))
+
+    @asynccontextmanager
+    async def progress(
+        self, path: str, query: Query, body: Body | None = None
+    ) -> AsyncIterator[AsyncIterator[Progress]]:
+        """A request that reports while it works, for as long as it takes."""
+        async with self.open("POST", path, query, body, patient=True) as answer:
+            yield self._lines(answer)
+
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Body | None = None,
+        *,
+        timeout: float | None = None,
+        patient: bool = False,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """An answer whose head has come, and is no refusal."""
+        limit = None if patient else timeout or self.timeout
+        with self._sane():
+            async with asyncio.timeout(limit):
+                answer = await self._opened().request(
+                    method,
+                    URL(f"http://engine{self.prefix}{path}{_suffix(query)}", encoded=True),
+                    data=body,
+                    headers=_headers(body),
+                    timeout=_NO_LIMIT,
+                    allow_redirects=False,
+                )
+        try:
+            if answer.status >= 400:
+                raise self.refusal(answer.status, await self._whole(answer, timeout), method)
+            if answer.status >= 300 and answer.status != _UNCHANGED:
+                raise self.nonsense(f"status {answer.status}")
+            yield answer
+        finally:
+            answer.release() if answer.content.is_eof() else answer.close()
+
+    def refusal(self, status: int, body: bytes, method: str = "") -> EngineError:
+        if method == "HEAD":
+            return Refused(status, f"status {status}")
+        return Refused(status, self.decoded(Refusal, body).message.strip())
+
+    def decoded(self, kind: type[T], body: bytes) -> T:
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self.nonsense(f"{error}: {body[:100]!r}") from None
+
+    def nonsense(self, what: str) -> EngineUnavailable:
+        return EngineUnavailable(f"the engine at {self.socket} answers nonsense: {what}")
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.UnixConnector(self.socket, limit=0, keepalive_timeout=30),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            )
+        return self._session
+
+    async def _whole(self, answer: aiohttp.ClientResponse, timeout: float | None) -> bytes:
+        with self._sane():
+            async with asyncio.timeout(timeout or self.timeout):
+                return await _body(answer)
+
+    async def _lines(self, answer: aiohttp.ClientResponse) -> AsyncIterator[Progress]:
+        rest = b""
+        with self._sane():
+            async for data in answer.content.iter_any():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield self.decoded(Progress, line)
+                if len(rest) > _LONGEST_LINE:
+                    raise self.nonsense("a line without an end")
+        if rest.strip():
+            yield self.decoded(Progress, rest)
+
+    @contextmanager
+    def _sane(self) -> Iterator[None]:
+        """Whatever the connection does becomes EngineUnavailable."""
+        try:
+            yield
+        except TimeoutError:
+            why = f"the engine at {self.socket} does not answer"
+            raise EngineUnavailable(why) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            what = str(error) or type(error).__name__
+            why = f"the engine at {self.socket} can't be reached: {what}"
+            raise EngineUnavailable(why) from error
+
+
+def container(name: str, action: str = "") -> str:
+    """The path of a container, whose name can't lead anywhere else."""
+    return f"/containers/{quote(name, safe='')}{action}"
+
+
+async def _body(answer: aiohttp.ClientResponse) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > MOST_BYTES:
+            raise ValueError("the answer has no end")
+    return b"".join(parts)
+
+
+def _suffix(query: Query | None) -> str:
+    return f"?{urlencode(query)}" if query else ""
+
+
+def _headers(body: Any) -> dict[str, str]:
+    if body is None:
+        return {}
+    kind = "application/json" if isinstance(body, bytes) else "application/x-tar"
+    return {"Content-Type": kind}
