@@ -232,6 +232,8 @@ def _success(operation: Operation, status: int, kind: Any) -> Document:
     answer: Document = {"description": HTTPStatus(status).phrase}
     if kind is not None:
         answer["content"] = _content(operation.answer_type, kind)
+        if status == operation.status:
+            answer["content"] |= {media_type: {} for media_type in operation.other_types}
     if (status, getattr(kind, "__name__", "")) in _LOCATED:
         answer["headers"] = {
             "Location": {"description": "Where the job is.", "schema": {"type": "string"}}

@@ -50,6 +50,8 @@ class Operation(Struct, frozen=True):
     """The body may be as large as an upload."""
     answer: Any = None
     answer_type: str = "application/json"
+    other_types: tuple[str, ...] = ()
+    """Further media types in which it may come."""
     status: int = 200
     others: Mapping[int, Any] = {}
     """Further statuses that are no problems, with what they answer."""

@@ -24,6 +24,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     """Listen beyond this machine without TLS: keys and jobs can be read on the way."""
     allowed_hosts: tuple[str, ...] = ()
     """Names by which clients may call it. None: on loopback its own names, else any."""
+    checks_hosts: bool = True
+    """False answers to any name."""
 
     max_body: int = 8 << 20
     """Of a JSON body, and of one line of a stream."""
@@ -81,6 +83,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     @property
     def hosts(self) -> frozenset[str]:
         """The names to listen to, in lower case; empty means any."""
+        if not self.checks_hosts:
+            return frozenset()
         if self.allowed_hosts:
             return frozenset(name.lower() for name in self.allowed_hosts)
         return _LOCAL_NAMES | {self.host.lower()} if self.is_local else frozenset()

@@ -1,0 +1,124 @@
+"""A job's output as server-sent events, until its end.
+
+The id of an event is how far both streams were told, `stdout-stderr` in bytes. Each reader
+draws from what is kept at its own pace: a slow one holds up nobody, and nothing piles up for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Mapping
+
+from msgspec import Struct
+
+from penstock.api.container.characters import Reader
+from penstock.api.container.wording import Wording
+from penstock.api.frames import heartbeat, named, opening
+from penstock.api.stream import Pulse, cursor_of
+from penstock.core.containers import JobError, Stream
+from penstock.lifecycles.container import ContainerJobState
+from penstock.ports.containers import ContainerDesk, LogPage
+
+ENDED = "-end"
+"""After the id of the last event of all."""
+_RETRY = 1.0
+"""Seconds after which a reader that was cut off should come back."""
+_LIMIT = 64 << 10
+"""Bytes of one event."""
+
+Awaited = asyncio.Task[LogPage | None]
+
+
+class Told(Struct, frozen=True):
+    """One piece of a stream."""
+
+    offset: int
+    next: int
+    text: str
+    skipped: int
+
+
+class End(Struct, frozen=True):
+    """How the job ended."""
+
+    job_id: str
+    state: ContainerJobState
+    exit_code: int | None = None
+    error: JobError | None = None
+
+
+class Following:
+    """One reader of one job."""
+
+    def __init__(
+        self, desk: ContainerDesk, wording: Wording, job_id: str, offsets: Mapping[Stream, int]
+    ) -> None:
+        self._desk, self._wording, self._job_id = desk, wording, job_id
+        self._readers = {stream: Reader(offset) for stream, offset in offsets.items()}
+
+    async def frames(self, silence: float) -> AsyncGenerator[bytes, None]:
+        """At least a sign of life in so many seconds."""
+        yield opening(self._place, _RETRY)
+        pulse = Pulse(silence)
+        awaited: dict[Stream, Awaited] = {}
+        try:
+            while self._ask(awaited, silence):
+                await asyncio.wait(awaited.values(), return_when=asyncio.FIRST_COMPLETED)
+                frames = b"".join(self._take(awaited))
+                if frames:
+                    pulse.beaten()
+                    yield frames
+                elif pulse.is_due():
+                    yield heartbeat(self._place)
+        finally:
+            for task in awaited.values():
+                task.cancel()
+            await asyncio.gather(*awaited.values(), return_exceptions=True)
+        while (end := await self._end(silence)) is None:
+            yield heartbeat(self._place)
+        yield named("end", end, self._place + ENDED)
+
+    @property
+    def _place(self) -> str:
+        told = (self._readers[stream].told if stream in self._readers else 0 for stream in Stream)
+        return "-".join(map(str, told))
+
+    def _ask(self, awaited: dict[Stream, Awaited], silence: float) -> bool:
+        """Whether there is a stream that may have more; it is being asked for then."""
+        for stream, reader in self._readers.items():
+            if not reader.ended and stream not in awaited:
+                wait = 0.8 * silence if reader.at >= 0 else 0  # first of all, where the end is
+                asked = self._desk.logs(self._job_id, stream, reader.at, limit=_LIMIT, wait=wait)
+                awaited[stream] = asyncio.ensure_future(asked)
+        return bool(awaited)
+
+    def _take(self, awaited: dict[Stream, Awaited]) -> Iterator[bytes]:
+        for stream, task in [*awaited.items()]:
+            if not task.done():
+                continue
+            del awaited[stream]
+            reader, page = self._readers[stream], task.result()
+            if page is None:  # the job was removed
+                reader.ended = True
+                continue
+            for words in reader.take(page):
+                told = Told(words.offset, words.next, words.text, words.skipped)
+                yield named(stream, told, self._place)
+
+    async def _end(self, silence: float) -> End | None:
+        """The end is stored a moment after the last byte."""
+        record = await self._desk.wait(self._job_id, 0.8 * silence)
+        if record is None:
+            return End(self._job_id, ContainerJobState.NOT_FOUND)
+        if not record.is_final:
+            return None
+        return End(self._job_id, record.state, *self._wording.end(record))
+
+
+def place_of(text: str) -> dict[Stream, int]:
+    """How far a reader that comes back was. Raises InvalidRequest."""
+    stdout, _, stderr = text.partition("-")
+    return {
+        Stream.STDOUT: cursor_of(stdout, "Last-Event-ID"),
+        Stream.STDERR: cursor_of(stderr, "Last-Event-ID"),
+    }
