@@ -1,0 +1,117 @@
+"""What is on disk of one container, and what can be told from it after any crash."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+PLAN, CONFIG, LOG, PID, LAUNCHER, STATUS, HOLD = (
+    "plan.json",
+    "config.json",
+    "log",
+    "pid",
+    "launcher",
+    "status",
+    "hold",
+)
+STREAMS = ("stdout", "stderr")
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """`plan.json`: what is needed to know of a container later."""
+
+    image: str
+    runtime: str
+    groups: tuple[str, ...] = ()
+    """Cgroups that the launcher steps into."""
+    labels: Mapping[str, str] = {}
+    created: float = 0
+
+
+class _LogLine(Struct):
+    msg: str = ""
+    level: str = ""
+
+
+class RunFolder:
+    """`run/<name>`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.name
+
+    def make(self, user: tuple[int, int]) -> None:
+        """Raises FileExistsError if the name is taken."""
+        self.path.mkdir(mode=0o700)
+        for stream in STREAMS:
+            # A program may open /dev/stdout again, so the FIFO must be its own.
+            os.mkfifo(self.path / stream, 0o600)
+            os.chown(self.path / stream, *user)
+        os.mkfifo(self.path / HOLD, 0o600)
+
+    def fill(self, note: Note, config: bytes) -> None:
+        """The note comes last and at once: a folder without one is no container."""
+        (self.path / CONFIG).write_bytes(config)
+        new = self.path / "plan.new"
+        new.write_bytes(msgspec.json.encode(note))
+        new.rename(self.path / PLAN)
+
+    def note(self) -> Note | None:
+        try:
+            return msgspec.json.decode((self.path / PLAN).read_bytes(), type=Note)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def open_stream(self, stream: str, flags: int) -> int:
+        return os.open(self.path / stream, flags | os.O_NOFOLLOW)
+
+    @property
+    def pid(self) -> int | None:
+        """The container's first process; None as long as the runtime has not started it."""
+        return self._number(PID)
+
+    @property
+    def status(self) -> int | None:
+        """The runtime's exit code, which is the container's if it was started."""
+        return self._number(STATUS)
+
+    @property
+    def launcher(self) -> int | None:
+        """Its PID, if it was started: whether or not it is still there."""
+        return self._number(LAUNCHER)
+
+    def launcher_fd(self) -> int | None:
+        """A pidfd of the launcher, if it lives. A PID that was given anew is told by its
+        command line, which names this folder."""
+        pid = self.launcher
+        if pid is None:
+            return None
+        with contextlib.suppress(OSError):
+            fd = os.pidfd_open(pid)
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if os.fsencode(self.path) in words:
+                    return fd
+            os.close(fd)
+        return None
+
+    def complaint(self) -> str:
+        """The last thing that the runtime said."""
+        with contextlib.suppress(OSError):
+            for line in reversed((self.path / LOG).read_bytes().splitlines()):
+                with contextlib.suppress(msgspec.DecodeError):
+                    said = msgspec.json.decode(line, type=_LogLine)
+                    if said.msg:
+                        return said.msg
+        return ""
+
+    def _number(self, name: str) -> int | None:
+        try:
+            return int((self.path / name).read_bytes())
+        except (OSError, ValueError):
+            return None

@@ -1,0 +1,228 @@
+"""A small store of images: a folder each, and a file of names.
+
+    <root>/<64 hex digits>/rootfs, image.json
+    <root>/tags.json
+
+An image appears at once, complete, or not at all. One program at a time changes the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.workloads.container.engine import EngineError, Image, ImageNotFound
+from penstock.workloads.container.engines.oci.archives import (
+    Archive,
+    Manifest,
+    apply,
+    read_manifest,
+    unpack,
+)
+from penstock.workloads.container.engines.oci.tree import BadImage, Tree, add_folder
+
+_LARGEST = 64 << 30
+_NEW = ".new-"
+_HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,254}")
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_ADVICE = "`penstock container image load FILE` brings one in"
+
+
+class ImageStore:
+    """Images below a folder. Its methods block while they read and write files."""
+
+    def __init__(self, root: Path, *, limit: int = _LARGEST) -> None:
+        self.root = root
+        self._limit = limit
+
+    # -- bringing in ----------------------------------------------------------
+
+    def load(self, path: Path, tag: str = "", *, digest: bool = False) -> Image:
+        """From a file that `docker save` or `podman save` wrote, or an OCI archive; its own
+        tags are taken unless one is given. Raises BadImage. With `digest`, the tag is the name
+        by which a registry knows it."""
+        with contextlib.closing(Archive(path)) as archive:
+            machine = platform.machine()
+            manifest = read_manifest(archive, _MACHINES.get(machine, machine))
+            if manifest is None:
+                raise BadImage(f"{path.name} is no image; a root file system can be imported.")
+            with self._staging() as new:
+                tree = Tree(new / "rootfs", self._limit)
+                unpack(archive, manifest, tree)
+                tags = (tag,) if tag else manifest.tags
+                image = _described(manifest, tree.size)
+                if digest and manifest.digest and tag:
+                    name = _full_tag(tag).rpartition(":")[0]
+                    image = msgspec.structs.replace(image, digests=(f"{name}@{manifest.digest}",))
+                return self._keep(new, tree, image, tags)
+
+    def import_tree(
+        self, source: Path, tag: str, *, cmd: Sequence[str] = (), env: Sequence[str] = ()
+    ) -> Image:
+        """From a folder, or a tar of one. Raises BadImage."""
+        with self._staging() as new:
+            tree = Tree(new / "rootfs", self._limit)
+            if source.is_dir():
+                summed = hashlib.sha256()
+                for part in add_folder(tree, source):
+                    summed.update(part)
+                digest = f"sha256:{summed.hexdigest()}"
+            else:
+                with source.open("rb") as packed:
+                    digest = apply(tree, packed)
+            config = {"Cmd": list(cmd), "Env": list(env)}
+            described = {"os": "linux", "config": config, "rootfs": {"diff_ids": [digest]}}
+            manifest = Manifest(msgspec.json.encode(described), ())
+            return self._keep(new, tree, _described(manifest, tree.size), (tag,))
+
+    # -- asking ---------------------------------------------------------------
+
+    def find(self, reference: str) -> Image:
+        """By name (without a tag: `latest`), id, the beginning of an id, or digest."""
+        found = self._id_of(reference)
+        if found is None:
+            raise ImageNotFound(f"There is no image {reference!r} here; {_ADVICE}.")
+        try:
+            image = msgspec.json.decode(
+                (self._place(found) / "image.json").read_bytes(), type=Image
+            )
+        except (OSError, msgspec.DecodeError) as error:
+            raise ImageNotFound(f"There is no image {reference!r} here; {_ADVICE}.") from error
+        return msgspec.structs.replace(image, tags=self._tags_of(found))
+
+    def list(self) -> tuple[Image, ...]:
+        images = []
+        for identity in self._ids():
+            with contextlib.suppress(ImageNotFound):
+                images.append(self.find(identity))
+        return tuple(sorted(images, key=lambda image: (image.tags, image.id)))
+
+    def rootfs(self, image: Image) -> Path:
+        return self._place(image.id) / "rootfs"
+
+    # -- taking out -----------------------------------------------------------
+
+    def remove(self, reference: str) -> None:
+        """By a name: only that name, unless it is the last one. Raises ImageNotFound."""
+        with self._locked():
+            image = self.find(reference)
+            tags = self._tags()
+            named = _full_tag(reference) if _TAG.fullmatch(reference) else ""
+            going = [named] if tags.get(named) == image.id else list(image.tags)
+            self._write_tags({tag: kept for tag, kept in tags.items() if tag not in going})
+            if set(image.tags) <= set(going):
+                away = self.root / f"{_NEW}{secrets.token_hex(8)}"
+                self._place(image.id).rename(away)
+                shutil.rmtree(away)
+
+    # -- within ---------------------------------------------------------------
+
+    def _keep(self, new: Path, tree: Tree, image: Image, tags: Sequence[str]) -> Image:
+        tree.finish()
+        (new / "image.json").write_bytes(msgspec.json.encode(image))
+        named = [_full_tag(tag) for tag in tags]
+        with contextlib.suppress(OSError):
+            # It is there already if this fails: the same id is the same image.
+            new.rename(self._place(image.id))
+        self._write_tags({**self._tags(), **dict.fromkeys(named, image.id)})
+        return self.find(image.id)
+
+    @contextlib.contextmanager
+    def _staging(self) -> Iterator[Path]:
+        with self._locked():
+            for old in self.root.glob(f"{_NEW}*"):
+                shutil.rmtree(old)
+            new = self.root / f"{_NEW}{secrets.token_hex(8)}"
+            new.mkdir(mode=0o755)
+            try:
+                yield new
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self.root / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _id_of(self, reference: str) -> str | None:
+        if (tagged := self._by_tag(reference)) is not None:
+            return tagged
+        if match := _HEX.fullmatch(reference):
+            found = [one for one in self._ids() if one[7:].startswith(match[1])]
+            return found[0] if len(found) == 1 else None
+        if "@" in reference:
+            return next((one.id for one in self.list() if reference in one.digests), None)
+        return None
+
+    def _by_tag(self, reference: str) -> str | None:
+        if not _TAG.fullmatch(reference):
+            return None
+        tags, name = self._tags(), _full_tag(reference)
+        # Podman calls what was built or imported on a machine localhost/name.
+        return tags.get(name) or tags.get(f"localhost/{name}")
+
+    def _ids(self) -> Sequence[str]:
+        with contextlib.suppress(FileNotFoundError):
+            return [f"sha256:{name}" for name in os.listdir(self.root) if len(name) == 64]
+        return ()
+
+    def _place(self, identity: str) -> Path:
+        return self.root / identity.removeprefix("sha256:")
+
+    def _tags(self) -> dict[str, str]:
+        try:
+            return msgspec.json.decode((self.root / "tags.json").read_bytes(), type=dict[str, str])
+        except FileNotFoundError:
+            return {}
+        except msgspec.DecodeError as error:
+            raise EngineError(f"{self.root / 'tags.json'} is damaged: {error}.") from error
+
+    def _tags_of(self, identity: str) -> tuple[str, ...]:
+        return tuple(sorted(tag for tag, kept in self._tags().items() if kept == identity))
+
+    def _write_tags(self, tags: dict[str, str]) -> None:
+        new = self.root / "tags.new"
+        new.write_bytes(msgspec.json.encode(tags))
+        new.replace(self.root / "tags.json")
+
+
+def _described(manifest: Manifest, size: int) -> Image:
+    """What an image's configuration says."""
+    try:
+        config: dict[str, Any] = msgspec.json.decode(manifest.config).get("config") or {}
+        return msgspec.convert(
+            {
+                "id": f"sha256:{hashlib.sha256(manifest.config).hexdigest()}",
+                "size": size,
+                "entrypoint": config.get("Entrypoint") or (),
+                "cmd": config.get("Cmd") or (),
+                "env": config.get("Env") or (),
+                "workdir": config.get("WorkingDir") or "",
+                "labels": config.get("Labels") or {},
+                "created": time.time(),
+            },
+            Image,
+        )
+    except (AttributeError, msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise BadImage(f"The image's configuration is not as it should be: {error}.") from error
+
+
+def _full_tag(reference: str) -> str:
+    if not _TAG.fullmatch(reference):
+        raise BadImage(f"{reference!r} can't be an image's name.")
+    return reference if ":" in reference.rpartition("/")[2] else f"{reference}:latest"

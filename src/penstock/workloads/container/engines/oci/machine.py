@@ -1,0 +1,115 @@
+"""What this machine offers to the engine: runtimes, cgroups, an init, seccomp."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.workloads.container.engine import EngineUnavailable, Unsupported
+from penstock.workloads.container.engines import seccomp
+from penstock.workloads.container.engines.oci.bundle import Cage
+from penstock.workloads.container.engines.oci.cgroups import Cgroups
+from penstock.workloads.container.engines.oci.launch import Launch
+from penstock.workloads.container.engines.oci.runtimes import (
+    ADVICE,
+    RUNTIMES,
+    SANDBOX,
+    Runtime,
+    find_init,
+    installed,
+)
+
+
+class Machine:
+    """Found out once. Raises EngineUnavailable if no container can run here."""
+
+    def __init__(self, wanted: str = "") -> None:
+        if os.geteuid() != 0:
+            raise EngineUnavailable(
+                "The oci engine needs root: run the worker as root, or use Docker or Podman."
+            )
+        names = (wanted,) if wanted else RUNTIMES
+        self.candidates = [found for name in names if (found := installed(name))]
+        if not self.candidates:
+            raise EngineUnavailable(f"No {' or '.join(names)} is installed here; {ADVICE}.")
+        self.cgroups = Cgroups.here()
+        self.cgroups.check()
+        self.init = find_init()
+        self._seccomp = self._profile()
+        self._launches: dict[bool, Launch] = {}
+
+    @property
+    def runtime(self) -> Runtime:
+        """For plans that name none."""
+        return self.candidates[0]
+
+    def runtimes(self) -> tuple[str, ...]:
+        names = dict.fromkeys((self.runtime.name, *RUNTIMES, SANDBOX))
+        return tuple(name for name in names if installed(name))
+
+    def choose(self, name: str) -> Runtime:
+        found = installed(name) if name in self.runtimes() else None
+        if name and found is None:
+            raise Unsupported(f"The runtime {name!r} is not installed here.")
+        return found or self.runtime
+
+    def cage(self, runtime: Runtime) -> Cage:
+        return Cage(
+            init=self.init,
+            seccomp=None if runtime.is_sandbox else self._seccomp,
+            swap=self.cgroups.counts_swap,
+            limits=runtime.keeps_cgroups,
+        )
+
+    def launch(self, runtime: Runtime) -> Launch:
+        hide = runtime.name == "crun" and self.cgroups.is_hybrid
+        if hide not in self._launches:
+            self._launches[hide] = Launch(self.cgroups.unified if hide else None)
+        return self._launches[hide]
+
+    def close(self) -> None:
+        for launch in self._launches.values():
+            launch.close()
+
+    def _profile(self) -> Mapping[str, Any]:
+        try:
+            return seccomp.profile()
+        except KeyError:
+            kind = platform.machine()
+            raise EngineUnavailable(f"There is no seccomp profile for {kind} here.") from None
+
+
+async def version_of(runtime: Runtime) -> str:
+    """`crun 1.8.1`. Raises EngineUnavailable."""
+    said = await output_of(runtime.path, "--version")
+    words = said.splitlines()[0].split() if said else []
+    if len(words) < 2:
+        raise EngineUnavailable(f"{runtime.path} does not tell its version.")
+    return f"{runtime.name} {words[-1]}"
+
+
+async def output_of(*command: str) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise EngineUnavailable(f"{command[0]} can't be started: {error}.") from error
+    try:
+        async with asyncio.timeout(10):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        raise EngineUnavailable(f"{command[0]} does not answer.") from None
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return said.decode(errors="replace")

@@ -1,0 +1,133 @@
+"""Whether a command can be executed in an image, and why not, before anything is started.
+
+With an init in front of it, no runtime tells a command that is missing from one that ended
+with exit code 127. The root file system never changes, so it can be found out beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import struct
+from pathlib import Path
+
+from penstock.workloads.container.engine import CommandNotFound, CommandNotRunnable, Plan
+from penstock.workloads.container.engines.oci.bundle import Process
+from penstock.workloads.container.engines.oci.rooted import OutOfReach, resolve
+
+_MACHINES = {"x86_64": (62,), "aarch64": (183,)}
+"""e_machine of programs that this processor runs and seccomp lets through."""
+_UNKNOWN = ("/proc/", "/dev/", "/sys/", "/tmp/")
+"""What is there is known only when the container runs."""
+_MOST_SCRIPTS = 4
+_PT_INTERP = 3
+
+
+class MissingInterpreter(CommandNotFound):
+    """The command is there; what it needs to run is not."""
+
+
+def check_command(root: Path, plan: Plan, process: Process) -> None:
+    """Raises CommandNotFound or CommandNotRunnable; says nothing where it can't be known."""
+    if not process.args or not process.args[0]:
+        raise CommandNotFound("The image has no command of its own, and the job names none.")
+    name = process.args[0]
+    if "/" in name:
+        return _check(root, plan, _absolute(process, name), name)
+    refused: CommandNotRunnable | None = None
+    for folder in process.env.get("PATH", "").split(":"):
+        try:
+            return _check(root, plan, _absolute(process, f"{folder or '.'}/{name}"), name)
+        except MissingInterpreter:
+            raise
+        except CommandNotFound:
+            continue
+        except CommandNotRunnable as error:
+            refused = refused or error
+    raise refused or CommandNotFound(f"There is no command {name!r} in the image's PATH.")
+
+
+def needs_loader(path: Path) -> bool:
+    """Whether a program is dynamically linked, so that it runs only where its libraries are."""
+    with path.open("rb") as file:
+        return _loader(file.read(4096)) is not None
+
+
+def _check(root: Path, plan: Plan, path: str, name: str) -> None:
+    needed: str | None = path
+    for step in range(_MOST_SCRIPTS + 1):
+        if needed is None or needed.startswith(_UNKNOWN):
+            return
+        place = _place(root, plan, needed)
+        if place is None:
+            return
+        if not place.exists():
+            raise _missing(name, needed if step else "")
+        needed = _next(place, plan, needed)
+
+
+def _missing(name: str, needed: str) -> CommandNotFound:
+    if needed:
+        return MissingInterpreter(f"{name!r} needs {needed}, which is not in the image.")
+    return CommandNotFound(f"There is no command {name!r} in the image.")
+
+
+def _next(place: Path, plan: Plan, path: str) -> str | None:
+    found = place.stat()
+    if not stat.S_ISREG(found.st_mode) or not _may_execute(found, plan.user):
+        raise CommandNotRunnable(f"{path} can't be executed by user {plan.user[0]}.")
+    with place.open("rb") as file:
+        return _interpreter(file.read(4096), path)
+
+
+def _interpreter(head: bytes, path: str) -> str | None:
+    """What must be there too: of a script its interpreter, of a program its loader."""
+    if head.startswith(b"#!"):
+        words = head[2:].split(b"\n", 1)[0].split(None, 1)
+        return os.fsdecode(words[0]) if words else None
+    if not head.startswith(b"\x7fELF"):
+        return None
+    machine = struct.unpack_from("<H", head, 18)[0] if len(head) >= 20 else 0
+    if machine not in _MACHINES.get(platform.machine(), (machine,)):
+        raise CommandNotRunnable(f"{path} is a program for another kind of processor.")
+    return _loader(head)
+
+
+def _loader(head: bytes) -> str | None:
+    """PT_INTERP of a 64-bit program; None if it is statically linked, or nothing that is known."""
+    if len(head) < 64 or head[:4] != b"\x7fELF" or head[4] != 2 or head[5] != 1:
+        return None
+    offset, size, count = *struct.unpack_from("<Q", head, 32), *struct.unpack_from("<HH", head, 54)
+    for at in range(offset, offset + size * count, size or 1):
+        if at + 40 > len(head):
+            break
+        kind, _, where, _, _, length = struct.unpack_from("<IIQQQQ", head, at)
+        if kind == _PT_INTERP:
+            return os.fsdecode(head[where : where + length].rstrip(b"\0"))
+    return None
+
+
+def _absolute(process: Process, path: str) -> str:
+    return path if path.startswith("/") else f"{process.cwd}/{path}"
+
+
+def _place(root: Path, plan: Plan, path: str) -> Path | None:
+    """On this machine, mounts looked through; None where only the running container knows."""
+    try:
+        place = resolve(root, path)
+    except OutOfReach:
+        return root / "nowhere" / path
+    inside = f"/{place.relative_to(root)}"
+    for mount in plan.mounts:
+        if inside.startswith(f"{mount.target}/"):
+            return mount.source / inside[len(mount.target) + 1 :]
+    return None if inside.startswith(_UNKNOWN) else place
+
+
+def _may_execute(found: os.stat_result, user: tuple[int, int]) -> bool:
+    if user[0] == found.st_uid:
+        return bool(found.st_mode & stat.S_IXUSR)
+    if user[1] == found.st_gid:
+        return bool(found.st_mode & stat.S_IXGRP)
+    return bool(found.st_mode & stat.S_IXOTH)
