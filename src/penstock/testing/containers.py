@@ -152,6 +152,14 @@ class FakeEngine:
                 self._end(self.containers.pop(name), Exit(137))
         self._ring()
 
+    def cut(self, name: str) -> None:
+        """Its streams break off, and nothing else does."""
+        container = self.containers[name]
+        if container.reader is not None:
+            container.reader.broken = True
+        container.reader = None
+        self._ring()
+
     def revive(self) -> None:
         self._down = ""
 
@@ -370,6 +378,7 @@ class _Streams:
 
     def __init__(self, engine: FakeEngine, container: _Container) -> None:
         self._engine, self._container = engine, container
+        self.broken = False
 
     @property
     def _mine(self) -> bool:
@@ -390,6 +399,8 @@ class _Streams:
                 if self._engine.tells_of_death:
                     raise
                 return
+        if self.broken:
+            raise EngineUnavailable("the connection was reset")
 
     def _over(self) -> bool:
         return not self._mine or self._container.state is ContainerState.EXITED

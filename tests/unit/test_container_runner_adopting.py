@@ -1,0 +1,198 @@
+"""A worker that goes and another that comes: containers are let go of, and taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.container_runs import IMAGE, Rig, code_of, with_rig
+
+from penstock.core.containers import Stream
+from penstock.lifecycles.container import ContainerJobState
+from penstock.testing.containers import Fault, Say, image_of
+from penstock.workloads.container.engine import ContainerState, EngineUnavailable, Found
+
+
+async def let_go_after(rig: Rig, seconds: float) -> Found:
+    running = rig.begin()
+    await rig.passes(seconds)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    return await rig.found()
+
+
+@with_rig
+async def test_a_worker_that_goes_leaves_the_container_running_unread(rig: Rig) -> None:
+    rig.script(says=(Say(b"x"), Say(b"y" * 1_000_000, after=5)), seconds=1)
+    found = await let_go_after(rig, 2)
+    assert found.state is ContainerState.RUNNING
+    assert rig.engine.containers[rig.container].reader is None
+    assert not {"signal", "kill", "remove"} & set(rig.engine.calls)
+    await rig.passes(5)  # nobody reads, and it does not stand still
+    assert (await rig.found()).state is ContainerState.EXITED
+
+
+@with_rig
+async def test_a_container_that_runs_is_taken_up(rig: Rig) -> None:
+    rig.script(says=(Say(b"a"), Say(b"b", after=3), Say(b"c", after=3)), exit_code=5)
+    began = rig.clock.now()
+    found = await let_go_after(rig, 1)
+    await rig.passes(4)
+    end = await rig.adopt(found, began)
+    assert (end.exit_code, code_of(end)) == (5, "NON_ZERO_EXIT")
+    assert rig.text() == "ac"
+    assert end.stdout.gap
+    assert end.image_id == image_of(IMAGE).id
+    assert await rig.remove()
+    assert rig.engine.leftovers() == []
+
+
+@with_rig
+async def test_an_adopted_job_has_what_is_left_of_its_time(rig: Rig) -> None:
+    rig.script(seconds=1000)
+    began = rig.clock.now()
+    found = await let_go_after(rig, 1)
+    await rig.passes(4)
+    assert code_of(await rig.adopt(found, began)) == "TIMEOUT"
+    assert rig.clock.monotonic() == pytest.approx(10)
+
+
+@with_rig
+async def test_an_adopted_job_whose_time_is_over_is_ended_at_once(rig: Rig) -> None:
+    rig.script(seconds=1000)
+    began = rig.clock.now()
+    found = await let_go_after(rig, 1)
+    await rig.passes(100)
+    assert code_of(await rig.adopt(found, began)) == "TIMEOUT"
+    assert rig.clock.monotonic() == pytest.approx(101)
+    assert rig.engine.running() == []
+
+
+@with_rig
+async def test_fetching_the_image_took_nothing_from_an_adopted_jobs_time(rig: Rig) -> None:
+    rig.engine.registry[IMAGE] = rig.engine.scripts.pop(IMAGE)
+    rig.engine.fault("pull", Fault(before=100))
+    rig.engine.registry[IMAGE] = rig.engine.registry[IMAGE].__class__(seconds=8)
+    began = rig.clock.now()
+    found = await let_go_after(rig, 101)
+    assert (await rig.adopt(found, began)).exit_code == 0
+
+
+@with_rig
+async def test_a_clock_that_was_set_back_gives_no_job_more_than_its_time(rig: Rig) -> None:
+    rig.script(seconds=1000)
+    began = rig.clock.now()
+    found = await let_go_after(rig, 1)
+    rig.clock.jump(-3600)
+    assert code_of(await rig.adopt(found, began)) == "TIMEOUT"
+    assert rig.clock.monotonic() == pytest.approx(11)
+
+
+@with_rig
+async def test_an_adopted_job_can_be_cancelled(rig: Rig) -> None:
+    rig.script(seconds=1000)
+    found = await let_go_after(rig, 1)
+    rig.stop.request("the worker was restarted")
+    end = await rig.adopt(found, rig.clock.now())
+    assert code_of(end) == "CANCELLED"
+    assert end.error is not None
+    assert end.error.message == "the worker was restarted"
+    assert rig.engine.running() == []
+
+
+@with_rig
+async def test_a_container_that_ended_meanwhile_has_its_exit_code_and_artifacts(rig: Rig) -> None:
+    rig.asks(outputs=True)
+    rig.script(says=(Say(b"a"),), seconds=3, leaves={"f": b"12"}, exit_code=6)
+    found = await let_go_after(rig, 1)
+    await rig.passes(100)
+    found = await rig.found()
+    assert found.state is ContainerState.EXITED
+    end = await rig.adopt(found, rig.clock.now() - 101)
+    assert (end.exit_code, code_of(end), rig.text()) == (6, "NON_ZERO_EXIT", "a")
+    assert [artifact.path for artifact in end.artifacts] == ["f"]
+    assert end.stdout.gap
+    assert rig.input_folder_is_clear()
+
+
+@with_rig
+async def test_an_exit_counts_although_a_cancel_waits(rig: Rig) -> None:
+    rig.script(seconds=3)
+    await let_go_after(rig, 1)
+    await rig.passes(5)
+    rig.stop.request("too late")
+    end = await rig.adopt(await rig.found(), rig.clock.now())
+    assert end.state is ContainerJobState.FINISHED
+
+
+@with_rig
+async def test_a_container_that_was_never_started_is_made_anew(rig: Rig) -> None:
+    rig.asks(stdin_bytes=b"all of it")
+    rig.script(echoes=True)
+    rig.engine.fault("attach", Fault(before=5))
+    found = await let_go_after(rig, 1)
+    assert found.state is ContainerState.CREATED
+    end = await rig.adopt(found, rig.clock.now())
+    assert (end.exit_code, rig.text()) == (0, "all of it")
+    assert rig.engine.calls.count("create") == 2
+    assert rig.engine.leftovers() == [rig.container]
+
+
+@with_rig
+async def test_an_engine_that_is_away_when_a_job_is_adopted_is_waited_for(rig: Rig) -> None:
+    rig.script(says=(Say(b"a"), Say(b"b", after=5)), seconds=1)
+    began = rig.clock.now()
+    found = await let_go_after(rig, 1)
+    rig.engine.die()
+    adopting = asyncio.ensure_future(rig.adopt(found, began))
+    await rig.passes(2)
+    rig.engine.revive()
+    end = await adopting
+    assert (end.exit_code, rig.text()) == (0, "ab")
+
+
+@with_rig
+async def test_a_job_whose_end_nobody_can_tell_is_told_so(rig: Rig) -> None:
+    rig.script(seconds=1)
+    await let_go_after(rig, 0.5)
+    await rig.passes(5)
+    found = await rig.found()
+    rig.engine.fault("wait", *[Fault(error=EngineUnavailable("no"))] * 50)
+    assert code_of(await rig.adopt(found, rig.clock.now())) == "ENGINE_UNAVAILABLE"
+
+
+@with_rig
+async def test_a_job_that_is_let_go_of_while_its_artifacts_are_collected_keeps_them(
+    rig: Rig,
+) -> None:
+    rig.asks(outputs=True)
+    rig.script(leaves={"f": b"12"})
+    sandbox = rig.sandbox
+    collect = sandbox.collect
+
+    async def slowly(limit: int) -> object:
+        await asyncio.sleep(5)
+        return await collect(limit)
+
+    sandbox.collect = slowly  # type: ignore[method-assign,assignment]
+    running = asyncio.ensure_future(rig.runner.run(rig.job, sandbox, rig.output, rig.stop))
+    await rig.passes(1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    end = await rig.adopt(await rig.found(), rig.clock.now())
+    assert [artifact.path for artifact in end.artifacts] == ["f"]
+
+
+@with_rig
+async def test_a_fetch_that_is_let_go_of_is_over(rig: Rig) -> None:
+    del rig.engine.scripts[IMAGE]
+    rig.engine.fault("pull", Fault(before=100))
+    running = rig.begin()
+    await rig.passes(1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert rig.engine.leftovers() == []
+    assert rig.output.count(Stream.STDOUT).bytes == 0
