@@ -56,8 +56,7 @@ class Cage(Struct, frozen=True, kw_only=True):
 
     init: Path | None = None
     """A statically linked program that passes signals on and reaps orphans."""
-    seccomp: Mapping[str, Any] | None = None
-    """None for gVisor, which answers system calls itself."""
+    seccomp: Mapping[str, Any]
     annotations: Mapping[str, str] = {}
     swap: bool = True
     """Whether the kernel counts swap."""
@@ -112,6 +111,7 @@ def _linux(plan: Plan, cage: Cage) -> dict[str, Any]:
         "namespaces": [{"type": name} for name in _NAMESPACES],
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),
+        "seccomp": cage.seccomp,
     }
     if cage.limits:
         linux["cgroupsPath"] = f"/{plan.name}"
@@ -121,8 +121,6 @@ def _linux(plan: Plan, cage: Cage) -> dict[str, Any]:
             "pids": {"limit": plan.pids},
             "devices": [{"allow": False, "access": "rwm"}],
         }
-    if cage.seccomp is not None:
-        linux["seccomp"] = cage.seccomp
     return linux
 
 

@@ -60,7 +60,7 @@ class Machine:
     def cage(self, runtime: Runtime) -> Cage:
         return Cage(
             init=self.init,
-            seccomp=None if runtime.is_sandbox else self._seccomp,
+            seccomp=self._seccomp,
             swap=self.cgroups.counts_swap,
             limits=runtime.keeps_cgroups,
         )

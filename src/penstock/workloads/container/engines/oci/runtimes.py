@@ -19,7 +19,7 @@ ADVICE = "install one: apt-get install crun, or dnf install crun"
 _INITS = ("docker-init", "tini-static", "catatonit", "tini", "/usr/libexec/podman/catatonit")
 _SANDBOX_PIDS = 512
 """The threads of gVisor itself count as the container's."""
-_SANDBOX_MEMORY = 64 << 20
+_SANDBOX_MEMORY = 32 << 20
 """And so does its memory."""
 
 
@@ -63,7 +63,7 @@ class Runtime(Struct, frozen=True):
         )
 
 
-_SANDBOX_OPTIONS = ("--platform=ptrace", "--network=none", "--ignore-cgroups")
+_SANDBOX_OPTIONS = ("--platform=ptrace", "--network=none", "--ignore-cgroups", "--oci-seccomp")
 
 
 def installed(name: str) -> Runtime | None:
