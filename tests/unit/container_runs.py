@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from penstock.workloads.container.sandbox import Sandbox, Sandboxes
 
 from penstock.core.containers import ContainerJob, End, Limits, Stream
 from penstock.ports.token import Token
@@ -18,6 +17,7 @@ from penstock.workloads.container.config import InputRules, WorkerConfig
 from penstock.workloads.container.engine import Found
 from penstock.workloads.container.output import Output
 from penstock.workloads.container.runner import Runner
+from penstock.workloads.container.sandbox import Sandbox, Sandboxes
 
 IMAGE = "tool:1"
 
@@ -91,6 +91,8 @@ class Rig:
         await asyncio.sleep(seconds)
 
     async def remove(self) -> bool:
+        """As a worker does when the end is recorded."""
+        await self.sandbox.clear()
         return await self.runner.remove(self.job.job_id, self.job)
 
     def input_folder_is_clear(self) -> bool:

@@ -1,0 +1,337 @@
+"""Real jobs that fail in real containers: each engine's say comes to the same code."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.conftest import needs_runtime
+from tests.containers.lines import Line
+
+from penstock.core.containers import BuildSpec, ContainerJob, End, InputFile, Limits, Mode, Stream
+from penstock.ports.clock import SystemClock
+from penstock.ports.token import Token
+from penstock.testing.aio import run_async
+from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
+from penstock.workloads.container import attending
+from penstock.workloads.container.config import (
+    BuildRules,
+    ImageRules,
+    InputRules,
+    Pull,
+    WorkerConfig,
+)
+from penstock.workloads.container.engine import OWNER_LABEL, Engine
+from penstock.workloads.container.engines.docker.engine import DockerEngine
+from penstock.workloads.container.engines.oci.engine import OciEngine
+from penstock.workloads.container.engines.oci.images import ImageStore
+from penstock.workloads.container.output import Output
+from penstock.workloads.container.runner import Runner
+from penstock.workloads.container.sandbox import Sandboxes
+
+NOBODY = "localhost:1/nothing:1"
+"""An image of a registry that does not answer."""
+MIB = 1 << 20
+
+
+class Shop:
+    """A runner on a real engine; every job is removed when it has ended, and looked for."""
+
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.engine = engine
+        self.sandboxes = Sandboxes(folder, InputRules())
+        self.config = WorkerConfig(stop_grace=1, build=BuildRules(enabled=True, bases=(IMAGE,)))
+        self.owner = f"owner-{secrets.token_hex(6)}"
+        self.output = Output(None, MIB)
+        self.stop = Token()
+
+    @property
+    def runner(self) -> Runner:
+        return Runner(self.engine, self.config, SystemClock(), self.owner)
+
+    async def run(self, *cmd: str, limits: dict[str, Any] | None = None, **fields: Any) -> End:
+        usual: dict[str, Any] = {"job_id": secrets.token_hex(4), "image": IMAGE, "cmd": cmd}
+        most = {"memory_mb": 64, "max_runtime_seconds": 30, **(limits or {})}
+        job = ContainerJob(**{**usual, **fields}, limits=Limits(**most))
+        sandbox = self.sandboxes.of(job.job_id)
+        end = await self.runner.run(job, sandbox, self.output, self.stop)
+        assert await self.runner.remove(job.job_id, job) or self.engine_is_away, end
+        await sandbox.delete()
+        return end
+
+    async def shell(self, script: str, **fields: Any) -> End:
+        return await self.run("sh", "-c", script, **fields)
+
+    engine_is_away = False
+
+
+async def timeout(shop: Shop) -> End:
+    return await shop.shell("trap '' TERM; while :; do sleep 1; done", limits=SHORT)
+
+
+SHORT = {"max_runtime_seconds": 1}
+
+
+async def memory(shop: Shop) -> End:
+    return await shop.shell("x=a; while :; do x=$x$x; done", limits={"memory_mb": 16})
+
+
+async def exit_code(shop: Shop) -> End:
+    return await shop.shell("exit 3")
+
+
+async def no_image(shop: Shop) -> End:
+    shop.config = replace(shop.config, images=ImageRules(pull=Pull.NEVER))
+    return await shop.run(image="nothing:1")
+
+
+async def no_registry(shop: Shop) -> End:
+    return await shop.run(image=NOBODY)
+
+
+async def not_allowed(shop: Shop) -> End:
+    pinned = IMAGE.partition(":")[0] + f"@sha256:{'0' * 64}"
+    shop.config = replace(shop.config, images=ImageRules(allowed=(pinned,)))
+    return await shop.run("true")
+
+
+async def no_command(shop: Shop) -> End:
+    return await shop.run("no-such-command")
+
+
+async def no_program(shop: Shop) -> End:
+    return await shop.run(NOT_EXECUTABLE)
+
+
+async def too_much(shop: Shop) -> End:
+    script = "i=0; while :; do i=$((i+1)); head -c 100000 /dev/zero > /output/$i; done"
+    return await shop.shell(script, outputs=True, limits={"max_artifact_bytes": MIB})
+
+
+async def too_large(shop: Shop) -> End:
+    script = "head -c 10000000 /dev/zero > /output/f"
+    return await shop.shell(script, outputs=True, limits={"max_artifact_bytes": MIB})
+
+
+async def cancel(shop: Shop) -> End:
+    heard = asyncio.Event()
+    shop.output.listen(lambda stream, data: heard.set())
+    running = asyncio.ensure_future(shop.shell("echo up; sleep 1000"))
+    await heard.wait()
+    shop.stop.request("enough")
+    return await running
+
+
+async def no_input(shop: Shop) -> End:
+    missing = InputFile(path="f", pointer="blob://nowhere/f")
+    return await shop.run("true", inputs=(missing,))
+
+
+async def failed_build(shop: Shop) -> End:
+    build = BuildSpec(dockerfile=f"FROM {IMAGE}\nRUN echo broken >&2; exit 9\n", bases=(IMAGE,))
+    return await shop.run(image="", mode=Mode.BUILD, build=build)
+
+
+JOBS: dict[Callable[[Shop], Awaitable[End]], tuple[str, tuple[int | None, ...]]] = {
+    timeout: ("TIMEOUT", (None,)),
+    memory: ("OOM_KILLED", (137,)),
+    exit_code: ("NON_ZERO_EXIT", (3,)),
+    no_image: ("IMAGE_NOT_FOUND", (125,)),
+    no_registry: ("IMAGE_PULL_FAILED", (125,)),
+    not_allowed: ("IMAGE_NOT_ALLOWED", (125,)),
+    no_command: ("COMMAND_NOT_FOUND", (127,)),
+    no_program: ("COMMAND_NOT_RUNNABLE", (126,)),
+    too_much: ("OUTPUT_LIMIT", (137, 143)),
+    too_large: ("OUTPUT_LIMIT", (153, 137, 143)),
+    cancel: ("CANCELLED", (None,)),
+    no_input: ("INPUT_UNAVAILABLE", (None, 125)),
+    failed_build: ("BUILD_FAILED", (None,)),
+}
+
+Open = Callable[[], Engine]
+
+
+class FailureCodes:
+    """What each engine must tell."""
+
+    @pytest.fixture
+    def open_engine(self) -> Open:
+        raise NotImplementedError
+
+    @asynccontextmanager
+    async def shop(self, open_engine: Open, folder: Path) -> AsyncIterator[Shop]:
+        shop = Shop(open_engine(), folder)
+        try:
+            yield shop
+            if not shop.engine_is_away:
+                assert await shop.engine.find({OWNER_LABEL: shop.owner}) == []
+                assert await shop.engine.images({OWNER_LABEL: shop.owner}) == []
+        finally:
+            await shop.engine.close()
+
+    @pytest.mark.parametrize("fail", JOBS, ids=lambda fail: fail.__name__)
+    @run_async
+    async def test_a_job_that_fails_says_why(
+        self,
+        open_engine: Open,
+        tmp_path: Path,
+        fail: Callable[[Shop], Awaitable[End]],
+    ) -> None:
+        code, exit_codes = JOBS[fail]
+        async with self.shop(open_engine, tmp_path) as shop:
+            facts = await shop.engine.facts()
+            if fail is no_registry and not facts.can_pull:
+                code = "IMAGE_NOT_FOUND"
+            if fail is failed_build and not facts.can_build:
+                code, exit_codes = "RUNTIME_NOT_SUPPORTED", (125,)
+            end = await fail(shop)
+        assert end.error is not None, end
+        assert end.error.code == code, end
+        assert end.exit_code in exit_codes, end
+
+    @run_async
+    async def test_a_job_that_is_all_right_is_finished(
+        self, open_engine: Open, tmp_path: Path
+    ) -> None:
+        async with self.shop(open_engine, tmp_path) as shop:
+            end = await shop.shell(
+                "cat; cat /input/a; echo made > /output/b; echo warn >&2",
+                stdin_bytes=b"from stdin, ",
+                inputs=(InputFile(path="a", text="from a file"),),
+                outputs=True,
+            )
+            assert (end.error, end.exit_code) == (None, 0)
+            assert shop.output.text(Stream.STDOUT) == "from stdin, from a file"
+            assert shop.output.text(Stream.STDERR) == "warn\n"
+            assert [artifact.path for artifact in end.artifacts] == ["b"]
+
+    @run_async
+    async def test_a_child_that_was_killed_for_memory_does_not_fail_who_copes(
+        self, open_engine: Open, tmp_path: Path
+    ) -> None:
+        async with self.shop(open_engine, tmp_path) as shop:
+            bomb = "sh -c 'x=a; while :; do x=$x$x; done'; exit 0"
+            end = await shop.shell(bomb, limits={"memory_mb": 16})
+            assert (end.error, end.exit_code) == (None, 0)
+
+    @run_async
+    async def test_a_command_that_ends_itself_with_127_is_no_missing_command(
+        self, open_engine: Open, tmp_path: Path
+    ) -> None:
+        async with self.shop(open_engine, tmp_path) as shop:
+            end = await shop.shell("exit 127")
+            assert end.error is not None
+            assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 127)
+
+
+class OverASocket(FailureCodes):
+    """Engines that can go away while their containers stay."""
+
+    @pytest.fixture
+    def socket(self) -> Path:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def open_engine(self, socket: Path) -> Open:
+        return lambda: DockerEngine(socket)
+
+    @run_async
+    async def test_an_engine_that_is_not_there_is_told(self, tmp_path: Path) -> None:
+        async with self.shop(lambda: DockerEngine(tmp_path / "none.sock"), tmp_path) as shop:
+            shop.engine_is_away = True
+            end = await shop.run("true")
+            assert end.error is not None
+            assert (end.error.code, end.exit_code) == ("ENGINE_UNAVAILABLE", None)
+
+    @run_async
+    async def test_a_job_goes_on_when_the_line_to_its_engine_was_cut(
+        self, socket: Path, tmp_path: Path
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="pl-") as short:
+            line = Line(Path(short, "s"), socket)
+            await line.mend()
+            async with self.shop(lambda: DockerEngine(line.address), tmp_path) as shop:
+                heard = asyncio.Event()
+                shop.output.listen(lambda stream, data: heard.set())
+                script = "echo before; sleep 3; echo after; exit 4"
+                running = asyncio.ensure_future(shop.shell(script))
+                await heard.wait()
+                await line.cut()
+                await asyncio.sleep(0.5)
+                await line.mend()
+                end = await running
+                assert end.error is not None
+                assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 4), end
+                assert shop.output.text(Stream.STDOUT) == "before\nafter\n"
+                assert end.stdout.gap
+            await line.cut()
+
+    @run_async
+    async def test_a_job_is_given_up_when_its_engine_stays_away(
+        self, socket: Path, tmp_path: Path
+    ) -> None:
+        with tempfile.TemporaryDirectory(prefix="pl-") as short, pytest.MonkeyPatch.context() as m:
+            m.setattr(attending, "ENGINE_PATIENCE", 1.0)
+            line = Line(Path(short, "s"), socket)
+            await line.mend()
+            async with self.shop(lambda: DockerEngine(line.address), tmp_path) as shop:
+                shop.engine_is_away = True
+                heard = asyncio.Event()
+                shop.output.listen(lambda stream, data: heard.set())
+                running = asyncio.ensure_future(shop.shell("echo up; sleep 1000"))
+                await heard.wait()
+                await line.cut()
+                end = await running
+                assert end.error is not None
+                assert (end.error.code, end.exit_code) == ("ENGINE_UNAVAILABLE", None), end
+                await line.mend()
+                for found in await shop.engine.find({OWNER_LABEL: shop.owner}):
+                    await shop.engine.remove(found.name)
+            await line.cut()
+
+
+class TestDocker(OverASocket):
+    @pytest.fixture
+    def socket(self, docker_socket: Path) -> Path:
+        return docker_socket
+
+
+class TestPodman(OverASocket):
+    @pytest.fixture
+    def socket(self, podman_socket: Path) -> Path:
+        return podman_socket
+
+
+class TestRunc(FailureCodes):
+    program = "runc"
+
+    @pytest.fixture
+    def open_engine(self, busybox: Path, tmp_path: Path) -> Open:
+        needs_runtime(self.program)
+        root = tmp_path / "oci"
+        store = ImageStore(root / "images")
+        store.import_tree(busybox, IMAGE, cmd=("/bin/sh",), env=("PATH=/bin",))
+        return lambda: OciEngine(root, runtime=self.program)
+
+    @run_async
+    async def test_an_engine_that_is_not_there_is_told(
+        self, open_engine: Open, tmp_path: Path
+    ) -> None:
+        open_engine()
+        gone = lambda: OciEngine(tmp_path / "oci", runtime="no-such-runtime")  # noqa: E731
+        async with self.shop(gone, tmp_path) as shop:
+            shop.engine_is_away = True
+            end = await shop.run("true")
+            assert end.error is not None
+            assert (end.error.code, end.exit_code) == ("ENGINE_UNAVAILABLE", None)
+
+
+class TestCrun(TestRunc):
+    program = "crun"
