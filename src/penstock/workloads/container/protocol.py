@@ -64,7 +64,7 @@ from penstock.workloads.container.fields import (
     text_of,
 )
 from penstock.workloads.container.inputs import read_files
-from penstock.workloads.container.javascript import stringify
+from penstock.workloads.container.javascript import MAX_EXACT, as_double, stringify
 from penstock.workloads.container.limits import read_limits
 from penstock.workloads.container.policy import could_match, granted, names_of
 from penstock.workloads.container.reference import parse_reference
@@ -288,4 +288,6 @@ def _writable(value: Any) -> Any:
         return {_writable(key): _writable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_writable(item) for item in value]
+    if isinstance(value, int) and abs(value) > MAX_EXACT:
+        return as_double(value)
     return value
