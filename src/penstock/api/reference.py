@@ -68,6 +68,9 @@ those that are [settings](settings.md) can be changed.
 """
 
 
+Row = tuple[str, str, str]
+
+
 def page() -> str:
     told = document(OPERATIONS)
     return "".join(
@@ -77,9 +80,9 @@ def page() -> str:
             LIMITS,
             *_limits(HttpOptions()),
             "\n",
-            *_operations(told),
+            *operations_of(told),
             "## Types\n\n",
-            *_types(told),
+            *types_of(told),
         ]
     )
 
@@ -97,10 +100,25 @@ def _statuses() -> Iterator[str]:
 
 def _limits(options: HttpOptions) -> Iterator[str]:
     rows = [
-        ("size of a body", _size(options.max_body), "413"),
-        ("size of a blob, and of a batch of jobs", _size(options.max_upload), "413"),
-        ("size of a head", _size(options.max_head), "431"),
+        ("size of a body", size_of(options.max_body), "413"),
+        ("size of a blob, and of a batch of jobs", size_of(options.max_upload), "413"),
         ("nesting of a body", f"{options.max_depth}", "400"),
+        *connection_limits(options),
+        (
+            "open streams",
+            f"{options.max_streams:,}, of one key {options.max_streams_per_key:,}",
+            "429",
+        ),
+        ("requests that wait for a job", f"{options.max_waiting:,}", "429"),
+        ("requests a second of one key", "no limit", "429"),
+    ]
+    yield from rows_of(rows)
+
+
+def connection_limits(options: HttpOptions) -> list[Row]:
+    """Those that every server has."""
+    return [
+        ("size of a head", size_of(options.max_head), "431"),
         ("time for a head", f"{options.head_timeout:g} s", "408"),
         (
             "time for a body",
@@ -111,23 +129,19 @@ def _limits(options: HttpOptions) -> Iterator[str]:
         ("time between two requests of a connection", f"{options.keep_alive:g} s", "it is closed"),
         ("time that a reader takes nothing", f"{options.stall:g} s", "it is cut off"),
         ("open connections", f"{options.max_connections:,}", "503"),
-        (
-            "open streams",
-            f"{options.max_streams:,}, of one key {options.max_streams_per_key:,}",
-            "429",
-        ),
-        ("requests that wait for a job", f"{options.max_waiting:,}", "429"),
-        ("requests a second of one key", "no limit", "429"),
     ]
+
+
+def rows_of(rows: list[Row]) -> Iterator[str]:
     for what, much, answer in rows:
         yield f"| {what} | {much} | {answer} |\n"
 
 
-def _size(number: int) -> str:
+def size_of(number: int) -> str:
     return f"{number >> 20} MiB" if number >= 1 << 20 else f"{number >> 10} KiB"
 
 
-def _operations(told: Document) -> Iterator[str]:
+def operations_of(told: Document) -> Iterator[str]:
     schemas = told["components"]["schemas"]
     for tag in told["tags"]:
         yield f"## {tag['name']}\n\n"
@@ -170,7 +184,7 @@ def _body(body: Document, schemas: Document) -> Iterator[str]:
     yield "\n"
 
 
-def _types(told: Document) -> Iterator[str]:
+def types_of(told: Document) -> Iterator[str]:
     """Those that are not shown with an operation already."""
     schemas = told["components"]["schemas"]
     bodies = {
@@ -218,6 +232,8 @@ def _kind(schema: Document) -> str:
     if "anyOf" in schema:
         kinds = [_kind(kind) for kind in schema["anyOf"] if kind != {"type": "null"}]
         return " or ".join(kinds)
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"] if value != "")
     kind: Any = schema.get("type", "any JSON")
     if kind == "array":
         return f"list of {_kind(schema.get('items', {}))}"

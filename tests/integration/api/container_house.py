@@ -73,6 +73,13 @@ class Run:
         )
 
 
+class Labelled(msgspec.Struct):
+    """What of a job is looked at here beyond what the protocol checks."""
+
+    labels: dict[str, str] | None = None
+    priority: Priority | None = None
+
+
 class MemoryDesk:
     """An honest desk: it keeps jobs, and a test starts, feeds and ends them."""
 
@@ -144,6 +151,10 @@ class MemoryDesk:
             raise Rejected(Code.INVALID_BODY, "body must be a JSON object")
         job_id = job.get("job_id")
         self._check(job, job_id)
+        try:
+            fields = msgspec.convert(job, Labelled)
+        except msgspec.ValidationError as error:
+            raise Rejected(Code.INVALID_FIELD, str(error), job_id=job_id) from None
         if key and key in self.keys:
             known = self.runs[self.keys[key]].record
             return Receipt(known.job_id, known.state, repeated=True)
@@ -152,8 +163,8 @@ class MemoryDesk:
             job_id,
             image=job["runtime"]["image"],
             body=body,
-            labels=job.get("labels", {}),
-            priority=Priority(job.get("priority", "normal")),
+            labels=fields.labels or {},
+            priority=fields.priority or Priority.NORMAL,
         )
         if key:
             self.keys[key] = job_id
@@ -177,8 +188,9 @@ class MemoryDesk:
             )
         if not isinstance(runtime.get("image"), str) or not runtime["image"]:
             raise Rejected(Code.MISSING_IMAGE, "runtime.image is missing", job_id=job_id)
-        memory = runtime.get("limits", {}).get("memory_mb", 256)
-        if memory < 6:
+        limits = runtime.get("limits")
+        memory = limits.get("memory_mb") if isinstance(limits, dict) else None
+        if isinstance(memory, int | float) and memory < 6:
             raise Rejected(
                 Code.INVALID_FIELD,
                 "is less than 6",

@@ -16,7 +16,14 @@ from penstock.api.operation import Operation
 from penstock.api.problems import Refused
 from penstock.api.reply import Headers, Reply
 from penstock.api.submission import header_key
-from penstock.core.containers import Code, ContainerRecord, JobError, Rejected
+from penstock.core.containers import (
+    Code,
+    ContainerRecord,
+    InputFile,
+    JobError,
+    Priority,
+    Rejected,
+)
 from penstock.core.errors import InvalidRequest, TooLarge, TooMany
 from penstock.ports.containers import ContainerDesk, Receipt
 
@@ -27,41 +34,87 @@ _FILES = (b'"inputs"', b'"build"')
 """What a body that brings files has somewhere in it."""
 _LONGEST_KEY = 255
 
+Amount = Annotated[float, Meta(gt=0)]
+Number = Annotated[int, Meta(gt=0)]
+
 
 class SubmitQuery(Struct, frozen=True):
     wait: Wait = 0.0
     """Seconds to wait for the job's end, at most 300; its record is answered then (200)."""
 
 
-class LimitsBody(Struct, frozen=True):
-    """What the job may use; this worker's defaults where nothing is said, its most where less
-    is allowed: see `GET /info`."""
+class LimitsBody(Struct, frozen=True, kw_only=True):
+    """What the job may use. `GET /info` tells what it gets where it says nothing, and the most
+    that it can ask for."""
 
-    memory_mb: Annotated[float, Meta(gt=0)] = 256
-    max_runtime_seconds: Annotated[float, Meta(gt=0)] = 10
+    memory_mb: Amount | None = None
+    """Memory, and no swap beyond it."""
+    max_runtime_seconds: Amount | None = None
+    cpus: Amount | None = None
+    pids: Number | None = None
+    max_output_bytes: Number | None = None
+    """Bytes of each of the two streams that are kept, half from the start, half from the end."""
+    tmp_mb: Amount | None = None
+    """Size of /tmp, which is memory."""
+    max_artifact_bytes: Number | None = None
+    """Bytes that the output folder may hold in all."""
+    pull_seconds: Amount | None = None
+    """Seconds that fetching the image may take; they don't count as run time."""
 
 
-class RuntimeBody(Struct, frozen=True):
-    """How the job is run; the page about container jobs has all that it may say."""
+class TextBody(Struct, frozen=True):
+    text: str
+
+
+class BuildBody(Struct, frozen=True):
+    """An image that is made for this job and removed after it."""
+
+    dockerfile: str
+    """Its text."""
+    context: list[InputFile] = []
+
+
+class RuntimeBody(Struct, frozen=True, kw_only=True):
+    """How the job is run."""
 
     mode: Literal["image", "build"]
-    image: str = ""
+    """`build` where the worker allows it."""
+    image: str | None = None
     """Needed for mode `image`."""
-    cmd: list[str] = []
+    cmd: list[str] | None = None
     """Put after the image's entrypoint; none means the image's own command."""
-    env: dict[str, str] = {}
-    limits: LimitsBody = LimitsBody()
+    env: dict[str, str] | None = None
+    limits: LimitsBody | None = None
+    stdin: Literal["job", "payload", "none"] | TextBody | None = None
+    """What the container reads: the whole job as compact JSON (the default), `task.payload`,
+    nothing, or a text."""
+    network: bool | None = None
+    """Where the worker's rules list the image."""
+    user: int | str | None = None
+    """A uid, or `uid:gid`; 0 only where the rules list the image."""
+    workdir: str | None = None
+    """Absolute; the image's own without it."""
+    runtime: str | None = None
+    """One that the worker offers, and no weaker than its own."""
+    build: BuildBody | None = None
+    """For mode `build`."""
 
 
-class JobBody(Struct, frozen=True):
-    """A job as the protocol has it; fields that nobody knows are kept and passed on."""
+class JobBody(Struct, frozen=True, kw_only=True):
+    """A job as the protocol has it, and more; fields that nobody knows are kept and passed on."""
 
     protocol_version: Literal[1]
     job_id: str
     """Unique on this worker, chosen by the caller."""
     runtime: RuntimeBody
-    task: dict[str, Any] = {}
+    task: dict[str, Any] | None = None
     """`type` and a free `payload`, for the container."""
+    inputs: list[InputFile] | None = None
+    """Files below `/input`, which can't be written to."""
+    outputs: bool | None = None
+    """Whether it has a folder `/output`, of which artifacts are collected."""
+    priority: Priority | None = None
+    labels: dict[str, str] | None = None
 
 
 class Submissions:

@@ -1,0 +1,132 @@
+"""The page docs/reference/container-http.md, made from the table of operations.
+
+python -m penstock.api.container.reference docs/reference/container-http.md
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+from penstock.api.container.options import ContainerHttpOptions
+from penstock.api.container.strictness import ENDS, REFUSALS
+from penstock.api.container.surface import TELLING, operations
+from penstock.api.container.waits import MOST
+from penstock.api.container.wording import Wording
+from penstock.api.openapi import document
+from penstock.api.reference import (
+    Row,
+    connection_limits,
+    operations_of,
+    rows_of,
+    size_of,
+    types_of,
+)
+from penstock.core.containers import Code
+from penstock.ports.containers import ContainerDesk
+
+INTRODUCTION = """\
+# The HTTP API of a container worker
+
+<!-- Made by `python -m penstock.api.container.reference`; a test keeps it in step. -->
+
+`penstock container serve` answers here, at port 9000 unless it is told otherwise; the server
+itself has this page at `/docs` and the OpenAPI 3.1 document at `/openapi.json`.
+
+- It listens on loopback unless it has a token. With one, everything but `/health` needs
+  `Authorization: Bearer <token>`; what is missing or wrong is answered 401.
+- Every answer is JSON, those to mistakes too, but for `/docs`, `/metrics`, streams and downloads.
+- The protocol's endpoints, statuses, keys and the order of keys are kept; more keys follow them,
+  and may be added at any time. With `compat: strict` there are no others.
+- Times are ISO 8601 in UTC with milliseconds. Offsets and sizes are in bytes.
+- An id in a path is escaped as one segment: `a/b` is `a%2Fb`.
+- `HEAD` works wherever `GET` does; `OPTIONS` is answered 204 everywhere.
+- Web pages from elsewhere may call it if their origin is in `cors`. Others can't read its answers,
+  and are refused (403) where they would change something. On loopback it answers only to its own
+  names (421), so that no page can reach it by another.
+
+## Refusals
+
+A submission that is refused is answered in the protocol's shape, whatever is wrong with it:
+
+```json
+{"accepted": false, "job_id": "job-1", "state": "rejected",
+ "error": {"code": "INVALID_FIELD", "message": "...", "field": "runtime.limits.memory_mb"}}
+```
+
+A job that is not here is `{"job_id": "...", "state": "not_found"}` with 404. Everything else:
+
+```json
+{"error": {"code": "METHOD_NOT_ALLOWED", "message": "...", "hint": "..."}}
+```
+
+`error.code` is stable and meant for programs. A 429 or 503 has `Retry-After`. A 500 tells nothing
+but an incident, under which the worker's log says more.
+
+"""
+
+LIMITS = """\
+## Limits
+
+A client that takes too much, or too long, is answered and cut off. The sizes of submissions are
+those of the worker's settings `max_body_bytes` and `inputs.max_bytes`.
+
+| what | how much | answer |
+|---|---|---|
+"""
+
+STRICT = """\
+## `compat: strict`
+
+Answers have the protocol's keys only, parameters that are not known are passed over, and codes
+that the protocol does not have are told as the nearest one that it has, with the message kept.
+
+"""
+
+
+def page() -> str:
+    # What the operations do is not asked for here, only what they are.
+    told = document(operations(cast("ContainerDesk", None), Wording()), TELLING)
+    return "".join(
+        [
+            INTRODUCTION,
+            LIMITS,
+            *rows_of(_limits(ContainerHttpOptions())),
+            "\n",
+            STRICT,
+            *_codes("A refusal", REFUSALS),
+            *_codes("An end", ENDS),
+            "The exit code is kept; `NON_ZERO_EXIT` without one has 125, `DOCKER_ERROR` none.\n\n",
+            *operations_of(told),
+            "## Types\n\n",
+            *types_of(told),
+        ]
+    )
+
+
+def _limits(options: ContainerHttpOptions) -> list[Row]:
+    http = options.http()
+    return [
+        ("size of a submission without files", size_of(http.max_body), "413"),
+        *connection_limits(http),
+        ("open streams of logs", f"{http.max_streams_per_key:,}", "429"),
+        ("requests that wait", f"{http.max_waiting:,}", "429"),
+        ("time that a request waits", f"{MOST:g} s", "what there is then"),
+    ]
+
+
+def _codes(what: str, codes: Mapping[str, Code]) -> Iterator[str]:
+    yield f"| {what} | is told as |\n|---|---|\n"
+    for code, told in codes.items():
+        yield f"| `{Code(code).value}` | `{told.value}` |\n"
+    yield "\n"
+
+
+def main(path: Path) -> None:
+    path.write_text(page(), "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
