@@ -146,9 +146,12 @@ def image() -> None:
 
 
 def _store(place: Place) -> ImageStore:
+    from penstock.app.engine import make_private
     from penstock.workloads.container.engines.oci.images import ImageStore
 
-    return ImageStore(place.settings().containers_dir / "oci" / "images")
+    settings = place.settings()
+    make_private(settings.data_dir)
+    return ImageStore(settings.containers_dir / "oci" / "images")
 
 
 @image.command()

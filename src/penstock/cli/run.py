@@ -90,7 +90,8 @@ def run(
     code is this command's; without one: 1 failed, 5 cancelled, 6 denied, 7 out of time.
     Ctrl-C ends the container. If no engine is running, it runs in this process.
     """
-    wanted = _container(image, cmd, inputs, output is not None, said)
+    words = cmd[1:] if cmd[:1] == ("--",) else cmd
+    wanted = _container(image, words, inputs, output is not None, said)
     options: dict[str, Any] = {
         name: value
         for name, value in (("priority", priority), ("tenant", tenant), ("key", key))
