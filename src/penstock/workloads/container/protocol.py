@@ -75,13 +75,6 @@ DOCKERFILE = "Dockerfile"
 _JOB_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", re.ASCII)
 _COMPAT_ID = re.compile(rf"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{{1,{MAX_COMPAT_ID}}}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_COMPAT_CODES = {
-    Code.INVALID_JOB_ID: Code.MISSING_JOB_ID,
-    Code.INVALID_IMAGE: Code.MISSING_IMAGE,
-    Code.INVALID_FIELD: Code.INVALID_BODY,
-    Code.NOT_ALLOWED: Code.INVALID_BODY,
-}
-"""What `compat: strict` answers in the place of a code that the protocol does not have."""
 
 
 class Accepted(Struct, frozen=True):
@@ -129,10 +122,7 @@ def check_job(
         return _check(value, config, can_build, runtimes)
     except Unacceptable as error:
         job_id = None if error.code is Code.INVALID_BODY else _echo(value)
-        code, field = error.code, error.field
-        if config.compat is Compat.STRICT:
-            code, field = _COMPAT_CODES.get(code, code), ""
-        raise Rejected(code, str(error), field=field, job_id=job_id) from None
+        raise Rejected(error.code, str(error), field=error.field, job_id=job_id) from None
 
 
 def _check(
