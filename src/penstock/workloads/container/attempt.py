@@ -68,6 +68,8 @@ class Attempt:
         self.sandbox: Sandbox = parts.sandboxes.of(job_id)
         self.output: Output | None = None
         """While it runs."""
+        self.speaks = asyncio.Event()
+        """Its output can be read."""
         self.begun = asyncio.Event()
         """Its record says that it runs, or that it never will."""
         self._stop = Token()
@@ -87,7 +89,7 @@ class Attempt:
         """A caller wants it ended. That outlives a restart, if the disk can be written."""
         self._cancelled = True
         with suppress(OSError):
-            self.sandbox.folder.mkdir(parents=True, exist_ok=True)
+            self.sandbox.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.sandbox.folder / _CANCELLED).write_text(reason)
         self._stop.request(reason)
 
@@ -114,7 +116,6 @@ class Attempt:
 
     async def adopt(self, record: ContainerRecord, found: Found, stop: str) -> None:
         """Its container is there."""
-        self.begun.set()
         with suppress(OSError):
             self.cancel((self.sandbox.folder / _CANCELLED).read_text())
         if stop:
@@ -123,14 +124,13 @@ class Attempt:
 
     async def give_up(self, message: str) -> None:
         """Nothing is there that could go on."""
-        self.begun.set()
         limit = self._parts.config.defaults.max_output_bytes
         with suppress(Rejected):
             self._job = await self._read()
             limit = self._job.limits.max_output_bytes
         end = _failed(Code.WORKER_RESTARTED, message)
-        if self.sandbox.folder.is_dir():
-            self.output = Output.reopen(self.sandbox.folder, limit)
+        if self.sandbox.logs.is_dir():
+            self.output = Output.reopen(self.sandbox.logs, limit)
             stdout, stderr = map(self.output.count, Stream)
             end = replace(end, stdout=stdout, stderr=stderr)
         await self._settle(end)
@@ -192,12 +192,11 @@ class Attempt:
         except Rejected as refused:
             # It was taken under other rules than those of now.
             return End(state=ContainerJobState.FAILED, error=refused.error)
-        folder, limit = self.sandbox.folder, job.limits.max_output_bytes
+        open_output = Output if found is None else Output.reopen
+        self.output = open_output(self.sandbox.logs, job.limits.max_output_bytes)
+        self.speaks.set()
         if found is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.output = Output(folder, limit)
             return await parts.runner.run(job, self.sandbox, self.output, self._stop)
-        self.output = Output.reopen(folder, limit)
         started_at = record.started_at if record.started_at is not None else parts.clock.now()
         return await parts.runner.adopt(
             job, found, self.sandbox, self.output, self._stop, started_at
@@ -220,7 +219,8 @@ class Attempt:
         if end.error is None:
             return end
         if end.error.code == Code.ENGINE_UNAVAILABLE:
-            self._parts.watch.doubt()
+            # Nobody else starts before it has answered.
+            self._parts.watch.failed(end.error.message)
         if end.error.code == Code.CANCELLED and not self._cancelled:
             error = JobError(Code.WORKER_RESTARTED, self._stop.reason or RESTARTED)
             return replace(end, error=error)

@@ -106,7 +106,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     memory_mb: Annotated[float, Meta(ge=0)] = 0
     """Memory that all running jobs may ask for together; 0 means 80% of the machine's."""
     cpus: Annotated[float, Meta(ge=0)] = 0
-    """Processors that all running jobs may ask for together; 0 means as many as run at once."""
+    """Processors that all running jobs may ask for together; 0 means one for each that may run at
+    once, and never fewer than a single job may ask for."""
     engine: str = "auto"
     """`auto`, `docker`, `podman`, `oci`, or the address of a socket, as `unix:///run/docker.sock`."""
     runtime: str = ""

@@ -54,7 +54,8 @@ class Scheduler:
         for record in records:
             if record.state is ContainerJobState.RUNNING:
                 self._left.append(record)
-                self.attempts[record.job_id] = Attempt(self._parts, record.job_id)
+                attempt = self.attempts[record.job_id] = Attempt(self._parts, record.job_id)
+                attempt.begun.set()
                 self._queue.hold(record.job_id, Need(record.memory_mb, record.cpus))
             else:
                 self._queue.add(Waiting.of(record))
@@ -112,8 +113,7 @@ class Scheduler:
         try:
             found = await self._found()
         except EngineError as error:
-            self._parts.watch.failed(error)
-            self._parts.watch.doubt()
+            self._parts.watch.failed(str(error))
             return
         decisions = decide(self._left, found, self._parts.config.on_restart)
         for decision in decisions:

@@ -88,7 +88,10 @@ class Upkeep:
         forgotten = 0
         while (retention or keep) and (gone := await self._store.prune(before, keep=keep)):
             for job_id in gone:
-                await self._sandboxes.of(job_id).delete()
+                try:
+                    await self._sandboxes.of(job_id).delete()
+                except OSError as error:
+                    log.warning("the folder of job %s is still there: %s", job_id, error)
             forgotten += len(gone)
         return forgotten
 

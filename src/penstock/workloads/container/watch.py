@@ -41,9 +41,10 @@ class EngineWatch:
         """Something failed that may be the engine's fault: look now."""
         self._doubt.set()
 
-    def failed(self, error: Exception) -> None:
-        """It did not answer just now."""
-        self._note(str(error) or type(error).__name__)
+    def failed(self, error: str) -> None:
+        """It did not answer just now: so it counts as gone until it does."""
+        self._note(error)
+        self.doubt()
 
     async def look(self) -> None:
         try:
@@ -52,7 +53,7 @@ class EngineWatch:
         except Late:
             self._note(f"it said nothing for {_PATIENCE:g} s")
         except EngineError as error:
-            self.failed(error)
+            self._note(str(error) or type(error).__name__)
         self._looked()
 
     async def run(self) -> None:

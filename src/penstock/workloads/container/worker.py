@@ -252,19 +252,27 @@ class Worker:
                 record = await self.get(job_id)
                 if record is None:
                     return None
-                output = self._live(job_id)
+                attempt = self._scheduler.attempts.get(job_id)
+                output = attempt.output if attempt is not None else None
                 page = await self._page(record, output, stream, offset, limit)
                 left = until - self._clock.monotonic()
                 if page.data or page.end or left <= 0 or self._stopped:
                     return page
-                if output is None:
-                    await done_within(self._clock, left, change)
+                if output is not None:
+                    await self._either(change, output.more(stream, page.next, left), left)
+                elif attempt is not None:
+                    await self._either(change, attempt.speaks.wait(), left)
                 else:
-                    more = asyncio.ensure_future(output.more(stream, page.next, left))
-                    try:
-                        await done_within(self._clock, left, more, change)
-                    finally:
-                        await drop(more)
+                    await done_within(self._clock, left, change)
+
+    async def _either(
+        self, change: asyncio.Future[None], other: Coroutine[Any, Any, Any], seconds: float
+    ) -> None:
+        waiting = asyncio.ensure_future(other)
+        try:
+            await done_within(self._clock, seconds, change, waiting)
+        finally:
+            await drop(waiting)
 
     async def _page(
         self,
@@ -297,11 +305,15 @@ class Worker:
         return attempt.output if attempt is not None else None
 
     def _kept(self, record: ContainerRecord) -> Output:
-        """Of a job that has ended: as much is there as was kept."""
-        limit = max(record.stdout.kept, record.stderr.kept, 1)
-        folder = self._sandboxes.of(record.job_id).folder
-        output = Output.reopen(folder, limit) if folder.is_dir() else Output(None, limit)
-        output.end()
+        """Of a job that nobody attends to, most often because it has ended."""
+        limit = self._config.defaults.max_output_bytes
+        if record.is_final:
+            # A stream that was cut has just as much as its limit.
+            limit = max(record.stdout.kept, record.stderr.kept, 1)
+        logs = self._sandboxes.of(record.job_id).logs
+        output = Output.reopen(logs, limit) if logs.is_dir() else Output(None, limit)
+        if record.is_final:
+            output.end()
         return output
 
     # -- the worker itself ------------------------------------------------------------------
