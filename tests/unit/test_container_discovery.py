@@ -417,6 +417,18 @@ async def test_a_runtime_needs_root(place: Path) -> None:
 
 
 @run_async
+async def test_a_runtime_that_fails_is_not_taken_for_one_that_works(place: Path) -> None:
+    program(place, "crun")
+    program(place, "runc", "no program")
+    reason = "does not work" if os.geteuid() == 0 else "needs root"
+    seen = await found(place)
+    error = await refusal(place, engine="oci")
+    for name in ("crun", "runc"):
+        assert f"{name} {reason}" in seen[f"oci/{name}"].problem
+        assert f"{name} {reason}" in error.message
+
+
+@run_async
 async def test_a_runtime_that_nobody_knows_is_not_looked_for_elsewhere(place: Path) -> None:
     error = await refusal(place, engine="oci", runtime="kata")
     assert "no program kata in PATH" in error.message

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from msgspec import Struct
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import Engine, EngineError, EngineFacts
+from penstock.workloads.container.engine import Engine, EngineFacts
 from penstock.workloads.container.engines.sockets import (
     SCHEME,
     Absent,
@@ -34,6 +35,8 @@ the fastest, has only those that were brought into the worker's folder."""
 OCI_RUNTIMES = ("crun", "runc")
 """What `oci` tries if no runtime is named: crun starts a container in less time."""
 GVISOR = "runsc"
+_TRIAL = 25.0
+"""Seconds that a runtime has to run a container, be the machine as busy as it may."""
 _DAEMONS = {"docker": "dockerd", "podman": "podman"}
 _STARTS = {
     "docker": "start it: systemctl start docker, or dockerd as root",
@@ -69,21 +72,37 @@ async def candidates(root: Path) -> list[Candidate]:
     docker, podman, *oci, gvisor = await asyncio.gather(
         _candidate("docker", _open_daemon("docker")),
         _candidate("podman", _open_daemon("podman")),
-        *(_candidate(f"oci/{name}", _open_runtime(root, name)) for name in OCI_RUNTIMES),
-        _candidate("gvisor", _open_runtime(root, GVISOR)),
+        *(_try_runtime(f"oci/{name}", root, name) for name in OCI_RUNTIMES),
+        _try_runtime("gvisor", root, GVISOR),
     )
     if not gvisor.works and docker.facts is not None and GVISOR in docker.facts.runtimes:
         gvisor = replace(docker, name="gvisor")
     return [docker, podman, *oci, gvisor]
 
 
+async def _try_runtime(name: str, root: Path, runtime: str) -> Candidate:
+    """Elsewhere than in `root`: whoever only asks wants nothing to be written there."""
+    try:
+        _check_runtime(runtime)
+    except Unusable as error:
+        return _refused(name, error)
+    with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as folder:
+        found = await _candidate(name, _open_runtime(Path(folder), runtime))
+    facts = found.facts and replace(found.facts, root_dir=str(root))
+    return replace(found, facts=facts)
+
+
 async def _candidate(name: str, opening: Coroutine[Any, Any, Opened]) -> Candidate:
     try:
         engine, facts = await opening
     except Unusable as error:
-        return Candidate(name=name, works=False, problem=error.problem, advice=error.advice)
+        return _refused(name, error)
     await engine.close()
     return Candidate(name=name, works=True, where=facts.where, facts=facts)
+
+
+def _refused(name: str, error: Unusable) -> Candidate:
+    return Candidate(name=name, works=False, problem=error.problem, advice=error.advice)
 
 
 async def open_engine(config: WorkerConfig) -> Engine:
@@ -168,6 +187,14 @@ async def _first_runtime(root: Path, runtimes: tuple[str, ...]) -> Opened:
 
 
 async def _open_runtime(root: Path, runtime: str) -> Opened:
+    from penstock.workloads.container.engines.oci.engine import OciEngine
+
+    _check_runtime(runtime)
+    return await greeted(OciEngine(root, runtime=runtime), runtime, _TRIAL)
+
+
+def _check_runtime(runtime: str) -> None:
+    """Raises Unusable for what need not be tried."""
     if not sys.platform.startswith("linux"):
         raise Unusable(f"{runtime} runs on Linux only", "use docker or podman")
     if shutil.which(runtime) is None:
@@ -176,10 +203,3 @@ async def _open_runtime(root: Path, runtime: str) -> Opened:
     if os.geteuid() != 0:
         advice = "run the worker as root, or use an engine that runs without, as podman"
         raise Unusable(f"{runtime} needs root to make cgroups and mounts", advice)
-    from penstock.workloads.container.engines.oci.engine import OciEngine
-
-    try:
-        engine = OciEngine(root, runtime=runtime)
-    except EngineError as error:
-        raise Unusable(f"{runtime} does not work: {error}") from error
-    return await greeted(engine, runtime)

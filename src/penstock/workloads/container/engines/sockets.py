@@ -86,15 +86,16 @@ async def open_socket(path: str) -> Opened:
     return await greeted(DockerEngine(path), path)
 
 
-async def greeted(engine: Engine, where: str) -> Opened:
+async def greeted(engine: Engine, where: str, patience: float | None = None) -> Opened:
     """The engine, once it has said who it is; it is closed otherwise. Raises Unusable."""
+    patience = patience or PATIENCE
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(patience):
             return engine, await engine.facts()
     except BaseException as error:
         await engine.close()
         if isinstance(error, TimeoutError):
-            problem = f"{where} does not answer within {PATIENCE:g} s"
+            problem = f"{where} does not answer within {patience:g} s"
             raise Unusable(problem, "restart it, and look into its log") from None
         if isinstance(error, EngineError):
             raise Unusable(f"{where} does not work: {error}") from error
