@@ -81,9 +81,11 @@ class Api:
         async with self.open("HEAD", path, query) as answer:
             return answer.headers.get(name, "")
 
-    async def wait(self, kind: type[T], method: str, path: str, query: Query | None = None) -> T:
-        """A request that is taken up at once, but answered whenever it is."""
-        async with self.open(method, path, query) as answer:
+    async def wait(
+        self, kind: type[T], path: str, query: Query | None = None, *, patient: bool = False
+    ) -> T:
+        """A request whose answer may take for ever; its head comes at once, if not `patient`."""
+        async with self.open("POST", path, query, patient=patient) as answer:
             with self._sane():
                 return self.decoded(kind, await _body(answer))
 

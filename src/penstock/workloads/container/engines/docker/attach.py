@@ -37,7 +37,7 @@ class Attachment(asyncio.Protocol):
         self._chunks: deque[Chunk] = deque()
         self._size = 0
         self._more = asyncio.Event()
-        self._ended = False
+        self._over = asyncio.Event()
         self._paused = False
         self._never_pause = False
         self._nonsense: EngineUnavailable | None = None
@@ -55,7 +55,7 @@ class Attachment(asyncio.Protocol):
                 yield chunk
             if self._nonsense is not None:
                 raise self._nonsense
-            if self._ended:
+            if self._over.is_set():
                 return
             self._more.clear()
             await self._more.wait()
@@ -83,6 +83,10 @@ class Attachment(asyncio.Protocol):
         self._never_pause = True
         self._resume()
 
+    async def ended(self) -> None:
+        """Until the container has closed both streams, or the connection is lost."""
+        await self._over.wait()
+
     async def upgraded(self) -> None:
         """Until the engine has agreed."""
         try:
@@ -102,7 +106,7 @@ class Attachment(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        if self._ended:
+        if self._over.is_set():
             return
         if not self._answered.done():
             data = self._read_head(data)
@@ -185,7 +189,7 @@ class Attachment(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _end(self) -> None:
-        self._ended = True
+        self._over.set()
         self._more.set()
         self._writable.set()
         if not self._answered.done():

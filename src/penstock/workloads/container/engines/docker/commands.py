@@ -15,7 +15,6 @@ from collections import OrderedDict
 from penstock.workloads.container.engine import (
     CommandNotFound,
     CommandNotRunnable,
-    EngineError,
     Image,
     Plan,
 )
@@ -79,7 +78,7 @@ class Commands:
         except Refused as refused:
             if refused.status == NOT_FOUND:
                 return None
-            raise EngineError(f"{path} can't be looked up: {refused}") from None
+            raise
         try:
             return self._api.decoded(PathStat, base64.b64decode(text))
         except binascii.Error:

@@ -26,7 +26,6 @@ from penstock.workloads.container.engine import (
     Exit,
     Found,
     Image,
-    NotThere,
     Plan,
 )
 from penstock.workloads.container.engines import seccomp as seccomp_rules
@@ -42,10 +41,12 @@ from penstock.workloads.container.engines.docker.answers import (
 )
 from penstock.workloads.container.engines.docker.api import Api, Refused, container
 from penstock.workloads.container.engines.docker.attach import Attachment, attach
+from penstock.workloads.container.engines.docker.building import Builder
 from penstock.workloads.container.engines.docker.commands import Commands
 from penstock.workloads.container.engines.docker.hello import greet
 from penstock.workloads.container.engines.docker.images import Images, by_labels
 from penstock.workloads.container.engines.docker.plan import create_body
+from penstock.workloads.container.engines.docker.podman_build import PodmanBuild
 from penstock.workloads.container.engines.docker.refusals import CONFLICT, NOT_FOUND
 from penstock.workloads.container.engines.docker.usage import Meters
 
@@ -68,6 +69,7 @@ class DockerEngine:
         self.name = "docker"
         self._api = Api(path, timeout)
         self._images = Images(self._api)
+        self._builder = Builder(self._api, self._images)
         self._commands = Commands(self._api)
         self._meters = Meters(self._api)
         self._seccomp = seccomp
@@ -135,7 +137,11 @@ class DockerEngine:
 
     async def build(self, plan: BuildPlan, say: Callable[[bytes], None]) -> Image:
         await self._greeted()
-        return await self._images.build(plan, say, on_podman=self._is_podman)
+        if not self._is_podman:
+            return await self._builder.on_docker(plan, say)
+        security = (await self._asked_info()).security_options or ()
+        podman_build = PodmanBuild(self._profile_file(), rootless="name=rootless" in security)
+        return await self._builder.on_podman(plan, say, podman_build)
 
     async def images(self, labels: Mapping[str, str]) -> list[Image]:
         await self._greeted()
@@ -183,8 +189,7 @@ class DockerEngine:
                 gone=lambda gone: self._attached.get(name, set()).discard(gone),
             )
         except Refused as refused:
-            error = NotThere if refused.status == NOT_FOUND else EngineError
-            raise error(refused.message) from None
+            raise refusals.of_container(refused) from None
         self._attached.setdefault(name, set()).add(attachment)
         if new and not stdin:
             await attachment.end_input()
@@ -214,15 +219,23 @@ class DockerEngine:
     async def wait(self, name: str) -> Exit:
         await self._greeted()
         try:
-            waited = await self._api.wait(Waited, "POST", container(name, "/wait"))
+            if self._is_podman:
+                waited = await podman.wait(self._api, name, self._silent(name))
+            else:
+                waited = await self._api.wait(Waited, container(name, "/wait"))
         except Refused as refused:
-            error = NotThere if refused.status == NOT_FOUND else EngineError
-            raise error(refused.message) from None
+            raise refusals.of_container(refused) from None
         if waited.error is not None and waited.error.message:
             return Exit(None, error=waited.error.message)
         if waited.status_code == 0:
             return Exit(0)
         return Exit(waited.status_code, oom=await self._ran_out_of_memory(name))
+
+    async def _silent(self, name: str) -> None:
+        """Until all that we hear of it has ended."""
+        while attachments := list(self._attached.get(name, ())):
+            await attachments[0].ended()
+            self._attached[name].discard(attachments[0])
 
     async def _ran_out_of_memory(self, name: str) -> bool:
         if self._meters.saw_a_memory_kill(name):
@@ -260,7 +273,7 @@ class DockerEngine:
             await self._api.tell("POST", container(name, "/kill"), query, timeout=timeout)
         except Refused as refused:
             if not refusals.means_that_nothing_runs(refused):
-                raise EngineError(refused.message) from None
+                raise
 
     async def remove(self, name: str) -> None:
         await self._greeted()
@@ -284,7 +297,7 @@ class DockerEngine:
             if refused.status == CONFLICT:
                 return False  # somebody else is at it
             if refused.status != NOT_FOUND:
-                raise EngineError(refused.message) from None
+                raise
         return True
 
     async def _remove_quietly(self, name: str) -> None:
@@ -309,7 +322,7 @@ class DockerEngine:
         except Refused as refused:
             if refused.status == NOT_FOUND:
                 return None
-            raise EngineError(refused.message) from None
+            raise
 
     # -- the fence ----------------------------------------------------------------
 

@@ -1,27 +1,16 @@
-"""Images: found, fetched, built and removed."""
+"""Images: found, fetched and removed."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import msgspec
 
-from penstock.workloads.container.engine import (
-    BuildFailed,
-    BuildPlan,
-    EngineError,
-    EngineUnavailable,
-    Image,
-    ImageNotFound,
-)
-from penstock.workloads.container.engines.docker import podman
+from penstock.workloads.container.engine import Image, ImageNotFound
 from penstock.workloads.container.engines.docker.answers import ImageAnswer, ListedImage
 from penstock.workloads.container.engines.docker.api import Api, Refused
-from penstock.workloads.container.engines.docker.build import bases, build_query, packed
-from penstock.workloads.container.engines.docker.leftovers import Leftovers
 from penstock.workloads.container.engines.docker.refusals import NOT_FOUND, of_pull
 
 _REMEMBERED = 256
@@ -51,7 +40,7 @@ class Images:
         except Refused as refused:
             if refused.status == NOT_FOUND:
                 raise ImageNotFound(f"there is no image {reference}") from None
-            raise EngineError(refused.message) from None
+            raise
         self._known[answer.value().id] = answer
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
@@ -70,48 +59,6 @@ class Images:
             raise of_pull(refused.message) from None
         return await self.image(reference)
 
-    async def build(
-        self, plan: BuildPlan, say: Callable[[bytes], None], *, on_podman: bool
-    ) -> Image:
-        dockerfile = await asyncio.to_thread((plan.context / "Dockerfile").read_text)
-        for base in bases(dockerfile):
-            try:
-                await self.image(base)
-            except ImageNotFound:
-                raise BuildFailed(f"the image {base}, which it starts from, is not here") from None
-        path, query = "/build", build_query(plan)
-        query["labels"] = msgspec.json.encode(dict(plan.labels)).decode()
-        if on_podman:
-            path, query = podman.BUILD_PATH, query | podman.BUILD
-        leftovers = Leftovers(self._api)
-        try:
-            await self._follow_build(path, query, plan, say, leftovers)
-            return await self.image(plan.tag)
-        except BaseException as error:
-            await leftovers.remove()
-            if isinstance(error, ImageNotFound):
-                raise EngineUnavailable("the engine ended the build without a word") from None
-            raise
-
-    async def _follow_build(
-        self,
-        path: str,
-        query: Mapping[str, str | int],
-        plan: BuildPlan,
-        say: Callable[[bytes], None],
-        leftovers: Leftovers,
-    ) -> None:
-        try:
-            async with self._api.progress(path, query, packed(plan.context)) as lines:
-                async for line in lines:
-                    if line.failure:
-                        raise BuildFailed(line.failure.strip())
-                    if line.stream:
-                        leftovers.hear(line.stream)
-                        say(line.stream.encode())
-        except Refused as refused:
-            raise BuildFailed(refused.message) from None
-
     async def listed(self, labels: Mapping[str, str]) -> list[Image]:
         found = await self._api.ask(list[ListedImage], "GET", "/images/json", by_labels(labels))
         return [image.value() for image in found]
@@ -121,7 +68,7 @@ class Images:
             await self._api.tell("DELETE", _path(reference), {"force": 1})
         except Refused as refused:
             if refused.status != NOT_FOUND:
-                raise EngineError(refused.message) from None
+                raise
         except ImageNotFound:
             return
 
@@ -129,7 +76,7 @@ class Images:
 def by_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """A query for what has all of them; an empty value means any."""
     wanted = [f"{name}={value}" if value else name for name, value in labels.items()]
-    return {"filters": msgspec.json.encode({"label": wanted}).decode()}
+    return {"filters": msgspec.json.encode({"label": wanted}).decode()} if wanted else {}
 
 
 def _path(reference: str) -> str:

@@ -89,7 +89,7 @@ def open_meter(pid: int, container_id: str) -> Meter | None:
             paths.update(dict.fromkeys(controllers.split(","), path))
     if not paths:
         return None
-    mounts = dict(_mounts())
+    mounts = hierarchies()
 
     def folder(controller: str) -> Path | None:
         named = controller if controller in paths and controller in mounts else ""
@@ -126,8 +126,12 @@ async def follow(meter: Meter, pid: int) -> None:
         os.close(handle)
 
 
+def hierarchies() -> dict[str, str]:
+    """Where each controller of cgroups is mounted; that of version 2 is called ''."""
+    return dict(_mounts())
+
+
 def _mounts() -> Iterator[tuple[str, str]]:
-    """Where each controller is mounted; that of version 2 is called ''."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         mount, _, rest = line.partition(" - ")
         where, (kind, _, options) = mount.split()[4], rest.split(" ", 2)

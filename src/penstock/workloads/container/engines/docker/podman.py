@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from penstock.workloads.container.engine import Plan, Unsupported
+from penstock.workloads.container.engines.docker.answers import Waited, WaitError
+from penstock.workloads.container.engines.docker.api import Api, container
 
 REMOVE = {"timeout": 0}
 """A forced removal would else give the container ten seconds to end by itself."""
-BUILD_PATH = "/libpod/build"
-"""Docker's own path can't say that nothing may be pulled."""
-BUILD: dict[str, str | int] = {"pullpolicy": "never", "layers": 0}
 
+_CLOSELY = 2.0
 _MOST_PROCESSES = 1 << 14
 """Of one user, in all containers together; how many a container may have is `Plan.pids`."""
 
@@ -46,3 +47,37 @@ def check_runtime(plan: Plan, default: str) -> None:
     """Which runtime it uses is a matter of its configuration, not of a container."""
     if plan.runtime not in ("", default):
         raise Unsupported(f"this Podman runs containers with {default}, not with {plan.runtime}")
+
+
+async def wait(api: Api, name: str, silent: Awaitable[None]) -> Waited:
+    """Docker's request keeps a whole processor busy here, for as long as the container runs. Its
+    own looks as often as it is told: now and then, and closely once the container is `silent`."""
+    rarely = asyncio.ensure_future(_look(api, name, "1s"))
+    closely = asyncio.ensure_future(_look_closely(api, name, silent))
+    try:
+        await asyncio.wait((rarely, closely), return_when=asyncio.FIRST_COMPLETED)
+        if not rarely.done() and (found := closely.result()) is not None:
+            return found
+        return await rarely
+    finally:
+        rarely.cancel()
+        closely.cancel()
+        await asyncio.gather(rarely, closely, return_exceptions=True)
+
+
+async def _look_closely(api: Api, name: str, silent: Awaitable[None]) -> Waited | None:
+    await silent
+    try:
+        async with asyncio.timeout(_CLOSELY):
+            return await _look(api, name, "20ms")
+    except TimeoutError:
+        return None
+
+
+async def _look(api: Api, name: str, interval: str) -> Waited:
+    query = {"condition": "exited", "interval": interval}
+    path = f"/libpod{container(name, '/wait')}"
+    code = await api.wait(int, path, query, patient=True)
+    if code < 0:
+        return Waited(status_code=code, error=WaitError(message="Podman can't tell its exit code"))
+    return Waited(status_code=code)

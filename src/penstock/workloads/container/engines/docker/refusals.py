@@ -39,13 +39,17 @@ def of_create(refused: Refused) -> EngineError:
         return CommandNotFound(refused.message)
     if any(text in words for text in _RUNTIME):
         return Unsupported(refused.message)
-    return EngineError(refused.message)
+    return refused
+
+
+def of_container(refused: Refused) -> EngineError:
+    return NotThere(refused.message) if refused.status == NOT_FOUND else refused
 
 
 def of_start(refused: Refused) -> EngineError:
     words = refused.message.lower()
     if refused.status == NOT_FOUND and "no such container" in words:
-        return NotThere(refused.message)
+        return of_container(refused)
     if any(text in words for text in _NO_COMMAND):
         return CommandNotFound(refused.message)
     if "exec" in words and not any(name in words for name in _INITS):
@@ -53,7 +57,7 @@ def of_start(refused: Refused) -> EngineError:
             return CommandNotFound(refused.message)
         if any(text in words for text in _NOT_RUNNABLE):
             return CommandNotRunnable(refused.message)
-    return EngineError(refused.message)
+    return refused
 
 
 def means_that_nothing_runs(refused: Refused) -> bool:
