@@ -426,3 +426,9 @@ def test_a_stored_body_is_read_again_though_it_grew() -> None:
     accepted = read_job(body, config)
     assert len(accepted.body) > len(body)
     assert recall_job(accepted.body, config) == accepted
+
+
+def test_a_stored_body_that_is_damaged_is_refused_and_no_crash() -> None:
+    with pytest.raises(Rejected) as caught:
+        recall_job(b'{"protocol_version":1', CONFIG)
+    assert caught.value.error.code == Code.INVALID_BODY

@@ -96,10 +96,7 @@ def read_job(
     """Check a submission as it came. Raises Rejected, and nothing else, for any bytes."""
     if len(body) > body_limit(config):
         raise _too_large(len(body), body_limit(config))
-    try:
-        value = read_body(body)
-    except Unreadable as error:
-        raise Rejected(Code.INVALID_BODY, str(error)) from None
+    value = _decoded(body)
     if len(body) > config.max_body_bytes and not _brings_files(value):
         raise _too_large(len(body), config.max_body_bytes)
     return check_job(value, config, can_build=can_build, runtimes=runtimes)
@@ -111,7 +108,14 @@ def recall_job(
     """The same for an `Accepted.body` that was stored. It may be longer than what was submitted
     (1e20 is 21 digits to JavaScript), so its size is not looked at again. Raises Rejected where
     the worker's rules have become stricter since."""
-    return check_job(read_body(body), config, can_build=can_build, runtimes=runtimes)
+    return check_job(_decoded(body), config, can_build=can_build, runtimes=runtimes)
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return read_body(body)
+    except Unreadable as error:
+        raise Rejected(Code.INVALID_BODY, str(error)) from None
 
 
 def check_job(
