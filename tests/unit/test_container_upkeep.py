@@ -10,7 +10,6 @@ from tests.unit.container_workers import (
     QUICK,
     Rig,
     a_job,
-    code_of,
     ended,
     with_rig,
 )
@@ -19,7 +18,7 @@ from tests.unit.test_container_worker_restart import a_stray
 from penstock.core.containers import Code
 from penstock.core.errors import StoreFailed
 from penstock.lifecycles.container import ContainerJobState
-from penstock.testing.containers import Fault, Script, image_of
+from penstock.testing.containers import HANGS, Fault, Script, image_of
 from penstock.workloads.container import upkeep
 from penstock.workloads.container.config import BuildRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError, EngineUnavailable
@@ -129,17 +128,22 @@ async def test_an_upkeep_that_fails_is_tried_again(rig: Rig) -> None:
         rig.store.prune = pruning  # type: ignore[method-assign]
         raise StoreFailed("not now")
 
-    rig.store.prune = fails  # type: ignore[assignment]
+    rig.store.prune = fails  # type: ignore[method-assign]
     rig.engine.fault("find", Fault(error=EngineUnavailable("not now")))
     await rig.passes(300)
     assert await worker.get("a") is None
-    assert code_of(await _of(rig)) is None
-
-
-async def _of(rig: Rig) -> object:
-    worker = rig._running[0]
     await worker.submit(a_job("after"))
-    return await ended(worker, "after")
+    assert (await ended(worker, "after")).error is None
+
+
+@with_rig
+async def test_an_engine_that_hangs_keeps_no_record_from_being_forgotten(rig: Rig) -> None:
+    worker = await rig.start(retention=1000)
+    await worker.submit(a_job("a"))
+    await ended(worker, "a")
+    rig.engine.fault("find", HANGS, HANGS)
+    await rig.passes(1400)
+    assert await worker.get("a") is None
 
 
 # -- images -------------------------------------------------------------------------------------

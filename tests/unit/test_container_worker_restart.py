@@ -228,6 +228,7 @@ async def test_an_engine_that_fails_while_it_is_asked_for_containers_is_asked_ag
     await rig.passes(1)
     await rig.kill(first)
     rig.engine.fault("find", *[Fault(error=EngineUnavailable("hiccup"))] * 3)
+    rig.engine.fault("find", Fault(before=1e5))
     second = await rig.start()
     assert await rig.state("a") is RUNNING
     assert (await ended(second, "a")).state is FINISHED

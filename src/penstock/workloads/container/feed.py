@@ -18,7 +18,8 @@ class Feed:
     def __init__(self) -> None:
         self._waiters: dict[str, set[asyncio.Future[None]]] = defaultdict(set)
         self._readers: WeakSet[Changes] = WeakSet()
-        self._closed = False
+        self.closed = False
+        """Nothing more comes."""
 
     def hear(self, record: ContainerRecord) -> None:
         for waiter in self._waiters.pop(record.job_id, ()):
@@ -31,7 +32,7 @@ class Feed:
     def next_change(self, job_id: str) -> Iterator[asyncio.Future[None]]:
         """Is done when the job's record changes the next time, or at the end of everything."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._closed:
+        if self.closed:
             change.set_result(None)
         waiters = self._waiters[job_id]
         waiters.add(change)
@@ -45,14 +46,14 @@ class Feed:
 
     def changes(self) -> Changes:
         reader = Changes()
-        if self._closed:
+        if self.closed:
             reader.close()
         self._readers.add(reader)
         return reader
 
     def close(self) -> None:
         """Nothing more comes: nobody waits any longer."""
-        self._closed = True
+        self.closed = True
         for waiters in self._waiters.values():
             for waiter in waiters:
                 if not waiter.done():

@@ -15,7 +15,7 @@ from penstock.core.containers import ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.attempt import Attempt, Parts
 from penstock.workloads.container.engine import OWNER_LABEL, EngineError, Found
-from penstock.workloads.container.patience import done_within, drop
+from penstock.workloads.container.patience import Late, done_within, drop, within
 from penstock.workloads.container.queue import Need, Queue, Waiting
 from penstock.workloads.container.recovery import (
     Adopt,
@@ -32,6 +32,9 @@ _RECOVERING = "the worker has yet to settle the jobs that ran when it was restar
 
 _SETTLES = 2.0
 """Seconds in which an engine has started what it was asked to start."""
+
+_PATIENCE = 30.0
+"""Seconds that an engine may take to list containers, or to remove one."""
 
 
 class Scheduler:
@@ -115,6 +118,9 @@ class Scheduler:
         except EngineError as error:
             self._parts.watch.failed(str(error))
             return
+        except Late:
+            self._parts.watch.failed(f"it did not list its containers within {_PATIENCE:g} s")
+            return
         decisions = decide(self._left, found, self._parts.config.on_restart)
         for decision in decisions:
             self._take_up(decision)
@@ -123,11 +129,11 @@ class Scheduler:
         self._left, self._recovered = [], True
 
     async def _found(self) -> list[Found]:
-        mine = {OWNER_LABEL: self._owner}
-        found = await self._parts.engine.find(mine)
+        engine, clock, mine = self._parts.engine, self._parts.clock, {OWNER_LABEL: self._owner}
+        found = await within(clock, _PATIENCE, engine.find(mine))
         if unsettled(self._left, found):
-            await self._parts.clock.sleep(_SETTLES)
-            found = await self._parts.engine.find(mine)
+            await clock.sleep(_SETTLES)
+            found = await within(clock, _PATIENCE, engine.find(mine))
         return found
 
     def _take_up(self, decision: Decision) -> None:
@@ -142,10 +148,11 @@ class Scheduler:
                 pass
 
     async def _remove(self, name: str) -> None:
+        """One try; the upkeep makes more."""
         try:
-            await self._parts.engine.remove(name)
-        except EngineError as error:
-            log.warning("container %s is nobody's, and is still there: %s", name, error)
+            await within(self._parts.clock, _PATIENCE, self._parts.engine.remove(name))
+        except (EngineError, Late) as error:
+            log.warning("container %s is nobody's, and is still there: %r", name, error)
 
     # -- stopping ---------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
 
 from msgspec import Struct
 
@@ -23,6 +24,7 @@ from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import JOB_LABEL, OWNER_LABEL, Engine, EngineError
 from penstock.workloads.container.images import PulledImages
 from penstock.workloads.container.machine import disk_of
+from penstock.workloads.container.patience import Late, within
 from penstock.workloads.container.sandbox import Sandboxes
 
 log = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 EVERY = 60.0
 _FOLDERS_EVERY = 86_400.0
 _PAGE = 500
+_PATIENCE = 300.0
+"""Seconds for one duty, so that an engine that hangs does not keep others from being done."""
 
 
 class Busy(Struct, frozen=True):
@@ -67,17 +71,18 @@ class Upkeep:
             await self._clock.sleep(EVERY)
 
     async def look(self) -> None:
-        for duty in (
+        duties: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
             self.forget,
             self.sweep_containers,
             self.sweep_built_images,
             self.sweep_pulled_images,
             self._sweep_folders_sometimes,
-        ):
+        )
+        for duty in duties:
             try:
-                await duty()
-            except EngineError as error:
-                log.debug("upkeep: the engine did not help: %s", error)
+                await within(self._clock, _PATIENCE, duty())
+            except (EngineError, Late) as error:
+                log.debug("upkeep: the engine did not help: %r", error)
             except (PenstockError, OSError) as error:
                 log.error("upkeep: %s", error)
 

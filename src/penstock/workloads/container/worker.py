@@ -38,8 +38,8 @@ from penstock.workloads.container.config import OnRestart, WorkerConfig
 from penstock.workloads.container.engine import Engine
 from penstock.workloads.container.feed import Feed
 from penstock.workloads.container.images import Noting, PulledImages
+from penstock.workloads.container.leavings import Leavings
 from penstock.workloads.container.machine import Machine
-from penstock.workloads.container.output import Output
 from penstock.workloads.container.patience import done_within, drop
 from penstock.workloads.container.queue import Queue, Room, Waiting
 from penstock.workloads.container.records import Records
@@ -70,7 +70,7 @@ class Worker:
         sandboxes: Sandboxes,
         clock: Clock,
     ) -> None:
-        self._config, self._store, self._sandboxes, self._clock = config, store, sandboxes, clock
+        self._config, self._store, self._clock = config, store, clock
         self.owner = owner_of(config.jobs_dir)
         """What its containers are known by."""
         machine = Machine()
@@ -83,6 +83,9 @@ class Worker:
         runner = Runner(engine, config, clock, self.owner)
         parts = Parts(config, engine, store, self._records, sandboxes, runner, self._watch, clock)
         self._scheduler = Scheduler(parts, self.owner, self._queue, self._obstacle)
+        self._leavings = Leavings(
+            config, store, sandboxes, self._feed, self._scheduler.attempts, clock
+        )
         self._admission = Admission(config, store, self._records, self._queue, self._watch, clock)
         self._standing = Standing(
             config, machine, self._watch, self._queue, self._admission, self._records, clock
@@ -236,85 +239,15 @@ class Worker:
     # -- what jobs leave --------------------------------------------------------------------
 
     async def text(self, record: ContainerRecord) -> tuple[str, str]:
-        if record.state is ContainerJobState.QUEUED:
-            return "", ""
-        output = self._live(record.job_id)
-        if output is not None:
-            return await asyncio.to_thread(_both, output)
-        return await asyncio.to_thread(lambda: _both(self._kept(record)))
+        return await self._leavings.text(record)
 
     async def logs(
         self, job_id: str, stream: Stream, offset: int, *, limit: int, wait: float = 0
     ) -> LogPage | None:
-        until = self._clock.monotonic() + wait
-        while True:
-            with self._feed.next_change(job_id) as change:
-                record = await self.get(job_id)
-                if record is None:
-                    return None
-                attempt = self._scheduler.attempts.get(job_id)
-                output = attempt.output if attempt is not None else None
-                page = await self._page(record, output, stream, offset, limit)
-                left = until - self._clock.monotonic()
-                if page.data or page.end or left <= 0 or self._stopped:
-                    return page
-                if output is not None:
-                    await self._either(change, output.more(stream, page.next, left), left)
-                elif attempt is not None:
-                    await self._either(change, attempt.speaks.wait(), left)
-                else:
-                    await done_within(self._clock, left, change)
-
-    async def _either(
-        self, change: asyncio.Future[None], other: Coroutine[Any, Any, Any], seconds: float
-    ) -> None:
-        waiting = asyncio.ensure_future(other)
-        try:
-            await done_within(self._clock, seconds, change, waiting)
-        finally:
-            await drop(waiting)
-
-    async def _page(
-        self,
-        record: ContainerRecord,
-        output: Output | None,
-        stream: Stream,
-        offset: int,
-        limit: int,
-    ) -> LogPage:
-        if output is not None:
-            return await asyncio.to_thread(output.page, stream, offset, limit)
-        if record.is_final:
-            return await asyncio.to_thread(lambda: self._kept(record).page(stream, offset, limit))
-        return LogPage(stream, 0, b"", 0)
+        return await self._leavings.logs(job_id, stream, offset, limit, wait)
 
     async def artifact(self, job_id: str, path: str) -> tuple[Artifact, BinaryIO] | None:
-        record = await self.get(job_id)
-        listed = record.artifacts if record is not None else ()
-        for artifact in listed:
-            if artifact.path == path:
-                sandbox = self._sandboxes.of(job_id)
-                try:
-                    return artifact, await asyncio.to_thread(sandbox.open, path)
-                except FileNotFoundError:
-                    return None
-        return None
-
-    def _live(self, job_id: str) -> Output | None:
-        attempt = self._scheduler.attempts.get(job_id)
-        return attempt.output if attempt is not None else None
-
-    def _kept(self, record: ContainerRecord) -> Output:
-        """Of a job that nobody attends to, most often because it has ended."""
-        limit = self._config.defaults.max_output_bytes
-        if record.is_final:
-            # A stream that was cut has just as much as its limit.
-            limit = max(record.stdout.kept, record.stderr.kept, 1)
-        logs = self._sandboxes.of(record.job_id).logs
-        output = Output.reopen(logs, limit) if logs.is_dir() else Output(None, limit)
-        if record.is_final:
-            output.end()
-        return output
+        return await self._leavings.artifact(job_id, path)
 
     # -- the worker itself ------------------------------------------------------------------
 
@@ -377,7 +310,3 @@ class Worker:
         self._writes.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.debug("a request failed: %r", error)
-
-
-def _both(output: Output) -> tuple[str, str]:
-    return output.text(Stream.STDOUT), output.text(Stream.STDERR)
