@@ -10,34 +10,37 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 from penstock.core.containers import Usage
 from penstock.workloads.container.engine import EngineUnavailable, Plan
 from penstock.workloads.container.engines.oci.bundle import cpu_quota
 
-_NEEDED = ("memory", "cpu", "cpuacct", "pids", "devices", "freezer")
+_NEEDED = ("memory", "cpu", "cpuacct", "pids", "devices")
 """Controllers of version 1 that a container is put into."""
-_NODES = ("1:3", "1:5", "1:7", "1:8", "1:9", "5:0", "5:2", "136:*")
-"""null, zero, full, random, urandom, tty, ptmx, and terminals."""
-_DEVICES = ("c *:* m", "b *:* m", *(f"c {node} rwm" for node in _NODES))
-"""The runtime makes them; a container can't, without the capability."""
+_DEVICES = ("c *:* m", *(f"c 1:{minor} rwm" for minor in (3, 5, 7, 8, 9)), "c 5:0 rwm")
+"""null, zero, full, random, urandom and tty. Any may be made: the runtime does that, and a
+container can't, without the capability."""
+_ENOUGH = 1 << 16
 
 
 class Cgroups:
     """Of one machine; `mounts` are the lines of /proc/self/mounts."""
 
     def __init__(self, mounts: str) -> None:
-        self.unified: Path | None = None
-        self.controllers: dict[str, Path] = {}
+        self.unified = ""
+        """Where version 2 is mounted."""
+        self.controllers: dict[str, str] = {}
+        """Where those of version 1 are."""
         for line in mounts.splitlines():
             _, place, kind, options, *_ = line.split(" ")
             if kind == "cgroup2":
-                self.unified = Path(place)
+                self.unified = place
             elif kind == "cgroup":
                 for option in options.split(","):
-                    self.controllers.setdefault(option, Path(place))
+                    self.controllers.setdefault(option, place)
 
     @classmethod
     def here(cls) -> Cgroups:
@@ -49,18 +52,18 @@ class Cgroups:
 
     @property
     def is_hybrid(self) -> bool:
-        """Version 1, and version 2 beside it with a controller: crun refuses that."""
-        return not self.is_v2 and self.unified is not None
+        """Version 1, and version 2 beside it: crun refuses that."""
+        return not self.is_v2 and bool(self.unified)
 
-    @property
+    @cached_property
     def counts_swap(self) -> bool:
-        if self.is_v2:
-            return True
-        return (self.controllers["memory"] / "memory.memsw.limit_in_bytes").exists()
+        return self.is_v2 or os.path.exists(
+            f"{self.controllers['memory']}/memory.memsw.limit_in_bytes"
+        )
 
     def check(self) -> None:
         """Raises EngineUnavailable if containers can't be limited here."""
-        if self.is_v2 and self.unified is None:
+        if self.is_v2 and not self.unified:
             raise EngineUnavailable("No cgroup file system is mounted at /sys/fs/cgroup.")
         lacking = {"memory", "cpu", "pids"} - self._offered()
         if lacking:
@@ -68,71 +71,68 @@ class Cgroups:
             raise EngineUnavailable(f"The cgroup controllers {names} are not available here.")
 
     def _offered(self) -> set[str]:
-        if self.is_v2 and self.unified is not None:
-            return set((self.unified / "cgroup.controllers").read_text().split())
+        if self.is_v2:
+            return set(_read(f"{self.unified}/cgroup.controllers").split())
         return set(self.controllers)
 
-    def make(self, plan: Plan) -> list[Path]:
+    def make(self, plan: Plan) -> list[str]:
         """Groups with the plan's limits; whoever writes 0 into their `cgroup.procs` is in."""
         if self.is_v2:
             return [self._make_v2(plan)]
-        made = []
-        for place in self._places(plan.name, _NEEDED):
-            place.mkdir()
-            made.append(place)
-        quota, period = cpu_quota(plan.cpus)
-        memory = self.controllers["memory"] / plan.name
-        _write(memory / "memory.limit_in_bytes", plan.memory)
+        found = (self.controllers[each] for each in _NEEDED if each in self.controllers)
+        # Two controllers may be mounted together.
+        made = [f"{place}/{plan.name}" for place in dict.fromkeys(found)]
+        for place in made:
+            os.mkdir(place)
+        memory, quota, period = plan.memory, *cpu_quota(plan.cpus)
+        self._set(plan.name, "memory.limit_in_bytes", memory)
         if self.counts_swap:
-            _write(memory / "memory.memsw.limit_in_bytes", plan.memory)
-        _write(self.controllers["cpu"] / plan.name / "cpu.cfs_period_us", period)
-        _write(self.controllers["cpu"] / plan.name / "cpu.cfs_quota_us", quota)
-        _write(self.controllers["pids"] / plan.name / "pids.max", plan.pids)
+            self._set(plan.name, "memory.memsw.limit_in_bytes", memory)
+        self._set(plan.name, "cpu.cfs_period_us", period)
+        self._set(plan.name, "cpu.cfs_quota_us", quota)
+        self._set(plan.name, "pids.max", plan.pids)
         if "devices" in self.controllers:
-            devices = self.controllers["devices"] / plan.name
-            _write(devices / "devices.deny", "a")
-            for rule in _DEVICES:
-                _write(devices / "devices.allow", rule)
+            self._set(plan.name, "devices.deny", "a")
+            self._set(plan.name, "devices.allow", *_DEVICES)
         return made
 
-    def _make_v2(self, plan: Plan) -> Path:
-        assert self.unified is not None
-        _write(self.unified / "cgroup.subtree_control", "+memory +cpu +pids")
-        place = self.unified / plan.name
-        place.mkdir()
-        _write(place / "memory.max", plan.memory)
-        if (place / "memory.swap.max").exists():
-            _write(place / "memory.swap.max", 0)
-        _write(place / "cpu.max", "{} {}".format(*cpu_quota(plan.cpus)))
-        _write(place / "pids.max", plan.pids)
+    def _make_v2(self, plan: Plan) -> str:
+        _write(f"{self.unified}/cgroup.subtree_control", ["+memory +cpu +pids"])
+        place = f"{self.unified}/{plan.name}"
+        os.mkdir(place)
+        self._set(plan.name, "memory.max", plan.memory)
+        if os.path.exists(f"{place}/memory.swap.max"):
+            self._set(plan.name, "memory.swap.max", 0)
+        self._set(plan.name, "cpu.max", "{} {}".format(*cpu_quota(plan.cpus)))
+        self._set(plan.name, "pids.max", plan.pids)
         return place
 
     def usage(self, name: str) -> Usage:
         if self.is_v2:
-            peak = _number(self._one(name, "memory.peak"))
-            cpu = _field(self._one(name, "cpu.stat"), "usage_usec")
+            peak = _number(self._get(name, "memory.peak"))
+            cpu = _field(self._get(name, "cpu.stat"), "usage_usec")
             return Usage(peak, None if cpu is None else cpu / 1e6)
-        peak = _number(self._one(name, "memory.max_usage_in_bytes"))
-        cpu = _number(self._one(name, "cpuacct.usage"))
+        peak = _number(self._get(name, "memory.max_usage_in_bytes"))
+        cpu = _number(self._get(name, "cpuacct.usage"))
         return Usage(peak, None if cpu is None else cpu / 1e9)
 
     def oom_kills(self, name: str) -> int:
         file = "memory.events" if self.is_v2 else "memory.oom_control"
-        return _field(self._one(name, file), "oom_kill") or 0
+        return _field(self._get(name, file), "oom_kill") or 0
 
     def processes(self, name: str) -> list[int]:
         """All that are in it."""
         found: set[int] = set()
         for place in self._all(name):
-            for folder in (place, *_below(place)):
-                found.update(int(pid) for pid in _read(folder / "cgroup.procs").split())
+            for folder in _with_inner(place):
+                found.update(int(pid) for pid in _read(f"{folder}/cgroup.procs").split())
         return sorted(found - {0})
 
     def kill(self, name: str) -> None:
         """SIGKILL to everything that is in it now."""
-        if self.is_v2 and self.unified is not None:
+        if self.is_v2:
             with contextlib.suppress(OSError):
-                _write(self.unified / name / "cgroup.kill", 1)
+                self._set(name, "cgroup.kill", 1)
                 return
         for pid in self.processes(name):
             with contextlib.suppress(ProcessLookupError):
@@ -140,56 +140,71 @@ class Cgroups:
 
     def remove(self, name: str) -> bool:
         """False if some process is still in one of them."""
-        gone = True
-        for place in self._all(name):
-            for folder in (*_below(place), place):
-                try:
-                    folder.rmdir()
-                except FileNotFoundError:
-                    continue
-                except OSError:
-                    gone = False
-        return gone
+        left = [place for place in self._all(name) if not _remove(place)]
+        return not left
 
     def is_in(self, name: str, pid: int) -> bool:
         """Whether a process belongs to this container (and its PID was not given anew)."""
-        lines = _read(Path(f"/proc/{pid}/cgroup")).splitlines()
-        return any(line.split(":", 2)[2].strip("/").split("/")[0] == name for line in lines)
+        lines = _read(f"/proc/{pid}/cgroup").splitlines()
+        return any(line.split(":", 2)[2].split("/")[1] == name for line in lines)
 
-    def _all(self, name: str) -> Iterator[Path]:
-        places = {*self.controllers.values(), *([self.unified] if self.unified else ())}
-        for place in places:
-            if (place / name).is_dir():
-                yield place / name
+    def _all(self, name: str) -> Iterator[str]:
+        for place in {*self.controllers.values(), self.unified} - {""}:
+            if os.path.isdir(f"{place}/{name}"):
+                yield f"{place}/{name}"
 
-    def _places(self, name: str, controllers: tuple[str, ...]) -> list[Path]:
-        """Two controllers may be mounted together."""
-        found = (self.controllers[each] for each in controllers if each in self.controllers)
-        return [place / name for place in dict.fromkeys(found)]
+    def _file(self, name: str, file: str) -> str:
+        place = self.unified if self.is_v2 else self.controllers.get(file.partition(".")[0], "")
+        return f"{place}/{name}/{file}"
 
-    def _one(self, name: str, file: str) -> str:
-        if self.is_v2:
-            return _read(self.unified / name / file) if self.unified else ""
-        controller = file.partition(".")[0]
-        place = self.controllers.get(controller)
-        return _read(place / name / file) if place else ""
+    def _get(self, name: str, file: str) -> str:
+        return _read(self._file(name, file))
+
+    def _set(self, name: str, file: str, *values: int | str) -> None:
+        _write(self._file(name, file), values)
 
 
-def _below(place: Path) -> list[Path]:
-    """Groups inside, the innermost first."""
-    return [Path(folder) for folder, _, _ in os.walk(place, topdown=False)][:-1]
-
-
-def _write(file: Path, value: int | str) -> None:
-    with file.open("w") as out:
-        out.write(str(value))
-
-
-def _read(file: Path) -> str:
+def _remove(place: str) -> bool:
     try:
-        return file.read_text()
+        os.rmdir(place)
+    except OSError:
+        try:
+            for folder in _with_inner(place):
+                os.rmdir(folder)
+        except OSError:
+            return not os.path.exists(place)
+    return True
+
+
+def _with_inner(place: str) -> list[str]:
+    """A group and those inside of it, the innermost first."""
+    return [folder for folder, _, _ in os.walk(place, topdown=False)]
+
+
+def _write(file: str, values: Iterable[int | str]) -> None:
+    """Each in a call of its own, as the kernel wants it."""
+    fd = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        for value in values:
+            os.write(fd, str(value).encode())
+    finally:
+        os.close(fd)
+
+
+def _read(file: str) -> str:
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        parts = []
+        while part := os.read(fd, _ENOUGH):
+            parts.append(part)
+        return b"".join(parts).decode()
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
 
 
 def _number(text: str) -> int | None:

@@ -52,7 +52,7 @@ from penstock.workloads.container.engines.oci.life import (
 from penstock.workloads.container.engines.oci.machine import Machine, output_of, version_of
 from penstock.workloads.container.engines.oci.programs import check_command
 from penstock.workloads.container.engines.oci.rooted import resolve
-from penstock.workloads.container.engines.oci.runtimes import Runtime
+from penstock.workloads.container.engines.oci.runtimes import SANDBOX, Runtime
 from penstock.workloads.container.engines.oci.streams import AttachedStreams
 from penstock.workloads.container.engines.oci.watch import Watch
 
@@ -102,6 +102,8 @@ class OciEngine:
 
     async def _ready(self) -> Machine:
         """The machine, with a runtime in front that was seen to run a container."""
+        if self._machine is not None:
+            return self._machine
         async with self._finding:
             if self._machine is None:
                 machine = Machine(self._wanted)
@@ -332,9 +334,17 @@ class OciEngine:
             life.close()
             life.over.set()
             life.begun.set()
-        for state in (self._root / "state").glob("*"):
-            _delete_state(state, name)
+        self._delete_state(folder)
         shutil.rmtree(folder.path)
+
+    def _delete_state(self, folder: RunFolder) -> None:
+        """What the runtime wrote down; runsc has files beside a folder."""
+        for state in (self._root / "state").iterdir():
+            if (state / folder.name).is_dir():
+                shutil.rmtree(state / folder.name)
+            if state.name == SANDBOX:
+                for file in state.glob(f"{folder.name}*"):
+                    file.unlink(missing_ok=True)
 
     async def _empty(self, machine: Machine, folder: RunFolder) -> None:
         """Until nothing is in its cgroups, and they are gone."""
@@ -444,9 +454,3 @@ def _reap(child: int) -> None:
     """It has ended; nobody else asks for its status."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, os.WNOHANG)
-
-
-def _delete_state(state: Path, name: str) -> None:
-    shutil.rmtree(state / name, ignore_errors=True)
-    for file in state.glob(f"{name}*"):
-        file.unlink(missing_ok=True)

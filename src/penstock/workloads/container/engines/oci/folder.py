@@ -10,15 +10,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-PLAN, CONFIG, LOG, PID, LAUNCHER, STATUS, HOLD = (
-    "plan.json",
-    "config.json",
-    "log",
-    "pid",
-    "launcher",
-    "status",
-    "hold",
-)
+PLAN, CONFIG, LOG = "plan.json", "config.json", "log"
+PID, LAUNCHER, STATUS = "pid", "launcher", "status"
 STREAMS = ("stdout", "stderr")
 
 
@@ -33,6 +26,10 @@ class Note(Struct, frozen=True, kw_only=True):
     created: float = 0
 
 
+_NOTE = msgspec.json.Decoder(Note)
+_ENOUGH = 1 << 20
+
+
 class _LogLine(Struct):
     msg: str = ""
     level: str = ""
@@ -44,31 +41,29 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.name
+        self._prefix = f"{path}/"
 
     def make(self, user: tuple[int, int]) -> None:
         """Raises FileExistsError if the name is taken."""
         self.path.mkdir(mode=0o700)
         for stream in STREAMS:
             # A program may open /dev/stdout again, so the FIFO must be its own.
-            os.mkfifo(self.path / stream, 0o600)
-            os.chown(self.path / stream, *user)
-        os.mkfifo(self.path / HOLD, 0o600)
+            os.mkfifo(self._prefix + stream, 0o600)
+            os.chown(self._prefix + stream, *user)
 
     def fill(self, note: Note, config: bytes) -> None:
-        """The note comes last and at once: a folder without one is no container."""
+        """The note comes last: a folder without a whole one is no container."""
         (self.path / CONFIG).write_bytes(config)
-        new = self.path / "plan.new"
-        new.write_bytes(msgspec.json.encode(note))
-        new.rename(self.path / PLAN)
+        (self.path / PLAN).write_bytes(msgspec.json.encode(note))
 
     def note(self) -> Note | None:
         try:
-            return msgspec.json.decode((self.path / PLAN).read_bytes(), type=Note)
+            return _NOTE.decode(self._read(PLAN))
         except (OSError, msgspec.DecodeError):
             return None
 
     def open_stream(self, stream: str, flags: int) -> int:
-        return os.open(self.path / stream, flags | os.O_NOFOLLOW)
+        return os.open(self._prefix + stream, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     @property
     def pid(self) -> int | None:
@@ -112,6 +107,13 @@ class RunFolder:
 
     def _number(self, name: str) -> int | None:
         try:
-            return int((self.path / name).read_bytes())
+            return int(self._read(name))
         except (OSError, ValueError):
             return None
+
+    def _read(self, name: str) -> bytes:
+        fd = os.open(self._prefix + name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.read(fd, _ENOUGH)
+        finally:
+            os.close(fd)

@@ -35,8 +35,10 @@ from penstock.workloads.container.engines.oci.tree import BadImage, Tree, add_fo
 
 _LARGEST = 64 << 30
 _NEW = ".new-"
+_ID = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,254}")
+_IMAGE = msgspec.json.Decoder(Image)
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _ADVICE = "`penstock container image load FILE` brings one in"
 
@@ -96,9 +98,7 @@ class ImageStore:
         if found is None:
             raise ImageNotFound(f"There is no image {reference!r} here; {_ADVICE}.")
         try:
-            image = msgspec.json.decode(
-                (self._place(found) / "image.json").read_bytes(), type=Image
-            )
+            image = _IMAGE.decode((self._place(found) / "image.json").read_bytes())
         except (OSError, msgspec.DecodeError) as error:
             raise ImageNotFound(f"There is no image {reference!r} here; {_ADVICE}.") from error
         return msgspec.structs.replace(image, tags=self._tags_of(found))
@@ -160,6 +160,8 @@ class ImageStore:
             yield
 
     def _id_of(self, reference: str) -> str | None:
+        if _ID.fullmatch(reference):
+            return reference
         if (tagged := self._by_tag(reference)) is not None:
             return tagged
         if match := _HEX.fullmatch(reference):

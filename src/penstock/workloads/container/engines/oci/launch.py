@@ -1,8 +1,8 @@
 """Starting a container so that it outlives the worker.
 
 The launcher is a shell, which every machine has and which is there in a millisecond. It runs
-the runtime, writes down its exit code, and then stays until the container is removed: it holds
-the reading ends of the FIFOs, so that what was written last is not lost with the writers.
+the runtime, writes down its exit code, and then stands still until the container is removed: it
+holds the reading ends of the FIFOs, so that what was written last is not lost with the writers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ shift 2
 code=$?
 exec 3<stdout 4<stderr 0<&- 1>&- 2>&-
 echo $code >status
-read _ <hold
+while :; do kill -STOP $$; done
 """
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 _CLONE_NEWNS = 0x20000
@@ -45,14 +45,14 @@ class Streams(Struct, frozen=True):
 
 
 class Launch:
-    """Spawns launchers, all from one thread.
+    """Spawns launchers.
 
     crun refuses a machine that has cgroups of version 1 and 2 side by side. There `hidden` is
-    the mount of version 2: the thread has a mount namespace of its own in which it is not
+    the mount of version 2: one thread has a mount namespace of its own in which it is not
     mounted, and what is spawned from it inherits that. It costs nothing at each start.
     """
 
-    def __init__(self, hidden: Path | None = None) -> None:
+    def __init__(self, hidden: str = "") -> None:
         self._hidden = hidden
         self._thread = ThreadPoolExecutor(1, "penstock-launch", initializer=self._hide)
 
@@ -60,15 +60,17 @@ class Launch:
         self, folder: Path, groups: Sequence[str], command: Sequence[str], streams: Streams
     ) -> int:
         """The PID of a launcher that runs the command in these cgroups."""
-        loop = asyncio.get_running_loop()
         args = [_SCRIPT, "penstock-launcher", str(folder), " ".join(groups), *command]
+        if not self._hidden:
+            return _spawn(args, streams)
+        loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, _spawn, args, streams)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)
 
     def _hide(self) -> None:
-        if self._hidden is None:
+        if not self._hidden:
             return
         libc = ctypes.CDLL(None, use_errno=True)
         _done(libc.unshare(_CLONE_NEWNS), "unshare")

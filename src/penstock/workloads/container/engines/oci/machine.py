@@ -13,6 +13,7 @@ from penstock.workloads.container.engine import EngineUnavailable, Unsupported
 from penstock.workloads.container.engines import seccomp
 from penstock.workloads.container.engines.oci.bundle import Cage
 from penstock.workloads.container.engines.oci.cgroups import Cgroups
+from penstock.workloads.container.engines.oci.filters import ANNOTATION, compiled
 from penstock.workloads.container.engines.oci.launch import Launch
 from penstock.workloads.container.engines.oci.runtimes import (
     ADVICE,
@@ -33,13 +34,18 @@ class Machine:
                 "The oci engine needs root: run the worker as root, or use Docker or Podman."
             )
         names = (wanted,) if wanted else RUNTIMES
-        self.candidates = [found for name in names if (found := installed(name))]
+        self._installed = {
+            name: found for name in (*names, *RUNTIMES, SANDBOX) if (found := installed(name))
+        }
+        self.candidates = [self._installed[name] for name in names if name in self._installed]
         if not self.candidates:
             raise EngineUnavailable(f"No {' or '.join(names)} is installed here; {ADVICE}.")
         self.cgroups = Cgroups.here()
         self.cgroups.check()
         self.init = find_init()
         self._seccomp = self._profile()
+        filters = compiled(self._seccomp)
+        self._compiled = {ANNOTATION: filters} if filters else {}
         self._launches: dict[bool, Launch] = {}
 
     @property
@@ -48,19 +54,22 @@ class Machine:
         return self.candidates[0]
 
     def runtimes(self) -> tuple[str, ...]:
-        names = dict.fromkeys((self.runtime.name, *RUNTIMES, SANDBOX))
-        return tuple(name for name in names if installed(name))
+        """Those that a plan may name."""
+        return tuple(dict.fromkeys((self.runtime.name, *self._installed)))
 
     def choose(self, name: str) -> Runtime:
-        found = installed(name) if name in self.runtimes() else None
-        if name and found is None:
+        if not name:
+            return self.runtime
+        if name not in self._installed:
             raise Unsupported(f"The runtime {name!r} is not installed here.")
-        return found or self.runtime
+        return self._installed[name]
 
     def cage(self, runtime: Runtime) -> Cage:
+        is_crun = runtime.name == "crun"
         return Cage(
             init=self.init,
             seccomp=self._seccomp,
+            annotations=self._compiled if is_crun else {},
             swap=self.cgroups.counts_swap,
             limits=runtime.keeps_cgroups,
         )
@@ -68,7 +77,7 @@ class Machine:
     def launch(self, runtime: Runtime) -> Launch:
         hide = runtime.name == "crun" and self.cgroups.is_hybrid
         if hide not in self._launches:
-            self._launches[hide] = Launch(self.cgroups.unified if hide else None)
+            self._launches[hide] = Launch(self.cgroups.unified if hide else "")
         return self._launches[hide]
 
     def close(self) -> None:
