@@ -15,6 +15,13 @@ class Line:
         self._writers: set[asyncio.StreamWriter] = set()
         self._passing: set[asyncio.Task[None]] = set()
 
+    async def __aenter__(self) -> Line:
+        await self.mend()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.cut()
+
     async def mend(self) -> None:
         self._server = await asyncio.start_unix_server(self._meet, self.address)
 

@@ -120,11 +120,17 @@ async def too_large(shop: Shop) -> End:
     return await shop.shell(script, outputs=True, limits={"max_artifact_bytes": MIB})
 
 
-async def cancel(shop: Shop) -> End:
+async def begun(shop: Shop, script: str) -> asyncio.Task[End]:
+    """Until it has said something."""
     heard = asyncio.Event()
     shop.output.listen(lambda stream, data: heard.set())
-    running = asyncio.ensure_future(shop.shell("echo up; sleep 1000"))
+    running = asyncio.ensure_future(shop.shell(script))
     await heard.wait()
+    return running
+
+
+async def cancel(shop: Shop) -> End:
+    running = await begun(shop, "echo up; sleep 1000")
     shop.stop.request("enough")
     return await running
 
@@ -250,51 +256,49 @@ class OverASocket(FailureCodes):
             assert end.error is not None
             assert (end.error.code, end.exit_code) == ("ENGINE_UNAVAILABLE", None)
 
+    @asynccontextmanager
+    async def line(self, socket: Path) -> AsyncIterator[Line]:
+        with tempfile.TemporaryDirectory(prefix="pl-") as short:
+            async with Line(Path(short, "s"), socket) as line:
+                yield line
+
     @run_async
     async def test_a_job_goes_on_when_the_line_to_its_engine_was_cut(
         self, socket: Path, tmp_path: Path
     ) -> None:
-        with tempfile.TemporaryDirectory(prefix="pl-") as short:
-            line = Line(Path(short, "s"), socket)
-            await line.mend()
-            async with self.shop(lambda: DockerEngine(line.address), tmp_path) as shop:
-                heard = asyncio.Event()
-                shop.output.listen(lambda stream, data: heard.set())
-                script = "echo before; sleep 3; echo after; exit 4"
-                running = asyncio.ensure_future(shop.shell(script))
-                await heard.wait()
-                await line.cut()
-                await asyncio.sleep(0.5)
-                await line.mend()
-                end = await running
-                assert end.error is not None
-                assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 4), end
-                assert shop.output.text(Stream.STDOUT) == "before\nafter\n"
-                assert end.stdout.gap
+        async with (
+            self.line(socket) as line,
+            self.shop(lambda: DockerEngine(line.address), tmp_path) as shop,
+        ):
+            running = await begun(shop, "echo up; sleep 3; echo after; exit 4")
             await line.cut()
+            await asyncio.sleep(0.5)
+            await line.mend()
+            end = await running
+            assert end.error is not None
+            assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 4), end.error
+            assert shop.output.text(Stream.STDOUT) == "up\nafter\n"
+            assert end.stdout.gap
 
     @run_async
     async def test_a_job_is_given_up_when_its_engine_stays_away(
         self, socket: Path, tmp_path: Path
     ) -> None:
-        with tempfile.TemporaryDirectory(prefix="pl-") as short, pytest.MonkeyPatch.context() as m:
-            m.setattr(attending, "ENGINE_PATIENCE", 1.0)
-            line = Line(Path(short, "s"), socket)
-            await line.mend()
-            async with self.shop(lambda: DockerEngine(line.address), tmp_path) as shop:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attending, "ENGINE_PATIENCE", 1.0)
+            async with (
+                self.line(socket) as line,
+                self.shop(lambda: DockerEngine(line.address), tmp_path) as shop,
+            ):
                 shop.engine_is_away = True
-                heard = asyncio.Event()
-                shop.output.listen(lambda stream, data: heard.set())
-                running = asyncio.ensure_future(shop.shell("echo up; sleep 1000"))
-                await heard.wait()
+                running = await begun(shop, "echo up; sleep 1000")
                 await line.cut()
                 end = await running
                 assert end.error is not None
-                assert (end.error.code, end.exit_code) == ("ENGINE_UNAVAILABLE", None), end
+                assert (end.error.code, end.exit_code) == ("ENGINE_UNAVAILABLE", None), end.error
                 await line.mend()
                 for found in await shop.engine.find({OWNER_LABEL: shop.owner}):
                     await shop.engine.remove(found.name)
-            await line.cut()
 
 
 class TestDocker(OverASocket):

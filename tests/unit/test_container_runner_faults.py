@@ -70,7 +70,7 @@ def test_an_engine_that_is_away_before_the_job_runs_is_told(tmp_path: Path, meth
     virtually(tmp_path, body)
 
 
-@pytest.mark.parametrize("method", ["image", "create", "start"])
+@pytest.mark.parametrize("method", ["image", "create"])
 def test_an_engine_that_never_answers_is_as_good_as_away(tmp_path: Path, method: str) -> None:
     async def body(rig: Rig) -> None:
         rig.script(seconds=1000)
@@ -81,6 +81,33 @@ def test_an_engine_that_never_answers_is_as_good_as_away(tmp_path: Path, method:
         assert rig.engine.running() == []
 
     virtually(tmp_path, body)
+
+
+@with_rig
+async def test_a_container_that_was_started_although_the_engine_never_said_so_goes_on(
+    rig: Rig,
+) -> None:
+    rig.script(says=(Say(b"up"),), seconds=62, exit_code=3)
+    rig.engine.fault("start", NEVER_ANSWERS)
+    end = await rig.run()
+    assert (end.exit_code, rig.text()) == (3, "up")
+
+
+@with_rig
+async def test_a_job_that_had_not_all_of_its_input_when_the_engine_went_away_is_ended(
+    rig: Rig,
+) -> None:
+    rig.script(reads=False, seconds=8)
+    rig.asks(stdin_bytes=b"x" * 1_000_000)
+    running = rig.begin()
+    await rig.passes(1)
+    rig.engine.cut(rig.container)
+    rig.engine.fault("find", Fault(error=EngineUnavailable("away")))
+    end = await running
+    assert code_of(end) == "ENGINE_UNAVAILABLE"
+    assert end.error is not None
+    assert "had its input" in end.error.message
+    assert rig.engine.running() == []
 
 
 @with_rig

@@ -32,6 +32,8 @@ _MOST_BREAKS = 10
 """So often in a row an engine may come back only to break off again."""
 _CALL = 10.0
 """Seconds in which an engine that is there answers a simple question."""
+_DOUBT = 0.1
+"""Seconds in which a line that broke off is known to have done so."""
 _LAST_WORDS = 2.0
 """Seconds in which the streams of a container that has ended come to their end."""
 
@@ -54,6 +56,7 @@ class Attendance:
         self._reading: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._let_go = self._unkept = False
+        self._has_input = True
         self._broke: EngineUnavailable | None = None
         self._breaks = 0
         self._back_at = 0.0
@@ -85,8 +88,13 @@ class Attendance:
 
     def feed(self, data: bytes) -> None:
         """Send it all, and then its end. A container that does not read holds up nothing."""
-        if self._attached is not None:
-            self._feeding = asyncio.ensure_future(_feed(self._attached, data))
+        if self._attached is not None and self._reading is not None:
+            self._has_input = not data
+            self._feeding = asyncio.ensure_future(self._feed(self._attached, self._reading, data))
+
+    def broke_off(self, error: EngineUnavailable) -> None:
+        """The engine went away while it was asked to start the container."""
+        self._broke = error
 
     async def exit(self) -> Exit:
         """How it ended, through absences of the engine. Raises Lost, EngineError."""
@@ -125,6 +133,18 @@ class Attendance:
         except (EngineError, OSError) as error:
             raise EngineUnavailable(f"its streams broke off: {error}") from error
 
+    async def _feed(self, attached: Attached, reading: asyncio.Future[None], data: bytes) -> None:
+        try:
+            if data:
+                await attached.send(data)
+            await attached.end_input()
+        except (EngineError, OSError) as error:
+            log.info("%s did not take all of its input: %s", self._name, error)
+            return
+        # To send to an engine that has just died looks like success for a moment.
+        doubtful = await done_within(self._clock, _DOUBT, reading)
+        self._has_input = not (data and doubtful)
+
     def _keep(self, chunk: Chunk) -> None:
         try:
             self._output.write(chunk.stream, chunk.data)
@@ -162,6 +182,10 @@ class Attendance:
         state = await self._look_for_it(error, now + ENGINE_PATIENCE)
         if state is None:
             raise Lost("the container engine was away, and came back without the container")
+        if state is ContainerState.CREATED:
+            raise Lost(f"the container engine went away before it started the container: {error}")
+        if state is ContainerState.RUNNING and not self._has_input:
+            raise Lost(f"the container engine went away before the job had its input: {error}")
         self.present.set()
         self._back_at = self._clock.monotonic()
         self._note_gap()
@@ -204,12 +228,3 @@ async def state_of(
     except Late:
         raise EngineUnavailable(f"no answer for {_CALL:g} s") from None
     return next((one.state for one in found if one.name == name), None)
-
-
-async def _feed(attached: Attached, data: bytes) -> None:
-    try:
-        if data:
-            await attached.send(data)
-        await attached.end_input()
-    except (EngineError, OSError) as error:
-        log.info("the container did not take all of its input: %s", error)

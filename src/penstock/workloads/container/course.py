@@ -108,10 +108,9 @@ class Course:
         if self._asked.requested:
             return self._cancelled()
         await self._attendance.attach(stdin=True)
-        self.ran = True
-        await self._call(self._engine.start(self._name), "start the container")
-        failpoint("container-started")
         self._attendance.feed(self._job.stdin_bytes)
+        await self._start()
+        failpoint("container-started")
         return await self._see_through(self._job.limits.max_runtime_seconds)
 
     async def _from_the_middle(self, seconds: float) -> Story:
@@ -141,6 +140,13 @@ class Course:
                 f"image {self._job.image!r} was removed from this machine just before the "
                 f"container was made: {error}"
             ) from error
+
+    async def _start(self) -> None:
+        self.ran = True
+        try:
+            await self._call(self._engine.start(self._name), "start the container")
+        except EngineUnavailable as error:
+            self._attendance.broke_off(error)  # it may run all the same
 
     def _plan(self, image: Image, mounts: tuple[Mount, ...]) -> Plan:
         job, limits = self._job, self._job.limits
