@@ -17,6 +17,7 @@ import msgspec
 
 from penstock.core.errors import Misconfigured
 from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.policy import check_pattern
 
 VARIABLES = {
     "WORKER_ID": "worker_id",
@@ -101,6 +102,10 @@ def _variable(field: str) -> str:
 
 
 def _check_together(config: WorkerConfig) -> None:
+    images = config.images
+    for name in ("allowed", "network", "root", "sandboxed"):
+        _check_patterns(f"images.{name}", getattr(images, name))
+    _check_patterns("build.bases", config.build.bases)
     if not config.host.startswith(_LOOPBACK) and not config.token:
         raise Misconfigured(
             f"host: {config.host} can be reached from elsewhere, and there is no token",
@@ -112,3 +117,11 @@ def _check_together(config: WorkerConfig) -> None:
             raise Misconfigured(
                 f"defaults.{field}: {wanted:g} is not above 0 and at most most.{field} ({most:g})"
             )
+
+
+def _check_patterns(place: str, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        try:
+            check_pattern(pattern)
+        except ValueError as error:
+            raise Misconfigured(f"{place}: {error}") from None

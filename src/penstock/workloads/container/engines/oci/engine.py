@@ -380,7 +380,7 @@ class OciEngine:
             life.close()
         self._lives.clear()
         if self._machine is not None:
-            await asyncio.to_thread(self._machine.close)
+            self._machine.close()
         if self._watch is not None:
             self._watch.close()
         self._watch = self._machine = None
