@@ -1,7 +1,7 @@
 """A small store of images: a folder each, and a file of names.
 
     <root>/<64 hex digits>/rootfs, image.json
-    <root>/tags.json
+    <root>/tags.json      also names with a registry's digest, as name@sha256:…
 
 An image appears at once, complete, or not at all. One program at a time changes the store.
 """
@@ -61,20 +61,21 @@ class ImageStore:
             manifest = read_manifest(archive, _MACHINES.get(machine, machine))
             if manifest is None:
                 raise BadImage(f"{path.name} is no image; a root file system can be imported.")
+            names = [_full_tag(each) for each in ((tag,) if tag else manifest.tags)]
+            if digest and manifest.digest:
+                names += [f"{each.rpartition(':')[0]}@{manifest.digest}" for each in names]
             with self._staging() as new:
                 tree = Tree(new / "rootfs", self._limit)
                 unpack(archive, manifest, tree)
-                tags = (tag,) if tag else manifest.tags
-                image = _described(manifest, tree.size)
-                if digest and manifest.digest and tag:
-                    name = _full_tag(tag).rpartition(":")[0]
-                    image = msgspec.structs.replace(image, digests=(f"{name}@{manifest.digest}",))
-                return self._keep(new, tree, image, tags)
+                return self._keep(new, tree, _described(manifest, tree.size), names)
 
     def import_tree(
         self, source: Path, tag: str, *, cmd: Sequence[str] = (), env: Sequence[str] = ()
     ) -> Image:
         """From a folder, or a tar of one. Raises BadImage."""
+        name = _full_tag(tag)
+        if self.root.absolute().is_relative_to(source.absolute()):
+            raise BadImage(f"{source} holds the images themselves.")
         with self._staging() as new:
             tree = Tree(new / "rootfs", self._limit)
             if source.is_dir():
@@ -88,7 +89,7 @@ class ImageStore:
             config = {"Cmd": list(cmd), "Env": list(env)}
             described = {"os": "linux", "config": config, "rootfs": {"diff_ids": [digest]}}
             manifest = Manifest(msgspec.json.encode(described), ())
-            return self._keep(new, tree, _described(manifest, tree.size), (tag,))
+            return self._keep(new, tree, _described(manifest, tree.size), [name])
 
     # -- asking ---------------------------------------------------------------
 
@@ -101,7 +102,12 @@ class ImageStore:
             image = _IMAGE.decode((self._place(found) / "image.json").read_bytes())
         except (OSError, msgspec.DecodeError) as error:
             raise ImageNotFound(f"There is no image {reference!r} here; {_ADVICE}.") from error
-        return msgspec.structs.replace(image, tags=self._tags_of(found))
+        names = sorted(name for name, kept in self._tags().items() if kept == found)
+        return msgspec.structs.replace(
+            image,
+            tags=tuple(name for name in names if "@" not in name),
+            digests=tuple(name for name in names if "@" in name),
+        )
 
     def list(self) -> tuple[Image, ...]:
         images = []
@@ -121,23 +127,22 @@ class ImageStore:
             image = self.find(reference)
             tags = self._tags()
             named = _full_tag(reference) if _TAG.fullmatch(reference) else ""
-            going = [named] if tags.get(named) == image.id else list(image.tags)
-            self._write_tags({tag: kept for tag, kept in tags.items() if tag not in going})
-            if set(image.tags) <= set(going):
+            if tags.get(named) == image.id and len(image.tags) > 1:
+                self._write_tags({tag: kept for tag, kept in tags.items() if tag != named})
+            else:
+                self._write_tags({tag: kept for tag, kept in tags.items() if kept != image.id})
                 away = self.root / f"{_NEW}{secrets.token_hex(8)}"
                 self._place(image.id).rename(away)
                 shutil.rmtree(away)
 
     # -- within ---------------------------------------------------------------
 
-    def _keep(self, new: Path, tree: Tree, image: Image, tags: Sequence[str]) -> Image:
+    def _keep(self, new: Path, tree: Tree, image: Image, names: Sequence[str]) -> Image:
         tree.finish()
         (new / "image.json").write_bytes(msgspec.json.encode(image))
-        named = [_full_tag(tag) for tag in tags]
-        with contextlib.suppress(OSError):
-            # It is there already if this fails: the same id is the same image.
+        if not self._place(image.id).exists():
             new.rename(self._place(image.id))
-        self._write_tags({**self._tags(), **dict.fromkeys(named, image.id)})
+        self._write_tags({**self._tags(), **dict.fromkeys(names, image.id)})
         return self.find(image.id)
 
     @contextlib.contextmanager
@@ -167,9 +172,7 @@ class ImageStore:
         if match := _HEX.fullmatch(reference):
             found = [one for one in self._ids() if one[7:].startswith(match[1])]
             return found[0] if len(found) == 1 else None
-        if "@" in reference:
-            return next((one.id for one in self.list() if reference in one.digests), None)
-        return None
+        return self._tags().get(reference) if "@" in reference else None
 
     def _by_tag(self, reference: str) -> str | None:
         if not _TAG.fullmatch(reference):
@@ -193,9 +196,6 @@ class ImageStore:
             return {}
         except msgspec.DecodeError as error:
             raise EngineError(f"{self.root / 'tags.json'} is damaged: {error}.") from error
-
-    def _tags_of(self, identity: str) -> tuple[str, ...]:
-        return tuple(sorted(tag for tag, kept in self._tags().items() if kept == identity))
 
     def _write_tags(self, tags: dict[str, str]) -> None:
         new = self.root / "tags.new"
@@ -225,6 +225,6 @@ def _described(manifest: Manifest, size: int) -> Image:
 
 
 def _full_tag(reference: str) -> str:
-    if not _TAG.fullmatch(reference):
+    if not _TAG.fullmatch(reference) or _ID.fullmatch(reference):
         raise BadImage(f"{reference!r} can't be an image's name.")
     return reference if ":" in reference.rpartition("/")[2] else f"{reference}:latest"
