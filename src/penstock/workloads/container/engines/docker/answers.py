@@ -37,9 +37,9 @@ class Version(Answer, frozen=True):
 
 
 class Info(Answer, frozen=True):
+    docker_root_dir: str
     runtimes: Mapping[str, object] | None = None
     default_runtime: str = ""
-    docker_root_dir: str = ""
     security_options: tuple[str, ...] | None = None
 
 
@@ -151,7 +151,7 @@ class MemoryStats(Struct, frozen=True):
 class Stats(Struct, frozen=True):
     """Of a running container; all zero once it has ended."""
 
-    cpu_stats: CpuStats = CpuStats()
+    cpu_stats: CpuStats
     memory_stats: MemoryStats = MemoryStats()
 
     def value(self) -> Usage:

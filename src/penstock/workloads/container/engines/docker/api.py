@@ -48,6 +48,8 @@ class Api:
         self.prefix = ""
         """`/v1.41`, once the engine's version is known."""
         self._session: aiohttp.ClientSession | None = None
+        self._answers: set[aiohttp.ClientResponse] = set()
+        self._limits: set[asyncio.Timeout] = set()
 
     async def ask(
         self,
@@ -110,16 +112,16 @@ class Api:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer whose head has come, and is no refusal."""
         limit = None if patient else timeout or self.timeout
-        with self._sane():
-            async with asyncio.timeout(limit):
-                answer = await self._opened().request(
-                    method,
-                    URL(f"http://engine{self.prefix}{path}{_suffix(query)}", encoded=True),
-                    data=body,
-                    headers=_headers(body),
-                    timeout=_NO_LIMIT,
-                    allow_redirects=False,
-                )
+        async with self._within(limit):
+            answer = await self._opened().request(
+                method,
+                URL(f"http://engine{self.prefix}{path}{_suffix(query)}", encoded=True),
+                data=body,
+                headers=_headers(body),
+                timeout=_NO_LIMIT,
+                allow_redirects=False,
+            )
+        self._answers.add(answer)
         try:
             if answer.status >= 400:
                 raise self.refusal(answer.status, await self._whole(answer, timeout), method)
@@ -127,6 +129,7 @@ class Api:
                 raise self.nonsense(f"status {answer.status}")
             yield answer
         finally:
+            self._answers.discard(answer)
             answer.release() if answer.content.is_eof() else answer.close()
 
     def refusal(self, status: int, body: bytes, method: str = "") -> EngineError:
@@ -144,6 +147,11 @@ class Api:
         return EngineUnavailable(f"the engine at {self.socket} answers nonsense: {what}")
 
     async def close(self) -> None:
+        """Whoever still waits for an answer is told that none will come."""
+        for limit in self._limits:
+            limit.reschedule(asyncio.get_running_loop().time())
+        for answer in self._answers:
+            answer.content.set_exception(aiohttp.ClientConnectionError("it was closed"))
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -159,9 +167,8 @@ class Api:
         return self._session
 
     async def _whole(self, answer: aiohttp.ClientResponse, timeout: float | None) -> bytes:
-        with self._sane():
-            async with asyncio.timeout(timeout or self.timeout):
-                return await _body(answer)
+        async with self._within(timeout or self.timeout):
+            return await _body(answer)
 
     async def _lines(self, answer: aiohttp.ClientResponse) -> AsyncIterator[Progress]:
         rest = b""
@@ -175,6 +182,17 @@ class Api:
                     raise self.nonsense("a line without an end")
         if rest.strip():
             yield self.decoded(Progress, rest)
+
+    @asynccontextmanager
+    async def _within(self, seconds: float | None) -> AsyncIterator[None]:
+        """For that long, or until it is closed."""
+        with self._sane():
+            async with asyncio.timeout(seconds) as limit:
+                self._limits.add(limit)
+                try:
+                    yield
+                finally:
+                    self._limits.discard(limit)
 
     @contextmanager
     def _sane(self) -> Iterator[None]:
