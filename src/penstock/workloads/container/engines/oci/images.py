@@ -126,8 +126,8 @@ class ImageStore:
         with self._locked():
             image = self.find(reference)
             tags = self._tags()
-            named = _full_tag(reference) if _TAG.fullmatch(reference) else ""
-            if tags.get(named) == image.id and len(image.tags) > 1:
+            named = self._tag_of(reference)
+            if named and len(image.tags) > 1:
                 self._write_tags({tag: kept for tag, kept in tags.items() if tag != named})
             else:
                 self._write_tags({tag: kept for tag, kept in tags.items() if kept != image.id})
@@ -167,19 +167,19 @@ class ImageStore:
     def _id_of(self, reference: str) -> str | None:
         if _ID.fullmatch(reference):
             return reference
-        if (tagged := self._by_tag(reference)) is not None:
-            return tagged
+        if tag := self._tag_of(reference):
+            return self._tags()[tag]
         if match := _HEX.fullmatch(reference):
             found = [one for one in self._ids() if one[7:].startswith(match[1])]
             return found[0] if len(found) == 1 else None
         return self._tags().get(reference) if "@" in reference else None
 
-    def _by_tag(self, reference: str) -> str | None:
-        if not _TAG.fullmatch(reference):
-            return None
+    def _tag_of(self, reference: str) -> str:
+        if not _is_name(reference):
+            return ""
         tags, name = self._tags(), _full_tag(reference)
         # Podman calls what was built or imported on a machine localhost/name.
-        return tags.get(name) or tags.get(f"localhost/{name}")
+        return next((each for each in (name, f"localhost/{name}") if each in tags), "")
 
     def _ids(self) -> Sequence[str]:
         with contextlib.suppress(FileNotFoundError):
@@ -224,7 +224,12 @@ def _described(manifest: Manifest, size: int) -> Image:
         raise BadImage(f"The image's configuration is not as it should be: {error}.") from error
 
 
+def _is_name(reference: str) -> bool:
+    """A tag must not pose as an id."""
+    return bool(_TAG.fullmatch(reference)) and not _ID.fullmatch(reference)
+
+
 def _full_tag(reference: str) -> str:
-    if not _TAG.fullmatch(reference) or _ID.fullmatch(reference):
+    if not _is_name(reference):
         raise BadImage(f"{reference!r} can't be an image's name.")
     return reference if ":" in reference.rpartition("/")[2] else f"{reference}:latest"
