@@ -39,8 +39,10 @@ class Served:
         with self._log.open("ab") as log:
             before = log.tell()
             self._process = subprocess.Popen(
-                [Path(sys.executable).with_name("penstock"), "--data", self.data]
-                + ["container", "serve", "--config", self._file],
+                [
+                    *(Path(sys.executable).with_name("penstock"), "--data", self.data),
+                    *("container", "serve", "--config", self._file),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -1,0 +1,283 @@
+"""Container jobs under the control plane: from Python, the command line and as any job."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.conftest import needs_runtime
+
+import penstock
+from penstock.testing.container_engine import processes_with
+from penstock.testing.engines import IMAGE
+from penstock.workloads.container.engines.oci.images import ImageStore
+
+COMMAND = Path(sys.executable).with_name("penstock")
+
+
+@pytest.fixture
+def data(busybox: Path, tmp_path: Path) -> Path:
+    """A data folder whose engine has the image."""
+    needs_runtime("runc")
+    store = ImageStore(tmp_path / "data" / "containers" / "oci" / "images")
+    store.import_tree(busybox, IMAGE, cmd=("/bin/sh",), env=("PATH=/bin",))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def ps(data: Path) -> Iterator[penstock.Client]:
+    with penstock.App().run(data, containers="oci") as client:
+        yield client
+
+
+def shell(script: str, **options: object) -> penstock.Container:
+    return penstock.container(IMAGE, "sh", "-c", script, **options)
+
+
+# -- ends ---------------------------------------------------------------------------------
+
+
+def test_a_container_gives_back_its_output_its_artifacts_and_what_it_used(
+    ps: penstock.Client,
+) -> None:
+    wanted = shell(
+        "cat /input/a/b.txt; echo err >&2; mkdir /output/d; echo made > /output/d/x",
+        inputs={"a/b.txt": "given"},
+        outputs=True,
+    )
+    ran = wanted.run(ps)
+    assert ran.ok
+    assert (ran.exit_code, ran.stdout, ran.stderr) == (0, "given", "err\n")
+    assert ran.read("d/x") == b"made\n"
+    assert ran.peak_memory_bytes
+    with pytest.raises(penstock.NotFound):
+        ran.read("d/y")
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "state", "code", "exit_code"),
+    [
+        ("exit 0", {}, "SUCCEEDED", None, 0),
+        ("exit 9", {}, "FAILED", "NON_ZERO_EXIT", 9),
+        ("sleep 60", {"timeout": 0.3}, "TIMEOUT", "TIMEOUT", None),
+        (
+            "x=$(head -c 300000000 /dev/zero | tr '\\0' x); echo ${#x}",
+            {"memory_mb": 32},
+            "FAILED",
+            "OOM_KILLED",
+            137,
+        ),
+    ],
+)
+def test_an_end_inside_is_an_end_of_the_job(
+    ps: penstock.Client,
+    script: str,
+    options: dict[str, float],
+    state: str,
+    code: str | None,
+    exit_code: int | None,
+) -> None:
+    wanted = shell(script, **options)
+    handle = wanted.submit(ps)
+    job = handle.wait(30)
+    assert job.state == state
+    assert job.result is not None
+    assert job.result.error_code == code
+    assert job.result.result_ptr
+    left = msgspec.json.decode(ps.read(job.result.result_ptr))
+    assert left["exit_code"] == exit_code
+
+
+def test_without_stdin_it_reads_the_whole_job_with_its_payload(ps: penstock.Client) -> None:
+    ran = penstock.container(IMAGE, "cat", payload={"n": 1}).run(ps)
+    job = msgspec.json.decode(ran.stdout)
+    assert job["task"]["payload"] == {"n": 1}
+    assert job["protocol_version"] == 1
+    assert penstock.container(IMAGE, "cat", stdin="text").run(ps).stdout == "text"
+
+
+def test_its_lines_are_in_the_job_s_log_as_they_come(ps: penstock.Client) -> None:
+    handle = shell("echo one; echo two >&2; sleep 60").submit(ps)
+    seen = []
+    for update in handle.follow():
+        if type(update).__name__ == "Logged":
+            seen.append((update.line.level, update.line.text))
+        if len(seen) == 2:
+            break
+    assert sorted(seen) == [("stderr", "two"), ("stdout", "one")]
+    assert handle.cancel().job.state == "CANCELLED"
+
+
+def test_a_cancel_that_is_answered_has_ended_the_container(ps: penstock.Client) -> None:
+    mark = f"7{secrets.randbelow(10**9):09}"
+    handle = shell(f"trap '' TERM; echo on; while :; do sleep {mark}; done").submit(ps)
+    until(lambda: processes_with(f"sleep\0{mark}"))
+    answer = handle.cancel(timeout=30)
+    assert answer.job.state == "CANCELLED"
+    assert processes_with(mark) == []
+
+
+# -- refusals -----------------------------------------------------------------------------
+
+
+def test_a_wrong_field_is_named_and_nothing_is_stored(ps: penstock.Client) -> None:
+    with pytest.raises(penstock.InvalidRequest, match=r"runtime\.limits\.memory_mb"):
+        shell("true", memory_mb=-1).submit(ps)
+    with pytest.raises(penstock.InvalidRequest):
+        penstock.container("--volume=/:/host", "alpine").submit(ps)
+    with pytest.raises(penstock.InvalidRequest, match="runtime"):
+        ps.submit("job.container.run", {})
+    with pytest.raises(penstock.NotPermitted, match="NOT_ALLOWED"):
+        shell("true", network=True).submit(ps)
+    assert ps.jobs() == []
+
+
+def test_an_image_that_is_not_on_the_list_is_refused(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "worker.yaml"
+    file.write_text("images: {allowed: ['busybox:*'], pull: never}\n")
+    with (
+        penstock.App().run(data, containers="oci", container_config=str(file)) as ps,
+        pytest.raises(penstock.NotPermitted, match="IMAGE_NOT_ALLOWED"),
+    ):
+        shell("true").submit(ps)
+
+
+def test_without_an_engine_the_topic_is_unknown(tmp_path: Path) -> None:
+    with (
+        penstock.App().run(tmp_path / "data") as ps,
+        pytest.raises(penstock.UnknownTopic),
+    ):
+        shell("true").submit(ps)
+
+
+# -- rules --------------------------------------------------------------------------------
+
+
+def test_a_safety_rule_s_memory_is_the_container_s(data: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        'default = "deny"\n[[rules]]\nid = "small"\ntopics = ["job.container.*"]\n'
+        'decision = "allow_with_constraints"\n'
+        'constraints = { max_memory = "32MiB", network = [] }\n'
+    )
+    with penstock.App().run(data, containers="oci", rules=str(rules)) as ps:
+        ran = shell("x=$(head -c 99000000 /dev/zero | tr '\\0' x); echo ${#x}").run(ps)
+    assert ran.error_code == "OOM_KILLED"
+
+
+# -- the command line ---------------------------------------------------------------------
+
+
+def run(data: Path, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "--data", data, "run", *words],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def test_run_shows_each_stream_and_ends_with_the_container_s_code(data: Path) -> None:
+    ended = run(data, IMAGE, "--", "sh", "-c", "echo out; echo err >&2; exit 42")
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("out\n", "err\n", 42)
+
+
+def test_run_passes_input_environment_and_files(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "f.txt").write_text("file")
+    ended = run(
+        data,
+        *("-i", "--env", "NAME=value", "--input", f"{tmp_path / 'f.txt'}:in/x"),
+        *("--output", str(tmp_path / "out"), IMAGE, "--"),
+        *("sh", "-c", "cat; cat /input/in/x; echo $NAME > /output/n"),
+        input="standard input\n",
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "standard input\nfile\n"
+    assert (tmp_path / "out" / "n").read_text() == "value\n"
+
+
+def test_run_says_in_words_why_it_failed(data: Path) -> None:
+    late = run(data, "--timeout", "0.2", IMAGE, "--", "sleep", "60")
+    assert late.returncode == 7
+    assert late.stderr.startswith("penstock: TIMEOUT: ran longer than 0.2 s")
+    absent = run(data, IMAGE, "--", "no-such-command")
+    assert absent.returncode == 127
+    assert "COMMAND_NOT_FOUND" in absent.stderr
+    wrong = run(data, "--memory", "1", IMAGE, "--", "true")
+    assert wrong.returncode == 2
+    assert "runtime.limits.memory_mb" in wrong.stderr
+
+
+def test_run_with_json_is_one_document(data: Path) -> None:
+    ended = run(data, "--json", IMAGE, "--", "echo", "hi")
+    record = msgspec.json.decode(ended.stdout)
+    assert (record["exit_code"], record["stdout"], record["state"]) == (0, "hi\n", "SUCCEEDED")
+
+
+def test_ctrl_c_ends_the_container(data: Path) -> None:
+    mark = f"6{secrets.randbelow(10**9):09}"
+    running = subprocess.Popen(
+        [COMMAND, "--data", data, "run", IMAGE, "--", "sh", "-c", f"echo on; sleep {mark}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == "on\n"
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=40)
+    assert running.returncode == 130, said
+    assert processes_with(mark) == []
+
+
+# -- a worker that dies -------------------------------------------------------------------
+
+
+@pytest.mark.chaos
+def test_what_a_killed_worker_left_is_removed_by_the_next(data: Path) -> None:
+    mark = f"5{secrets.randbelow(10**9):09}"
+    engine = subprocess.Popen(
+        [COMMAND, "--data", data, "up", "--containers", "oci", "--no-http"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PENSTOCK_LEASE": "1", "PENSTOCK_LOST_GRACE": "0"},
+    )
+    try:
+        with until(lambda: connected(data)) as ps:
+            handle = shell(f"sleep {mark}", timeout=100).submit(ps)
+            until(lambda: processes_with(f"sleep\0{mark}"))
+    finally:
+        engine.kill()
+        engine.wait()
+    assert processes_with(mark), "a container outlives its worker"
+    with penstock.App().run(data, containers="oci") as ps:
+        assert processes_with(mark) == []
+        assert ps.get(handle.job_id).wait(30).state == "TIMEOUT"
+
+
+def connected(data: Path) -> object:
+    try:
+        session = penstock.connect(data=data)
+        with session:
+            return penstock.connect(data=data)
+    except penstock.PenstockError:
+        return None
+
+
+def until(look: object, patience: float = 30.0) -> object:
+    """What it finds, as soon as that is something; it happens in another process."""
+    deadline = time.monotonic() + patience
+    while not (found := look()):  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
