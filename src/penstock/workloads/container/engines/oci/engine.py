@@ -44,6 +44,7 @@ from penstock.workloads.container.engines.oci.launch import Streams
 from penstock.workloads.container.engines.oci.life import (
     Life,
     children_of,
+    end_group,
     end_process,
     exit_of,
     first_process,
@@ -61,6 +62,9 @@ _STUCK = 1.0
 _REMOVAL = 5.0
 """Seconds after which something that can't be removed is told."""
 _PROBE = 20.0
+_TRIAL = "penstock-trial-"
+_ABANDONED = 60.0
+"""Seconds after which nobody can still be making a container."""
 
 
 class OciEngine:
@@ -110,6 +114,7 @@ class OciEngine:
                 (self._root / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
                 self._watch = self._watch or Watch()
                 await self._choose_runtime(machine)
+                await self._sweep(machine)
                 self._machine = machine
             return self._machine
 
@@ -124,12 +129,19 @@ class OciEngine:
         machine.close()
         raise EngineUnavailable(f"No runtime works here. {'; '.join(problems)}")
 
+    async def _sweep(self, machine: Machine) -> None:
+        """What a worker left that died while it made a container, or tried a runtime."""
+        for folder in self._folders():
+            unfinished = folder.note() is None or folder.name.startswith(_TRIAL)
+            if unfinished and folder.age() > _ABANDONED:
+                await self._remove(machine, folder.name)
+
     async def _probe(self, machine: Machine, runtime: Runtime) -> str:
         """Run the init alone, in an empty root file system; says what went wrong."""
         rootfs = self._root / "probe"
         for point in MOUNT_POINTS:
             (rootfs / point).mkdir(parents=True, exist_ok=True)
-        name = f"penstock-probe{secrets.token_hex(8)}"
+        name = f"{_TRIAL}{secrets.token_hex(8)}"
         plan = Plan(name=name, image="", memory=32 << 20, cpus=1, pids=64, tmp=1 << 20)
         process = Process((INIT, "--version"), {}, "/")
         try:
@@ -231,7 +243,10 @@ class OciEngine:
         folder = self._there(name)
         if folder.launcher is not None:
             raise EngineError(f"The container {name!r} was started before.")
-        await self._launch(machine, folder)
+        try:
+            await self._launch(machine, folder)
+        except OSError as error:
+            raise EngineError(f"The runtime can't be started: {error}.") from error
         if folder.pid is None and folder.status is not None:
             raise _not_started(folder)
 
@@ -245,14 +260,20 @@ class OciEngine:
         state = self._root / "state" / runtime.name
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         command = runtime.run(state, folder.path, folder.name)
-        spawning = machine.launch(runtime).spawn(
-            folder.path, note.groups, command, self._ends[folder.name]
+        spawning = asyncio.ensure_future(
+            machine.launch(runtime).spawn(
+                folder.path, note.groups, command, self._ends[folder.name]
+            )
         )
         try:
-            self._children[folder.name] = await asyncio.shield(spawning)
+            # Whoever cancels this must not take the files away from under the other thread.
+            await asyncio.shield(spawning)
         finally:
+            await asyncio.wait([spawning])
             self._close_ends(folder.name)
-        life.follow(self._children[folder.name])
+            if spawning.exception() is None:
+                self._children[folder.name] = spawning.result()
+                life.follow(spawning.result())
         await life.begun.wait()
 
     async def wait(self, name: str) -> Exit:
@@ -290,7 +311,8 @@ class OciEngine:
     async def kill(self, name: str) -> None:
         machine = await self._ready()
         folder = self._folder(name)
-        if folder.launcher is None or folder.status is not None:
+        started = name in self._children or folder.launcher is not None
+        if not started or folder.status is not None:
             return
         life = self._life(machine, folder)
         await life.begun.wait()
@@ -324,11 +346,7 @@ class OciEngine:
         self._close_ends(name)
         for attached in self._attached.pop(name, ()):
             attached.close()
-        if (launcher := folder.launcher_fd()) is not None:
-            await end_process(launcher, group=folder.launcher or 0)
-            os.close(launcher)
-        if (child := self._children.pop(name, None)) is not None:
-            _reap(child)
+        await self._end_launcher(folder)
         await self._empty(machine, folder)
         if (life := self._lives.pop(name, None)) is not None:
             life.close()
@@ -336,6 +354,16 @@ class OciEngine:
             life.begun.set()
         self._delete_state(folder)
         shutil.rmtree(folder.path)
+
+    async def _end_launcher(self, folder: RunFolder) -> None:
+        """With it the runtime, which is of its process group."""
+        child = self._children.pop(folder.name, None)
+        if child is not None:
+            await end_group(child)
+            _reap(child)
+        elif (fd := folder.launcher_fd()) is not None:
+            await end_group(folder.launcher or 0)
+            os.close(fd)
 
     def _delete_state(self, folder: RunFolder) -> None:
         """What the runtime wrote down; runsc has files beside a folder."""

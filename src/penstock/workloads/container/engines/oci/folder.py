@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,6 +56,13 @@ class RunFolder:
         """The note comes last: a folder without a whole one is no container."""
         (self.path / CONFIG).write_bytes(config)
         (self.path / PLAN).write_bytes(msgspec.json.encode(note))
+
+    def age(self) -> float:
+        """Seconds since something was last made in it."""
+        try:
+            return time.time() - self.path.stat().st_mtime
+        except OSError:
+            return 0
 
     def note(self) -> Note | None:
         try:

@@ -31,6 +31,7 @@ echo $code >status
 while :; do kill -STOP $$; done
 """
 _ENV = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+_SIGNALS = [*(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})]
 _CLONE_NEWNS = 0x20000
 _MS_REC, _MS_SLAVE = 0x4000, 1 << 19
 _MNT_DETACH = 2
@@ -91,8 +92,8 @@ def _spawn(args: list[str], streams: Streams) -> int:
         # A Ctrl-C at the worker's terminal is not the container's.
         setsid=True,
         setsigmask=(),
-        # Python ignores these; a child must not.
-        setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),
+        # Python ignores SIGPIPE, and a worker in the background perhaps others.
+        setsigdef=_SIGNALS,
     )
 
 

@@ -13,6 +13,8 @@ from penstock.workloads.container.engines.oci.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.folder import PID, STATUS, RunFolder
 from penstock.workloads.container.engines.oci.watch import Watch, process_end
 
+_PATIENCE = 5.0
+
 
 class Life:
     """One container, followed through its folder and its launcher."""
@@ -126,14 +128,24 @@ def first_process(folder: RunFolder, cgroups: Cgroups) -> int | None:
     return None
 
 
-async def end_process(fd: int, number: int = signal.SIGKILL, *, group: int = 0) -> bool:
-    """Send a signal to a process, or its group, and wait a while for its end."""
+async def end_process(fd: int) -> None:
+    """Kill it, and wait a while for its end."""
     with contextlib.suppress(ProcessLookupError):
-        if group:
-            os.killpg(group, number)
-        else:
-            signal.pidfd_send_signal(fd, number)
-    return await process_end(fd, 5)
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    await process_end(fd, _PATIENCE)
+
+
+async def end_group(leader: int) -> None:
+    """Kill a process group, and wait a while for the end of its leader and what it started."""
+    fds = []
+    for pid in (leader, *children_of(leader)):
+        with contextlib.suppress(ProcessLookupError):
+            fds.append(os.pidfd_open(pid))
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    for fd in fds:
+        await process_end(fd, _PATIENCE)
+        os.close(fd)
 
 
 def children_of(pid: int) -> list[int]:
