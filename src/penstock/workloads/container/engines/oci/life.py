@@ -138,10 +138,12 @@ async def end_process(fd: int) -> None:
 async def end_group(leader: int) -> None:
     """Kill a process group, and wait a while for the end of its leader and what it started."""
     fds = []
-    for pid in (leader, *children_of(leader)):
-        with contextlib.suppress(ProcessLookupError):
-            fds.append(os.pidfd_open(pid))
     with contextlib.suppress(ProcessLookupError):
+        # Nobody who has to stop can fork any more, so none is missed.
+        os.killpg(leader, signal.SIGSTOP)
+        for pid in (leader, *children_of(leader)):
+            with contextlib.suppress(ProcessLookupError):
+                fds.append(os.pidfd_open(pid))
         os.killpg(leader, signal.SIGKILL)
     for fd in fds:
         await process_end(fd, _PATIENCE)
