@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.core.containers import Stream
 from penstock.testing.aio import run_async
-from penstock.workloads.container.engine import BuildFailed, BuildPlan, Chunk, Mount, Plan
+from penstock.workloads.container.engine import BuildPlan, Chunk, Mount, Plan
 from penstock.workloads.container.engines.docker import podman
 from penstock.workloads.container.engines.docker.answers import (
     ContainerState,
@@ -25,7 +25,6 @@ from penstock.workloads.container.engines.docker.answers import (
 )
 from penstock.workloads.container.engines.docker.building import build_query
 from penstock.workloads.container.engines.docker.context import packed
-from penstock.workloads.container.engines.docker.dockerfile import bases
 from penstock.workloads.container.engines.docker.frames import Frames, NoFrame
 from penstock.workloads.container.engines.docker.meter import Meter, follow, open_meter
 from penstock.workloads.container.engines.docker.plan import create_body
@@ -216,33 +215,6 @@ def test_what_is_no_frame_is_refused(head: bytes) -> None:
 
 
 # -- builds ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "needed"),
-    [
-        ("FROM scratch", []),
-        ("from alpine:3", ["alpine:3"]),
-        ("FROM --platform=linux/amd64 a AS one\nFROM one\nCOPY --from=one /x /y", ["a"]),
-        ("FROM a\nCOPY --from=b:1 /x /y\nADD --from=0 /x /y", ["a", "b:1"]),
-        ("# escape=`\nFROM `\n  a", ["a"]),
-        ("# syntax=x\n# escape=`\nFROM `\na", ["a"]),
-        ("# words\n# escape=`\nFROM \\\n\n# more words\n  a", ["a"]),
-        ("FROM a\nRUN echo FROM b", ["a"]),
-        ("FROM a AS b\nFROM c\nFROM b", ["a", "c"]),
-        ("FROM a \\", ["a"]),
-    ],
-)
-def test_the_images_that_a_dockerfile_needs_are_found(text: str, needed: list[str]) -> None:
-    assert bases(text) == needed
-
-
-@pytest.mark.parametrize(
-    "text", ["ARG X=a\nFROM $X", "FROM a\nCOPY --from=${X} /a /b", "FROM a\nRUN --mount=from=x y"]
-)
-def test_an_image_that_only_the_build_knows_is_refused(text: str) -> None:
-    with pytest.raises(BuildFailed):
-        bases(text)
 
 
 def test_a_build_has_no_network_no_cache_and_limits() -> None:

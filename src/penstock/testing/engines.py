@@ -70,7 +70,7 @@ def private_docker(folder: Path) -> Iterator[Path]:
         yield address
 
 
-_GVISOR = ["--platform=ptrace", "--network=none"]
+_GVISOR = ["--platform=ptrace", "--network=none", "--oci-seccomp"]
 
 
 @contextmanager

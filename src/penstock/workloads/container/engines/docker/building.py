@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
+from penstock.workloads.container.dockerfile import SCRATCH, bases_of
 from penstock.workloads.container.engine import (
     BuildFailed,
     BuildPlan,
@@ -19,7 +20,6 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.engines.docker.api import Api, Query, Refused
 from penstock.workloads.container.engines.docker.context import packed
-from penstock.workloads.container.engines.docker.dockerfile import bases
 from penstock.workloads.container.engines.docker.images import Images
 from penstock.workloads.container.engines.docker.leftovers import Leftovers
 from penstock.workloads.container.engines.docker.podman_build import PodmanBuild
@@ -69,10 +69,16 @@ class Builder:
             raise
 
     async def _check_bases(self, plan: BuildPlan) -> None:
+        """An engine fetches a base that is not here, whatever it is told."""
         dockerfile = await asyncio.to_thread((plan.context / "Dockerfile").read_text)
-        for base in bases(dockerfile):
+        try:
+            bases = bases_of(dockerfile)
+        except ValueError as error:
+            raise BuildFailed(f"the Dockerfile can't be used: {error}") from None
+        for base in bases:
             try:
-                await self._images.image(base)
+                if base != SCRATCH:
+                    await self._images.image(base)
             except ImageNotFound:
                 raise BuildFailed(f"the image {base}, which it starts from, is not here") from None
 

@@ -225,6 +225,7 @@ class DockerEngine:
                 waited = await self._api.wait(Waited, container(name, "/wait"))
         except Refused as refused:
             raise refusals.of_container(refused) from None
+        self._meters.over(name)
         if waited.error is not None and waited.error.message:
             return Exit(None, error=waited.error.message)
         if waited.status_code == 0:

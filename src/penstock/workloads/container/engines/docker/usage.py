@@ -17,6 +17,7 @@ class Meters:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._meters: dict[str, Meter] = {}
+        self._over: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def begin(self, name: str, known: ContainerAnswer | None = None) -> None:
@@ -28,6 +29,8 @@ class Meters:
         meter = self._meters.get(name)
         if meter is not None:
             return meter.read()
+        if name in self._over:
+            return Usage()
         try:
             query = {"stream": 0, "one-shot": 1}
             answer = await self._api.tell("GET", container(name, "/stats"), query)
@@ -40,7 +43,14 @@ class Meters:
         meter = self._meters.get(name)
         return meter is not None and meter.oom
 
+    def over(self, name: str) -> None:
+        """It has ended: there is nothing more to be asked."""
+        if name in self._tasks:
+            self._over.add(name)
+
     async def end(self, name: str) -> None:
+        """It is removed."""
+        self._over.discard(name)
         self._meters.pop(name, None)
         task = self._tasks.pop(name, None)
         if task is not None:
