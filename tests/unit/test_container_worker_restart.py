@@ -251,6 +251,24 @@ async def test_a_cancel_outlives_its_worker(rig: Rig) -> None:
 
 
 @with_rig
+async def test_a_job_that_was_ended_by_a_cancel_is_told_as_cancelled_by_the_next_worker(
+    rig: Rig,
+) -> None:
+    first = await rig.start()
+    await first.submit(a_job("a", ENDLESS, limits={"max_runtime_seconds": 3600}))
+    await rig.passes(1)
+    rig.store.failing["cancel"] = 10**6
+    await first.cancel("a")
+    await rig.passes(30)
+    assert rig.engine.running() == []
+    await rig.kill(first)
+    rig.store.failing.clear()
+    second = await rig.start()
+    record = await ended(second, "a")
+    assert (code_of(record), record.exit_code) == (Code.CANCELLED, None)
+
+
+@with_rig
 async def test_a_job_can_be_cancelled_before_its_container_was_found_again(rig: Rig) -> None:
     first = await rig.start()
     await first.submit(a_job("a", ENDLESS, limits={"max_runtime_seconds": 3600}))

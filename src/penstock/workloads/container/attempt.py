@@ -32,7 +32,7 @@ from penstock.ports.containers import Change, ContainerStore
 from penstock.ports.failpoint import failpoint
 from penstock.ports.token import Token
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import Engine, Found
+from penstock.workloads.container.engine import ContainerState, Engine, Found
 from penstock.workloads.container.output import Output
 from penstock.workloads.container.patience import drop
 from penstock.workloads.container.protocol import read_job
@@ -73,7 +73,7 @@ class Attempt:
         self.begun = asyncio.Event()
         """Its record says that it runs, or that it never will."""
         self._stop = Token()
-        self._cancelled = False
+        self._cancelled = self._ended_by_cancel = False
         self._leaving = False
         self._work: asyncio.Task[End] | None = None
         self._job: ContainerJob | None = None
@@ -118,6 +118,8 @@ class Attempt:
         """Its container is there."""
         with suppress(OSError):
             self.cancel((self.sandbox.folder / _CANCELLED).read_text())
+            # An exit that nobody saw is then most likely the last worker's doing.
+            self._ended_by_cancel = found.state is ContainerState.EXITED
         if stop:
             self.end(stop)
         await self._see_through(record, found)
@@ -216,6 +218,9 @@ class Attempt:
 
     def _told(self, end: End) -> End:
         """Whose wish it was that it ended: the worker's own is no cancel."""
+        if self._ended_by_cancel and (end.error is None or end.error.code == Code.NON_ZERO_EXIT):
+            error = JobError(Code.CANCELLED, self._stop.reason)
+            return replace(end, state=ContainerJobState.FAILED, exit_code=None, error=error)
         if end.error is None:
             return end
         if end.error.code == Code.ENGINE_UNAVAILABLE:
