@@ -26,6 +26,9 @@ _RETRY = 1.0
 _LIMIT = 64 << 10
 """Bytes of one event."""
 
+_BREATH = 0.02
+"""Seconds after an answer without news: a worker that stops gives it at once."""
+
 Awaited = asyncio.Task[LogPage | None]
 
 
@@ -68,14 +71,18 @@ class Following:
                 if frames:
                     pulse.beaten()
                     yield frames
-                elif pulse.is_due():
+                    continue
+                if pulse.is_due():
                     yield heartbeat(self._place)
+                await asyncio.sleep(_BREATH)
         finally:
             for task in awaited.values():
                 task.cancel()
             await asyncio.gather(*awaited.values(), return_exceptions=True)
         while (end := await self._end(silence)) is None:
-            yield heartbeat(self._place)
+            if pulse.is_due():
+                yield heartbeat(self._place)
+            await asyncio.sleep(_BREATH)
         yield named("end", end, self._place + ENDED)
 
     @property

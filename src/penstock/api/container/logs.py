@@ -180,6 +180,8 @@ class LogReading:
             )
             if following is None or following.skipped:
                 return True
+            if not (following.data or following.end):
+                return False  # the time is over, or the worker stops
             page = joined(page, following)
         return True
 
