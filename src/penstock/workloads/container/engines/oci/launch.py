@@ -57,15 +57,21 @@ class Launch:
         self._hidden = hidden
         self._thread = ThreadPoolExecutor(1, "penstock-launch", initializer=self._hide)
 
-    async def spawn(
+    def spawn(
         self, folder: Path, groups: Sequence[str], command: Sequence[str], streams: Streams
-    ) -> int:
-        """The PID of a launcher that runs the command in these cgroups."""
+    ) -> asyncio.Future[int]:
+        """The PID of a launcher that runs the command in these cgroups, or an OSError. The
+        streams are used until it is known."""
         args = [_SCRIPT, "penstock-launcher", str(folder), " ".join(groups), *command]
-        if not self._hidden:
-            return _spawn(args, streams)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _spawn, args, streams)
+        if self._hidden:
+            return loop.run_in_executor(self._thread, _spawn, args, streams)
+        spawned: asyncio.Future[int] = loop.create_future()
+        try:
+            spawned.set_result(_spawn(args, streams))
+        except OSError as error:
+            spawned.set_exception(error)
+        return spawned
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)

@@ -29,16 +29,25 @@ class Life:
         self._added = watch.add(folder.path, self._heard)
         self._loop = asyncio.get_running_loop()
         self._fds: set[int] = set()
+        self._closed = False
         if folder.status is not None:
-            self._end()
+            self.end()
         elif folder.launcher is not None:
             self._adopt()
 
-    def follow(self, launcher: int) -> None:
-        """A launcher that was just spawned."""
-        self._await(os.pidfd_open(launcher))
+    def follow(self, spawned: asyncio.Future[int]) -> None:
+        """A launcher that was just spawned, or could not be."""
+        if spawned.exception() is not None:
+            self.end()
+        elif not self._closed:
+            self._await(os.pidfd_open(spawned.result()))
+
+    def end(self) -> None:
+        self.begun.set()
+        self.over.set()
 
     def close(self) -> None:
+        self._closed = True
         self._watch.forget(self._added)
         for fd in self._fds:
             self._loop.remove_reader(fd)
@@ -56,7 +65,7 @@ class Life:
 
     def _heard(self, name: str) -> None:
         if name == STATUS and self.folder.status is not None:
-            self._end()
+            self.end()
         elif name == PID:
             self.begun.set()
 
@@ -78,11 +87,7 @@ class Life:
             return
         if fd is not None:
             os.close(fd)
-        self._end()
-
-    def _end(self) -> None:
-        self.begun.set()
-        self.over.set()
+        self.end()
 
 
 def state_of(folder: RunFolder, cgroups: Cgroups) -> ContainerState:
@@ -106,8 +111,9 @@ def exit_of(folder: RunFolder, cgroups: Cgroups) -> Exit:
         return Exit(None, oom, folder.complaint() or f"The runtime ended with {code}.")
     fd = first_process(folder, cgroups)
     if fd is not None:
-        with contextlib.closing(os.fdopen(fd)):
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
         if not oom:
             return Exit(None, oom, "Somebody ended the runtime while the container ran.")
     return Exit(code, oom)
@@ -148,6 +154,8 @@ async def end_group(leader: int) -> None:
     for fd in fds:
         await process_end(fd, _PATIENCE)
         os.close(fd)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(leader, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 
 
 def children_of(pid: int) -> list[int]:

@@ -1,0 +1,325 @@
+"""The containers below a folder: made, started, watched, ended and removed.
+
+An object of this kind knows what it started and attached to; what the disk tells is enough for
+everything else, so another worker's containers are as good as its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from penstock.workloads.container.engine import (
+    CommandNotFound,
+    CommandNotRunnable,
+    EngineError,
+    Exit,
+    Found,
+    NotThere,
+    Plan,
+)
+from penstock.workloads.container.engines.oci.bundle import Process, bundle
+from penstock.workloads.container.engines.oci.folder import STREAMS, Note, RunFolder
+from penstock.workloads.container.engines.oci.launch import Streams
+from penstock.workloads.container.engines.oci.life import (
+    Life,
+    children_of,
+    end_group,
+    end_process,
+    exit_of,
+    first_process,
+    state_of,
+)
+from penstock.workloads.container.engines.oci.machine import Machine, output_of
+from penstock.workloads.container.engines.oci.runtimes import SANDBOX, Runtime
+from penstock.workloads.container.engines.oci.streams import AttachedStreams
+from penstock.workloads.container.engines.oci.watch import Watch
+
+_STUCK = 1.0
+"""Seconds after a kill within which a runtime should have ended by itself."""
+_REMOVAL = 5.0
+"""Seconds after which something that can't be removed is told."""
+
+
+class Containers:
+    """Of one machine, below `root`."""
+
+    def __init__(self, root: Path, machine: Machine) -> None:
+        self._root = root
+        self._machine = machine
+        self._cgroups = machine.cgroups
+        self._watch = Watch()
+        self._lives: dict[str, Life] = {}
+        self._attached: dict[str, list[AttachedStreams]] = {}
+        self._ends: dict[str, Streams] = {}
+        self._spawned: dict[str, asyncio.Future[int]] = {}
+        (root / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    # -- beginning --------------------------------------------------------------
+
+    def make(self, runtime: Runtime, plan: Plan, process: Process, rootfs: Path) -> None:
+        """Raises EngineError, and then nothing is left."""
+        plan = runtime.fit(plan)
+        config = bundle(plan, process, rootfs, self._machine.cage(runtime))
+        folder = self._folder(plan.name)
+        try:
+            folder.make(plan.user)
+        except FileExistsError:
+            raise EngineError(f"There is a container {plan.name!r} already.") from None
+        try:
+            groups = () if runtime.keeps_cgroups else self._cgroups.make(plan)
+            note = Note(
+                image=plan.image,
+                runtime=runtime.name,
+                groups=tuple(groups),
+                labels=plan.labels,
+                created=time.time(),
+            )
+            folder.fill(note, msgspec.json.encode(config))
+        except BaseException as error:
+            self._cgroups.remove(plan.name)
+            shutil.rmtree(folder.path)
+            if isinstance(error, OSError):
+                raise EngineError(f"The container can't be made: {error}.") from error
+            raise
+
+    def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
+        folder, _ = self._there(name)
+        fresh = folder.launcher is None and name not in self._ends and name not in self._spawned
+        writer = self._open_ends(folder, stdin=stdin) if fresh else None
+        attached = AttachedStreams(folder, writer)
+        self._attached.setdefault(name, []).append(attached)
+        return attached
+
+    def _open_ends(self, folder: RunFolder, *, stdin: bool) -> int | None:
+        """The container's ends of its streams, until the launcher has them: as long as somebody
+        may write, a reader does not take silence for the end."""
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        writers = (folder.open_stream(stream, os.O_RDWR) for stream in STREAMS)
+        self._ends[folder.name] = Streams(read, *writers)
+        if stdin:
+            return write
+        os.close(write)
+        return None
+
+    async def start(self, name: str) -> None:
+        """Until it runs. Raises CommandNotFound, CommandNotRunnable, EngineError."""
+        folder, note = self._there(name)
+        if folder.launcher is not None or name in self._spawned:
+            raise EngineError(f"The container {name!r} was started before.")
+        life = self._life(folder)
+        try:
+            # Whoever cancels this does not cancel the spawn: its files are in use.
+            await asyncio.shield(self._spawn(folder, note))
+        except OSError as error:
+            raise EngineError(f"The runtime can't be started: {error}.") from error
+        await life.begun.wait()
+        if folder.pid is None and folder.status is not None:
+            raise _not_started(folder)
+
+    def _spawn(self, folder: RunFolder, note: Note) -> asyncio.Future[int]:
+        if folder.name not in self._ends:
+            self._open_ends(folder, stdin=False)
+        runtime = self._machine.choose(note.runtime)
+        state = self._state(runtime.name)
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        spawning = self._machine.launch(runtime).spawn(
+            folder.path,
+            note.groups,
+            runtime.run(state, folder.path, folder.name),
+            self._ends[folder.name],
+        )
+        self._spawned[folder.name] = spawning
+        spawning.add_done_callback(lambda _: self._close_ends(folder.name))
+        spawning.add_done_callback(self._life(folder).follow)
+        return spawning
+
+    # -- watching ---------------------------------------------------------------
+
+    async def wait(self, name: str) -> Exit:
+        folder, _ = self._there(name)
+        await self._life(folder).over.wait()
+        if not folder.path.exists():
+            raise NotThere(f"The container {name!r} was removed.")
+        return exit_of(folder, self._cgroups)
+
+    def find(self, labels: Mapping[str, str]) -> list[Found]:
+        found = []
+        for folder in self.folders():
+            note = folder.note()
+            if note is not None and has_labels(note.labels, labels):
+                state = state_of(folder, self._cgroups)
+                found.append(Found(folder.name, state, note.labels, note.created))
+        return found
+
+    def folders(self) -> list[RunFolder]:
+        return [RunFolder(path) for path in sorted((self._root / "run").iterdir())]
+
+    # -- ending -----------------------------------------------------------------
+
+    async def signal(self, name: str, number: int) -> None:
+        folder = self._folder(name)
+        note, fd = folder.note(), first_process(folder, self._cgroups)
+        if fd is None:
+            return
+        try:
+            if note is not None and note.runtime == SANDBOX:
+                program, state = self._machine.choose(SANDBOX).path, str(self._state(SANDBOX))
+                await output_of(program, "--root", state, "kill", name, str(number))
+                return
+            kept = self._machine.init is None and _is_kept_from(folder.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL if kept else number)
+        finally:
+            os.close(fd)
+
+    async def kill(self, name: str) -> None:
+        folder = self._folder(name)
+        started = name in self._spawned or folder.launcher is not None
+        if not started or folder.status is not None:
+            return
+        life = self._life(folder)
+        await life.begun.wait()
+        fd = first_process(folder, self._cgroups)
+        if fd is not None:
+            # All others in its PID namespace die with the first process.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+            os.close(fd)
+        try:
+            async with asyncio.timeout(_STUCK):
+                await life.over.wait()
+        except TimeoutError:
+            _end_runtime(folder)
+
+    async def remove(self, name: str) -> None:
+        folder = self._folder(name)
+        if not folder.path.exists():
+            return
+        for attached in self._attached.pop(name, ()):
+            attached.close()
+        await self._end_launcher(folder)
+        self._close_ends(name)
+        await self._empty(folder)
+        if (life := self._lives.pop(name, None)) is not None:
+            life.end()
+            life.close()
+        for state in (self._root / "state").glob("*"):
+            _delete_state(state, name)
+        shutil.rmtree(folder.path)
+
+    async def _end_launcher(self, folder: RunFolder) -> None:
+        """With it the runtime, which is of its process group."""
+        if (spawned := self._spawned.pop(folder.name, None)) is not None:
+            await asyncio.wait([spawned])
+            if spawned.exception() is None:
+                await end_group(spawned.result())
+        elif (fd := folder.launcher_fd()) is not None:
+            await end_group(folder.launcher or 0)
+            os.close(fd)
+
+    async def _empty(self, folder: RunFolder) -> None:
+        """Until nothing is in its cgroups, and they are gone."""
+        until = time.monotonic() + _REMOVAL
+        fd = first_process(folder, self._cgroups)
+        if fd is not None:
+            await end_process(fd)
+            os.close(fd)
+        while not self._cgroups.remove(folder.name):
+            self._cgroups.kill(folder.name)
+            if time.monotonic() > until:
+                raise EngineError(f"Something in {folder.name} can't be ended.")
+            await asyncio.sleep(0.002)
+
+    def close(self) -> None:
+        """Let go of everything; containers go on."""
+        for several in self._attached.values():
+            for attached in several:
+                attached.close()
+        self._attached.clear()
+        for name in list(self._ends):
+            self._close_ends(name)
+        for life in self._lives.values():
+            life.close()
+        self._lives.clear()
+        self._watch.close()
+        self._machine.close()
+
+    # -- within -----------------------------------------------------------------
+
+    def _folder(self, name: str) -> RunFolder:
+        return RunFolder(self._root / "run" / name)
+
+    def _state(self, runtime: str) -> Path:
+        return self._root / "state" / runtime
+
+    def _there(self, name: str) -> tuple[RunFolder, Note]:
+        folder = self._folder(name)
+        note = folder.note()
+        if note is None:
+            raise NotThere(f"There is no container {name!r}.")
+        return folder, note
+
+    def _life(self, folder: RunFolder) -> Life:
+        if folder.name not in self._lives:
+            self._lives[folder.name] = Life(folder, self._cgroups, self._watch)
+        return self._lives[folder.name]
+
+    def _close_ends(self, name: str) -> None:
+        if (ends := self._ends.pop(name, None)) is not None:
+            for fd in (ends.stdin, ends.stdout, ends.stderr):
+                os.close(fd)
+
+
+def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    return all(name in labels and value in ("", labels[name]) for name, value in wanted.items())
+
+
+def _not_started(folder: RunFolder) -> EngineError:
+    said = folder.complaint() or f"The runtime ended with {folder.status}."
+    text = said.lower()
+    if "executable file" in text and "not found" in text:
+        return CommandNotFound(said)
+    if "exec format error" in text or ("exec: " in text and "permission denied" in text):
+        return CommandNotRunnable(said)
+    return EngineError(said)
+
+
+def _end_runtime(folder: RunFolder) -> None:
+    """runc copies the output, and waits for a reader even when the container is dead."""
+    fd = folder.launcher_fd()
+    if fd is not None:
+        for child in children_of(folder.launcher or 0):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        os.close(fd)
+
+
+def _is_kept_from(pid: int | None, number: int) -> bool:
+    """Whether a first process would be spared a signal that ends any other."""
+    ending = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    if number not in ending:
+        return False
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return not int(line.split()[1], 16) >> (number - 1) & 1
+    return False
+
+
+def _delete_state(state: Path, name: str) -> None:
+    """What a runtime wrote down; runsc has files beside a folder."""
+    if (state / name).is_dir():
+        shutil.rmtree(state / name)
+    if state.name == SANDBOX:
+        for file in state.glob(f"{name}*"):
+            file.unlink(missing_ok=True)
