@@ -59,7 +59,12 @@ def engine(name: str = "docker", *runtimes: str) -> Handler:
     component = {"docker": "Engine", "podman": "Podman Engine"}[name]
     version = {"Version": "9.8.7", "ApiVersion": "1.41", "Components": [{"Name": component}]}
     known = runtimes or ("runc",)
-    info = {"Runtimes": {name: {} for name in known}, "DefaultRuntime": known[0]}
+    info = {
+        "Runtimes": {name: {} for name in known},
+        "DefaultRuntime": known[0],
+        "DockerRootDir": "/var/lib/docker",
+        "SecurityOptions": ["name=seccomp,profile=default"],
+    }
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
