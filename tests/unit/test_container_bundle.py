@@ -335,6 +335,9 @@ def test_a_missing_command_is_not_found(root: Path) -> None:
             check(root, name)
     with pytest.raises(CommandNotFound, match="no command of its own"):
         check(root)
+    (root / "bin/loop").symlink_to("loop")
+    with pytest.raises(CommandNotFound, match="loop"):
+        check(root, "/bin/loop")
 
 
 def test_a_file_that_is_no_program_is_not_runnable(root: Path) -> None:

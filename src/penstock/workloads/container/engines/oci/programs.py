@@ -117,7 +117,7 @@ def _place(root: Path, plan: Plan, path: str) -> Path | None:
     try:
         place = resolve(root, path)
     except OutOfReach:
-        return root / "nowhere" / path
+        raise CommandNotFound(f"{path} is a loop of links.") from None
     inside = f"/{place.relative_to(root)}"
     for mount in plan.mounts:
         if inside.startswith(f"{mount.target}/"):
