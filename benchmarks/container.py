@@ -21,8 +21,6 @@ import report
 from asked import add_options, publish
 from contained import bare, ours
 from measure import busy_percent, flush_times, machine
-from penstock.workloads.container.engines.oci.engine import OciEngine
-from penstock.workloads.container.engines.oci.images import ImageStore
 from run import scratch
 
 from penstock.testing.engines import (
@@ -34,6 +32,8 @@ from penstock.testing.engines import (
 )
 from penstock.workloads.container.engine import Engine
 from penstock.workloads.container.engines.docker.engine import DockerEngine
+from penstock.workloads.container.engines.oci.engine import OciEngine
+from penstock.workloads.container.engines.oci.images import ImageStore
 
 GROUPS = ("docker", "podman", "runc", "crun")
 AT_ONCE = (1, 2, 4)
@@ -200,7 +200,10 @@ def page(everything: dict[str, Any]) -> str:
         for name, f in results.items()
     ]
     head = ["engine: its command / Penstock", *(f"{n} at once" for n in AT_ONCE)]
-    parts += [report.table(head, rows), "100 MB of output, from the call to the end:"]
+    parts += [
+        report.table(head, rows),
+        "100 MB of output (5 with `--tiny`), from the call to the end:",
+    ]
     rows = [
         [
             name,

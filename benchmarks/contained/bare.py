@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from penstock.testing.engines import IMAGE
 
@@ -69,6 +70,9 @@ class Bundle(Bare):
 
     def __init__(self, program: str, folder: Path, tree: Path) -> None:
         folder.mkdir()
+        for name in ("dev", "proc", "sys"):
+            (tree / name).mkdir()
+        subprocess.run([program, "spec"], cwd=folder, check=True)
         self._folder, self._tree = folder, tree
         self._written: tuple[str, ...] = ()
         prefix = [program, "run", "--bundle", str(folder), f"bare-{os.getpid()}-{{n}}"]
@@ -78,8 +82,9 @@ class Bundle(Bare):
 
     def run(self, *command: str) -> float:
         if self._written != command:
-            spec = _spec(self._tree, ["/bin/busybox", *command])
-            (self._folder / "config.json").write_text(json.dumps(spec))
+            file = self._folder / "config.json"
+            spec = _spec(json.loads(file.read_text()), self._tree, ["/bin/busybox", *command])
+            file.write_text(json.dumps(spec))
             self._written = command
         return super().run()
 
@@ -93,38 +98,21 @@ def _unified() -> str:
     return ""
 
 
-def _spec(tree: Path, args: list[str]) -> dict[str, object]:
-    """The runtime's own example, with the limits of ours."""
+def _spec(example: dict[str, Any], tree: Path, args: list[str]) -> dict[str, Any]:
+    """The runtime's own example, with limits and without rights, as ours."""
     sets = ("bounding", "effective", "permitted", "inheritable", "ambient")
-    mounts = [
-        {"destination": "/proc", "type": "proc", "source": "proc"},
-        {
-            "destination": "/tmp",
-            "type": "tmpfs",
-            "source": "tmpfs",
-            "options": ["nosuid", "nodev", "noexec", "size=65536k"],
-        },
-    ]
-    return {
-        "ociVersion": "1.0.2",
-        "process": {
-            "terminal": False,
-            "user": {"uid": 65534, "gid": 65534},
-            "args": args,
-            "env": ["PATH=/bin"],
-            "cwd": "/",
-            "capabilities": {name: [] for name in sets},
-            "noNewPrivileges": True,
-        },
-        "root": {"path": str(tree), "readonly": True},
-        "hostname": "bare",
-        "mounts": mounts,
-        "linux": {
-            "resources": {
-                "memory": {"limit": 256 << 20, "swap": 256 << 20},
-                "pids": {"limit": 128},
-                "cpu": {"quota": 100_000, "period": 100_000},
-            },
-            "namespaces": [{"type": kind} for kind in ("pid", "network", "ipc", "uts", "mount")],
-        },
+    example["process"] |= {
+        "terminal": False,
+        "user": {"uid": 65534, "gid": 65534},
+        "args": args,
+        "capabilities": {name: [] for name in sets},
+        "noNewPrivileges": True,
+        "rlimits": [],
     }
+    example["root"] = {"path": str(tree), "readonly": True}
+    example["linux"]["resources"] |= {
+        "memory": {"limit": 256 << 20, "swap": 256 << 20},
+        "pids": {"limit": 128},
+        "cpu": {"quota": 100_000, "period": 100_000},
+    }
+    return example

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import needs_runtime
+from tests.containers.leftovers import cgroups_of, leftovers
+from tests.containers.serving import Served
 
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
-from tests.conftest import needs_runtime
-from tests.containers.leftovers import cgroups_of, leftovers
-from tests.containers.serving import Served
 
 pytestmark = pytest.mark.chaos
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 from penstock.testing.container_engine import processes_with
+from penstock.testing.engines import ask
+from penstock.workloads.container.engine import OWNER_LABEL
 
 
 def leftovers(mark: str, jobs_dir: Path) -> list[str]:
@@ -29,3 +35,20 @@ def cgroups_of(names: set[str]) -> list[str]:
         for folder, _, _ in os.walk("/sys/fs/cgroup")
         if any(name in os.path.basename(folder) for name in names)
     ]
+
+
+def containers_of(socket: Path, jobs_dir: Path) -> list[str]:
+    """Containers that an engine still has of the worker in this folder."""
+    owner = (jobs_dir / "owner").read_text().strip()
+    wanted = quote(json.dumps({"label": [f"{OWNER_LABEL}={owner}"]}))
+    status, answer = ask(socket, "GET", f"/containers/json?all=1&filters={wanted}")
+    assert status == 200, answer
+    return [f"container {found['Names'][0]}" for found in json.loads(answer)]
+
+
+def settled(look: Callable[[], list[str]], patience: float = 20) -> list[str]:
+    """What is still found after a while: a job that has ended is cleared away soon after."""
+    until = time.monotonic() + patience
+    while (found := look()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return found

@@ -14,7 +14,23 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+from tests.conftest import needs_runtime
+
 from penstock.testing.engines import IMAGE
+from penstock.workloads.container.engines.oci.images import ImageStore
+
+
+def serve_on(engine: str, folder: Path, request: pytest.FixtureRequest, **config: Any) -> Served:
+    """A worker, not yet started, on `docker`, `podman` or a runtime, which has the image."""
+    if engine in ("docker", "podman"):
+        return Served(folder, f"unix://{request.getfixturevalue(f'{engine}_socket')}", **config)
+    needs_runtime(engine)
+    served = Served(folder, "oci", runtime=engine, **config)
+    store = ImageStore(served.jobs_dir / "oci" / "images")
+    tree = request.getfixturevalue("busybox")
+    store.import_tree(tree, IMAGE, cmd=("/bin/sh",), env=("PATH=/bin",))
+    return served
 
 
 class Served:
@@ -29,7 +45,13 @@ class Served:
         self._log = folder / "serve.log"
         self._process: subprocess.Popen[bytes] | None = None
         self.environ: dict[str, str] = {}
+        self.program: tuple[str | Path, ...] = (Path(sys.executable).with_name("penstock"),)
         self.url = ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def jobs_dir(self) -> Path:
@@ -40,7 +62,7 @@ class Served:
             before = log.tell()
             self._process = subprocess.Popen(
                 [
-                    *(Path(sys.executable).with_name("penstock"), "--data", self.data),
+                    *(*self.program, "--data", self.data),
                     *("container", "serve", "--config", self._file),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -74,16 +96,22 @@ class Served:
     # -- as a caller --------------------------------------------------------------
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        data = None if body is None else json.dumps(body).encode()
+        status, answer = self.send(method, path, None if body is None else json.dumps(body).encode())
+        return status, json.loads(answer)
+
+    def send(
+        self, method: str, path: str, data: bytes | None = None, kind: str = "application/json"
+    ) -> tuple[int, bytes]:
+        """A body as it is."""
         request = urllib.request.Request(
-            self.url + path, data, {"Content-Type": "application/json"}, method=method
+            self.url + path, data, {"Content-Type": kind}, method=method
         )
         try:
             with urllib.request.urlopen(request, timeout=50) as answer:
-                return answer.status, json.loads(answer.read())
+                return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, json.loads(error.read())
+                return error.code, error.read()
 
     def submit(self, job_id: str, *cmd: str, **fields: Any) -> tuple[int, Any]:
         return self.ask("POST", "/jobs", a_job(job_id, *cmd, **fields))

@@ -3,73 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.conftest import needs_runtime
 from tests.containers.lines import Line
+from tests.containers.shop import (
+    MIB,
+    OnCrun,
+    OnDocker,
+    OnPodman,
+    OnRunc,
+    Open,
+    Shop,
+    shop_on,
+)
 
-from penstock.core.containers import BuildSpec, ContainerJob, End, InputFile, Limits, Mode, Stream
-from penstock.ports.clock import SystemClock
-from penstock.ports.token import Token
+from penstock.core.containers import BuildSpec, End, InputFile, Mode, Stream
 from penstock.testing.aio import run_async
 from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
 from penstock.workloads.container import attending
 from penstock.workloads.container.config import (
-    BuildRules,
     ImageRules,
-    InputRules,
     Pull,
-    WorkerConfig,
 )
-from penstock.workloads.container.engine import OWNER_LABEL, Engine
+from penstock.workloads.container.engine import OWNER_LABEL
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
-from penstock.workloads.container.engines.oci.images import ImageStore
-from penstock.workloads.container.output import Output
-from penstock.workloads.container.runner import Runner
-from penstock.workloads.container.sandbox import Sandboxes
 
 NOBODY = "localhost:1/nothing:1"
 """An image of a registry that does not answer."""
-MIB = 1 << 20
-
-
-class Shop:
-    """A runner on a real engine; every job is removed when it has ended, and looked for."""
-
-    def __init__(self, engine: Engine, folder: Path) -> None:
-        self.engine = engine
-        self.sandboxes = Sandboxes(folder, InputRules())
-        self.config = WorkerConfig(stop_grace=1, build=BuildRules(enabled=True, bases=(IMAGE,)))
-        self.owner = f"owner-{secrets.token_hex(6)}"
-        self.output = Output(None, MIB)
-        self.stop = Token()
-
-    @property
-    def runner(self) -> Runner:
-        return Runner(self.engine, self.config, SystemClock(), self.owner)
-
-    async def run(self, *cmd: str, limits: dict[str, Any] | None = None, **fields: Any) -> End:
-        usual: dict[str, Any] = {"job_id": secrets.token_hex(4), "image": IMAGE, "cmd": cmd}
-        most = {"memory_mb": 64, "max_runtime_seconds": 30, **(limits or {})}
-        job = ContainerJob(**{**usual, **fields}, limits=Limits(**most))
-        sandbox = self.sandboxes.of(job.job_id)
-        end = await self.runner.run(job, sandbox, self.output, self.stop)
-        assert await self.runner.remove(job.job_id, job) or self.engine_is_away, end
-        await sandbox.delete()
-        return end
-
-    async def shell(self, script: str, **fields: Any) -> End:
-        return await self.run("sh", "-c", script, **fields)
-
-    engine_is_away = False
 
 
 async def timeout(shop: Shop) -> End:
@@ -120,17 +86,8 @@ async def too_large(shop: Shop) -> End:
     return await shop.shell(script, outputs=True, limits={"max_artifact_bytes": MIB})
 
 
-async def begun(shop: Shop, script: str) -> asyncio.Task[End]:
-    """Until it has said something."""
-    heard = asyncio.Event()
-    shop.output.listen(lambda stream, data: heard.set())
-    running = asyncio.ensure_future(shop.shell(script))
-    await heard.wait()
-    return running
-
-
 async def cancel(shop: Shop) -> End:
-    running = await begun(shop, "echo up; sleep 1000")
+    running = await shop.begun(shop.shell("echo up; sleep 1000"))
     shop.stop.request("enough")
     return await running
 
@@ -161,26 +118,9 @@ JOBS: dict[Callable[[Shop], Awaitable[End]], tuple[str, tuple[int | None, ...]]]
     failed_build: ("BUILD_FAILED", (None,)),
 }
 
-Open = Callable[[], Engine]
-
 
 class FailureCodes:
     """What each engine must tell."""
-
-    @pytest.fixture
-    def open_engine(self) -> Open:
-        raise NotImplementedError
-
-    @asynccontextmanager
-    async def shop(self, open_engine: Open, folder: Path) -> AsyncIterator[Shop]:
-        shop = Shop(open_engine(), folder)
-        try:
-            yield shop
-            if not shop.engine_is_away:
-                assert await shop.engine.find({OWNER_LABEL: shop.owner}) == []
-                assert await shop.engine.images({OWNER_LABEL: shop.owner}) == []
-        finally:
-            await shop.engine.close()
 
     @pytest.mark.parametrize("fail", JOBS, ids=lambda fail: fail.__name__)
     @run_async
@@ -191,7 +131,7 @@ class FailureCodes:
         fail: Callable[[Shop], Awaitable[End]],
     ) -> None:
         code, exit_codes = JOBS[fail]
-        async with self.shop(open_engine, tmp_path) as shop:
+        async with shop_on(open_engine, tmp_path) as shop:
             facts = await shop.engine.facts()
             if fail is no_registry and not facts.can_pull:
                 code = "IMAGE_NOT_FOUND"
@@ -206,7 +146,7 @@ class FailureCodes:
     async def test_a_job_that_is_all_right_is_finished(
         self, open_engine: Open, tmp_path: Path
     ) -> None:
-        async with self.shop(open_engine, tmp_path) as shop:
+        async with shop_on(open_engine, tmp_path) as shop:
             end = await shop.shell(
                 "cat; cat /input/a; echo made > /output/b; echo warn >&2",
                 stdin_bytes=b"from stdin, ",
@@ -222,7 +162,7 @@ class FailureCodes:
     async def test_a_child_that_was_killed_for_memory_does_not_fail_who_copes(
         self, open_engine: Open, tmp_path: Path
     ) -> None:
-        async with self.shop(open_engine, tmp_path) as shop:
+        async with shop_on(open_engine, tmp_path) as shop:
             bomb = "sh -c 'x=a; while :; do x=$x$x; done'; exit 0"
             end = await shop.shell(bomb, limits={"memory_mb": 16})
             assert (end.error, end.exit_code) == (None, 0)
@@ -231,7 +171,7 @@ class FailureCodes:
     async def test_a_command_that_ends_itself_with_127_is_no_missing_command(
         self, open_engine: Open, tmp_path: Path
     ) -> None:
-        async with self.shop(open_engine, tmp_path) as shop:
+        async with shop_on(open_engine, tmp_path) as shop:
             end = await shop.shell("exit 127")
             assert end.error is not None
             assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 127)
@@ -240,17 +180,9 @@ class FailureCodes:
 class OverASocket(FailureCodes):
     """Engines that can go away while their containers stay."""
 
-    @pytest.fixture
-    def socket(self) -> Path:
-        raise NotImplementedError
-
-    @pytest.fixture
-    def open_engine(self, socket: Path) -> Open:
-        return lambda: DockerEngine(socket)
-
     @run_async
     async def test_an_engine_that_is_not_there_is_told(self, tmp_path: Path) -> None:
-        async with self.shop(lambda: DockerEngine(tmp_path / "none.sock"), tmp_path) as shop:
+        async with shop_on(lambda: DockerEngine(tmp_path / "none.sock"), tmp_path) as shop:
             shop.engine_is_away = True
             end = await shop.run("true")
             assert end.error is not None
@@ -268,9 +200,9 @@ class OverASocket(FailureCodes):
     ) -> None:
         async with (
             self.line(socket) as line,
-            self.shop(lambda: DockerEngine(line.address), tmp_path) as shop,
+            shop_on(lambda: DockerEngine(line.address), tmp_path) as shop,
         ):
-            running = await begun(shop, "echo up; sleep 3; echo after; exit 4")
+            running = await shop.begun(shop.shell("echo up; sleep 3; echo after; exit 4"))
             await line.cut()
             await asyncio.sleep(0.5)
             await line.mend()
@@ -288,10 +220,10 @@ class OverASocket(FailureCodes):
             patch.setattr(attending, "ENGINE_PATIENCE", 1.0)
             async with (
                 self.line(socket) as line,
-                self.shop(lambda: DockerEngine(line.address), tmp_path) as shop,
+                shop_on(lambda: DockerEngine(line.address), tmp_path) as shop,
             ):
                 shop.engine_is_away = True
-                running = await begun(shop, "echo up; sleep 1000")
+                running = await shop.begun(shop.shell("echo up; sleep 1000"))
                 await line.cut()
                 end = await running
                 assert end.error is not None
@@ -301,41 +233,27 @@ class OverASocket(FailureCodes):
                     await shop.engine.remove(found.name)
 
 
-class TestDocker(OverASocket):
-    @pytest.fixture
-    def socket(self, docker_socket: Path) -> Path:
-        return docker_socket
+class TestDocker(OnDocker, OverASocket):
+    pass
 
 
-class TestPodman(OverASocket):
-    @pytest.fixture
-    def socket(self, podman_socket: Path) -> Path:
-        return podman_socket
+class TestPodman(OnPodman, OverASocket):
+    pass
 
 
-class TestRunc(FailureCodes):
-    program = "runc"
-
-    @pytest.fixture
-    def open_engine(self, busybox: Path, tmp_path: Path) -> Open:
-        needs_runtime(self.program)
-        root = tmp_path / "oci"
-        store = ImageStore(root / "images")
-        store.import_tree(busybox, IMAGE, cmd=("/bin/sh",), env=("PATH=/bin",))
-        return lambda: OciEngine(root, runtime=self.program)
-
+class TestRunc(OnRunc, FailureCodes):
     @run_async
     async def test_an_engine_that_is_not_there_is_told(
         self, open_engine: Open, tmp_path: Path
     ) -> None:
         open_engine()
         gone = lambda: OciEngine(tmp_path / "oci", runtime="no-such-runtime")  # noqa: E731
-        async with self.shop(gone, tmp_path) as shop:
+        async with shop_on(gone, tmp_path) as shop:
             shop.engine_is_away = True
             end = await shop.run("true")
             assert end.error is not None
             assert (end.error.code, end.exit_code) == ("ENGINE_UNAVAILABLE", None)
 
 
-class TestCrun(TestRunc):
-    program = "crun"
+class TestCrun(OnCrun, FailureCodes):
+    pass

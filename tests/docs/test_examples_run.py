@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.conftest import needs_runtime
 
 DRIVER = """\

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.conftest import needs_runtime
 
 ROOT = Path(__file__).parents[2]
 PAGE = "# Figures\n\n<!-- figures -->\nold\n<!-- /figures -->\n\nThe end.\n"
@@ -137,3 +138,24 @@ def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path
     assert {"jobs 1", "jobs 32", "items 5", "growth 100", "growth 1000"} <= set(results)
     assert all(found["Penstock"] for found in results.values())
     assert "| durable items/s, 5 at once: 3,000" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_container_benchmark_measures_the_bare_runtime_and_ours_and_judges_them(tmp_path):
+    needs_runtime("runc")
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text(PAGE)
+    where = ["--json", str(figures), "--write", str(page), "--folder", str(tmp_path)]
+    script = str(ROOT / "benchmarks" / "container.py")
+    done = subprocess.run(
+        [sys.executable, script, "--tiny", "--only", "runc", *where],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(figures.read_text())["results"]["runc"]
+    assert {"bare_ms", "end_ms", "rate_4", "bare_rate_4", "output_s"} <= set(results)
+    assert min(results.values()) > 0
+    assert "| runc: submission to end at most 1.15 times its own command" in page.read_text()
