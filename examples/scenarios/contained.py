@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.workloads.container.engines.discovery import candidates, open_engine
-from penstock.workloads.container.engines.oci.images import ImageStore
-
 import penstock
 from penstock.testing.engines import IMAGE, EngineMissing, busybox_tree
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import EngineError
+from penstock.workloads.container.engines.discovery import candidates, open_engine
+from penstock.workloads.container.engines.oci.images import ImageStore
 from scenarios.scenario import Scenario, Stage, Story, expect
 
 _FOUND: dict[str, str] = {"lacks": "the demo did not look for an engine"}

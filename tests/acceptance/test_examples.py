@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.conftest import needs_runtime
+
+from penstock.testing.engines import IMAGE
+from penstock.workloads.container.engines.oci.images import ImageStore
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -27,7 +31,7 @@ PRINTS = {
     "workflow.py": "a parent failed: CANCELLED CANCELLED SUCCEEDED\n",
 }
 """What each example must print, among other things."""
-NOT_RUN_ALONE = {"demo.py", "http_client.py", "tasks.py"}
+NOT_RUN_ALONE = {"container_job.py", "demo.py", "http_client.py", "tasks.py"}
 """These have tests of their own; tasks.py is an application for `penstock up`."""
 
 KINDS = [
@@ -84,6 +88,20 @@ def test_the_example_runs_and_prints_what_it_says(script: str, tmp_path: Path) -
     assert ended.returncode == 0, ended.stderr
     assert PRINTS[script] in ended.stdout
     assert "Traceback" not in ended.stderr
+
+
+def test_the_container_example_counts_words_and_runs_out_of_time(
+    tmp_path: Path, busybox: Path
+) -> None:
+    needs_runtime("runc")
+    store = ImageStore(tmp_path / "data" / "containers" / "oci" / "images")
+    store.import_tree(busybox, IMAGE, cmd=("/bin/sh",), env=("PATH=/bin",))
+    ended = run("container_job.py", tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    first, second = ended.stdout.splitlines()
+    assert first == "0 8 b'8\\n'"
+    assert second.startswith("TIMEOUT ran longer than 0.5 s")
+    assert not ended.stderr
 
 
 def test_the_http_client_needs_only_the_standard_library(tmp_path: Path) -> None:

@@ -44,7 +44,8 @@ async def container_worker(config: WorkerConfig) -> AsyncIterator[tuple[Worker, 
     from penstock.workloads.container.sandbox import Sandboxes
     from penstock.workloads.container.worker import Worker
 
-    clock = SystemClock()
+    clock, options = SystemClock(), http_options(config)
+    options.check()
     make_private(config.jobs_dir)
     async with AsyncExitStack() as stack:
         store = SqliteContainerStore(config.jobs_dir / "containers.db")
@@ -55,7 +56,7 @@ async def container_worker(config: WorkerConfig) -> AsyncIterator[tuple[Worker, 
         worker = Worker(config, engine, store, sandboxes, clock)
         await worker.start()
         stack.push_async_callback(worker.stop)
-        server = ContainerServer(worker, http_options(config), clock=clock)
+        server = ContainerServer(worker, options, clock=clock)
         await server.start()
         stack.push_async_callback(server.close)
         yield worker, server
