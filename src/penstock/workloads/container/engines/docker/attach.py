@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from typing import cast
 from urllib.parse import urlencode
 
 from penstock.workloads.container.engine import Chunk, EngineError, EngineUnavailable
@@ -102,8 +103,8 @@ class Attachment(asyncio.Protocol):
     # -- asyncio.Protocol ---------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's does all that one can, but is none.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         if self._over.is_set():
