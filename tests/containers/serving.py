@@ -96,7 +96,9 @@ class Served:
     # -- as a caller --------------------------------------------------------------
 
     def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        status, answer = self.send(method, path, None if body is None else json.dumps(body).encode())
+        status, answer = self.send(
+            method, path, None if body is None else json.dumps(body).encode()
+        )
         return status, json.loads(answer)
 
     def send(
