@@ -143,10 +143,10 @@ class ContainerExecutor:
                 runtimes=facts.runtimes if facts is not None else (),
             ).job
         except Rejected as refused:
-            error = refused.error
-            if error.code in _FORBIDDEN:
-                raise NotPermitted(f"{error.code}: {error.message}") from refused
-            raise InvalidRequest(error.field or "input", error.message) from refused
+            wrong = refused.error
+            if wrong.code in _FORBIDDEN:
+                raise NotPermitted(f"{wrong.code}: {wrong.message}") from refused
+            raise InvalidRequest(wrong.field or "input", wrong.message) from refused
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
         if self._config is None:
