@@ -27,7 +27,8 @@ _Kept = tuple[tuple[Artifact, ...], tuple[str, ...]]
 async def close_job(
     job: ContainerJob, story: Story, course: Course, sandbox: Sandbox, output: Output
 ) -> End:
-    """Collect what it left, clear the rest away, and say how it ended."""
+    """Collect what it left, and say how it ended. Its folders stay as they are until that is
+    recorded: a worker that dies before can do all this again."""
     end = ending(job, story)
     try:
         artifacts, skipped = await _collected(job, course, sandbox)
@@ -37,7 +38,6 @@ async def close_job(
         artifacts, skipped = (), (said,)
         if end.state is ContainerJobState.FINISHED:
             end = ending(job, Story(trouble=Trouble(Code.RUNTIME_ERROR, end.exit_code, said)))
-    await _clear(job, sandbox)
     output.end()
     return replace(
         end,
@@ -59,13 +59,6 @@ async def _collected(job: ContainerJob, course: Course, sandbox: Sandbox) -> _Ke
     if said and all(artifact.path != BUILD_LOG for artifact in artifacts):
         artifacts += (await asyncio.to_thread(_keep_build_log, sandbox.folder, said),)
     return artifacts, skipped
-
-
-async def _clear(job: ContainerJob, sandbox: Sandbox) -> None:
-    try:
-        await sandbox.clear()
-    except OSError:
-        log.exception("the folder of job %s can't be cleared yet", job.job_id)
 
 
 def _keep_build_log(folder: Path, data: bytes) -> Artifact:

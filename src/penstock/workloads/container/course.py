@@ -35,7 +35,7 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.measuring import Meter
 from penstock.workloads.container.output import Output
-from penstock.workloads.container.patience import Asked, Late, Stopped, drop, within
+from penstock.workloads.container.patience import Asked, Late, Stopped, drop, to_its_end, within
 from penstock.workloads.container.policy import chosen_runtime
 from penstock.workloads.container.resolving import BuildLog, Resolving
 from penstock.workloads.container.sandbox import Sandbox
@@ -118,11 +118,10 @@ class Course:
         return await self._see_through(seconds)
 
     async def _from_the_end(self) -> Story:
-        with suppress(OSError):
-            self._output.missed()
-        exit_ = await self._call(self._attendance.exit(), "say how the container ended")
-        await self._meter.look()
-        return Story(exit=exit_, too_much_output=await self._has_too_much())
+        await self._attendance.resume()  # some engines keep the last of what it wrote
+        seen = await self._call(self._attendance.exit(), "say how the container ended")
+        await asyncio.gather(self._attendance.finish(), self._meter.look())
+        return Story(exit=seen, too_much_output=await self._has_too_much())
 
     async def _image(self) -> Image:
         resolving = Resolving(self._engine, self._config, self._clock)
@@ -142,9 +141,11 @@ class Course:
             ) from error
 
     async def _start(self) -> None:
+        """Whoever lets go now must leave a container that has been started, or has not."""
         self.ran = True
         try:
-            await self._call(self._engine.start(self._name), "start the container")
+            starting = self._call(self._engine.start(self._name), "start the container")
+            await to_its_end(starting)
         except EngineUnavailable as error:
             self._attendance.broke_off(error)  # it may run all the same
 

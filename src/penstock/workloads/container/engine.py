@@ -232,7 +232,8 @@ class Engine(Protocol):
         a name that is taken is an EngineError. On any error nothing is left behind."""
 
     async def attach(self, name: str, *, stdin: bool) -> Attached:
-        """Before `start`, or to a container that is already running (then without stdin)."""
+        """Before `start`, or to a container that is already running (then without stdin). Of one
+        that has ended an engine may have the last output still; others raise EngineError."""
 
     async def start(self, name: str) -> None:
         """Raises CommandNotFound, CommandNotRunnable."""

@@ -45,7 +45,8 @@ class Runner:
         return f"penstock-{of[:24]}"
 
     async def run(self, job: ContainerJob, sandbox: Sandbox, output: Output, stop: Token) -> End:
-        """The container has ended when this returns, and is still there: see `remove`."""
+        """The container has ended when this returns. It and the sandbox's folders are still there:
+        `remove` and `Sandbox.clear` are for when the end is recorded."""
         with Asked(stop) as asked:
             course = self._course(job, sandbox, output, asked)
             story = await course.run()
@@ -61,7 +62,8 @@ class Runner:
         started_at: float,
     ) -> End:
         """Take up a container that an earlier worker left. What it was not sent of its input
-        it does not get; its run time counts from when it was started."""
+        it does not get; its run time counts from when it was started. One that was only created
+        is made anew: an engine that is still about to start it would run the job twice."""
         if found.state is ContainerState.CREATED:
             await self.remove(job.job_id)
             await sandbox.clear()

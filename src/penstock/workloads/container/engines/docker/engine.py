@@ -181,6 +181,8 @@ class DockerEngine:
     async def attach(self, name: str, *, stdin: bool) -> Attached:
         await self._greeted()
         new = name in self._planned
+        if self._is_podman and not new:
+            await self._must_run(name)
         try:
             attachment = await attach(
                 self._api,
@@ -196,6 +198,12 @@ class DockerEngine:
         if not new:
             await self._adopt(name, attachment)
         return attachment
+
+    async def _must_run(self, name: str) -> None:
+        """Podman would make one that has ended ready for another start, and forget its end."""
+        found = await self._inspect(name)
+        if found is not None and condition(found.state.status) is not ContainerState.RUNNING:
+            raise EngineError(f"{name} does not run; nothing of its output is kept")
 
     async def _adopt(self, name: str, attachment: Attachment) -> None:
         """What ended before we were there would never say so."""
