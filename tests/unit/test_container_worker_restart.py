@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from tests.unit.container_workers import (
     ENDLESS,
     QUICK,
@@ -21,13 +21,13 @@ from tests.unit.container_workers import (
 )
 
 from penstock.core.containers import Code
-from penstock.lifecycles.container import ContainerJobState
+from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
+from penstock.ports.containers import Change
 from penstock.testing.containers import Fault, Say, Script
 from penstock.workloads.container.config import ImageRules, OnRestart
 from penstock.workloads.container.engine import (
     JOB_LABEL,
     OWNER_LABEL,
-    ContainerState,
     EngineUnavailable,
     Plan,
 )
@@ -40,18 +40,22 @@ MINUTE = {"max_runtime_seconds": 60}
 
 async def a_stray(rig: Rig, worker: Worker, job_id: str) -> str:
     """A container of this worker that no job knows."""
-    plan = Plan(
-        name=f"penstock-{job_id}",
-        image=(await rig.engine.image(ENDLESS)).id,
+    name = f"penstock-{job_id}"
+    await rig.engine.create(await a_plan(rig, worker, name, job_id, ENDLESS))
+    await rig.engine.start(name)
+    return name
+
+
+async def a_plan(rig: Rig, worker: Worker, name: str, job_id: str, image: str) -> Plan:
+    return Plan(
+        name=name,
+        image=(await rig.engine.image(image)).id,
         memory=1,
         cpus=1,
         pids=1,
         tmp=1,
         labels={OWNER_LABEL: worker.owner, JOB_LABEL: job_id},
     )
-    await rig.engine.create(plan)
-    await rig.engine.start(plan.name)
-    return plan.name
 
 
 # -- killed ---------------------------------------------------------------------------------------
@@ -126,43 +130,43 @@ async def test_a_job_whose_container_is_gone_is_told_as_such(rig: Rig) -> None:
     assert "had not been made" in record.error.message
 
 
+async def killed_before_the_start(rig: Rig, image: str) -> str:
+    """A job that runs by its record, and its container, which was made; returns its name."""
+    rig.engine.die()
+    worker = await rig.start()
+    await worker.submit(a_job("a", image, limits=MINUTE))
+    await rig.kill(worker)
+    rig.engine.revive()
+    name = worker._scheduler._parts.runner.name_of("a")
+    start = Change(job_id="a", event=ContainerJobEvent.START, at=rig.clock.now(), container=name)
+    await rig.store.change(start)
+    await rig.engine.create(await a_plan(rig, worker, name, "a", image))
+    return name
+
+
 @with_rig
 async def test_a_job_whose_container_was_never_started_is_run(rig: Rig) -> None:
-    first = await rig.start()
-    rig.engine.fault("start", Fault(before=1e6))
-    await first.submit(a_job("a", QUICK))
-    await rig.passes(1)
-    (name,) = rig.engine.containers
-    await rig.kill(first)
-    assert rig.engine.containers[name].state is ContainerState.CREATED
-    second = await rig.start()
-    assert (await ended(second, "a")).state is FINISHED
+    await killed_before_the_start(rig, QUICK)
+    worker = await rig.start()
+    assert (await ended(worker, "a")).state is FINISHED
     assert rig.ends() == {"a": 1}
+    assert rig.engine.calls.count("start") == 1
 
 
 @with_rig
 async def test_an_engine_that_still_starts_what_it_was_asked_to_is_given_time(rig: Rig) -> None:
     """Else the job would run twice."""
-    rig.engine.scripts["tool:1"] = Script(seconds=5)
-    first = await rig.start()
-    rig.engine.fault("start", Fault(before=1e6))
-    await first.submit(a_job("a", "tool:1", limits=MINUTE))
-    await rig.passes(1)
-    (name,) = rig.engine.containers
-    await rig.kill(first)
-    finds = rig.engine.calls.count("find")
+    name = await killed_before_the_start(rig, SLOW)
 
-    def begin(method: str) -> None:
-        if rig.engine.calls.count("find") == finds + 2:
-            rig.engine.heard = lambda method: None
-            container = rig.engine.containers[name]
-            container.state = ContainerState.RUNNING
+    async def start_late() -> None:
+        await rig.passes(1)
+        await rig.engine.start(name)
 
-    rig.engine.heard = begin
-    second = await rig.start()
-    await rig.passes(1)
-    rig.engine._end(rig.engine.containers[name], replace(rig.engine.containers[name].exit, code=0))
-    assert (await ended(second, "a")).state is FINISHED
+    starting = asyncio.ensure_future(start_late())
+    worker = await rig.start()
+    await starting
+    assert (await ended(worker, "a")).is_final
+    assert rig.engine.calls.count("start") == 1
     assert rig.engine.calls.count("create") == 1
 
 
