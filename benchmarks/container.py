@@ -45,6 +45,8 @@ class Side(NamedTuple):
     engine: Callable[[], Engine]
     faster: int
     """How many times more it is given to do."""
+    example: bare.Bare | None = None
+    """The runtime's own example of a container, which has less of a fence."""
 
 
 def main() -> int:
@@ -127,8 +129,10 @@ def bundles(program: str, folder: Path) -> Side:
     tree, root = folder / f"{program}-tree", folder / f"{program}-oci"
     busybox_tree(tree)
     ImageStore(root / "images").import_tree(tree, IMAGE, cmd=("/bin/sh",), env=("PATH=/bin",))
-    plain = bare.Bundle(program, folder / f"{program}-bundle", tree)
-    return Side(program, plain, lambda: OciEngine(root, runtime=program), 4)
+    engine = OciEngine(root, runtime=program)
+    same = bare.Bundle(program, folder / f"{program}-same", bare.same(engine))
+    example = bare.Bundle(program, folder / f"{program}-example", bare.example(program, tree))
+    return Side(program, same, lambda: OciEngine(root, runtime=program), 4, example)
 
 
 def short(stack: ExitStack) -> Path:
@@ -142,6 +146,9 @@ def measured(side: Side, folder: Path, options: argparse.Namespace) -> dict[str,
     folder.mkdir()
     side.bare.run("true")
     figures = {"bare_ms": side.bare.one_by_one(few) * 1e3}
+    if side.example is not None:
+        side.example.run("true")
+        figures["example_ms"] = side.example.one_by_one(few) * 1e3
 
     async def of_ours(work: Callable[[Engine], Any]) -> Any:
         engine = side.engine()
@@ -185,12 +192,21 @@ def page(everything: dict[str, Any]) -> str:
             f"{f['bare_ms']:.1f}",
             f"{f['end_ms']:.1f}",
             f"{f['end_ms'] / f['bare_ms']:.2f}x",
+            report.shown(f.get("example_ms"), "{:.1f}"),
             f"{f['wait_p50_ms']:.2f}",
             f"{f['wait_p99_ms']:.2f}",
         ]
         for name, f in results.items()
     ]
-    head = ["engine", "its command, ms", "Penstock, ms", "", "queue wait p50, ms", "p99, ms"]
+    head = [
+        "engine",
+        "its command, ms",
+        "Penstock, ms",
+        "",
+        "its example, ms",
+        "queue wait p50, ms",
+    ]
+    head += ["p99, ms"]
     parts += [report.table(head, rows), "Containers a second, so many at once:"]
     rows = [
         [

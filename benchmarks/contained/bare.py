@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from penstock.testing.engines import IMAGE
+from penstock.workloads.container.engine import Engine, Plan
+
+Config = Callable[[tuple[str, ...]], dict[str, Any]]
 
 
 class Bare:
@@ -32,7 +38,8 @@ class Bare:
         subprocess.run(
             [*argv, *command],
             check=True,
-            stdin=subprocess.DEVNULL,
+            # Not /dev/null: crun would give the host's own to the container's user.
+            input=b"",
             stdout=subprocess.DEVNULL,
             env=self._env,
         )
@@ -66,27 +73,89 @@ def podman(socket: Path) -> Bare:
 
 
 class Bundle(Bare):
-    """`runc run` of a bundle with the limits that ours has."""
+    """`runc run` of a bundle. `config` makes its config.json, given the command."""
 
-    def __init__(self, program: str, folder: Path, tree: Path) -> None:
+    def __init__(self, program: str, folder: Path, config: Config) -> None:
         folder.mkdir()
-        for name in ("dev", "proc", "sys"):
-            (tree / name).mkdir()
-        subprocess.run([program, "spec"], cwd=folder, check=True)
-        self._folder, self._tree = folder, tree
+        self._file, self._config = folder / "config.json", config
         self._written: tuple[str, ...] = ()
-        prefix = [program, "run", "--bundle", str(folder), f"bare-{os.getpid()}-{{n}}"]
+        prefix = [
+            program,
+            "run",
+            "--bundle",
+            str(folder),
+            f"bare-{folder.name}-{os.getpid()}-{{n}}",
+        ]
         if program == "crun" and (unified := _unified()):
             prefix = ["unshare", "-m", "sh", "-c", f'umount {unified}; exec "$@"', "sh", *prefix]
         super().__init__(f"{program} run", prefix, {})
 
     def run(self, *command: str) -> float:
         if self._written != command:
-            file = self._folder / "config.json"
-            spec = _spec(json.loads(file.read_text()), self._tree, ["/bin/busybox", *command])
-            file.write_text(json.dumps(spec))
+            self._file.write_text(json.dumps(self._config(command)))
             self._written = command
         return super().run()
+
+
+def same(engine: Engine) -> Config:
+    """The very container that ours would be, with its limits set by the runtime."""
+
+    async def made(command: tuple[str, ...]) -> dict[str, Any]:
+        image = await engine.image(IMAGE)
+        plan = Plan(
+            name=f"penstock-{os.getpid()}{len(command)}",
+            image=image.id,
+            cmd=command,
+            memory=256 << 20,
+            cpus=1,
+            pids=128,
+            tmp=64 << 20,
+        )
+        await engine.create(plan)
+        config: dict[str, Any] = json.loads(bundle_of(engine, plan.name).read_text())
+        await engine.remove(plan.name)
+        config["linux"]["resources"] = LIMITS
+        config["linux"].pop("cgroupsPath", None)
+        return config
+
+    return lambda command: asyncio.run(made(command))
+
+
+def bundle_of(engine: Engine, name: str) -> Path:
+    return Path(engine._root) / "run" / name / "config.json"  # type: ignore[attr-defined]
+
+
+def example(program: str, tree: Path) -> Config:
+    """The runtime's own example of a container, without rights and with limits: a thinner fence
+    than ours, with no filter of system calls and no init."""
+    for name in ("dev", "proc", "sys"):
+        (tree / name).mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([program, "spec"], cwd=folder, check=True)
+        spec: dict[str, Any] = json.loads(Path(folder, "config.json").read_text())
+    sets = ("bounding", "effective", "permitted", "inheritable", "ambient")
+    spec["process"] |= {
+        "terminal": False,
+        "user": {"uid": 65534, "gid": 65534},
+        "capabilities": {name: [] for name in sets},
+        "noNewPrivileges": True,
+        "rlimits": [],
+    }
+    spec["root"] = {"path": str(tree), "readonly": True}
+    spec["linux"]["resources"] |= LIMITS
+
+    def config(command: tuple[str, ...]) -> dict[str, Any]:
+        spec["process"]["args"] = ["/bin/busybox", *command]
+        return spec
+
+    return config
+
+
+LIMITS = {
+    "memory": {"limit": 256 << 20, "swap": 256 << 20},
+    "pids": {"limit": 128},
+    "cpu": {"quota": 100_000, "period": 100_000},
+}
 
 
 def _unified() -> str:
@@ -96,23 +165,3 @@ def _unified() -> str:
         if kind == "cgroup2" and target != "/sys/fs/cgroup":
             return target
     return ""
-
-
-def _spec(example: dict[str, Any], tree: Path, args: list[str]) -> dict[str, Any]:
-    """The runtime's own example, with limits and without rights, as ours."""
-    sets = ("bounding", "effective", "permitted", "inheritable", "ambient")
-    example["process"] |= {
-        "terminal": False,
-        "user": {"uid": 65534, "gid": 65534},
-        "args": args,
-        "capabilities": {name: [] for name in sets},
-        "noNewPrivileges": True,
-        "rlimits": [],
-    }
-    example["root"] = {"path": str(tree), "readonly": True}
-    example["linux"]["resources"] |= {
-        "memory": {"limit": 256 << 20, "swap": 256 << 20},
-        "pids": {"limit": 128},
-        "cpu": {"quota": 100_000, "period": 100_000},
-    }
-    return example
