@@ -38,6 +38,8 @@ class Trouble(Struct, frozen=True):
     code: Code
     exit_code: int | None
     message: str
+    field: str = ""
+    """Of the job, if that is what is wrong."""
 
 
 class Story(Struct, frozen=True, kw_only=True):
@@ -63,15 +65,15 @@ def trouble_of(job: ContainerJob, error: EngineError) -> Trouble:
         said = f"{command} was not found in {image}: {said}"
     elif error.code is Code.COMMAND_NOT_RUNNABLE:
         said = f"{command} can't be executed in {image}; is it a program for this machine?: {said}"
-    return Trouble(error.code, error.exit_code, said)
+    return Trouble(error.code, error.exit_code, said, getattr(error, "field", ""))
 
 
 def ending(job: ContainerJob, story: Story) -> End:
     """`state`, `exit_code` and `error`; the rest of an End is not for this to say."""
     if story.cause is not None:
         return _ended_by_worker(job, story, story.cause)
-    if story.trouble is not None:
-        return _failed(story.trouble.code, story.trouble.message, story.trouble.exit_code)
+    if (trouble := story.trouble) is not None:
+        return _failed(trouble.code, trouble.message, trouble.exit_code, trouble.field)
     if story.exit is None:
         return _failed(Code.RUNTIME_ERROR, "nobody saw how the container ended")
     return _exited(job, story.exit, story.too_much_output)
@@ -142,8 +144,8 @@ def _too_much_output(job: ContainerJob) -> str:
     return f"left more than {most} bytes in /output (runtime.limits.max_artifact_bytes)"
 
 
-def _failed(code: Code, message: str, exit_code: int | None = None) -> End:
-    error = JobError(code, message)
+def _failed(code: Code, message: str, exit_code: int | None = None, field: str = "") -> End:
+    error = JobError(code, message, field)
     return End(state=ContainerJobState.FAILED, exit_code=exit_code, error=error)
 
 
