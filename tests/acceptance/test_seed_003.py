@@ -11,18 +11,18 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.containers.leftovers import containers_of, leftovers, settled
-from tests.containers.serving import Served, a_job, serve_on
+from tests.containers.serving import Served, a_job, new_id, serve_on
 
 from penstock.testing.engines import IMAGE
 
 SLOTS = 4
 """The seed's own example of `max_concurrent_jobs`."""
-LONG = {"max_runtime_seconds": 60}
 NINE = (
     *("job_id", "state", "created_at", "started_at", "finished_at"),
     *("exit_code", "stdout", "stderr", "error"),
@@ -60,49 +60,11 @@ def served(
 @pytest.fixture
 def full(served: Served) -> Iterator[list[str]]:
     """Jobs that take every slot until they are deleted."""
-    names = [new_id() for _ in range(SLOTS)]
-    for name in names:
-        begin(served, name)
-    for name in names:
-        assert first_words(served, name) == "up\n", str(stored(served, name))
+    names = [served.begin("echo up; sleep 50") for _ in range(SLOTS)]
     yield names
     for name in names:
-        delete(served, name)
-
-
-def new_id() -> str:
-    return f"job-{secrets.token_hex(6)}"
-
-
-def begin(served: Served, name: str, script: str = "echo up; sleep 50", **fields: Any) -> None:
-    status, answer = served.submit(name, "sh", "-c", script, **fields)
-    assert status == 202, answer
-
-
-def first_words(served: Served, name: str) -> str:
-    """What its container says first; it executes by then."""
-    status, page = served.ask("GET", f"/jobs/{name}/logs?stream=stdout&wait=40")
-    assert status == 200, page
-    return str(page["text"])
-
-
-def delete(served: Served, name: str) -> None:
-    status, answer = served.ask("DELETE", f"/jobs/{name}?wait=40")
-    assert status in (200, 202), answer
-
-
-def shell(served: Served, script: str, **fields: Any) -> dict[str, Any]:
-    return served.run(new_id(), "sh", "-c", script, **fields)
-
-
-def stored(served: Served, name: str) -> dict[str, Any]:
-    status, record = served.ask("GET", f"/jobs/{name}")
-    assert status == 200, record
-    return dict(record)
-
-
-def ids(served: Served) -> list[str]:
-    return [job["job_id"] for job in served.ask("GET", "/jobs?limit=100")[1]["jobs"]]
+        if served.stored(name)["state"] == "running":
+            served.cancel(name)
 
 
 def left(served: Served, mark: str, request: pytest.FixtureRequest, engine: str) -> list[str]:
@@ -121,7 +83,7 @@ def test_a_job_that_is_accepted_is_stored_as_queued_with_an_empty_record(
     name = new_id()
     answer = served.submit(name, "true")
     assert answer == (202, {"accepted": True, "job_id": name, "state": "queued"})
-    record = stored(served, name)
+    record = served.stored(name)
     assert tuple(record)[: len(NINE)] == NINE
     assert {key: record[key] for key in NINE[1:] if key != "created_at"} == {
         "state": "queued",
@@ -133,23 +95,21 @@ def test_a_job_that_is_accepted_is_stored_as_queued_with_an_empty_record(
         "error": None,
     }
     assert TIME.fullmatch(record["created_at"])
-    delete(served, name)
+    served.cancel(name)
 
 
 def test_a_job_is_running_while_its_container_executes(served: Served, engine: str) -> None:
-    name = new_id()
-    begin(served, name)
-    assert first_words(served, name) == "up\n"
-    record = stored(served, name)
+    name = served.begin("echo up; sleep 50")
+    record = served.stored(name)
     assert record["state"] == "running"
     assert record["created_at"] <= record["started_at"]
     assert (record["finished_at"], record["exit_code"], record["error"]) == (None, None, None)
     assert served.ask("GET", "/health")[1]["running_jobs"] == 1
-    delete(served, name)
+    served.cancel(name)
 
 
 def test_exit_code_0_is_finished(served: Served) -> None:
-    record = shell(served, "echo done")
+    record = served.shell("echo done")
     assert (record["state"], record["exit_code"], record["error"]) == ("finished", 0, None)
     assert (record["stdout"], record["stderr"]) == ("done\n", "")
     times = [record[key] for key in ("created_at", "started_at", "finished_at")]
@@ -158,7 +118,7 @@ def test_exit_code_0_is_finished(served: Served) -> None:
 
 
 def test_any_other_exit_code_is_failed(served: Served) -> None:
-    record = shell(served, "echo before; echo why >&2; exit 3")
+    record = served.shell("echo before; echo why >&2; exit 3")
     assert (record["state"], record["exit_code"]) == ("failed", 3)
     assert record["error"] == {"code": "NON_ZERO_EXIT", "message": "exited with 3"}
     assert (record["stdout"], record["stderr"]) == ("before\n", "why\n")
@@ -223,7 +183,7 @@ def test_a_submission_that_is_not_valid_is_rejected_with_an_error_and_not_stored
     served: Served, what: str
 ) -> None:
     job, code = REFUSED[what]
-    before = ids(served)
+    before = served.ids()
     status, answer = served.ask("POST", "/jobs", job)
     assert status == 400
     assert tuple(answer) == ("accepted", "job_id", "state", "error")
@@ -231,7 +191,7 @@ def test_a_submission_that_is_not_valid_is_rejected_with_an_error_and_not_stored
     assert answer["job_id"] == job.get("job_id")
     assert answer["error"]["code"] == code
     assert len(answer["error"]["message"]) > 10
-    assert ids(served) == before
+    assert served.ids() == before
 
 
 def test_the_refusal_that_the_seed_shows_is_answered_to_the_letter(served: Served) -> None:
@@ -256,7 +216,7 @@ def test_an_id_that_exists_is_rejected_and_the_first_job_stays_as_it_is(served: 
     status, answer = served.submit(name, "echo", "second")
     assert (status, answer["accepted"], answer["state"]) == (409, False, "rejected")
     assert answer["error"]["code"] == "JOB_ID_ALREADY_EXISTS"
-    assert stored(served, name) == first
+    assert served.stored(name) == first
 
 
 # -- Queue ----------------------------------------------------------------------------------
@@ -267,15 +227,15 @@ def test_no_more_run_than_may_and_the_rest_start_in_the_order_in_which_they_came
 ) -> None:
     waiting = [new_id() for _ in range(3)]
     for name in waiting:
-        begin(served, name, "echo ran")
+        assert served.submit(name, "echo", "ran")[0] == 202
     health = served.ask("GET", "/health")[1]
     assert (health["max_concurrent_jobs"], health["running_jobs"]) == (SLOTS, SLOTS)
     assert health["queued_jobs"] == len(waiting)
-    assert [stored(served, name)["state"] for name in waiting] == ["queued"] * 3
-    delete(served, full[0])  # room for one at a time
+    assert [served.stored(name)["state"] for name in waiting] == ["queued"] * 3
+    served.cancel(full[0])  # room for one at a time
     ended = [served.ended(name) for name in waiting]
     assert [record["state"] for record in ended] == ["finished"] * 3
-    for earlier, later in zip(ended, ended[1:], strict=False):
+    for earlier, later in pairwise(ended):
         assert earlier["finished_at"] <= later["started_at"]
 
 
@@ -284,14 +244,14 @@ def test_what_is_queued_is_there_after_the_worker_was_killed(
 ) -> None:
     waiting = [new_id() for _ in range(2)]
     for name in waiting:
-        begin(served, name, "echo ran")
-    before = [stored(served, name) for name in waiting]
+        assert served.submit(name, "echo", "ran")[0] == 202
+    before = [served.stored(name) for name in waiting]
     served.kill()
     served.start()
-    assert [stored(served, name)["created_at"] for name in waiting] == [
+    assert [served.stored(name)["created_at"] for name in waiting] == [
         record["created_at"] for record in before
     ]
-    delete(served, full[0])
+    served.cancel(full[0])
     assert [served.ended(name)["stdout"] for name in waiting] == ["ran\n"] * 2
 
 
@@ -299,23 +259,23 @@ def test_what_is_queued_is_there_after_the_worker_was_killed(
 
 
 def test_a_job_has_a_sandbox_folder_that_is_gone_when_it_has_ended(served: Served) -> None:
-    name, there = new_id(), served.jobs_dir / "jobs"
-    begin(
-        served,
-        name,
+    there = served.jobs_dir / "jobs"
+    name = served.begin(
         "cat /input/a.txt; while [ ! -e /output/go ]; do sleep 0.02; done; echo made > /output/b",
         inputs=[{"path": "a.txt", "text": "given"}],
         outputs=True,
     )
-    assert first_words(served, name) == "given"
     (given,), (output,) = there.glob("*/input/a.txt"), there.glob("*/output")
     assert given.read_text() == "given"
     (output / "go").touch()
     record = served.ended(name)
-    assert record["state"] == "finished"
+    assert (record["state"], record["stdout"]) == ("finished", "given")
     assert sorted(one["path"] for one in record["artifacts"]) == ["b", "go"]
     assert served.send("GET", f"/jobs/{name}/artifacts/b") == (200, b"made\n")
-    folders = lambda: [str(one) for kind in ("in", "out") for one in there.glob(f"*/{kind}put")]  # noqa: E731
+
+    def folders() -> list[str]:
+        return [str(one) for kind in ("input", "output") for one in there.glob(f"*/{kind}")]
+
     assert settled(folders) == []
 
 
@@ -334,7 +294,7 @@ def test_mode_build_builds_an_image_and_runs_it_or_says_that_it_failed(
     try:
         good = f"FROM {IMAGE}\nCOPY a.txt /a.txt\nRUN cat /a.txt /a.txt > /twice.txt\n"
         context = [{"path": "a.txt", "text": "built "}]
-        job = {"mode": "build", "image": "", "limits": LONG}
+        job = {"mode": "build", "image": "", "limits": {"max_runtime_seconds": 60}}
         if engine == "runc":
             status, answer = served.submit("built", **job, build={"dockerfile": good})
             assert (status, answer["error"]["code"]) == (400, "RUNTIME_NOT_SUPPORTED")
@@ -361,13 +321,13 @@ def test_the_container_reads_the_whole_job_on_its_standard_input(served: Served)
 def test_the_variables_of_the_job_are_those_of_the_container(served: Served) -> None:
     env = {"GREETING": "good day", "EMPTY": "", "LINES": "one\ntwo"}
     script = 'echo "$GREETING|$EMPTY|$LINES|${WORKER_ID-not ours}"'
-    record = shell(served, script, env=env)
+    record = served.shell(script, env=env)
     assert record["stdout"] == "good day||one\ntwo|not ours\n"
 
 
 def test_exit_code_and_both_streams_are_captured_each_for_itself(served: Served) -> None:
     script = "for i in 1 2 3; do echo out $i; echo err $i >&2; done; exit 7"
-    record = shell(served, script)
+    record = served.shell(script)
     assert record["exit_code"] == 7
     assert record["stdout"] == "out 1\nout 2\nout 3\n"
     assert record["stderr"] == "err 1\nerr 2\nerr 3\n"
@@ -382,7 +342,7 @@ def test_a_job_over_its_time_is_failed_and_its_container_is_gone(
     mark = f"9{secrets.randbelow(10**10):010}"
     script = f"echo begun; echo slow >&2; sleep 50; : {mark}"
     before = time.monotonic()
-    record = shell(served, script, limits={"max_runtime_seconds": 1})
+    record = served.shell(script, limits={"max_runtime_seconds": 1})
     assert time.monotonic() - before < 30
     assert (record["state"], record["exit_code"]) == ("failed", None)
     assert record["error"]["code"] == "TIMEOUT"
@@ -394,7 +354,7 @@ def test_a_job_over_its_time_is_failed_and_its_container_is_gone(
 
 
 def test_a_job_over_its_memory_is_failed_and_says_so(served: Served) -> None:
-    record = shell(served, "x=a; while :; do x=$x$x; done", limits={"memory_mb": 16})
+    record = served.shell("x=a; while :; do x=$x$x; done", limits={"memory_mb": 16})
     assert (record["state"], record["exit_code"]) == ("failed", 137)
     assert record["error"]["code"] == "OOM_KILLED"
     assert "memory" in record["error"]["message"]
@@ -421,25 +381,23 @@ def test_what_the_engine_can_not_run_is_failed_with_its_own_code(
 
 
 def test_a_record_is_answered_in_the_protocols_keys_and_stays_what_it_is(served: Served) -> None:
-    record = shell(served, "echo kept")
+    record = served.shell("echo kept")
     assert tuple(record)[: len(NINE)] == NINE
-    assert stored(served, record["job_id"]) == record
+    assert served.stored(record["job_id"]) == record
     served.kill()
     served.start()
-    assert stored(served, record["job_id"]) == record
+    assert served.stored(record["job_id"]) == record
 
 
 def test_nothing_of_an_ended_job_is_left_but_its_record(
     served: Served, engine: str, request: pytest.FixtureRequest
 ) -> None:
     mark = f"9{secrets.randbelow(10**10):010}"
-    cancelled = new_id()
-    begin(served, cancelled, f"echo up; sleep 50; : {mark}", outputs=True)
-    assert first_words(served, cancelled) == "up\n"
-    shell(served, f"(sleep 50; : {mark}) & exit 0", inputs=[{"path": "a", "text": "a"}])
-    shell(served, f"exit 1; : {mark}", outputs=True)
-    delete(served, cancelled)
-    assert stored(served, cancelled)["error"]["code"] == "CANCELLED"
+    cancelled = served.begin(f"echo up; sleep 50; : {mark}", outputs=True)
+    served.shell(f"(sleep 50; : {mark}) & exit 0", inputs=[{"path": "a", "text": "a"}])
+    served.shell(f"exit 1; : {mark}", outputs=True)
+    served.cancel(cancelled)
+    assert served.stored(cancelled)["error"]["code"] == "CANCELLED"
     assert settled(lambda: left(served, mark, request, engine)) == []
 
 

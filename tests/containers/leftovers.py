@@ -7,11 +7,14 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from penstock.testing.container_engine import processes_with
 from penstock.testing.engines import ask
 from penstock.workloads.container.engine import OWNER_LABEL
+
+T = TypeVar("T")
 
 
 def leftovers(mark: str, jobs_dir: Path) -> list[str]:
@@ -46,8 +49,8 @@ def containers_of(socket: Path, jobs_dir: Path) -> list[str]:
     return [f"container {found['Names'][0]}" for found in json.loads(answer)]
 
 
-def settled(look: Callable[[], list[str]], patience: float = 20) -> list[str]:
-    """What is still found after a while: a job that has ended is cleared away soon after."""
+def settled(look: Callable[[], T], patience: float = 20) -> T:
+    """What is still so after a while: a job that has ended is cleared away soon after."""
     until = time.monotonic() + patience
     while (found := look()) and time.monotonic() < until:
         time.sleep(0.02)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from tests.conftest import needs_runtime
@@ -129,6 +135,80 @@ class Served:
         status, answer = self.submit(job_id, *cmd, **fields)
         assert status == 202, answer
         return self.ended(job_id)
+
+    def shell(self, script: str, **fields: Any) -> dict[str, Any]:
+        """The record of a job that ran it."""
+        return self.run(new_id(), "sh", "-c", script, **fields)
+
+    def begin(self, script: str, **fields: Any) -> str:
+        """The id of a job that runs it, and whose container has said something by now."""
+        name = new_id()
+        fields = {"limits": {"max_runtime_seconds": 60}, **fields}
+        status, answer = self.submit(name, "sh", "-c", script, **fields)
+        assert status == 202, answer
+        page = self.ask("GET", f"/jobs/{name}/logs?stream=stdout&limit=10&wait=40")[1]
+        assert page["text"], str(self.stored(name))
+        return name
+
+    def cancel(self, job_id: str) -> None:
+        """Its container is gone when this returns."""
+        status, answer = self.ask("DELETE", f"/jobs/{job_id}?wait=40")
+        assert (status, answer["state"]) == (200, "failed"), answer
+
+    def stored(self, job_id: str) -> dict[str, Any]:
+        status, record = self.ask("GET", f"/jobs/{job_id}")
+        assert status == 200, record
+        return dict(record)
+
+    def ids(self) -> list[str]:
+        """Of all jobs that are stored."""
+        found: list[str] = []
+        query = "/jobs?limit=500"
+        while True:
+            page = self.ask("GET", query)[1]
+            found += [job["job_id"] for job in page["jobs"]]
+            if page["next"] is None:
+                return found
+            query = f"/jobs?limit=500&cursor={quote(page['next'])}"
+
+    # -- as its neighbour ---------------------------------------------------------
+
+    def containers(self) -> set[str]:
+        """What the containers of all its jobs are called."""
+        owner = (self.jobs_dir / "owner").read_text()
+        hashes = (sha256(f"{owner}/{name}".encode()).hexdigest() for name in self.ids())
+        return {f"penstock-{of[:24]}" for of in hashes}
+
+    def peak_memory(self) -> int:
+        """Bytes that its process has had in memory at most."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def disk_use(self) -> int:
+        """Bytes on the disk of all that its jobs brought and left."""
+        found = 0
+        for folder, _, names in os.walk(self.jobs_dir / "jobs"):
+            for name in names:
+                with suppress(OSError):
+                    found += os.lstat(os.path.join(folder, name)).st_blocks * 512
+        return found
+
+    @contextmanager
+    def connection(self) -> Iterator[socket.socket]:
+        """For what no client library would send."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as line:
+            yield line
+
+
+def new_id() -> str:
+    return f"job-{secrets.token_hex(6)}"
+
+
+def code_of(record: dict[str, Any]) -> str:
+    return str((record["error"] or {}).get("code", "finished"))
 
 
 def a_job(job_id: str, *cmd: str, limits: dict[str, Any] | None = None, **fields: Any) -> Any:
