@@ -12,14 +12,14 @@ from pathlib import Path
 from statistics import median
 
 from measure import percentile
-from penstock.workloads.container.sandbox import Sandboxes
-from penstock.workloads.container.worker import Worker
 
 from penstock.adapters.sqlite.containers.store import SqliteContainerStore
 from penstock.ports.clock import SystemClock
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import Engine
+from penstock.workloads.container.sandbox import Sandboxes
+from penstock.workloads.container.worker import Worker
 
 
 @asynccontextmanager
@@ -55,14 +55,17 @@ async def one_by_one(engine: Engine, folder: Path, count: int) -> dict[str, floa
     async with worker(engine, folder, 2) as one:
         await ended(one, "warm", "true")
         times = [await ended(one, f"one-{n}", "true") for n in range(count)]
-        waits = []
+        waits, runs = [], []
         for n in range(count):
             record = await one.get(f"one-{n}")
             assert record is not None
             assert record.started_at is not None
+            assert record.finished_at is not None
             waits.append(record.started_at - record.created_at)
+            runs.append(record.finished_at - record.started_at)
     return {
         "end_ms": median(times) * 1e3,
+        "run_ms": median(runs) * 1e3,
         "wait_p50_ms": median(waits) * 1e3,
         "wait_p99_ms": percentile(waits, 0.99) * 1e3,
     }

@@ -158,4 +158,4 @@ def test_the_container_benchmark_measures_the_bare_runtime_and_ours_and_judges_t
     results = json.loads(figures.read_text())["results"]["runc"]
     assert {"bare_ms", "end_ms", "rate_4", "bare_rate_4", "output_s"} <= set(results)
     assert min(results.values()) > 0
-    assert "| runc: submission to end at most 1.15 times its own command" in page.read_text()
+    assert "| runc: start to exit at most 1.15 times its own command" in page.read_text()
