@@ -67,7 +67,7 @@ def test_an_engine_that_dies_in_the_middle_is_told_and_nothing_hangs(
         served.start()
         try:
             name = served.begin(f"echo up; sleep 50; : {mark}")
-            (container,) = json.loads(ask(address, "GET", "/containers/json")[1])
+            (container,) = json.loads(ask(address, "GET", "/containers/json?all=1")[1])
             os.kill(int((engine / "pid").read_text()), signal.SIGKILL)
             record = served.ended(name)
             assert (code_of(record), record["exit_code"]) == ("ENGINE_UNAVAILABLE", None)
