@@ -28,6 +28,7 @@ VARIABLES = {
 }
 _CAMEL = {"workerId": "worker_id", "maxConcurrentJobs": "max_concurrent_jobs"}
 """Spellings that the protocol's own worker takes as well."""
+_LIMITS = ("defaults", "most")
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -70,6 +71,7 @@ def _from_file(file: Path) -> dict[str, Any]:
 
 
 def _converted(values: dict[str, Any], place: str) -> WorkerConfig:
+    values |= {name: _limits(name, values[name], place) for name in _LIMITS if name in values}
     try:
         return msgspec.convert(values, WorkerConfig)
     except msgspec.ValidationError as error:
@@ -83,6 +85,19 @@ def _converted(values: dict[str, Any], place: str) -> WorkerConfig:
             f"{place}: {path + ': ' if path else ''}there is no setting {unknown[1]!r}", hint=hint
         )
     raise Misconfigured(f"{place}: {path}: {message[0].lower() + message[1:]}")
+
+
+def _limits(name: str, given: Any, place: str) -> Any:
+    """A file need not name all of them: the others stay as they are without it."""
+    if not isinstance(given, dict):
+        return given
+    usual: dict[str, Any] = msgspec.to_builtins(getattr(WorkerConfig(), name))
+    for key in given:
+        if key not in usual:
+            near = get_close_matches(str(key), usual, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(usual)}"
+            raise Misconfigured(f"{place}: {name}: there is no limit {key!r}", hint=hint)
+    return usual | given
 
 
 def _with(config: WorkerConfig, field: str, value: Any, place: str) -> WorkerConfig:
