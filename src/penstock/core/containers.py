@@ -21,7 +21,6 @@ class Code(StrEnum):
 
     # Refusals, in the order in which a submission is checked.
     INVALID_BODY = "INVALID_BODY"
-    BODY_TOO_LARGE = "BODY_TOO_LARGE"
     UNSUPPORTED_PROTOCOL_VERSION = "UNSUPPORTED_PROTOCOL_VERSION"
     MISSING_JOB_ID = "MISSING_JOB_ID"
     INVALID_JOB_ID = "INVALID_JOB_ID"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -50,6 +51,8 @@ _LAST_CALL = 5.0
 _LOOK_AT_OUTPUT = 0.2
 _DEADLINE_MARGIN = 600.0
 """Seconds beyond every limit after which a container is certainly nobody's."""
+_ENDED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
+"""Exit codes of what a worker ended."""
 _MIB = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -92,9 +95,9 @@ class Course:
         self.image_id, self.ran = image_id, True
         return await self._told(self._from_the_middle(seconds))
 
-    async def adopt_exited(self, image_id: str) -> Story:
+    async def adopt_exited(self, image_id: str, *, out_of_time: bool) -> Story:
         self.image_id, self.ran = image_id, True
-        return await self._told(self._from_the_end())
+        return await self._told(self._from_the_end(out_of_time))
 
     async def _from_the_start(self) -> Story:
         try:
@@ -117,11 +120,14 @@ class Course:
         await self._attendance.resume()
         return await self._see_through(seconds)
 
-    async def _from_the_end(self) -> Story:
+    async def _from_the_end(self, out_of_time: bool) -> Story:
         await self._attendance.resume()  # some engines keep the last of what it wrote
         seen = await self._call(self._attendance.exit(), "say how the container ended")
         await asyncio.gather(self._attendance.finish(), self._meter.look())
-        return Story(exit=seen, too_much_output=await self._has_too_much())
+        # The worker that died had ended it: nobody else sends these once the time is over.
+        ended = out_of_time and seen.code in _ENDED and not seen.oom
+        cause = Cause.TIMEOUT if ended else None
+        return Story(exit=seen, cause=cause, too_much_output=await self._has_too_much())
 
     async def _image(self) -> Image:
         resolving = Resolving(self._engine, self._config, self._clock)

@@ -71,10 +71,11 @@ class Runner:
         with Asked(stop) as asked:
             course = self._course(job, sandbox, output, asked)
             image_id = found.labels.get(IMAGE_LABEL, "")
+            left = self._left(job, found, started_at)
             if found.state is ContainerState.EXITED:
-                story = await course.adopt_exited(image_id)
+                story = await course.adopt_exited(image_id, out_of_time=left <= 0)
             else:
-                story = await course.adopt_running(image_id, self._left(job, found, started_at))
+                story = await course.adopt_running(image_id, left)
             return await to_its_end(close_job(job, story, course, sandbox, output))
 
     def _left(self, job: ContainerJob, found: Found, started_at: float) -> float:
