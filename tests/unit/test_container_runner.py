@@ -437,7 +437,7 @@ async def test_a_job_that_writes_too_much_is_ended(rig: Rig) -> None:
 @with_rig
 async def test_a_job_that_wrote_too_much_and_was_gone_is_told_too(rig: Rig) -> None:
     rig.asks(outputs=True, limits={"max_artifact_bytes": 1000})
-    rig.script(leaves={"big": b"x" * 1001})
+    rig.script(says=(Say(b"x", after=0.05),), leaves={"big": b"x" * 1001})
     end = await rig.run()
     assert (end.state, code_of(end), end.exit_code) == ("failed", "OUTPUT_LIMIT", 0)
 

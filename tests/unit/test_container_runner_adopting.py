@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
-from tests.unit.container_runs import IMAGE, Rig, code_of, with_rig
+from tests.unit.container_runs import IMAGE, Rig, code_of, virtually, with_rig
 
 from penstock.core.containers import Stream
 from penstock.lifecycles.container import ContainerJobState
@@ -31,6 +32,16 @@ async def test_a_worker_that_goes_leaves_the_container_running_unread(rig: Rig) 
     assert not {"signal", "kill", "remove"} & set(rig.engine.calls)
     await rig.passes(5)  # nobody reads, and it does not stand still
     assert (await rig.found()).state is ContainerState.EXITED
+
+
+@with_rig
+async def test_a_worker_that_goes_waits_for_the_answer_to_a_start(rig: Rig) -> None:
+    """Else nobody could tell a container that was never started from one that is about to be."""
+    rig.script(seconds=5)
+    rig.engine.fault("start", Fault(before=2))
+    found = await let_go_after(rig, 1)
+    assert found.state is ContainerState.RUNNING
+    assert (await rig.adopt(found, rig.clock.now())).exit_code == 0
 
 
 @with_rig
@@ -113,6 +124,30 @@ async def test_a_container_that_ended_meanwhile_has_its_exit_code_and_artifacts(
     assert (end.exit_code, code_of(end), rig.text()) == (6, "NON_ZERO_EXIT", "a")
     assert [artifact.path for artifact in end.artifacts] == ["f"]
     assert end.stdout.gap
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "seconds", "code"),
+    [
+        (143, 101, "TIMEOUT"),
+        (137, 101, "TIMEOUT"),
+        (137, 5, "NON_ZERO_EXIT"),
+        (1, 101, "NON_ZERO_EXIT"),
+    ],
+)
+def test_what_the_last_worker_ended_for_want_of_time_is_told_so(
+    tmp_path: Path, exit_code: int, seconds: float, code: str
+) -> None:
+    async def story(rig: Rig) -> None:
+        rig.asks(limits={"max_runtime_seconds": 100})
+        rig.script(seconds=2, exit_code=exit_code)
+        began = rig.clock.now()
+        await let_go_after(rig, 1)
+        await rig.passes(seconds)
+        end = await rig.adopt(await rig.found(), began)
+        assert code_of(end) == code
+
+    virtually(tmp_path, story)
 
 
 @with_rig

@@ -152,6 +152,14 @@ def test_a_kill_that_does_not_come_through_is_given_again(tmp_path: Path, fault:
 
 
 @with_rig
+async def test_an_engine_that_gives_up_waiting_is_still_made_to_kill(rig: Rig) -> None:
+    rig.script(seconds=1000, heeds_term=False)
+    rig.engine.fault("wait", Fault(before=12, error=EngineError("odd")))
+    assert code_of(await rig.run()) == "TIMEOUT"
+    assert rig.engine.running() == []
+
+
+@with_rig
 async def test_a_reader_that_stalled_is_let_go_of_so_that_the_kill_comes_through(
     rig: Rig,
 ) -> None:

@@ -191,7 +191,6 @@ class Attendance:
         self._note_gap()
         if state is ContainerState.RUNNING and not self._let_go:
             await self._attach_again()
-        self._broke = None
 
     async def _attach_again(self) -> None:
         try:
