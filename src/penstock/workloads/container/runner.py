@@ -21,7 +21,7 @@ from penstock.workloads.container.engine import (
     Found,
 )
 from penstock.workloads.container.output import Output
-from penstock.workloads.container.patience import Asked, Late, to_its_end, within
+from penstock.workloads.container.patience import Asked, Late, within
 from penstock.workloads.container.sandbox import Sandbox
 
 _REMOVE = 60.0
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class Runner:
     """`run` and `adopt` end in exactly one End and raise nothing for what happens to the job.
     Cancelled as asyncio cancels, they let go: a container that runs is left running, with
-    nobody reading, until it is adopted; one that has ended is first seen to its end.
+    nobody reading, until it is adopted; one that has ended can be adopted, too.
     """
 
     def __init__(self, engine: Engine, config: WorkerConfig, clock: Clock, owner: str) -> None:
@@ -50,7 +50,7 @@ class Runner:
         with Asked(stop) as asked:
             course = self._course(job, sandbox, output, asked)
             story = await course.run()
-            return await to_its_end(close_job(job, story, course, sandbox, output))
+            return await close_job(job, story, course, sandbox, output)
 
     async def adopt(
         self,
@@ -76,7 +76,7 @@ class Runner:
                 story = await course.adopt_exited(image_id, out_of_time=left <= 0)
             else:
                 story = await course.adopt_running(image_id, left)
-            return await to_its_end(close_job(job, story, course, sandbox, output))
+            return await close_job(job, story, course, sandbox, output)
 
     def _left(self, job: ContainerJob, found: Found, started_at: float) -> float:
         """Seconds of its time; fetching the image was none of it."""
