@@ -18,8 +18,8 @@ from penstock.ports.clock import SystemClock
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import Engine
-from penstock.workloads.container.sandbox import Sandboxes
-from penstock.workloads.container.worker import Worker
+from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.standing.worker import Worker
 
 
 @asynccontextmanager

@@ -1,7 +1,7 @@
 """`penstock`, but an engine that is away is given up after a second instead of half a minute."""
 
 from penstock.cli import main
-from penstock.workloads.container import attending
+from penstock.workloads.container.running import attending
 
 if __name__ == "__main__":
     attending.ENGINE_PATIENCE = 1.0

@@ -21,9 +21,9 @@ from penstock.workloads.container.engine import OWNER_LABEL, Engine
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
-from penstock.workloads.container.output import Output
-from penstock.workloads.container.runner import Runner
-from penstock.workloads.container.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.running.runner import Runner
 
 MIB = 1 << 20
 

@@ -25,7 +25,6 @@ from tests.containers.shop import (
 from penstock.core.containers import BuildSpec, End, InputFile, Mode, Stream
 from penstock.testing.aio import run_async
 from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
-from penstock.workloads.container import attending
 from penstock.workloads.container.config import (
     ImageRules,
     Pull,
@@ -33,6 +32,7 @@ from penstock.workloads.container.config import (
 from penstock.workloads.container.engine import OWNER_LABEL
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
+from penstock.workloads.container.running import attending
 
 NOBODY = "localhost:1/nothing:1"
 """An image of a registry that does not answer."""

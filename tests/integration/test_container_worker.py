@@ -18,8 +18,8 @@ from penstock.ports.containers import RecordQuery
 from penstock.testing.aio import run_async
 from penstock.testing.containers import FakeEngine, Say, Script
 from penstock.workloads.container.config import OnRestart, WorkerConfig
-from penstock.workloads.container.sandbox import Sandboxes
-from penstock.workloads.container.worker import Worker
+from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.standing.worker import Worker
 
 JOBS = 60
 CONFIG = WorkerConfig(max_concurrent_jobs=4, memory_mb=4000, cpus=8, disk_low_mb=0, stop_grace=0.05)

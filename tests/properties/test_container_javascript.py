@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.workloads.container.javascript import as_string, stringify
+from penstock.workloads.container.protocol.javascript import as_string, stringify
 
 ECHO = """
 require('readline').createInterface({input: process.stdin}).on('line', line => {

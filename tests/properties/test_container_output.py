@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.core.containers import Stream
-from penstock.workloads.container import kept
-from penstock.workloads.container.output import Output
+from penstock.workloads.container.files import kept
+from penstock.workloads.container.files.output import Output
 
 OUT = Stream.STDOUT
 

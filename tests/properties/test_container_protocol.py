@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 
 from penstock.core.containers import Limits, Rejected
 from penstock.workloads.container.config import BuildRules, Compat, ImageRules, WorkerConfig
-from penstock.workloads.container.dockerfile import bases_of
-from penstock.workloads.container.paths import checked_folder
-from penstock.workloads.container.protocol import Accepted, check_job, read_job, recall_job
-from penstock.workloads.container.reference import parse_reference
+from penstock.workloads.container.protocol.dockerfile import bases_of
+from penstock.workloads.container.protocol.paths import checked_folder
+from penstock.workloads.container.protocol.reference import parse_reference
+from penstock.workloads.container.protocol.submission import (
+    Accepted,
+    check_job,
+    read_job,
+    recall_job,
+)
 
 CONFIGS = [
     WorkerConfig(build=BuildRules(enabled=True, bases=("*",))),

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.core.containers import Priority
-from penstock.workloads.container.queue import Need, Queue, Room, Waiting
+from penstock.workloads.container.standing.queue import Need, Queue, Room, Waiting
 
 ROOM = Room(3, 1000, 4)
 NEEDS = st.builds(Need, st.floats(6, 1000), st.floats(0.01, 4))

@@ -15,9 +15,9 @@ from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.containers import FakeEngine, Script
 from penstock.workloads.container.config import InputRules, WorkerConfig
 from penstock.workloads.container.engine import Found
-from penstock.workloads.container.output import Output
-from penstock.workloads.container.runner import Runner
-from penstock.workloads.container.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.running.runner import Runner
 
 IMAGE = "tool:1"
 

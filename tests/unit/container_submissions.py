@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.containers import Rejected
 from penstock.workloads.container.config import BuildRules, Compat, WorkerConfig
-from penstock.workloads.container.protocol import Accepted, read_job
+from penstock.workloads.container.protocol.submission import Accepted, read_job
 
 CONFIG = WorkerConfig()
 STRICT = WorkerConfig(compat=Compat.STRICT)

@@ -20,9 +20,9 @@ from penstock.ports.containers import Change, RecordQuery
 from penstock.testing.clock import LoopClock
 from penstock.testing.containers import FakeEngine, Script
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.patience import drop
-from penstock.workloads.container.sandbox import Sandboxes
-from penstock.workloads.container.worker import Worker
+from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.running.patience import drop
+from penstock.workloads.container.standing.worker import Worker
 
 QUICK, SLOW, ENDLESS = "quick:1", "slow:1", "endless:1"
 """Images whose jobs take no time, ten seconds, and as long as they are let."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workloads.container import artifacts, weighing
-from penstock.workloads.container.artifacts import Collected, collect, open_artifact
-from penstock.workloads.container.clearing import remove_tree
-from penstock.workloads.container.weighing import ENDLESS, weight
+from penstock.workloads.container.files import artifacts, weighing
+from penstock.workloads.container.files.artifacts import Collected, collect, open_artifact
+from penstock.workloads.container.files.clearing import remove_tree
+from penstock.workloads.container.files.weighing import ENDLESS, weight
 
 MANY = 1 << 30
 _PR_SET_DUMPABLE = 4

@@ -8,14 +8,6 @@ import pytest
 
 from penstock.core.containers import Code, ContainerJob, Limits
 from penstock.lifecycles.container import ContainerJobState
-from penstock.workloads.container.ending import (
-    Cause,
-    Story,
-    Trouble,
-    ending,
-    number,
-    trouble_of,
-)
 from penstock.workloads.container.engine import (
     BuildFailed,
     CommandNotFound,
@@ -25,6 +17,14 @@ from penstock.workloads.container.engine import (
     Exit,
     ImageNotFound,
     PullFailed,
+)
+from penstock.workloads.container.running.ending import (
+    Cause,
+    Story,
+    Trouble,
+    ending,
+    number,
+    trouble_of,
 )
 
 LIMITS = Limits(memory_mb=64, max_runtime_seconds=2.5, max_artifact_bytes=1000)

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.containers import ContainerRecord
 from penstock.testing.aio import run_async
-from penstock.workloads.container.feed import MOST_BEHIND, Feed
+from penstock.workloads.container.standing.feed import MOST_BEHIND, Feed
 
 
 def a_record(job_id: str) -> ContainerRecord:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workloads.container.machine import Disk, Machine, Memory, disk_of
+from penstock.workloads.container.standing.machine import Disk, Machine, Memory, disk_of
 
 
 def a_machine(root: Path, **files: str) -> Machine:

@@ -20,8 +20,8 @@ import pytest
 
 from penstock.core.containers import Stream, StreamCount
 from penstock.testing.aio import run_async
-from penstock.workloads.container import kept
-from penstock.workloads.container.output import Output
+from penstock.workloads.container.files import kept
+from penstock.workloads.container.files.output import Output
 
 OUT, ERR = Stream.STDOUT, Stream.STDERR
 
@@ -395,8 +395,8 @@ CHILD = """
 import mmap, random, struct, sys
 from pathlib import Path
 from penstock.core.containers import Stream
-from penstock.workloads.container import kept
-from penstock.workloads.container.output import Output
+from penstock.workloads.container.files import kept
+from penstock.workloads.container.files.output import Output
 
 folder, seed, limit, kept.SMALLEST = Path(sys.argv[1]), *map(int, sys.argv[2:])
 chance = random.Random(seed)

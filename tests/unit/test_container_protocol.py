@@ -26,7 +26,7 @@ from penstock.workloads.container.config import (
     InputRules,
     WorkerConfig,
 )
-from penstock.workloads.container.protocol import (
+from penstock.workloads.container.protocol.submission import (
     body_limit,
     check_job,
     read_job,

@@ -20,7 +20,7 @@ from penstock.workloads.container.config import (
     ImageRules,
     WorkerConfig,
 )
-from penstock.workloads.container.protocol import (
+from penstock.workloads.container.protocol.submission import (
     check_job,
 )
 

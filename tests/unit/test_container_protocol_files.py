@@ -17,7 +17,7 @@ from tests.unit.container_submissions import (
 
 from penstock.core.containers import Code, InputFile
 from penstock.workloads.container.config import BuildRules, ImageRules, InputRules, WorkerConfig
-from penstock.workloads.container.dockerfile import bases_of
+from penstock.workloads.container.protocol.dockerfile import bases_of
 
 # --- inputs ---
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.workloads.container.javascript import as_string, stringify
+from penstock.workloads.container.protocol.javascript import as_string, stringify
 
 PAIRS = [
     ('{"a": 1.0, "b" : [ 1 , 2 ] }', '{"a":1,"b":[1,2]}'),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workloads.container.paths import MAX_DEPTH, checked_folder, checked_path
+from penstock.workloads.container.protocol.paths import MAX_DEPTH, checked_folder, checked_path
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from tests.unit.container_submissions import accept, code_and_field, runtime
 from penstock.core.containers import BuildSpec, Code, ContainerJob
 from penstock.workloads.container.config import ImageRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError, Image
-from penstock.workloads.container.environment import MAX_BYTES, is_denied
-from penstock.workloads.container.policy import (
+from penstock.workloads.container.protocol.environment import MAX_BYTES, is_denied
+from penstock.workloads.container.protocol.policy import (
     NotAllowedImage,
     check_pattern,
     check_resolved,
     chosen_runtime,
     matches,
 )
-from penstock.workloads.container.reference import Reference, parse_reference
+from penstock.workloads.container.protocol.reference import Reference, parse_reference
 
 ONE = "sha256:" + "1" * 64
 TWO = "sha256:" + "2" * 64

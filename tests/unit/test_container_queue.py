@@ -13,7 +13,7 @@ from penstock.core.containers import (
     Priority,
 )
 from penstock.workloads.container.config import BuildRules, WorkerConfig
-from penstock.workloads.container.queue import Need, Queue, Room, Waiting, need_of
+from penstock.workloads.container.standing.queue import Need, Queue, Room, Waiting, need_of
 
 SMALL = Need(100, 1)
 

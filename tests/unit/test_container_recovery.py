@@ -10,7 +10,14 @@ from penstock.core.containers import ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.config import OnRestart
 from penstock.workloads.container.engine import ContainerState, Found
-from penstock.workloads.container.recovery import Adopt, GiveUp, Remove, decide, owner_of, unsettled
+from penstock.workloads.container.standing.recovery import (
+    Adopt,
+    GiveUp,
+    Remove,
+    decide,
+    owner_of,
+    unsettled,
+)
 
 ADOPT, END = OnRestart.ADOPT, OnRestart.END
 

@@ -8,14 +8,14 @@ import pytest
 from tests.unit.container_runs import Rig, code_of, virtually, with_rig
 
 from penstock.testing.containers import HANGS, NEVER_ANSWERS, Fault, Say
-from penstock.workloads.container.attending import ENGINE_PATIENCE
 from penstock.workloads.container.engine import (
     EngineError,
     EngineUnavailable,
     ImageNotFound,
     NotThere,
 )
-from penstock.workloads.container.stopping import KILL_WAITS
+from penstock.workloads.container.running.attending import ENGINE_PATIENCE
+from penstock.workloads.container.running.stopping import KILL_WAITS
 
 METHODS = ("image", "create", "attach", "start", "wait", "usage", "signal", "kill")
 LONGEST = 10 + 5 + sum(KILL_WAITS) + 4 * 60

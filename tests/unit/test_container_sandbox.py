@@ -30,9 +30,9 @@ from penstock.core.containers import (
 from penstock.testing.aio import run_async
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import EngineError, Mount
-from penstock.workloads.container.output import Output
-from penstock.workloads.container.placing import in_thread
-from penstock.workloads.container.sandbox import BadInput, Sandbox, Sandboxes
+from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.placing import in_thread
+from penstock.workloads.container.files.sandbox import BadInput, Sandbox, Sandboxes
 
 LARGE = os.urandom(3_000_000)
 
@@ -488,7 +488,7 @@ async def test_an_output_that_is_half_cleared_is_not_collected_again(
         raise OSError("interrupted")
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match="interrupted"):
-        patch.setattr("penstock.workloads.container.sandbox.remove_tree", interrupted)
+        patch.setattr("penstock.workloads.container.files.sandbox.remove_tree", interrupted)
         await sandbox.clear()
     assert (await sandbox.collect(1000))[0] == artifacts
     await sandbox.clear()

@@ -19,12 +19,12 @@ from penstock.core.containers import Code
 from penstock.core.errors import StoreFailed
 from penstock.lifecycles.container import ContainerJobState
 from penstock.testing.containers import HANGS, Fault, Script, image_of
-from penstock.workloads.container import upkeep
 from penstock.workloads.container.config import BuildRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError, EngineUnavailable
-from penstock.workloads.container.images import PulledImages
-from penstock.workloads.container.machine import Disk
-from penstock.workloads.container.upkeep import low_disk
+from penstock.workloads.container.standing import upkeep
+from penstock.workloads.container.standing.images import PulledImages
+from penstock.workloads.container.standing.machine import Disk
+from penstock.workloads.container.standing.upkeep import low_disk
 
 
 @with_rig

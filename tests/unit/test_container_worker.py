@@ -25,10 +25,10 @@ from penstock.core.errors import StoreFailed
 from penstock.lifecycles.container import ContainerJobState
 from penstock.ports.containers import Receipt, RecordQuery
 from penstock.testing.containers import Fault, Say, Script
-from penstock.workloads.container import upkeep
 from penstock.workloads.container.config import Pull
 from penstock.workloads.container.engine import EngineUnavailable
-from penstock.workloads.container.machine import Disk
+from penstock.workloads.container.standing import upkeep
+from penstock.workloads.container.standing.machine import Disk
 
 QUEUED, RUNNING = ContainerJobState.QUEUED, ContainerJobState.RUNNING
 FINISHED, FAILED = ContainerJobState.FINISHED, ContainerJobState.FAILED

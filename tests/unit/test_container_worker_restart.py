@@ -31,7 +31,7 @@ from penstock.workloads.container.engine import (
     EngineUnavailable,
     Plan,
 )
-from penstock.workloads.container.worker import Worker
+from penstock.workloads.container.standing.worker import Worker
 
 QUEUED, RUNNING = ContainerJobState.QUEUED, ContainerJobState.RUNNING
 FINISHED, FAILED = ContainerJobState.FINISHED, ContainerJobState.FAILED

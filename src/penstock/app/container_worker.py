@@ -16,7 +16,7 @@ from penstock.workloads.container.loading import load_config
 if TYPE_CHECKING:
     from penstock.api.container.options import ContainerHttpOptions
     from penstock.api.container.server import ContainerServer
-    from penstock.workloads.container.worker import Worker
+    from penstock.workloads.container.standing.worker import Worker
 
 
 def executor_config(settings: Settings) -> WorkerConfig | None:
@@ -41,8 +41,8 @@ async def container_worker(config: WorkerConfig) -> AsyncIterator[tuple[Worker, 
     from penstock.api.container.server import ContainerServer
     from penstock.app.engine import make_private
     from penstock.workloads.container.engines.discovery import open_engine
-    from penstock.workloads.container.sandbox import Sandboxes
-    from penstock.workloads.container.worker import Worker
+    from penstock.workloads.container.files.sandbox import Sandboxes
+    from penstock.workloads.container.standing.worker import Worker
 
     clock, options = SystemClock(), http_options(config)
     options.check()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.workloads.container.config import WorkerConfig
     from penstock.workloads.container.engine import Image
     from penstock.workloads.container.engines.oci.images import ImageStore
-    from penstock.workloads.container.worker import Worker
+    from penstock.workloads.container.standing.worker import Worker
 
 log = logging.getLogger("penstock.cli")
 

@@ -55,7 +55,7 @@ PLACES = """\
 | `penstock.db` | every job and its history |
 | `penstock.lock` | held by the engine that owns the folder |
 | `penstock.sock` | where clients and workers connect |
-| `containers/` | the folders of container jobs, the records of a worker that stands alone, the images of the engine `oci` |
+| `containers/` | folders of container jobs, and the images of the engine `oci` |
 | `blobs/` | payloads too large for their pointer, named by their content |
 | `files/` | files that a job may point to with `file:` |
 | `token` | the owner's key: for TCP, and to do everything over HTTP; mode 0600 |

@@ -20,8 +20,8 @@ from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
 from penstock.testing.containers import FakeEngine, Say, Script
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.sandbox import Sandboxes
-from penstock.workloads.container.worker import Worker
+from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.standing.worker import Worker
 
 EURO = "€".encode()
 SCRIPTS = {

@@ -37,12 +37,12 @@ from penstock.ports.token import Token
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import Engine, EngineError, EngineFacts
 from penstock.workloads.container.engines.discovery import open_engine
+from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
 from penstock.workloads.container.lines import Lines
-from penstock.workloads.container.output import Output
 from penstock.workloads.container.owners import Owners
-from penstock.workloads.container.protocol import check_job
-from penstock.workloads.container.runner import Runner
-from penstock.workloads.container.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.protocol.submission import check_job
+from penstock.workloads.container.running.runner import Runner
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.core.errors import Misconfigured
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.policy import check_pattern
+from penstock.workloads.container.protocol.policy import check_pattern
 
 VARIABLES = {
     "WORKER_ID": "worker_id",

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 import msgspec
 
-from penstock.workloads.container.dockerfile import SCRATCH, bases_of
 from penstock.workloads.container.engine import (
     BuildFailed,
     BuildPlan,
@@ -23,6 +22,7 @@ from penstock.workloads.container.engines.docker.context import packed
 from penstock.workloads.container.engines.docker.images import Images
 from penstock.workloads.container.engines.docker.leftovers import Leftovers
 from penstock.workloads.container.engines.docker.podman_build import PodmanBuild
+from penstock.workloads.container.protocol.dockerfile import SCRATCH, bases_of
 
 _CPU_PERIOD = 100_000
 _SHARED_MEMORY = 16 << 20

@@ -1,0 +1,178 @@
+"""The folder of a job: what goes into its container, what comes out of it, what it wrote.
+
+    <root>/<sha256 of the job's id>/    for the worker alone
+        input/       the job's files; the container sees them as /input and can't change them
+        output/      empty at first; the container may write to it, as /output
+        build/       a Dockerfile and its context
+        artifacts/   what was collected from output/
+        logs/        what it wrote to its two streams
+
+Nothing of a job's id is ever in a path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.core.containers import (
+    INPUT_FOLDER,
+    OUTPUT_FOLDER,
+    Artifact,
+    ContainerJob,
+)
+from penstock.ports.blobs import Blobs
+from penstock.workloads.container.config import InputRules
+from penstock.workloads.container.engine import Mount
+from penstock.workloads.container.files.artifacts import collect, open_artifact
+from penstock.workloads.container.files.clearing import remove_tree
+from penstock.workloads.container.files.placing import BadInput as BadInput
+from penstock.workloads.container.files.placing import Placing, in_thread
+from penstock.workloads.container.files.tree import Tree
+from penstock.workloads.container.files.weighing import weight
+
+_NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_GONE = ".gone-"
+
+
+class Sandboxes:
+    def __init__(self, root: Path, rules: InputRules, blobs: Blobs | None = None) -> None:
+        self._root = root
+        self._rules = rules
+        self._blobs = blobs
+
+    def of(self, job_id: str) -> Sandbox:
+        """A job's folder, whether or not it is there."""
+        name = sha256(job_id.encode(errors="surrogatepass")).hexdigest()
+        return Sandbox(self._root / name, self._rules, self._blobs)
+
+    def names(self) -> list[str]:
+        """Folders that are there."""
+        try:
+            return sorted(filter(_NAME.fullmatch, os.listdir(self._root)))
+        except FileNotFoundError:
+            return []
+
+    def discard(self, name: str) -> None:
+        """Remove a folder whose record is gone. It blocks: meant for a thread."""
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of a job's folder")
+        remove_tree(self._root / name)
+
+
+class Sandbox:
+    """Whatever takes long happens in a thread; a cancel waits for it, so that nothing goes on
+    behind the back of whoever cancelled."""
+
+    def __init__(self, folder: Path, rules: InputRules, blobs: Blobs | None) -> None:
+        self.folder = folder
+        self._rules = rules
+        self._blobs = blobs
+
+    @property
+    def logs(self) -> Path:
+        """For `Output`."""
+        return self.folder / "logs"
+
+    async def prepare(self, job: ContainerJob) -> tuple[Mount, ...]:
+        """Make the folders that the container sees, and fill in its input. Raises BadInput, with
+        nothing left of what this made."""
+        mounts = []
+        async with self._whole("input", "output", "artifacts"):
+            if job.inputs:
+                with Tree(self.folder / "input", self._rules) as tree:
+                    await self._placing(tree).place("inputs", job.inputs)
+                    await in_thread(tree.seal)
+                mounts.append(Mount(self.folder / "input", INPUT_FOLDER))
+            if job.outputs:
+                await in_thread(self._make_output, job.user)
+                mounts.append(Mount(self.folder / "output", OUTPUT_FOLDER, read_only=False))
+        return tuple(mounts)
+
+    async def build_context(self, job: ContainerJob) -> Path:
+        """A folder with the Dockerfile and the files of its context. Raises BadInput, with
+        nothing left of what this made."""
+        assert job.build is not None
+        async with self._whole("build"):
+            with Tree(self.folder / "build", self._rules, read_only=False) as tree:
+                placing = self._placing(tree)
+                await placing.write("runtime.build.dockerfile", "Dockerfile", job.build.dockerfile)
+                await placing.place("runtime.build.context", job.build.context)
+                await in_thread(tree.seal)
+        return self.folder / "build"
+
+    def output_size(self) -> int:
+        """Bytes that are in the output folder now. It blocks: meant for a thread."""
+        return weight(self.folder / "output")
+
+    async def collect(self, limit: int) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
+        """Take over what is in the output folder, up to so many bytes, and say what was not
+        taken. The container has ended. Durable when this returns; may be asked again."""
+        collected = await in_thread(
+            collect, self.folder / "output", self.folder / "artifacts", limit
+        )
+        return tuple(collected.artifacts), collected.skipped
+
+    def open(self, path: str) -> BinaryIO:
+        """An artifact. Raises FileNotFoundError for everything else."""
+        return open_artifact(self.folder / "artifacts", path)
+
+    async def clear(self) -> None:
+        """Remove all but the artifacts and what it wrote. Raises OSError if something stays."""
+        await in_thread(self._clear, "input", "output", "build")
+
+    async def delete(self) -> None:
+        """Remove everything. Raises OSError if something stays."""
+        await in_thread(remove_tree, self.folder)
+
+    def _placing(self, tree: Tree) -> Placing:
+        return Placing(tree, self._rules, self._blobs, self.folder)
+
+    @asynccontextmanager
+    async def _whole(self, *names: str) -> AsyncIterator[None]:
+        """Begin without these, and end without them if it fails."""
+        was_there = self.folder.exists()
+        try:
+            await in_thread(self._clear, *names)
+            await in_thread(self._make_folder)
+            yield
+        except BaseException:
+            await in_thread(self._clear, *names)
+            if not was_there:
+                with suppress(OSError):
+                    self.folder.rmdir()
+            raise
+
+    def _make_folder(self) -> None:
+        self.folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        # Somebody may have made it otherwise; what is inside is open to the container's user.
+        self.folder.chmod(0o700)
+
+    def _make_output(self, user: tuple[int, int]) -> None:
+        self._make_folder()
+        output = self.folder / "output"
+        output.mkdir()
+        if os.geteuid() == 0:
+            os.chown(output, *user)
+        # The container's user may be another one out here than in there.
+        output.chmod(0o777)
+
+    def _clear(self, *names: str) -> None:
+        """Each is there as a whole or not at all, also when this is interrupted."""
+        try:
+            present = set(os.listdir(self.folder))
+        except FileNotFoundError:
+            return
+        doomed = [name for name in present if name.startswith(_GONE)]
+        for name in present.intersection(names):
+            doomed.append(_GONE + secrets.token_hex(8))
+            os.rename(self.folder / name, self.folder / doomed[-1])
+        for name in doomed:
+            remove_tree(self.folder / name)

@@ -1,0 +1,1 @@
+"""What a submission is: read strictly, checked in the protocol's order, allowed or not."""

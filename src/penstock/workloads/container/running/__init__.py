@@ -1,0 +1,1 @@
+"""One container, from its image to its one end."""
