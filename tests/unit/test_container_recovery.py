@@ -37,7 +37,6 @@ def a_container(name: str, state: ContainerState = ContainerState.RUNNING) -> Fo
         (ContainerState.RUNNING, END, True),
         (ContainerState.EXITED, ADOPT, False),
         (ContainerState.EXITED, END, False),
-        (ContainerState.CREATED, ADOPT, False),
     ],
 )
 def test_a_jobs_container_is_taken_up(
@@ -50,11 +49,14 @@ def test_a_jobs_container_is_taken_up(
     assert bool(decision.stop) is stopped
 
 
-def test_where_jobs_are_ended_one_that_was_never_started_is_and_its_container_goes() -> None:
+@pytest.mark.parametrize("on_restart", OnRestart)
+def test_a_job_whose_container_was_not_started_is_given_up_and_the_container_goes(
+    on_restart: OnRestart,
+) -> None:
     record, found = a_record("a"), a_container("a", ContainerState.CREATED)
-    given_up, removed = decide([record], [found], END)
+    given_up, removed = decide([record], [found], on_restart)
     assert isinstance(given_up, GiveUp)
-    assert "never started" in given_up.message
+    assert "not yet started" in given_up.message
     assert removed == Remove(found)
 
 

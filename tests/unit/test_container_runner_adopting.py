@@ -161,19 +161,6 @@ async def test_an_exit_counts_although_a_cancel_waits(rig: Rig) -> None:
 
 
 @with_rig
-async def test_a_container_that_was_never_started_is_made_anew(rig: Rig) -> None:
-    rig.asks(stdin_bytes=b"all of it")
-    rig.script(echoes=True)
-    rig.engine.fault("attach", Fault(before=5))
-    found = await let_go_after(rig, 1)
-    assert found.state is ContainerState.CREATED
-    end = await rig.adopt(found, rig.clock.now())
-    assert (end.exit_code, rig.text()) == (0, "all of it")
-    assert rig.engine.calls.count("create") == 2
-    assert rig.engine.leftovers() == [rig.container]
-
-
-@with_rig
 async def test_an_engine_that_is_away_when_a_job_is_adopted_is_waited_for(rig: Rig) -> None:
     rig.script(says=(Say(b"a"), Say(b"b", after=5)), seconds=1)
     began = rig.clock.now()

@@ -145,12 +145,14 @@ async def killed_before_the_start(rig: Rig, image: str) -> str:
 
 
 @with_rig
-async def test_a_job_whose_container_was_never_started_is_run(rig: Rig) -> None:
+async def test_a_job_whose_container_was_not_started_is_not_run_again(rig: Rig) -> None:
     await killed_before_the_start(rig, QUICK)
     worker = await rig.start()
-    assert (await ended(worker, "a")).state is FINISHED
-    assert rig.ends() == {"a": 1}
-    assert rig.engine.calls.count("start") == 1
+    record = await ended(worker, "a")
+    assert record.error is not None
+    assert record.error.code == "WORKER_RESTARTED"
+    assert rig.engine.calls.count("start") == 0
+    assert rig.engine.leftovers() == []
 
 
 @with_rig

@@ -381,6 +381,15 @@ class EngineContract:
             await lab.engine.remove(plan.name)
 
     @run_async
+    async def test_several_may_remove_it_at_once(self, make: MakeEngine) -> None:
+        async with self.lab(make) as lab:
+            plan = lab.shell("echo on; sleep 60")
+            attached = await lab.begin(plan)
+            await first_output(attached)
+            await asyncio.gather(*(lab.engine.remove(plan.name) for _ in range(3)))
+            assert await lab.engine.find({JOB_LABEL: plan.name}) == []
+
+    @run_async
     async def test_what_is_not_there_can_be_ended_but_not_waited_for(
         self, make: MakeEngine
     ) -> None:

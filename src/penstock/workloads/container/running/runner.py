@@ -64,10 +64,6 @@ class Runner:
         """Take up a container that an earlier worker left. What it was not sent of its input
         it does not get; its run time counts from when it was started. One that was only created
         is made anew: an engine that is still about to start it would run the job twice."""
-        if found.state is ContainerState.CREATED:
-            await self.remove(job.job_id)
-            await sandbox.clear()
-            return await self.run(job, sandbox, output, stop)
         with Asked(stop) as asked:
             course = self._course(job, sandbox, output, asked)
             image_id = found.labels.get(IMAGE_LABEL, "")

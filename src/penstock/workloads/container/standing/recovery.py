@@ -75,13 +75,14 @@ def _of_job(record: ContainerRecord, found: Found | None, on_restart: OnRestart)
             "the worker was restarted; the job's container had not been made, or was removed "
             "by somebody else",
         )
+    if found.state is ContainerState.CREATED:
+        # An engine may call one so that it has begun to start: to start it again could be twice.
+        return GiveUp(
+            record, "the worker was restarted; the job's container was made, but not yet started"
+        )
     if on_restart is OnRestart.ADOPT or found.state is ContainerState.EXITED:
         # What has ended by itself is told as it ended.
         return Adopt(record, found)
-    if found.state is ContainerState.CREATED:
-        return GiveUp(
-            record, "the worker was restarted; the job's container was made, but never started"
-        )
     return Adopt(record, found, f"{RESTARTED}, and ends what it finds running")
 
 

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -61,6 +62,8 @@ class Containers:
         self._attached: dict[str, list[AttachedStreams]] = {}
         self._ends: dict[str, Streams] = {}
         self._spawned: dict[str, asyncio.Future[int]] = {}
+        self._removals: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """One at a time for each name: whoever comes second finds nothing to do."""
         (root / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
 
     # -- beginning --------------------------------------------------------------
@@ -202,9 +205,13 @@ class Containers:
             _end_runtime(folder)
 
     async def remove(self, name: str) -> None:
-        folder = self._folder(name)
-        if not folder.path.exists():
-            return
+        async with self._removals.setdefault(name, asyncio.Lock()):
+            folder = self._folder(name)
+            if folder.path.exists():
+                await self._remove(folder)
+
+    async def _remove(self, folder: RunFolder) -> None:
+        name = folder.name
         for attached in self._attached.pop(name, ()):
             attached.close()
         await self._end_launcher(folder)
