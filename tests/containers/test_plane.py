@@ -102,6 +102,7 @@ def test_without_stdin_it_reads_the_whole_job_with_its_payload(ps: penstock.Clie
     assert job["task"]["payload"] == {"n": 1}
     assert job["protocol_version"] == 1
     assert penstock.container(IMAGE, "cat", stdin="text").run(ps).stdout == "text"
+    assert penstock.container(IMAGE, "wc", "-c", stdin=b"\xff\x00\n").run(ps).stdout == "3\n"
 
 
 def test_its_lines_are_in_the_job_s_log_as_they_come(ps: penstock.Client) -> None:

@@ -62,6 +62,7 @@ def test_a_number_too_large_for_a_double_is_no_part_of_a_command() -> None:
 @pytest.mark.parametrize(
     ("stdin", "task", "mode", "read"),
     [
+        ({"base64": "AP8K"}, None, StdinMode.BYTES, b"\x00\xff\n"),
         ("none", {}, StdinMode.NONE, b""),
         ("payload", {"payload": {"b": 1.0, "1": 2}}, StdinMode.PAYLOAD, b'{"1":2,"b":1}'),
         ("payload", {"payload": "as it is\n"}, StdinMode.PAYLOAD, b"as it is\n"),
@@ -96,6 +97,12 @@ def test_a_container_reads_what_the_job_says(
 def test_a_stdin_that_says_nothing_is_an_invalid_field(stdin: Any, task: Any) -> None:
     asked = runtime(stdin=stdin) | {"task": task}
     assert code_and_field(asked) == (Code.INVALID_FIELD, "runtime.stdin")
+
+
+@pytest.mark.parametrize("given", ["A", "****", 7, None])
+def test_a_stdin_that_is_no_base64_is_an_invalid_field(given: Any) -> None:
+    asked = runtime(stdin={"base64": given})
+    assert code_and_field(asked) == (Code.INVALID_FIELD, "runtime.stdin.base64")
 
 
 def test_a_stdin_of_half_a_character_can_not_be_written() -> None:

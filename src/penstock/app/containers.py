@@ -105,7 +105,7 @@ def container(
     image: str,
     *cmd: str,
     env: Mapping[str, str] | None = None,
-    stdin: str | None = None,
+    stdin: str | bytes | None = None,
     inputs: Mapping[str, Content] | None = None,
     outputs: bool = False,
     timeout: float | None = None,
@@ -115,8 +115,8 @@ def container(
     """A command in a container.
 
     `inputs` are files that it finds in /input; with `outputs` it may leave files in /output.
-    `timeout` is how many seconds it may run. `stdin` is text; without it the container reads
-    the whole job, with `payload` in it, as JSON. Limits (`memory_mb`, `cpus`, `pids`,
+    `timeout` is how many seconds it may run. `stdin` is what it reads; without it, it reads the
+    whole job, with `payload` in it, as JSON. Limits (`memory_mb`, `cpus`, `pids`,
     `max_output_bytes`, `tmp_mb`) and other fields of `runtime` (`user`, `network`, `workdir`,
     `runtime`) can be given by name.
     """
@@ -129,7 +129,7 @@ def container(
     if limits:
         runtime["limits"] = limits
     if stdin is not None:
-        runtime["stdin"] = {"text": stdin}
+        runtime["stdin"] = _content(stdin)
     job: dict[str, Any] = {"runtime": runtime}
     if payload is not None:
         job["task"] = {"type": "container", "payload": payload}
@@ -146,9 +146,13 @@ def _input(path: str, content: Content) -> dict[str, Any]:
             content = content.read_bytes()
         except OSError as error:
             raise InvalidRequest(f"inputs[{path!r}]", f"can't be read: {error}") from error
+    return {"path": path, **_content(content)}
+
+
+def _content(content: str | bytes) -> dict[str, str]:
     if isinstance(content, str):
-        return {"path": path, "text": content}
-    return {"path": path, "base64": base64.b64encode(content).decode()}
+        return {"text": content}
+    return {"base64": base64.b64encode(content).decode()}
 
 
 def result_pointer(job: Job) -> str:

@@ -107,7 +107,7 @@ def _container(
 
     given = {"memory_mb": said.pop("memory"), "env": dict(said.pop("env")) or None, **said}
     if given.pop("stdin"):
-        given["stdin"] = sys.stdin.buffer.read().decode("utf-8", "replace")
+        given["stdin"] = sys.stdin.buffer.read()
     if not given["network"]:
         del given["network"]
     options = {name: value for name, value in given.items() if value is not None}

@@ -77,6 +77,8 @@ class StdinMode(StrEnum):
     """`task.payload` as compact JSON, or as it is when it is a string."""
     TEXT = "text"
     """`runtime.stdin.text`."""
+    BYTES = "bytes"
+    """`runtime.stdin.base64`, decoded."""
     NONE = "none"
     """Nothing: it is at its end from the start."""
 

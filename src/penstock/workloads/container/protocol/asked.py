@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from binascii import a2b_base64
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -65,9 +66,18 @@ def read_stdin(value: Any, job: Mapping[str, Any], body: bytes) -> tuple[StdinMo
         return StdinMode.NONE, b""
     if value == StdinMode.PAYLOAD:
         return StdinMode.PAYLOAD, _payload(field, job)
-    if not isinstance(value, dict) or "text" not in value:
-        refuse(field, "must be 'job', 'payload', 'none' or an object with a text")
+    if not isinstance(value, dict) or ("text" in value) == ("base64" in value):
+        refuse(field, "must be 'job', 'payload', 'none' or an object with a text or base64")
+    if "base64" in value:
+        return StdinMode.BYTES, _decoded(f"{field}.base64", value["base64"])
     return StdinMode.TEXT, text_of(f"{field}.text", value["text"], nul=True).encode()
+
+
+def _decoded(field: str, value: Any) -> bytes:
+    try:
+        return a2b_base64(text_of(field, value), strict_mode=True)
+    except ValueError as error:
+        refuse(field, f"is not valid base64: {error}")
 
 
 def _payload(field: str, job: Mapping[str, Any]) -> bytes:
