@@ -5,7 +5,8 @@ part that matters) and `runtime` with `mode`, `image`, `cmd`, `env` and, in `lim
 and `max_runtime_seconds`. These are added, none is needed, and null means absent:
 
     runtime.limits     cpus, pids, max_output_bytes, tmp_mb, max_artifact_bytes, pull_seconds
-    runtime.stdin      "job" (the whole job, compact), "payload", "none", {"text": "…"} or {"base64": "…"}
+    runtime.stdin      "job" (the whole job, compact), "payload", "none",
+                       {"text": "…"} or {"base64": "…"}
     inputs             [{"path", "text" | "base64" | "pointer", "archive"?, "executable"?}, …]
     outputs            true: a folder to leave artifacts in
     runtime.network    true, where the worker's rules list the image
