@@ -16,12 +16,14 @@ from penstock.control.rule_fields import APPROVAL, CONSTRAINTS
 from penstock.control.safety import EFFECTS, Rule
 from penstock.core import errors
 from penstock.core.breakers import BREAKER_OPEN
+from penstock.core.containers import Code, Limits
 from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy, Unique
 from penstock.core.transition import Transition
 from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import ACTORS, JobState, Role
 from penstock.ports.desk import PARTS, Desk
 from penstock.ports.executor import CancelToken, Context
+from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.function.definition import JobFunction
 from penstock.workloads.function.options import Definition, SubmitOptions
 
@@ -233,3 +235,26 @@ def test_pages_use_our_words(pages: dict[str, str]) -> None:
         if re.search(rf"\b{theirs}", text, re.I)
     ]
     assert found == []
+
+
+# -- containers -----------------------------------------------------------------------------
+
+
+def test_every_code_of_a_container_job_is_on_the_page(pages: dict[str, str]) -> None:
+    told = first_cells(section(pages["docs/reference/containers.md"], "## Codes"))
+    assert sorted(set(Code) - set(told)) == []
+
+
+def test_every_limit_of_a_container_job_is_on_the_page(pages: dict[str, str]) -> None:
+    told = first_cells(section(pages["docs/reference/containers.md"], "### Limits"))
+    assert set(told) == set(Limits.__struct_fields__)
+
+
+def test_every_setting_of_a_container_worker_is_on_the_page(pages: dict[str, str]) -> None:
+    told = first_cells(section(pages["docs/reference/containers.md"], "## The worker's file"))
+    wanted = set()
+    for field in WorkerConfig.__struct_fields__:
+        value = getattr(WorkerConfig(), field)
+        inner = getattr(value, "__struct_fields__", ()) if not isinstance(value, Limits) else ()
+        wanted |= {f"{field}.{name}" for name in inner} or {field}
+    assert set(told) == wanted
