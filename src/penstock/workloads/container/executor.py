@@ -31,7 +31,7 @@ from penstock.core.pointer import encode_data
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.container import ContainerJobState, canonical_end
-from penstock.ports.blobs import Blobs
+from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Context, Outcome, Task, World
 from penstock.ports.token import Token
 from penstock.workloads.container.config import WorkerConfig
@@ -95,9 +95,9 @@ class ContainerExecutor:
     async def open(self, world: World) -> None:
         """Find the engine, and clear away what a worker that died left behind."""
         if self._config is not None:
-            await self._opened(world.blobs)
+            await self._opened(world)
 
-    async def _opened(self, blobs: Blobs | None) -> Runner:
+    async def _opened(self, world: World | None) -> Runner:
         config = self._config
         assert config is not None
         async with self._opening:
@@ -105,7 +105,7 @@ class ContainerExecutor:
                 engine = self._engine = self._engine or await open_engine(config)
                 try:
                     self._facts = await engine.facts()
-                    await self._enter(engine, config, blobs)
+                    await self._enter(engine, config, world)
                 except EngineError as error:
                     raise Misconfigured(
                         f"no container can be run here: {error}",
@@ -114,15 +114,14 @@ class ContainerExecutor:
             assert self._runner is not None
             return self._runner
 
-    async def _enter(self, engine: Engine, config: WorkerConfig, blobs: Blobs | None) -> None:
-        from penstock.ports.clock import SystemClock
-
+    async def _enter(self, engine: Engine, config: WorkerConfig, world: World | None) -> None:
         self._owners = owners = Owners(config.jobs_dir / "owners")
         folder = owners.enter()
         for name in await owners.sweep(engine):
             log.warning("container %s was left behind by a worker that died; removed", name)
+        blobs, clock = (world.blobs, world.clock) if world is not None else (None, SystemClock())
         self._sandboxes = Sandboxes(folder, config.inputs, blobs)
-        self._runner = Runner(engine, config, SystemClock(), owners.me)
+        self._runner = Runner(engine, config, clock, owners.me)
 
     def check(self, topic: str, payload: bytes) -> None:
         self._read(payload, "job")
@@ -161,8 +160,7 @@ class ContainerExecutor:
             return _failure("BAD_INPUT", str(wrong))
         except _NotEnforced as unmet:
             return _failure("CONSTRAINT_NOT_ENFORCED", str(unmet))
-        blobs = ctx.world.blobs if ctx.world is not None else None
-        return await self._contained(await self._opened(blobs), job, ctx)
+        return await self._contained(await self._opened(ctx.world), job, ctx)
 
     async def _contained(self, runner: Runner, job: ContainerJob, ctx: Context) -> Outcome:
         assert self._sandboxes is not None
