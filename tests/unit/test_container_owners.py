@@ -37,6 +37,8 @@ async def test_what_a_living_owner_has_is_left_alone(tmp_path: Path) -> None:
     assert await other.sweep(engine) == []
     assert folder.is_dir()
     assert len(engine.containers) == 1
+    one.leave()
+    other.leave()
 
 
 @run_async
