@@ -46,7 +46,7 @@ class Side(NamedTuple):
     faster: int
     """How many times more it is given to do."""
     example: bare.Bare | None = None
-    """The runtime's own example of a container, which has less of a fence."""
+    """The runtime's own example of a container, which has thinner walls."""
 
 
 def main() -> int:

@@ -126,7 +126,7 @@ def bundle_of(engine: Engine, name: str) -> Path:
 
 
 def example(program: str, tree: Path) -> Config:
-    """The runtime's own example of a container, without rights and with limits: a thinner fence
+    """The runtime's own example of a container, without rights and with limits: thinner walls
     than ours, with no filter of system calls and no init."""
     for name in ("dev", "proc", "sys"):
         (tree / name).mkdir(exist_ok=True)

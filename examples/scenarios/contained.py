@@ -1,4 +1,4 @@
-"""Containers: a command with limits and a fence around it, and an honest word about its end."""
+"""Containers: a command with limits and walls around it, and an honest word about its end."""
 
 from __future__ import annotations
 

@@ -487,7 +487,7 @@ class EngineContract:
             assert usage.cpu_seconds is None or 0.01 < usage.cpu_seconds < 60
             assert usage.peak_memory_bytes is None or 0 < usage.peak_memory_bytes <= 64 * MIB
 
-    # -- the fence ----------------------------------------------------------------
+    # -- the enclosure ------------------------------------------------------------
 
     @run_async
     async def test_it_is_locked_down(self, make: MakeEngine) -> None:

@@ -333,7 +333,7 @@ class DockerEngine:
                 return None
             raise
 
-    # -- the fence ----------------------------------------------------------------
+    # -- the enclosure ------------------------------------------------------------
 
     def _profile_file(self) -> str:
         if self._profile is None:

@@ -1,4 +1,4 @@
-"""A `Plan` as the engine API wants it: the whole fence, spelled out."""
+"""A `Plan` as the engine API wants it: the whole enclosure, spelled out."""
 
 from __future__ import annotations
 
