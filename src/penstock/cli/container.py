@@ -191,13 +191,16 @@ def list_images(place: Place, json: bool) -> None:
 
 @image.command("rm")
 @click.argument("references", nargs=-1, required=True, metavar="IMAGE…")
+@as_json
 @placed
 @click.pass_obj
-def remove(place: Place, references: tuple[str, ...]) -> None:
-    """Remove images, by tag or id."""
+def remove(place: Place, references: tuple[str, ...], json: bool) -> None:
+    """Remove images, by tag or id; with --json prints what was removed."""
     store = _store(place)
     for reference in references:
         store.remove(reference)
+    if json:
+        print_json({"removed": references})
 
 
 def _print_images(images: list[Image], json: bool) -> None:
