@@ -18,7 +18,7 @@ import subprocess
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 IMAGE = "alpine:latest"
@@ -160,7 +160,16 @@ def _running(
         _import_image(folder, address)
         yield
     finally:
+        _clear(address)
         _end(engine)
+
+
+def _clear(address: Path) -> None:
+    """Remove what a test that failed left behind: Podman's containers outlive its service."""
+    with suppress(OSError, ValueError, http.client.HTTPException):
+        _, listed = ask(address, "GET", "/containers/json?all=true")
+        for one in json.loads(listed):
+            ask(address, "DELETE", f"/containers/{one['Id']}?force=true&v=true")
 
 
 def _await_ready(engine: subprocess.Popen[bytes], address: Path, log: Path) -> None:
