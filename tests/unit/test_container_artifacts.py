@@ -25,10 +25,11 @@ _PR_SET_DUMPABLE = 4
 
 
 @pytest.fixture
-def output(tmp_path: Path) -> Path:
+def output(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "output"
     folder.mkdir()
-    return folder
+    yield folder
+    remove_tree(folder)  # pytest could not remove the deep ones: it would run out of stack
 
 
 @pytest.fixture
@@ -365,7 +366,6 @@ def test_nothing_can_be_hidden_deep_down(output: Path) -> None:
     nested(output, 3000, "e")
     assert weight(output) == ENDLESS
     assert len(os.listdir("/proc/self/fd")) < 200
-    remove_tree(output)  # pytest could not: it would run out of stack
 
 
 def test_a_tree_that_changes_meanwhile_is_no_problem(output: Path) -> None:

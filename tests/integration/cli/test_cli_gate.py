@@ -354,6 +354,7 @@ def test_what_rules_look_at_is_kept_and_the_verdict_is_shown(gated: Penstock) ->
 
 
 def test_the_audit_log_tells_who_did_what_and_what_was_refused(gated: Penstock) -> None:
+    key(gated, "oscar", "--role", "submit")  # so that there are older entries, whatever ran before
     mallory = key(gated, "mallory", "--role", "submit")
     gated.err("keys", "list", *mallory, code=6)
     gated.err("pool", "pause", "default", *mallory, code=6)
