@@ -159,6 +159,29 @@ def test_a_lane_without_room_does_not_hold_up_the_others() -> None:
     assert len(backlog) == 4
 
 
+def test_nobody_in_a_lane_that_had_no_room_is_forgotten() -> None:
+    jobs = [
+        a_job(f"j{seq}", seq=seq, at=T0, priority=priority)
+        for seq, priority in enumerate(reversed(Priority), start=1)
+    ]
+    backlog = backlog_of(*jobs[:2])  # each was the first when it came
+    assert picked(backlog, 0) == []
+    backlog.add(jobs[2], LATER)
+    ranked = sorted(jobs, key=lambda job: rank(job.request, job.accepted_at))
+    assert [picked(backlog, 1) for _ in jobs] == [[job.seq] for job in ranked]
+
+
+@given(jobs_of_one_tenant, st.data())
+def test_however_often_there_is_no_room_every_job_is_picked_once(
+    jobs: list[Job], data: st.DataObject
+) -> None:
+    backlog, found = Backlog(), list[int]()
+    for job in jobs:
+        backlog.add(job, LATER)
+        found += picked(backlog, data.draw(st.integers(0, 1)))
+    assert sorted(found + picked(backlog)) == [job.seq for job in jobs]
+
+
 def test_delayed_jobs_wait_for_their_time() -> None:
     backlog = Backlog()
     backlog.add(a_job("late", seq=1, run_at=T0 + 20), T0)

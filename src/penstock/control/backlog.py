@@ -116,8 +116,8 @@ class Backlog:
         self._delayed: list[_Delay] = []
         self._shut: dict[Bucket, list[tuple[_Tenant, _Line]]] = {}
         """Lines that wait until a limit has room again."""
-        self._aside: list[tuple[_Tenant, _Place]] = []
-        """Heads of lines for which the last pick found no room."""
+        self._aside: list[tuple[_Tenant, _Line]] = []
+        """Lines for which the last pick found no room: nothing of them is a head until the next."""
         self._clock = 0.0
         self._passed_over: list[_Tenant] = []
 
@@ -205,9 +205,9 @@ class Backlog:
         asked any more when there is no room for anything.
         """
         blocked: set[Lane] = set()
-        for tenant, head in self._aside:
-            heapq.heappush(tenant.heads, head)
-        self._aside.clear()
+        aside, self._aside = self._aside, []
+        for tenant, left in aside:
+            self._lead(tenant, left)
         for tenant in self._passed_over:
             # Whom nobody could serve has saved up no turns for when somebody can.
             tenant.time = max(tenant.time, self._clock)
@@ -263,7 +263,8 @@ class Backlog:
                 tenant.hide()
                 self._lead(tenant, line)
             elif blocked and line.lane in blocked:
-                self._aside.append((tenant, heapq.heappop(heads)))
+                tenant.hide()
+                self._aside.append((tenant, line))
             else:
                 return line
         return None
