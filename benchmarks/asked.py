@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,20 @@ def publish(everything: dict[str, Any], figures: str, options: argparse.Namespac
         options.json.write_text(json.dumps(everything, indent=1))
     if options.write:
         options.write.write_text(report.rewritten(options.write.read_text(), figures))
+
+
+def command(script: str, groups: Sequence[str], options: argparse.Namespace) -> str:
+    """What makes the same figures again."""
+    words = ["python", f"benchmarks/{script}"]
+    words += ["--quick"] if options.quick else ["--tiny"] if options.tiny else []
+    words += [] if options.only == groups else ["--only", ",".join(options.only)]
+    words += ["--repeats", str(options.repeats)] if options.repeats else []
+    return " ".join(words)
+
+
+def verdict(reached: bool) -> str:
+    return "reached" if reached else "**missed**"
+
+
+def tell(text: str) -> None:
+    print(f"· {text}", file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import report
-from asked import add_options, publish
+from asked import add_options, command, publish, tell, verdict
 from contained import bare, ours
 from measure import busy_percent, flush_times, machine
 from run import scratch
@@ -72,7 +72,7 @@ def main() -> int:
         for name, several in runs.items()
     }
     everything = {
-        "command": command(options),
+        "command": command("container.py", GROUPS, options),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
             **machine(),
@@ -245,22 +245,6 @@ def targets(results: dict[str, Any]) -> str:
                 said = f"{name}: containers/s of the Docker path, {n} at once: 4 times"
                 rows.append([said, f"{ratio:.1f}x", verdict(ratio >= 4)])
     return report.table(["to reach", "figure", ""], rows) if rows else ""
-
-
-def verdict(reached: bool) -> str:
-    return "reached" if reached else "**missed**"
-
-
-def command(options: argparse.Namespace) -> str:
-    words = ["python", "benchmarks/container.py"]
-    words += ["--quick"] if options.quick else ["--tiny"] if options.tiny else []
-    words += [] if options.only == GROUPS else ["--only", ",".join(options.only)]
-    words += ["--repeats", str(options.repeats)] if options.repeats else []
-    return " ".join(words)
-
-
-def tell(text: str) -> None:
-    print(f"· {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import report
-from asked import add_options, publish
+from asked import add_options, command, publish, tell, verdict
 from measure import busy_percent, flush_times, machine
 from processes import HERE
 from run import scratch
@@ -80,7 +80,7 @@ def main() -> int:
     }
     flush = median(flush_times(options.folder or Path(tempfile.gettempdir()))) * 1e3
     everything = {
-        "command": command(options),
+        "command": command("pipeline.py", GROUPS, options),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
             **machine(),
@@ -243,22 +243,6 @@ def targets(results: dict[str, Any]) -> str:
         said = f"memory flat from {few:,} to {most:,} items (at most 30 MiB more)"
         rows.append([said, f"{more:,.0f} MiB more", verdict(more <= 30)])
     return report.table(["to reach", "figure", ""], rows) if rows else ""
-
-
-def verdict(reached: bool) -> str:
-    return "reached" if reached else "**missed**"
-
-
-def command(options: argparse.Namespace) -> str:
-    words = ["python", "benchmarks/pipeline.py"]
-    words += ["--quick"] if options.quick else ["--tiny"] if options.tiny else []
-    words += [] if options.only == GROUPS else ["--only", ",".join(options.only)]
-    words += ["--repeats", str(options.repeats)] if options.repeats else []
-    return " ".join(words)
-
-
-def tell(text: str) -> None:
-    print(f"· {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -577,7 +577,7 @@ printf '#!/bin/sh\necho ran\n' > /tmp/run; chmod +x /tmp/run
 unshare -U true 2>/dev/null && echo userns=yes || echo userns=no
 mount -t tmpfs none /tmp 2>/dev/null && echo mount=yes || echo mount=no
 echo "devices=$(ls /dev | tr '\n' ' ')"
-[ -e /work/.git ] || [ -e /var/lib/docker ] && echo host=yes || echo host=no
+[ -e /etc/debian_version ] || [ -e /var/lib ] && echo host=yes || echo host=no
 """
 """Asks the container itself what it can do; one answer a line."""
 
