@@ -14,8 +14,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.conftest import needs_runtime
+from tests.containers.serving import Served
 
 import penstock
+from penstock.app.containers import ran, result_pointer
 from penstock.testing.container_engine import processes_with
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
@@ -103,6 +105,53 @@ def test_without_stdin_it_reads_the_whole_job_with_its_payload(ps: penstock.Clie
     assert job["protocol_version"] == 1
     assert penstock.container(IMAGE, "cat", stdin="text").run(ps).stdout == "text"
     assert penstock.container(IMAGE, "wc", "-c", stdin=b"\xff\x00\n").run(ps).stdout == "3\n"
+
+
+def test_an_input_may_be_a_pointer_that_is_allowed(ps: penstock.Client, data: Path) -> None:
+    (data / "files").mkdir(exist_ok=True)
+    (data / "files" / "x").write_text("from a file")
+    allowed = {"data:text/plain;base64,aGk=": "hi", (data / "files/x").as_uri(): "from a file"}
+    for pointer, content in allowed.items():
+        assert pointed(ps, pointer).stdout == content
+    assert pointed(ps, "file:///etc/passwd").error_code == "INPUT_UNAVAILABLE"
+
+
+def pointed(ps: penstock.Client, pointer: str) -> penstock.Ran:
+    job = {
+        "runtime": {"image": IMAGE, "cmd": ["cat", "/input/a"]},
+        "inputs": [{"path": "a", "pointer": pointer}],
+    }
+    ended = ps.submit("job.container.run", job).wait(30)
+    return ran(ended, ps.read(result_pointer(ended)))
+
+
+def test_what_the_policy_wants_sandboxed_has_a_kernel_of_its_own(
+    data: Path, tmp_path: Path
+) -> None:
+    needs_runtime("runsc")
+    file = tmp_path / "worker.yaml"
+    file.write_text("images: {sandboxed: ['alpine:*']}\n")
+    with penstock.App().run(data, containers="oci", container_config=str(file)) as ps:
+        kernel = penstock.container(IMAGE, "uname", "-r").run(ps)
+    assert kernel.ok
+    assert kernel.stdout.strip() != os.uname().release
+
+
+def test_a_worker_that_stands_alone_follows_pointers_below_its_sources(
+    data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "x").write_text("given")
+    sources = [(tmp_path / "given").as_uri()]
+    served = Served(tmp_path, "oci", inputs={"sources": sources}).start()
+    try:
+        for pointer, out in ((f"{sources[0]}/x", "given"), ("file:///etc/passwd", "")):
+            name = f"job-{len(out)}"
+            record = served.run(name, "cat", "/input/a", inputs=[{"path": "a", "pointer": pointer}])
+            assert record["stdout"] == out
+        assert record["error"]["code"] == "INPUT_UNAVAILABLE"
+    finally:
+        served.stop()
 
 
 def test_its_lines_are_in_the_job_s_log_as_they_come(ps: penstock.Client) -> None:

@@ -37,6 +37,7 @@ def placed(config: WorkerConfig, settings: Settings) -> WorkerConfig:
 @asynccontextmanager
 async def container_worker(config: WorkerConfig) -> AsyncIterator[tuple[Worker, ContainerServer]]:
     """A worker that stands alone, behind its HTTP API, from here to the end of the block."""
+    from penstock.adapters.files.blobs import FileBlobs
     from penstock.adapters.sqlite.containers.store import SqliteContainerStore
     from penstock.api.container.server import ContainerServer
     from penstock.app.engine import make_private
@@ -52,7 +53,14 @@ async def container_worker(config: WorkerConfig) -> AsyncIterator[tuple[Worker, 
         stack.push_async_callback(store.close)
         engine = await open_engine(config)
         stack.push_async_callback(engine.close)
-        sandboxes = Sandboxes(config.jobs_dir / "jobs", config.inputs)
+        rules = config.inputs
+        blobs = FileBlobs(
+            config.jobs_dir / "blobs",
+            inline_limit=0,
+            max_size=rules.max_file_bytes,
+            sources=rules.sources,
+        )
+        sandboxes = Sandboxes(config.jobs_dir / "jobs", rules, blobs)
         worker = Worker(config, engine, store, sandboxes, clock)
         await worker.start()
         stack.push_async_callback(worker.stop)

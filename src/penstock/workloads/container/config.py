@@ -82,6 +82,9 @@ class InputRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Bytes of all files of a job."""
     max_ratio: Annotated[float, Meta(ge=1)] = 200
     """How many times larger than itself an archive may become."""
+    sources: tuple[str, ...] = ()
+    """URI prefixes below which a pointer may lead, as `s3://bucket/in`, for a worker that stands
+    alone; under an engine its own `sources` count."""
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
