@@ -1,0 +1,290 @@
+"""Language-model work as values: what is asked of a model, what it says, and why it could not.
+
+The same values are a canonical job's input and result (`job.llm.<model>`), what a spooled job
+becomes, and what the OpenAI door makes of a request.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+TOPICS = "job.llm."
+"""How the topics of models begin; the model's name follows."""
+MAX_CHOICES = 128
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
+_MAX_NAME = 120
+
+
+class LlmCode(StrEnum):
+    """Why a model did not answer."""
+
+    CONTEXT_EXCEEDED = "CONTEXT_EXCEEDED"
+    """The prompt has more tokens than the model can look at; both counts are told."""
+    INVALID_PROMPT = "INVALID_PROMPT"
+    """What was asked can't be given to this model: empty, not UTF-8, roles out of order."""
+    INVALID_SCHEMA = "INVALID_SCHEMA"
+    """A JSON schema or grammar that no answer can be held to."""
+    NOT_SUPPORTED = "NOT_SUPPORTED"
+    """The model can't do this: images without a projector, tools that its template ignores."""
+    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
+    MODEL_INVALID = "MODEL_INVALID"
+    """Its file is cut off, damaged, or no GGUF."""
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    ENGINE_MISSING = "ENGINE_MISSING"
+    """llama.cpp is not installed, or can't be loaded here."""
+    ENGINE_CRASHED = "ENGINE_CRASHED"
+    """The process that computes died; the job may be tried again."""
+    ENGINE_ERROR = "ENGINE_ERROR"
+    """The engine refused or failed for a reason of its own."""
+
+
+class LlmFailure(Exception):
+    """A model did not answer."""
+
+    def __init__(self, code: LlmCode, message: str, **facts: Any) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+        self.facts: Mapping[str, Any] = facts
+        """For programs, as `prompt_tokens` and `context` of CONTEXT_EXCEEDED."""
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+def is_model_name(name: str) -> bool:
+    """Letters, digits, `_` and `-`, in words with single dots between: a part of a topic."""
+    return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
+
+
+def topic_of(model: str) -> str:
+    return TOPICS + model
+
+
+# -- what is asked ------------------------------------------------------------------
+
+
+class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How the next token is chosen; what is None is left to the model and the engine."""
+
+    temperature: Annotated[float, Meta(ge=0, le=5)] | None = None
+    """0 always takes the likeliest."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    """0 means all."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    seed: Annotated[int, Meta(ge=0, le=(1 << 32) - 2)] | None = None
+
+
+class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class ImageUrl(Struct, frozen=True):
+    url: str
+    """A `data:` URI: nothing is fetched."""
+
+
+class ImagePart(Struct, frozen=True, tag_field="type", tag="image_url"):
+    image_url: ImageUrl
+
+
+class ToolFunction(Struct, frozen=True):
+    name: str
+    arguments: str = ""
+    """JSON, as the model wrote it."""
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: ToolFunction
+
+
+class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | tuple[TextPart | ImagePart, ...] | None = None
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+class Ask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What every generation may say."""
+
+    max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    """None means until the model ends, or its context is full."""
+    stop: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    """Strings at which the answer ends; they are not part of it."""
+    sampling: Sampling = Sampling()
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    """How many alternatives are told for each token; 0 tells the chosen one's alone."""
+    schema: dict[str, Any] | None = None
+    """A JSON schema that the answer follows."""
+    grammar: str | None = None
+    """A GBNF grammar that the answer follows."""
+    json_object: bool = False
+    """The answer is a JSON object of any shape."""
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    """How many answers to each prompt."""
+    stream: bool = False
+    """Whether the answer is told piece by piece while it is made."""
+
+
+class Chat(Ask, frozen=True, kw_only=True, tag_field="kind", tag="chat"):
+    """A conversation, given to the model through its own chat template."""
+
+    messages: Annotated[tuple[Message, ...], Meta(min_length=1)]
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that the model may ask for, as OpenAI writes them."""
+    tool_choice: str | dict[str, Any] | None = None
+
+
+class Completion(Ask, frozen=True, kw_only=True, tag_field="kind", tag="completion"):
+    """Text to go on from, as it is: no template."""
+
+    prompts: Annotated[tuple[str | tuple[int, ...], ...], Meta(min_length=1, max_length=2048)]
+    """Each text or tokens. The answers to the first come first."""
+
+
+class Embedding(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="embedding"
+):
+    """Texts as vectors of length one."""
+
+    inputs: Annotated[tuple[str | tuple[int, ...], ...], Meta(min_length=1, max_length=2048)]
+
+
+Generation = Chat | Completion
+LlmRequest = Chat | Completion | Embedding
+"""The input of a job with the topic `job.llm.<model>`."""
+
+
+# -- what comes of it ---------------------------------------------------------------
+
+
+class TopLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None = None
+
+
+class TokenLogprob(Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: tuple[int, ...] | None = None
+    top_logprobs: tuple[TopLogprob, ...] = ()
+
+
+class Usage(Struct, frozen=True):
+    """Counted in tokens."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, those that were computed before."""
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+class Timings(Struct, frozen=True):
+    """Milliseconds of the engine."""
+
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+
+
+class ToolDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a tool call, as it comes."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a model says next in one of its answers. Text is never cut inside a character."""
+
+    choice: int = 0
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolDelta, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One whole answer."""
+
+    index: int = 0
+    text: str = ""
+    finish_reason: Literal["stop", "length", "tool_calls"] = "stop"
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class Said(Struct, frozen=True, kw_only=True):
+    """The end of one answer, with what it took."""
+
+    choice: Choice
+    usage: Usage = Usage()
+    timings: Timings = Timings()
+
+
+class LlmResult(Struct, frozen=True, kw_only=True):
+    """The result of a Chat or a Completion."""
+
+    model: str
+    engine: str
+    """Which engine answered, with its version: the same engine with the same settings gives the
+    same greedy text."""
+    choices: tuple[Choice, ...]
+    usage: Usage = Usage()
+    """A prompt with several answers is counted once."""
+    timings: Timings = Timings()
+
+
+class EmbeddingResult(Struct, frozen=True, kw_only=True):
+    model: str
+    engine: str
+    vectors: tuple[tuple[float, ...], ...]
+    usage: Usage = Usage()
+
+
+class ModelFacts(Struct, frozen=True, kw_only=True):
+    """What is known of a model."""
+
+    name: str
+    path: str = ""
+    size: int = 0
+    """Bytes of its file."""
+    architecture: str = ""
+    parameters: int = 0
+    quantisation: str = ""
+    train_context: int = 0
+    """Tokens that it was made for."""
+    context: int = 0
+    """Tokens that one job may have here; 0 while it is not loaded."""
+    slots: int = 0
+    """Jobs that it computes at once; 0 while it is not loaded."""
+    loaded: bool = False
+    tools: bool | None = None
+    """None while it is not known: the template tells when it is loaded."""
+    vision: bool = False
+    memory: int = 0
+    """Bytes that it takes, estimated before it is loaded and read off afterwards."""

@@ -1,0 +1,118 @@
+"""The one seam to whatever computes: used by the spool, by jobs of an engine, by the HTTP door.
+
+A Runner holds models in memory and computes many answers at once. It runs no queue: whoever
+calls has taken care of who may, who is first, and what happens after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from penstock.core.llm import (
+    Completion,
+    Embedding,
+    EmbeddingResult,
+    Generation,
+    LlmResult,
+    ModelFacts,
+    Piece,
+    Said,
+    Timings,
+    Usage,
+)
+
+Loading = Callable[[float, str], None]
+"""How far a model is loaded (0 to 1), and what is being done."""
+
+
+class Runner(Protocol):
+    """Everything raises LlmFailure, with a code that says why, and the others go on."""
+
+    @property
+    def engine(self) -> str:
+        """Name and version, as `xllamacpp 2026.10.11549`."""
+
+    async def models(self) -> Sequence[ModelFacts]:
+        """All that it could load, the default one first."""
+
+    async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
+        """Have it in memory, unloading others if it must; the default one without a name."""
+
+    async def unload(self, model: str) -> None:
+        """Give its memory back once its jobs have ended."""
+
+    def generate(
+        self, model: str, ask: Generation, choice: int = 0
+    ) -> AsyncGenerator[Piece | Said, None]:
+        """Answer number `choice`: Pieces as they come, then one Said.
+
+        Closing the generator ends the computation within a token. Answers that were under way
+        when the engine died raise ENGINE_CRASHED; the next call finds a new one.
+        """
+
+    async def embed(self, model: str, ask: Embedding) -> EmbeddingResult: ...
+
+    async def close(self) -> None:
+        """End every computation, and give everything back."""
+
+
+def choices_of(ask: Generation) -> int:
+    """How many answers it wants in all."""
+    return ask.n * (len(ask.prompts) if isinstance(ask, Completion) else 1)
+
+
+async def answer(
+    runner: Runner, model: str, ask: Generation, tell: Callable[[Piece], None] | None = None
+) -> LlmResult:
+    """All of its answers, computed side by side. When it is cancelled, or one fails, all end."""
+    wanted = range(choices_of(ask))
+    if len(wanted) == 1:
+        said = [await _said(runner, model, ask, 0, tell)]
+    else:
+        async with _together() as group:
+            tasks = [group.create_task(_said(runner, model, ask, one, tell)) for one in wanted]
+        said = [task.result() for task in tasks]
+    return LlmResult(
+        model=model,
+        engine=runner.engine,
+        choices=tuple(one.choice for one in said),
+        usage=_used(said, ask.n),
+        timings=Timings(
+            sum(one.timings.prompt_ms for one in said),
+            sum(one.timings.predicted_ms for one in said),
+        ),
+    )
+
+
+async def _said(
+    runner: Runner, model: str, ask: Generation, choice: int, tell: Callable[[Piece], None] | None
+) -> Said:
+    async with aclosing(runner.generate(model, ask, choice)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Said):
+                return piece
+            if tell is not None:
+                tell(piece)
+    raise RuntimeError("a runner ended an answer without saying so")
+
+
+def _used(said: Sequence[Said], n: int) -> Usage:
+    total = Usage()
+    for index, one in enumerate(said):
+        first = index % n == 0
+        prompt = one.usage if first else Usage(0, one.usage.completion_tokens, 0)
+        total = total + prompt
+    return total
+
+
+class _together(asyncio.TaskGroup):
+    """A group that raises the first failure itself, not a group of them."""
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await super().__aexit__(*error)  # type: ignore[arg-type]
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
