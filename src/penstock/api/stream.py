@@ -27,7 +27,7 @@ from penstock.core.job import Job
 from penstock.core.stages import PipelineEvent
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import TERMINAL
-from penstock.ports.desk import Desk, EventBatch, Logged, Moved
+from penstock.ports.desk import Desk, EventBatch, Logged, Moved, Streamed
 
 T = TypeVar("T")
 _RETRY = 1.0
@@ -157,6 +157,8 @@ class EventStreams:
                     elif isinstance(update, Logged):
                         line = update.line.n
                         yield named("log", update, f"{n}-{line}")
+                    elif isinstance(update, Streamed):
+                        yield named("piece", update, f"{n}-{line}")
                     else:
                         yield named("progress", update, f"{n}-{line}")
             for entry in await desk.history(job.job_id):

@@ -13,8 +13,16 @@ from contextlib import contextmanager
 
 from penstock.core.job import Job
 from penstock.core.transition import Answer
-from penstock.ports.bus import PROGRESS, AnyMessage, Bus, JobLog, JobProgress, Subscription
-from penstock.ports.desk import JobUpdate, Logged, Moved, Progressed
+from penstock.ports.bus import (
+    PROGRESS,
+    AnyMessage,
+    Bus,
+    JobLog,
+    JobPiece,
+    JobProgress,
+    Subscription,
+)
+from penstock.ports.desk import JobUpdate, Logged, Moved, Progressed, Streamed
 from penstock.ports.store import LogLine, Store
 
 
@@ -26,10 +34,12 @@ class Feed:
         self._waiters: dict[str, list[asyncio.Future[Job]]] = defaultdict(list)
         self._readers: dict[str, list[asyncio.Queue[JobUpdate | None]]] = defaultdict(list)
         self._progress: dict[str, Progressed] = {}
+        self._pieces: dict[str, list[Streamed]] = {}
+        """Of the live attempt, for who comes late."""
 
     def hear(self, moved: Sequence[Answer]) -> None:
         """After a commit."""
-        if not (self._waiters or self._readers or self._progress):
+        if not (self._waiters or self._readers or self._progress or self._pieces):
             return
         for answer in moved:
             job = answer.job
@@ -42,6 +52,7 @@ class Feed:
                     self._tell(job_id, None)
             if job.finished_at is not None:
                 self._progress.pop(job_id, None)
+                self._pieces.pop(job_id, None)
                 for waiter in self._waiters.pop(job_id, ()):
                     if not waiter.done():
                         waiter.set_result(job)
@@ -67,8 +78,20 @@ class Feed:
                     lines.append(line)
                     if job_id in self._readers:
                         self._tell(job_id, Logged(line))
+                case JobPiece(job_id, attempt, n, text):
+                    self._take_piece(Streamed(job_id, attempt, n, text))
         if lines:
             self._store.write_log(lines)
+
+    def _take_piece(self, piece: Streamed) -> None:
+        told = self._pieces.setdefault(piece.job_id, [])
+        if told and piece.attempt > told[0].attempt:
+            told.clear()
+        if piece.n != len(told) + 1 or (told and piece.attempt != told[0].attempt):
+            return  # of an attempt that is over, or told before
+        told.append(piece)
+        if piece.job_id in self._readers:
+            self._tell(piece.job_id, piece)
 
     def progress_of(self, job_id: str) -> Progressed | None:
         return self._progress.get(job_id)
@@ -93,6 +116,8 @@ class Feed:
         self._readers[job_id].append(queue)
         if (progress := self._progress.get(job_id)) is not None:
             queue.put_nowait(progress)
+        for piece in self._pieces.get(job_id, ()):
+            queue.put_nowait(piece)
         try:
             yield queue
         finally:

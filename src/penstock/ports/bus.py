@@ -171,6 +171,16 @@ class JobLog(Message, frozen=True, gc=False):
     text: str
 
 
+class JobPiece(Message, frozen=True, gc=False):
+    """A part of what a job makes, while it makes it; kept nowhere."""
+
+    job_id: str
+    attempt: int
+    n: int
+    """Its place among the attempt's pieces, from 1 on."""
+    text: str
+
+
 AnyMessage = (
     Handshake
     | Welcomed
@@ -188,6 +198,7 @@ AnyMessage = (
     | Settled
     | JobProgress
     | JobLog
+    | JobPiece
 )
 
 Handler = Callable[[list[AnyMessage]], Awaitable[None]]

@@ -51,7 +51,17 @@ class Logged(Struct, frozen=True, tag="log"):
     line: LogLine
 
 
-JobUpdate = Moved | Progressed | Logged
+class Streamed(Struct, frozen=True, tag="piece"):
+    """A part of what a job makes. Whoever comes late is told those before first; a new attempt
+    begins again with number 1."""
+
+    job_id: str
+    attempt: int
+    n: int
+    text: str
+
+
+JobUpdate = Moved | Progressed | Logged | Streamed
 
 
 class EventBatch(Struct, frozen=True, weakref=True):

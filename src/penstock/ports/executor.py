@@ -119,6 +119,10 @@ class Context(Protocol):
 
     def log(self, text: str, level: str = "info") -> None: ...
 
+    def stream(self, text: str) -> None:
+        """Tell a part of the result while it is made, to whoever follows the job. It is kept
+        only until the job ends: the result must have it all."""
+
     def remaining(self) -> float:
         """Seconds until the attempt must have ended."""
 

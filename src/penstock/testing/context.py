@@ -36,6 +36,7 @@ class RecordingContext:
         self.progressed: list[tuple[float | None, str]] = []
         self.lines: list[tuple[str, str]] = []
         """(level, text) of every line."""
+        self.streamed: list[str] = []
         self._until = time.monotonic() + timeout
         self._reported = threading.Condition()
 
@@ -47,6 +48,11 @@ class RecordingContext:
     def log(self, text: str, level: str = "info") -> None:
         with self._reported:
             self.lines.append((level, text))
+            self._reported.notify_all()
+
+    def stream(self, text: str) -> None:
+        with self._reported:
+            self.streamed.append(text)
             self._reported.notify_all()
 
     def remaining(self) -> float:

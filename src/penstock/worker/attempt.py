@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.job import JobRequest, JobResult
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs
-from penstock.ports.bus import AnyMessage, Dispatch, JobLog, JobProgress
+from penstock.ports.bus import AnyMessage, Dispatch, JobLog, JobPiece, JobProgress
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Executor, Interrupted, Outcome, Task, World
 from penstock.ports.token import Token
@@ -26,6 +27,7 @@ class Attempt:
 
     __slots__ = (
         "_clock",
+        "_pieces",
         "_say",
         "cancel",
         "deadline",
@@ -56,6 +58,7 @@ class Attempt:
         self.deadline = 0.0
         self._clock = clock
         self._say = say
+        self._pieces = itertools.count(1)
 
     # -- as a Context -------------------------------------------------------------
 
@@ -80,6 +83,9 @@ class Attempt:
         for line in text.splitlines() or [""]:
             said = storable(line[:_LINE])
             self._say(JobLog(self.job_id, self.attempt, self._clock.now(), level, said))
+
+    def stream(self, text: str) -> None:
+        self._say(JobPiece(self.job_id, self.attempt, next(self._pieces), storable(text)))
 
     def remaining(self) -> float:
         return max(0.0, self.deadline - self._clock.now())

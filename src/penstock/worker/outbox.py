@@ -3,7 +3,8 @@
 Results leave at the loop's next turn, or, while more work is waiting than can be begun, some
 milliseconds later in one batch. The news that a job started may wait a few
 milliseconds: a short job's end then overtakes it, implies it, and costs one commit instead
-of two. Progress waits longer and only the newest of a job is kept. Any thread may add.
+of two. Progress waits longer and only the newest of a job is kept; pieces of a result that
+somebody reads while it is made don't wait. Any thread may add.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from penstock.ports.bus import (
     Bus,
     Finished,
     JobLog,
+    JobPiece,
     JobProgress,
     Started,
 )
@@ -54,6 +56,9 @@ class Outbox:
             case JobLog():
                 self._lines.append(message)
                 self._flush_in(_START_DELAY)
+            case JobPiece():
+                self._lines.append(message)
+                self._flush_in(0)
             case Started():
                 self._starts[message.job_id, message.attempt] = message
                 self._flush_in(0 if message.confirm else _START_DELAY)

@@ -40,6 +40,7 @@ from penstock.ports.desk import (
     EventBatch,
     JobUpdate,
     PoolView,
+    Streamed,
     WorkerView,
 )
 from penstock.ports.store import JobQuery, JournalEvent, LogLine, Verified
@@ -212,11 +213,18 @@ class HttpDesk:
 
     async def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
         stream = self._line.stream(f"{at(job_id)}/updates", {"after_log": after_log or None})
+        last = (0, 0)
         async with aclosing(stream):
             async for events in stream:
                 for event in events:
-                    if event.kind not in ("", "end"):
-                        yield _update(event.data)
+                    if event.kind in ("", "end"):
+                        continue
+                    update = _update(event.data)
+                    if isinstance(update, Streamed):
+                        if (update.attempt, update.n) <= last:
+                            continue  # a stream that was cut off begins again with all of them
+                        last = (update.attempt, update.n)
+                    yield update
 
     async def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
         stream = self._line.stream("/v1/events", {"after": after})

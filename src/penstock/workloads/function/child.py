@@ -68,6 +68,9 @@ class ChildContext:
     def log(self, text: str, level: str = "info") -> None:
         self._send(frames.Log(bounded(str(text), MAX_LINE), str(level)))
 
+    def stream(self, text: str) -> None:
+        self._send(frames.Piece(bounded(str(text), MAX_LINE)))
+
     def remaining(self) -> float:
         return self._until - time.monotonic()
 

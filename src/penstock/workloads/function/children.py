@@ -213,7 +213,11 @@ class ChildProcess:
             self.began = self.is_used = True
         elif isinstance(frame, frames.Log):
             self._log(frame.text, frame.level)
-        elif self._ctx is not None:
+        elif self._ctx is None:
+            return
+        elif isinstance(frame, frames.Piece):
+            self._ctx.stream(frame.text)
+        else:
             self._ctx.progress(frame.fraction, frame.message)
 
     def _log(self, text: str, level: str) -> None:

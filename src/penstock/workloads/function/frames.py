@@ -65,6 +65,10 @@ class Progress(Frame, frozen=True):
     message: str
 
 
+class Piece(Frame, frozen=True):
+    text: str
+
+
 class Done(Frame, frozen=True):
     """From a child: the job has ended. `clean`: it left nothing running."""
 
@@ -73,7 +77,7 @@ class Done(Frame, frozen=True):
 
 
 ToChild = Prepare | Run | Cancel
-FromChild = Began | Log | Progress | Done
+FromChild = Began | Log | Progress | Piece | Done
 
 _encoder = msgspec.msgpack.Encoder()
 decode_to_child = msgspec.msgpack.Decoder(ToChild).decode
