@@ -42,6 +42,14 @@ def busybox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _there(lambda: busybox_tree(tmp_path_factory.mktemp("image") / "tree"))
 
 
+@pytest.fixture(scope="session")
+def model_file() -> Path:
+    """A real language model, small: SmolLM2-135M-Instruct."""
+    from tests.models import smollm2
+
+    return smollm2()
+
+
 def needs_runtime(name: str) -> str:
     """The path of an OCI runtime; without it the test is skipped, and in CI it fails."""
     found = shutil.which(name)

@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.app import App, Client, JobHandle, connect
+    from penstock.app.asking import Answer, aask, ask
     from penstock.app.containers import Container, Ran, container
     from penstock.app.pipelines import Pipeline, pipeline_jobs
     from penstock.core.caller import KeyRole
@@ -48,6 +49,9 @@ _HOMES = {
     "Client": "penstock.app",
     "JobHandle": "penstock.app",
     "connect": "penstock.app",
+    "Answer": "penstock.app.asking",
+    "aask": "penstock.app.asking",
+    "ask": "penstock.app.asking",
     "Container": "penstock.app.containers",
     "Ran": "penstock.app.containers",
     "container": "penstock.app.containers",
@@ -99,6 +103,7 @@ _HOMES = {
 
 __all__ = [
     "AlertRule",
+    "Answer",
     "App",
     "AsyncPipelineOrchestrator",
     "AuditQuery",
@@ -144,6 +149,8 @@ __all__ = [
     "UnknownTopic",
     "WaitTimedOut",
     "__version__",
+    "aask",
+    "ask",
     "connect",
     "container",
     "current",

@@ -165,3 +165,15 @@ def write(path: str) -> None:
 def who_am_i(path: str) -> list[int]:
     Path(path).touch()
     return [os.getuid(), os.getgid(), Path(path).stat().st_uid]
+
+
+STORY = ["a ", "long ", "story ", "é"]
+
+
+def tell_until_there(ctx: Context, gate: str) -> str:
+    """Streams a story, and ends when a file is there."""
+    for word in STORY:
+        ctx.stream(word)
+    while not os.path.exists(gate):
+        ctx.cancel.wait(0.01)
+    return "".join(STORY)

@@ -20,6 +20,7 @@ from penstock.adapters.link.desk import RemoteDesk
 from penstock.app.client import Client
 from penstock.app.container_worker import executor_config
 from penstock.app.engine import Engine
+from penstock.app.models import model_config
 from penstock.app.pipelines import Pipeline, load_pipeline
 from penstock.app.portal import LoopThread, Portal
 from penstock.config import Settings, load
@@ -279,6 +280,7 @@ def make_executors(app: App | None, settings: Settings) -> list[Executor]:
         "max_result": settings.max_result,
         "threads": settings.concurrency,
         "containers": executor_config(settings),
+        "models": model_config(settings),
     }
     return [entry.load()(app, options) for entry in entry_points(group="penstock.executors")]
 

@@ -78,6 +78,7 @@ async def _examine(place: Place) -> list[Check]:
         return [*checks, Check("settings", _BAD, error.message, error.hint)]
     checks += _folder(settings)
     checks += [check async for check in _containers(settings)]
+    checks += _models(settings)
     return checks + [check async for check in _engine(place, settings)]
 
 
@@ -153,6 +154,24 @@ async def _containers(settings: Settings) -> AsyncIterator[Check]:
             yield Check(f"containers: {one.name}", _OK, f"{version}, {one.where}")
         else:
             yield Check(f"containers: {one.name}", _NOTE, one.problem, one.advice)
+
+
+def _models(settings: Settings) -> Iterator[Check]:
+    """Whether a language model could be served; none is needed for anything else."""
+    from penstock.core.llm import LlmFailure
+    from penstock.workloads.spool.llama.trial import engine_version
+    from penstock.workloads.spool.models.shelf import ModelShelf
+
+    try:
+        yield Check("models: engine", _OK, engine_version())
+    except LlmFailure as missing:
+        yield Check("models: engine", _NOTE, missing.message, "pip install 'penstock[llm]'")
+    names = [model.name for model in ModelShelf(settings.model_folder).list()]
+    if names:
+        yield Check("models", _OK, ", ".join(names))
+    else:
+        advice = "get one with 'penstock models pull smollm2'"
+        yield Check("models", _NOTE, f"none in {settings.model_folder}", advice)
 
 
 async def _engine(place: Place, settings: Settings) -> AsyncIterator[Check]:

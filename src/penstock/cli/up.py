@@ -44,6 +44,13 @@ _SURVIVES = {
     metavar="ENGINE",
     help="Run container jobs as well: auto, docker, podman, oci or unix:///PATH.",
 )
+@click.option(
+    "--model",
+    multiple=True,
+    metavar="NAME",
+    help="A language model to serve as well: its name, a file, or 'auto' for all that 'penstock"
+    " models' lists; may be repeated.",
+)
 @placed
 @click.option(
     "--listen",
@@ -70,6 +77,7 @@ def up(
     app: str | None,
     pipeline: tuple[str, ...],
     containers: str | None,
+    model: tuple[str, ...],
     listen: tuple[str, ...],
     durability: str | None,
     http: str | None,
@@ -93,6 +101,7 @@ def up(
         listen=listen or None,
         pipelines=pipeline or None,
         containers=containers,
+        models=model or None,
         durability=durability,
         http="" if no_http else http,
         rules=rules,

@@ -34,6 +34,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
     metavar="ENGINE",
     help="Run container jobs as well: auto, docker, podman, oci or unix:///PATH.",
 )
+@click.option(
+    "--model",
+    multiple=True,
+    metavar="NAME",
+    help="A language model to serve as well: its name, a file, or 'auto' for all that 'penstock"
+    " models' lists; may be repeated.",
+)
 @placed
 @click.option("--pool", default="default", show_default=True, help="The pool to join.")
 @several("--label", "What this worker has, as gpu=a100; may be repeated.")
@@ -53,6 +60,7 @@ def worker(
     app: str | None,
     pipeline: tuple[str, ...],
     containers: str | None,
+    model: tuple[str, ...],
     pool: str,
     label: tuple[tuple[str, str], ...],
     worker_id: str,
@@ -76,10 +84,13 @@ def worker(
     if worker_id:
         check_name("--id", worker_id)
     settings = place.settings(
-        concurrency=concurrency, pipelines=pipeline or None, containers=containers
+        concurrency=concurrency,
+        pipelines=pipeline or None,
+        containers=containers,
+        models=model or None,
     )
-    if not (app or settings.pipelines or settings.containers):
-        raise click.UsageError("say what to serve, with --app, --pipeline or --containers")
+    if not (app or settings.pipelines or settings.containers or settings.models):
+        raise click.UsageError("say what to serve, with --app, --pipeline, --containers or --model")
     application = load_app(app) if app else App()
     address, token = engine_address(place.connect, place.data, place.secret)
     keep_journal(verbose=verbose)

@@ -121,6 +121,21 @@ class Settings(Struct, frozen=True, kw_only=True):
     the address of a socket, as `unix:///run/docker.sock`; empty means that none are run here."""
     container_config: Path | None = None
     """The YAML file that says what container jobs may do, as for `penstock container serve`."""
+    models: tuple[str, ...] = ()
+    """The language models that are served (`job.llm.<model>`, and the OpenAI API): names on the
+    shelf of `penstock models`, or files; `auto` means all on the shelf, none that none is."""
+    models_dir: Path | None = None
+    """The folder of the models; without one it is `models` in the user's data folder, shared by
+    all engines."""
+    model_slots: Annotated[int, Meta(ge=1, le=256)] = 8
+    """How many answers one model computes at once."""
+    model_context: Annotated[int, Meta(ge=0, le=16_777_216)] = 0
+    """Tokens that one answer may have with its prompt; 0 means 8192, less if the model was made
+    for less or memory is short."""
+    model_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads that compute for one model; 0 means one for each core."""
+    model_memory: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    """Bytes that all loaded models may take together; 0 means three quarters of the machine's."""
     max_log_lines: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000
     """How many lines of output are kept of each job."""
 
@@ -132,6 +147,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     def pipeline_database(self) -> Path:
         """Where the records of pipeline runs are."""
         return self.data_dir / "pipelines.db"
+
+    @property
+    def model_folder(self) -> Path:
+        """Where models are kept."""
+        return self.models_dir or default_data_dir() / "models"
 
     @property
     def containers_dir(self) -> Path:

@@ -31,7 +31,7 @@ from penstock.workloads.spool.runner import Runner, answer
 
 log = logging.getLogger(__name__)
 
-_decode = msgspec.json.Decoder(LlmRequest).decode
+_decoder: msgspec.json.Decoder[LlmRequest] = msgspec.json.Decoder(LlmRequest)
 _encode = msgspec.json.Encoder().encode
 _OFFER = Offer(idempotent=True)
 """An answer changes nothing outside: a job whose worker was lost is simply computed again."""
@@ -121,7 +121,7 @@ def make(app: Any, options: Mapping[str, Any]) -> LlmExecutor:
 def read_request(payload: bytes) -> LlmRequest:
     """Raises InvalidRequest, naming what is wrong."""
     try:
-        return _decode(payload)
+        return _decoder.decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("input", f"is no request to a language model: {error}") from error
 

@@ -1,0 +1,191 @@
+"""`penstock.ask`: a question to a language model, as a job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.app.alone import Alone
+from penstock.config import load
+from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.job import Priority
+from penstock.core.llm import (
+    TOPICS,
+    Chat,
+    LlmResult,
+    Message,
+    Piece,
+    Sampling,
+    Usage,
+    topic_of,
+)
+from penstock.ports.desk import JobUpdate, Streamed, WorkerView
+from penstock.workloads.function.options import SubmitOptions
+
+if TYPE_CHECKING:
+    from penstock.app.application import Session
+    from penstock.app.client import Client
+
+Tell = Callable[[str], None]
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model said."""
+
+    job_id: str
+    model: str
+    text: str
+    finish_reason: str
+    """`stop`, or `length` if it had more to say."""
+    usage: Usage = Usage()
+    engine: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def question(
+    prompt: str,
+    *,
+    system: str = "",
+    max_tokens: int | None = None,
+    stop: tuple[str, ...] = (),
+    schema: Mapping[str, Any] | None = None,
+    **sampling: Any,
+) -> Chat:
+    """The request of one question. `sampling` is `temperature`, `top_p`, `top_k`, `min_p`,
+    `repeat_penalty`, `seed` … Raises InvalidRequest."""
+    messages = [Message(role="user", content=prompt)]
+    if system:
+        messages.insert(0, Message(role="system", content=system))
+    try:
+        return msgspec.convert(
+            {
+                "kind": "chat",
+                "messages": msgspec.to_builtins(messages),
+                "max_tokens": max_tokens,
+                "stop": list(stop),
+                "schema": None if schema is None else dict(schema),
+                "sampling": msgspec.to_builtins(msgspec.convert(sampling, Sampling)),
+            },
+            Chat,
+        )
+    except msgspec.ValidationError as error:
+        raise InvalidRequest("question", str(error)) from error
+
+
+def ask(
+    prompt: str,
+    *,
+    model: str = "",
+    client: Client | None = None,
+    tell: Tell | None = None,
+    submit: SubmitOptions | None = None,
+    **options: Any,
+) -> Answer:
+    """Ask a language model, and wait for its answer; `tell` is given the text as it comes.
+
+    Without a client: the engine on the data folder, or one in this process. Without a model: the
+    first that is served. `options` are those of `question`, as `max_tokens=100, temperature=0`.
+    Raises JobFailed and its kin.
+    """
+    engine = client or _alone.client()
+    topic = topic_of(chosen(engine.workers(), model))
+    request = replace(question(prompt, **options), stream=tell is not None)
+    handle = engine.submit(topic, msgspec.to_builtins(request), **_urgent(submit))
+    if tell is not None:
+        for piece in filter(None, map(piece_of, handle.follow())):
+            tell(piece.text)
+    return answer_of(handle.job_id, handle.result())
+
+
+async def aask(
+    prompt: str,
+    *,
+    model: str = "",
+    client: Client | None = None,
+    tell: Tell | None = None,
+    submit: SubmitOptions | None = None,
+    **options: Any,
+) -> Answer:
+    """The same for who is in an event loop."""
+    engine = client if client is not None else await asyncio.to_thread(_alone.client)
+    topic = topic_of(chosen(await engine.aworkers(), model))
+    request = replace(question(prompt, **options), stream=tell is not None)
+    handle = await engine.asubmit(topic, msgspec.to_builtins(request), **_urgent(submit))
+    if tell is not None:
+        async for update in handle.afollow():
+            if (piece := piece_of(update)) is not None:
+                tell(piece.text)
+    return answer_of(handle.job_id, await handle.aresult())
+
+
+def _urgent(options: SubmitOptions | None) -> SubmitOptions:
+    """Somebody waits for it, so it is urgent unless it says otherwise."""
+    return {"priority": Priority.INTERACTIVE, **(options or {})}
+
+
+def chosen(workers: Iterable[WorkerView], wanted: str = "") -> str:
+    """The name of a model that is served. Raises NotFound."""
+    served = [
+        topic.removeprefix(TOPICS)
+        for worker in workers
+        for topic in worker.topics
+        if topic.startswith(TOPICS)
+    ]
+    if not served:
+        raise NotFound(
+            "the engine that is running here serves no language model",
+            hint="start it with 'penstock up --model auto', or join it with"
+            " 'penstock worker --model auto'",
+        )
+    if not wanted or wanted in served:
+        return wanted or served[0]
+    alike = {name for name in served if wanted.lower() in name.lower()}
+    if len(alike) == 1:
+        return alike.pop()
+    raise NotFound(
+        f"no model {wanted!r} is served", hint=f"there are: {', '.join(sorted(set(served)))}"
+    )
+
+
+def piece_of(update: JobUpdate) -> Piece | None:
+    """What is said next, if that is what an update tells."""
+    if not isinstance(update, Streamed):
+        return None
+    return msgspec.json.decode(update.text, type=Piece)
+
+
+def answer_of(job_id: str, result: Any) -> Answer:
+    """From what the job returned."""
+    whole = msgspec.convert(result, LlmResult)
+    choice = whole.choices[0]
+    return Answer(
+        job_id=job_id,
+        model=whole.model,
+        text=choice.text,
+        finish_reason=choice.finish_reason,
+        usage=whole.usage,
+        engine=whole.engine,
+    )
+
+
+def _embedded() -> Session:
+    from penstock.app.application import App
+    from penstock.app.models import ALL
+
+    settings = load()
+    if not settings.models:
+        settings = replace(settings, models=(ALL,))
+    return App().run(settings=settings)
+
+
+def _check_served(client: Client) -> None:
+    chosen(client.workers())
+
+
+_alone = Alone(_embedded, _check_served)

@@ -1,0 +1,1 @@
+"""llama.cpp, in processes of its own: one for each model that is loaded."""
