@@ -1,0 +1,245 @@
+"""Language models as canonical jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.core.errors import InvalidRequest
+from penstock.core.job import JobRequest
+from penstock.core.llm import (
+    Choice,
+    Completion,
+    EmbeddingResult,
+    LlmCode,
+    LlmFailure,
+    LlmResult,
+    Piece,
+    Said,
+    Usage,
+    is_model_name,
+)
+from penstock.core.verdict import Constraints
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import Outcome, Task
+from penstock.testing.aio import run_async
+from penstock.testing.context import RecordingContext
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.spool.executor import LlmExecutor, make
+from penstock.workloads.spool.runner import answer
+
+CHAT = {"kind": "chat", "messages": [{"role": "user", "content": "one two three"}]}
+
+
+def task(value: Any, model: str = "fake", constraints: Constraints | None = None) -> Task:
+    request = JobRequest(job_id="j", topic=f"job.llm.{model}")
+    return Task(request, 1, msgspec.json.encode(value), 1e12, constraints)
+
+
+async def ran(runner: FakeRunner, value: Any, **more: Any) -> tuple[Outcome, RecordingContext]:
+    ctx = RecordingContext()
+    executor = LlmExecutor(runner, ["fake"])
+    try:
+        return await executor.run(task(value, **more), ctx), ctx
+    finally:
+        await executor.close()
+
+
+@run_async
+async def test_a_chat_ends_with_its_answer_what_it_took_and_who_answered() -> None:
+    outcome, ctx = await ran(FakeRunner(), CHAT)
+    assert outcome.status is JobState.SUCCEEDED
+    result = msgspec.json.decode(outcome.payload or b"", type=LlmResult)
+    assert result.choices == (Choice(index=0, text="ONE TWO THREE"),)
+    assert (result.model, result.engine) == ("fake", "fake 1")
+    assert result.usage == Usage(3, 3, 0)
+    assert ctx.streamed == []
+
+
+@run_async
+async def test_pieces_are_streamed_only_where_the_job_asks_for_it() -> None:
+    _, ctx = await ran(FakeRunner(), {**CHAT, "stream": True})
+    pieces = [msgspec.json.decode(text, type=Piece) for text in ctx.streamed]
+    assert "".join(piece.text for piece in pieces) == "ONE TWO THREE"
+
+
+@run_async
+async def test_every_prompt_gets_its_answers_and_is_counted_once() -> None:
+    value = {"kind": "completion", "prompts": ["a b", "c"], "n": 2, "stream": True}
+    outcome, ctx = await ran(FakeRunner(), value)
+    result = msgspec.json.decode(outcome.payload or b"", type=LlmResult)
+    assert [(one.index, one.text) for one in result.choices] == [
+        (0, "A B"),
+        (1, "A B"),
+        (2, "C"),
+        (3, "C"),
+    ]
+    assert result.usage == Usage(3, 6, 0)
+    told = [msgspec.json.decode(text, type=Piece).choice for text in ctx.streamed]
+    assert sorted(told) == [0, 0, 1, 1, 2, 3]
+
+
+@run_async
+async def test_embeddings_are_vectors_of_length_one() -> None:
+    outcome, _ = await ran(FakeRunner(), {"kind": "embedding", "inputs": ["a", "e"]})
+    result = msgspec.json.decode(outcome.payload or b"", type=EmbeddingResult)
+    assert [round(sum(x * x for x in vector), 6) for vector in result.vectors] == [1.0, 1.0]
+
+
+@run_async
+async def test_a_failure_of_the_model_is_the_job_s_with_its_code() -> None:
+    runner = FakeRunner(fail_with={"two": LlmCode.INVALID_PROMPT})
+    outcome, _ = await ran(runner, CHAT)
+    assert outcome.status is JobState.FAILED
+    assert outcome.error_code == "INVALID_PROMPT"
+
+
+@run_async
+async def test_a_prompt_over_the_context_names_both_counts() -> None:
+    outcome, _ = await ran(FakeRunner(context=2), CHAT)
+    assert outcome.error_code == "CONTEXT_EXCEEDED"
+    assert "3 tokens" in (outcome.error_message or "")
+    assert "room for 2" in (outcome.error_message or "")
+
+
+@run_async
+async def test_a_job_that_kills_the_engine_each_time_fails_after_three() -> None:
+    runner = FakeRunner(crash_on=["two"])
+    outcome, ctx = await ran(runner, CHAT)
+    assert outcome.error_code == "ENGINE_CRASHED"
+    assert "3 times" in (outcome.error_message or "")
+    assert len(runner.asked) == 3
+    assert len(ctx.logged("warning")) == 2
+
+
+@run_async
+async def test_an_answer_that_was_told_in_part_is_not_begun_again() -> None:
+    runner = FakeRunner(crash_on=["two"])
+    outcome, _ = await ran(runner, {**CHAT, "stream": True})
+    assert outcome.error_code == "ENGINE_CRASHED"
+    assert len(runner.asked) == 1
+
+
+@run_async
+async def test_a_cancel_ends_the_computation_before_the_job() -> None:
+    runner = FakeRunner(delay=3600)
+    executor = LlmExecutor(runner, ["fake"])
+    ctx = RecordingContext()
+    running = asyncio.ensure_future(executor.run(task({**CHAT, "n": 3}), ctx))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert runner.running == 3
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert runner.running == 0
+
+
+@run_async
+async def test_when_one_answer_fails_the_others_are_ended() -> None:
+    class Halting(FakeRunner):
+        async def generate(self, model: str, ask: Any, choice: int = 0) -> Any:
+            if choice == 1:
+                raise LlmFailure(LlmCode.ENGINE_ERROR, "no")
+            self.running += 1
+            try:
+                await asyncio.sleep(3600)
+                yield Said(choice=Choice())
+            finally:
+                self.running -= 1
+
+    runner = Halting()
+    with pytest.raises(LlmFailure, match="no"):
+        await answer(runner, "fake", Completion(prompts=("a",), n=3))
+    assert runner.running == 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (b"", "no request"),
+        (b"{", "no request"),
+        (b"\xff", "no request"),
+        (b'{"kind":"song"}', "song"),
+        (b'{"kind":"chat","messages":[]}', "messages"),
+        (b'{"kind":"chat","messages":[{"role":"king","content":"x"}]}', "king"),
+        (b'{"kind":"chat","messages":[{"role":"user","content":"x"}],"n":0}', "n"),
+        (
+            b'{"kind":"chat","messages":[{"role":"user","content":"x"}],"temperature":1}',
+            "temperature",
+        ),
+        (
+            b'{"kind":"chat","messages":[{"role":"user","content":"x"}],"sampling":{"top_p":2}}',
+            "top_p",
+        ),
+        (b'{"kind":"completion","prompts":[]}', "prompts"),
+        (b'{"kind":"embedding","inputs":[3]}', "inputs"),
+    ],
+    ids=[
+        "empty",
+        "cut",
+        "not-utf8",
+        "kind",
+        "no-messages",
+        "role",
+        "n",
+        "unknown",
+        "range",
+        "no-prompts",
+        "number",
+    ],
+)
+@run_async
+async def test_bad_input_is_refused_when_it_is_submitted_and_when_it_is_run(
+    payload: bytes, problem: str
+) -> None:
+    executor = LlmExecutor(FakeRunner(), ["fake"])
+    with pytest.raises(InvalidRequest, match=problem):
+        executor.check("job.llm.fake", payload)
+    request = JobRequest(job_id="j", topic="job.llm.fake")
+    outcome = await executor.run(Task(request, 1, payload, 1e12), RecordingContext())
+    assert outcome.error_code == "BAD_INPUT"
+    assert problem in (outcome.error_message or "")
+
+
+@run_async
+async def test_a_model_that_is_not_served_is_an_unknown_topic() -> None:
+    outcome, _ = await ran(FakeRunner(), CHAT, model="other")
+    assert outcome.error_code == "UNKNOWN_TOPIC"
+
+
+@run_async
+async def test_a_limit_of_memory_is_not_ignored() -> None:
+    outcome, _ = await ran(FakeRunner(), CHAT, constraints=Constraints(max_memory=1 << 20))
+    assert outcome.error_code == "CONSTRAINT_NOT_ENFORCED"
+    outcome, _ = await ran(FakeRunner(), CHAT, constraints=Constraints(network=(), read_only=True))
+    assert outcome.status is JobState.SUCCEEDED
+
+
+@run_async
+async def test_without_models_it_serves_nothing() -> None:
+    executor = make(None, {})
+    assert executor.topics == ()
+    await executor.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", True),
+        ("a", True),
+        ("", False),
+        (".a", False),
+        ("a.", False),
+        ("a..b", False),
+        ("a/b", False),
+        ("a b", False),
+        ("é", False),
+        ("a" * 121, False),
+    ],
+)
+def test_a_model_s_name_is_a_part_of_a_topic(name: str, fits: bool) -> None:
+    assert is_model_name(name) is fits
