@@ -1,0 +1,109 @@
+"""A workspace: five folders, each of them a state, and one of our own beside them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.core.errors import Misconfigured
+from penstock.lifecycles.spool import FOLDERS, Status
+from penstock.workloads.spool.config import Sync
+from penstock.workloads.spool.disk import fsync_dir, store_errors
+from penstock.workloads.spool.ids import JobId, check_job_id, is_job_id
+
+FORWARD = (Status.QUEUED, Status.RUNNING, Status.FAILED, Status.DONE)
+"""The way a job goes: who looks in this order meets one that moves, unless it is moved back."""
+
+_PRIVATE = ".penstock"
+_OURS = ("servers", "cancel", "trash")
+
+
+class Workspace:
+    """Where each job lies. Paths are only made of ids that follow the rule."""
+
+    def __init__(self, path: Path | str, sync: Sync = Sync.FULL) -> None:
+        self.path = Path(path)
+        self.sync = sync
+        self.private = self.path / _PRIVATE
+        """Ours alone: `servers`, `cancel` and `trash`; the original's tools don't look at it."""
+        self._folders = {status: self.path / name for status, name in FOLDERS.items()}
+
+    def folder(self, status: Status) -> Path:
+        return self._folders[status]
+
+    def of(self, status: Status, job_id: JobId) -> Path:
+        """Where this job lies while it is in this state."""
+        return self._folders[status] / check_job_id(job_id)
+
+    def create(self) -> None:
+        """Make whatever is missing, and see that it can be used."""
+        for folder in self._all():
+            self._make(folder)
+        self.check()
+
+    def check(self) -> None:
+        """Real folders, of one file system, that may be written to; else Misconfigured."""
+        for folder in self._folders.values():
+            self._check_folder(folder)
+        devices = {folder: os.lstat(folder).st_dev for folder in self._folders.values()}
+        home = self.folder(Status.STAGING)
+        for folder, device in devices.items():
+            if device != devices[home]:
+                raise Misconfigured(
+                    f"{folder} is on another file system than {home}",
+                    hint="a job is moved by one rename, so all folders have to be on the same",
+                )
+
+    def ids(self, status: Status) -> Iterator[JobId]:
+        """Of all jobs in this state, in no order. What has no job id for its name is no job."""
+        try:
+            entries = os.scandir(self._folders[status])
+        except FileNotFoundError:
+            return
+        with entries:
+            yield from (entry.name for entry in entries if is_job_id(entry.name))
+
+    def counts(self) -> dict[Status, int]:
+        return {status: sum(1 for _ in self.ids(status)) for status in FORWARD}
+
+    def holds(self, status: Status, job_id: JobId) -> bool:
+        """Whether anything lies there under this id, a folder or not."""
+        return os.path.lexists(self._folders[status] / job_id)
+
+    def _all(self) -> Iterator[Path]:
+        yield from self._folders.values()
+        yield from (self.private / name for name in _OURS)
+
+    def _make(self, folder: Path) -> None:
+        missing = []
+        while not os.path.lexists(folder):
+            missing.append(folder)
+            folder = folder.parent
+        for one in reversed(missing):
+            with store_errors("make", one):
+                try:
+                    os.mkdir(one)
+                except FileExistsError:
+                    continue  # somebody else was quicker
+            fsync_dir(one.parent, self.sync)
+
+    def _check_folder(self, folder: Path) -> None:
+        try:
+            mode = os.lstat(folder).st_mode
+        except FileNotFoundError:
+            raise Misconfigured(
+                f"{self.path} is no workspace: it has no folder {folder.relative_to(self.path)}",
+                hint="penstock spool submit and penstock spool serve make one",
+            ) from None
+        except (NotADirectoryError, PermissionError) as error:
+            raise Misconfigured(f"{folder}: {(error.strerror or '').lower()}") from error
+        if not stat.S_ISDIR(mode):
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "no folder"
+            raise Misconfigured(f"{folder} is {kind}", hint="each state is a folder of its own")
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise Misconfigured(
+                f"{folder} may not be written to by this user",
+                hint="give this user the right, or mount the file system for writing",
+            )
