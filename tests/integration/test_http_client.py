@@ -473,6 +473,7 @@ async def test_the_engine_and_its_fleet_are_told_of(desk: Desk, house: House) ->
     await desk.wait(job.job_id, 20)
     (worker,) = await desk.workers()
     assert worker.local
+    assert await desk.topics() == sorted(worker.topics)
     assert worker.worker_id == house.engine.worker_id
     names = [pool.name for pool in await desk.pools()]
     assert worker.pool in names

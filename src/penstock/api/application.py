@@ -86,7 +86,9 @@ class Application:
         except Allowed as known:
             return Reply(b"", 204, (allow_header(known.methods), NO_STORE))
         except Exception as error:
-            return self._problem(error)
+            operation: Operation | None = scope.get("penstock.operation")
+            problem = self._problem if operation is None else operation.problem or self._problem
+            return problem(error)
 
     def _dressed(self, reply: R, scope: dict[str, Any]) -> R:
         """With what lets a page from elsewhere read it, where that is wanted."""
@@ -157,7 +159,11 @@ class Application:
         call.still_welcome = lambda: self._enter(call.headers)
         if call.operation.pace is Pace.WAITS:
             with services.waits.passing(call.caller):
-                return await call.operation.handler(call)
+                reply = await call.operation.handler(call)
+                if isinstance(reply, Reply) or not reply.counted:
+                    return reply
+                await self._stream(reply, call.scope, call.receive, send, call.still_welcome)
+                return None
         with services.streams.passing(call.caller):
             reply = await call.operation.handler(call)
             if isinstance(reply, Reply):
@@ -187,7 +193,7 @@ class Application:
                         await send({"type": _BODY, "body": part, "more_body": True})
                         attendance.since = None
         except (Closing, NotAuthenticated):
-            if reply.length is not None:
+            if reply.whole or reply.length is not None:
                 abort(scope)
                 return
         except (Gone, Stalled):

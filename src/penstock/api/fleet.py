@@ -1,4 +1,4 @@
-"""Workers and pools."""
+"""Topics, workers and pools."""
 
 from __future__ import annotations
 
@@ -15,12 +15,21 @@ if TYPE_CHECKING:
     from penstock.api.call import Call
 
 
+class TopicList(Struct, frozen=True):
+    topics: list[str]
+    """Some may be globs."""
+
+
 class WorkerList(Struct, frozen=True):
     workers: list[WorkerView]
 
 
 class PoolList(Struct, frozen=True):
     pools: list[PoolView]
+
+
+async def list_topics(call: Call) -> Reply:
+    return json_reply(TopicList(await call.desk.topics()))
 
 
 async def list_workers(call: Call) -> Reply:
@@ -40,6 +49,13 @@ async def resume_pool(call: Call) -> Reply:
 
 
 OPERATIONS = (
+    Operation(
+        "GET",
+        "/v1/topics",
+        list_topics,
+        answer=TopicList,
+        summary="List the topics that workers serve",
+    ),
     Operation(
         "GET",
         "/v1/workers",

@@ -29,11 +29,18 @@ _TAGS = {
     "runs": "Pipelines",
     "breakers": "Pipelines",
     "limits": "Limits",
+    "topics": "Workers and pools",
     "workers": "Workers and pools",
     "pools": "Workers and pools",
     "policy": "Safety rules",
     "keys": "Keys and audit",
     "audit": "Keys and audit",
+    "chat": "OpenAI",
+    "completions": "OpenAI",
+    "embeddings": "OpenAI",
+    "models": "OpenAI",
+    "files": "OpenAI",
+    "batches": "OpenAI",
 }
 _LOCATED = ((201, "Job"), (202, "RunStarted"))
 """Answers that say where to find what they made."""
@@ -127,7 +134,8 @@ def _complete(job: Document) -> None:
 
 
 def _kinds(operation: Operation) -> list[Any]:
-    return [operation.query, operation.body, operation.answer, *operation.others.values()]
+    own = (operation.query, operation.body, operation.answer, operation.problem_kind)
+    return [*own, *operation.others.values()]
 
 
 def _has_schema(kind: Any) -> bool:
@@ -223,8 +231,8 @@ def _responses(operation: Operation, telling: Telling) -> Document:
     common = () if operation.role is PUBLIC else telling.refusals
     with_body = () if operation.body is None else telling.body_refusals
     for status in sorted({*common, *with_body, *operation.refusals}):
-        responses[str(status)] = _refusal(TITLES[status], telling)
-    responses["default"] = _refusal("Any other problem", telling)
+        responses[str(status)] = _refusal(TITLES[status], operation, telling)
+    responses["default"] = _refusal("Any other problem", operation, telling)
     return responses
 
 
@@ -255,6 +263,9 @@ def _schema(kind: Any) -> Document:
     return schema
 
 
-def _refusal(description: str, telling: Telling) -> Document:
-    content = _content(telling.problem_type, telling.problem)
+def _refusal(description: str, operation: Operation, telling: Telling) -> Document:
+    if operation.problem_kind is not None:
+        content = _content("application/json", operation.problem_kind)
+    else:
+        content = _content(telling.problem_type, telling.problem)
     return {"description": description, "content": content}

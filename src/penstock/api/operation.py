@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from penstock.api.problems import ProblemReply
 from penstock.api.reply import AnyReply
 from penstock.core.caller import KeyRole
 
@@ -57,6 +58,10 @@ class Operation(Struct, frozen=True):
     """Further statuses that are no problems, with what they answer."""
     refusals: tuple[int, ...] = ()
     """Problems that are this operation's own; those that all can have are not named."""
+    problem: ProblemReply | None = None
+    """How its errors are told, where they have a shape of their own."""
+    problem_kind: type[Struct] | None = None
+    """That shape, as JSON."""
     pace: Pace = Pace.PROMPT
     name: str = ""
     """Stable name for clients; the handler's, unless said otherwise."""

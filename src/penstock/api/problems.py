@@ -183,7 +183,12 @@ ProblemReply = Callable[[BaseException], Reply]
 
 def problem_reply(error: BaseException) -> Reply:
     problem = problem_of(error)
-    headers = [*HEADERS]
+    return Reply(encode(problem), problem.status, [*HEADERS, *further_headers(problem, error)])
+
+
+def further_headers(problem: Problem, error: BaseException) -> Headers:
+    """What an answer to an error tells in its head, whatever its body looks like."""
+    headers: list[tuple[bytes, bytes]] = []
     if problem.retry_after is not None:
         headers.append(
             (b"retry-after", b"%d" % min(86_400, max(1, math.ceil(problem.retry_after))))
@@ -192,4 +197,4 @@ def problem_reply(error: BaseException) -> Reply:
         headers.append(CHALLENGE)
     if isinstance(error, Refused):
         headers.extend(error.headers)
-    return Reply(encode(problem), problem.status, headers)
+    return headers

@@ -52,8 +52,10 @@ class StreamReply(Struct, frozen=True):
     watched: bool = True
     """False for one that reads the request's body itself, and so learns who leaves."""
     counted: bool = False
-    """Whether it may last, and so takes one of the places for streams, although its operation
-    does not always answer with a stream."""
+    """Whether it may last, and so takes one of the places for streams (or keeps that of a wait),
+    although its operation does not always answer with a stream."""
+    whole: bool = False
+    """Whether it must not end as if it were complete when it is not."""
 
 
 AnyReply = Reply | StreamReply

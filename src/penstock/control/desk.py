@@ -260,6 +260,9 @@ class EngineDesk:
 
     # -- the engine ---------------------------------------------------------------
 
+    async def topics(self) -> list[str]:
+        return sorted({t for w in self._board.roster.workers.values() for t in w.topics})
+
     async def workers(self) -> list[WorkerView]:
         self._guard.require(KeyRole.OPERATE, "workers.list")
         monotonic = self._clock.monotonic()

@@ -210,6 +210,9 @@ class Desk(Protocol):
         life, every few seconds while nothing happens.
         """
 
+    async def topics(self) -> list[str]:
+        """The topics (globs) that workers serve now: any caller may know what can be asked for."""
+
     async def workers(self) -> list[WorkerView]: ...
 
     async def pools(self) -> list[PoolView]: ...

@@ -72,6 +72,10 @@ class Lines(Struct, frozen=True):
     lines: list[LogLine]
 
 
+class Topics(Struct, frozen=True):
+    topics: list[str]
+
+
 class Workers(Struct, frozen=True):
     workers: list[WorkerView]
 
@@ -270,6 +274,9 @@ class HttpDesk:
         return await self._line.send("POST", "/v1/jobs:retry", Bulk, meant(query))
 
     # -- the engine ---------------------------------------------------------------
+
+    async def topics(self) -> list[str]:
+        return (await self._line.get("/v1/topics", Topics)).topics
 
     async def workers(self) -> list[WorkerView]:
         return (await self._line.get("/v1/workers", Workers)).workers

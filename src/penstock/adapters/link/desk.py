@@ -93,6 +93,9 @@ class RemoteDesk:
     def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
         return self._link.stream("events", EventBatch, after=after)
 
+    async def topics(self) -> list[str]:
+        return await self._link.call("topics", list[str])
+
     async def workers(self) -> list[WorkerView]:
         return await self._link.call("workers", list[WorkerView])
 
