@@ -1,0 +1,135 @@
+"""The child's side: a process that holds one model, and serves it on a Unix socket.
+
+It is run as a file and imports nothing of ours, so that it starts quickly and whatever happens
+in llama.cpp happens here. What it is told comes as one line on standard input, which stays open
+as long as the parent lives; what it tells goes out in lines on standard output.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+LINE = 1 << 16
+_PR_SET_PDEATHSIG = 1
+_MEAN = "LLAMA_POOLING_TYPE_MEAN"
+
+
+def main() -> None:
+    plan = json.loads(_line(0))
+    voice = _take_voice()
+    _die_with_parent(signal.SIGKILL, plan["parent"])
+    try:
+        import xllamacpp
+    except ImportError as error:
+        _tell(voice, event="missing", why=str(error))
+        os._exit(1)
+    _tell(voice, event="loading")
+    try:
+        server = xllamacpp.Server(_params(xllamacpp, plan))
+    except Exception as error:  # its reason is on standard error
+        _tell(voice, event="failed", why=str(error))
+        os._exit(1)
+    _stay_with_parent(Path(plan["socket"]), plan["parent"])
+    _tell(voice, event="ready")
+    _wait(server)
+
+
+def _params(engine: Any, plan: dict[str, Any]) -> Any:
+    params = engine.CommonParams()
+    params.model.path = plan["model"]
+    if plan["projector"]:
+        params.mmproj.path = plan["projector"]
+        params.mmproj_use_gpu = False
+    params.hostnames = [plan["socket"]]
+    params.api_keys = [plan["key"]]
+    params.n_threads_http = plan["http_threads"]
+    params.cpuparams.n_threads = plan["threads"]
+    params.cpuparams_batch.n_threads = plan["threads"]
+    params.n_parallel = plan["slots"]
+    params.n_ctx = plan["slots"] * plan["context"]
+    params.kv_unified = plan["unified"]
+    params.kv_unified_per_slot = plan["context"] if plan["unified"] else 0
+    params.n_batch = plan["batch"]
+    params.n_ubatch = plan["micro_batch"]
+    params.cache_ram_mib = plan["cache_mib"]
+    params.slot_prompt_similarity = plan["similarity"]
+    if plan["embedding"]:
+        params.embedding = True
+        params.pooling_type = engine.llama_pooling_type[_MEAN]
+    params.endpoint_props = True
+    params.endpoint_slots = True
+    params.fit_params = False  # how much memory it may take was decided before
+    params.ui = False
+    params.verbosity = 1  # errors
+    return params
+
+
+def _take_voice() -> int:
+    """Keep standard output for us; whatever a library prints goes to standard error."""
+    voice = os.dup(1)
+    os.dup2(2, 1)
+    return voice
+
+
+def _tell(voice: int, **told: str) -> None:
+    with suppress(OSError):  # the parent is gone, and we soon
+        os.write(voice, json.dumps(told).encode() + b"\n")
+
+
+def _line(fd: int) -> bytes:
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(fd, LINE)
+        if not data:
+            os._exit(1)
+        line += data
+    return line
+
+
+def _die_with_parent(how: signal.Signals, parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _stay_with_parent(socket: Path, parent: int) -> None:
+    """From now on an end takes the socket away. (Nothing of Python runs while a model loads.)
+
+    The pipe tells of the parent's end everywhere, and the signal also when somebody whom the
+    parent has forked holds the pipe open.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: _leave(socket))
+    _die_with_parent(signal.SIGTERM, parent)
+
+    def watch() -> None:
+        while os.read(0, LINE):
+            pass
+        _leave(socket)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _leave(socket: Path) -> None:
+    with suppress(OSError):
+        socket.unlink()
+        socket.parent.rmdir()
+    os.kill(os.getpid(), signal.SIGKILL)  # nothing of llama.cpp is worth an orderly end
+
+
+def _wait(server: object) -> None:
+    """Keep the server referenced, for ever."""
+    while server is not None:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""One loaded model: its process, the conversation with it, and what it can do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from penstock.core.llm import (
+    Generation,
+    LlmCode,
+    LlmFailure,
+    Piece,
+    Said,
+    Usage,
+)
+from penstock.workloads.spool.llama import reasons, wire
+from penstock.workloads.spool.llama.process import EngineProcess, Purpose
+from penstock.workloads.spool.llama.watchdog import Watchdog
+from penstock.workloads.spool.runner import Loading
+
+_HOST = "http://llama"
+_LOST = (aiohttp.ClientError, ConnectionError)
+_DYING = 2.0
+"""Seconds that a process which hung up may take to be gone."""
+
+
+class Departed(Exception):
+    """The process was gone before anything was asked of it: another one can be."""
+
+
+class Engine:
+    """Answers with one model, as many at once as it has slots."""
+
+    def __init__(self, process: EngineProcess, stall: float) -> None:
+        self.process = process
+        self.purpose = process.purpose
+        self.tools = self.vision = False
+        self._watchdog = Watchdog(stall, process.kill)
+        self._room = asyncio.Semaphore(self.purpose.size.slots + self.purpose.waiting)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.UnixConnector(str(process.socket), limit=0),
+            headers={"Authorization": f"Bearer {process.key}", "Content-Type": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    @classmethod
+    async def start(cls, purpose: Purpose, told: Loading, timeout: float, stall: float) -> Engine:
+        """Raises LlmFailure with nothing left behind."""
+        process = EngineProcess(purpose)
+        try:
+            await process.start(told, timeout)
+            engine = cls(process, stall)
+        except BaseException:
+            await process.close()
+            raise
+        try:
+            await engine._look()
+        except BaseException:
+            await engine.close()
+            raise
+        told(1.0, "loaded")
+        return engine
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive
+
+    async def generate(self, ask: Generation, choice: int) -> AsyncGenerator[Piece | Said, None]:
+        """Raises Departed if nothing came of it, not even a beginning."""
+        self._check(ask)
+        path, body = wire.request_of(ask, choice)
+        answer = wire.Answer(ask, choice)
+        async with (
+            self._working(),
+            aclosing(self._events(path, body, is_held=wire.is_held(ask))) as events,
+        ):
+            async for event in events:
+                if (piece := answer.add(event)) is not None:
+                    yield piece
+        if not answer.is_done:
+            raise await self._broken()
+        yield answer.said()
+
+    async def embed(self, text: str | tuple[int, ...]) -> tuple[tuple[float, ...], Usage]:
+        """One text as a vector. Raises Departed as `generate` does."""
+        body = wire.embedding_request(text)
+        async with self._working():
+            reply = await self._call(wire.EMBEDDINGS, body)
+        return wire.embedded(reply)
+
+    async def close(self) -> None:
+        self._watchdog.close()
+        await self._session.close()
+        await self.process.close()
+
+    def _check(self, ask: Generation) -> None:
+        if wire.wants_tools(ask) and not self.tools:
+            raise LlmFailure(
+                LlmCode.NOT_SUPPORTED,
+                f"the chat template of {self.purpose.model} knows no tools",
+            )
+        if wire.has_images(ask) and not self.vision:
+            raise LlmFailure(
+                LlmCode.NOT_SUPPORTED,
+                f"{self.purpose.model} can't see: there is no projector (mmproj) beside its file",
+            )
+
+    async def _look(self) -> None:
+        """What its template and its projector allow."""
+        props = await self._call("/props")
+        self.tools = bool(props.get("chat_template_caps", {}).get("supports_tools"))
+        self.vision = bool(props.get("modalities", {}).get("vision"))
+
+    @asynccontextmanager
+    async def _working(self) -> AsyncGenerator[None, None]:
+        async with self._room:
+            if not self.is_alive:
+                raise Departed
+            with self._watchdog:
+                yield
+
+    async def _events(
+        self, path: str, body: bytes, *, is_held: bool
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Everything that it says to one request. Leaving ends the computation."""
+        events = wire.Events()
+        try:
+            async with self._session.post(_HOST + path, data=body) as response:
+                if response.status != 200:
+                    raise _refused(response.status, await response.read(), is_held=is_held)
+                async for data in response.content.iter_any():
+                    for event in events.feed(data):
+                        self._watchdog.sign()
+                        if "error" in event:
+                            raise reasons.of_reply(500, event, is_held=is_held)
+                        yield event
+        except _LOST as lost:
+            raise await self._broken() from lost
+
+    async def _call(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+        method = "GET" if body is None else "POST"
+        try:
+            async with self._session.request(method, _HOST + path, data=body) as response:
+                data = await response.read()
+        except _LOST as lost:
+            raise await self._broken() from lost
+        if response.status != 200:
+            raise _refused(response.status, data, is_held=False)
+        reply: dict[str, Any] = msgspec.json.decode(data)
+        return reply
+
+    async def _broken(self) -> LlmFailure:
+        if self._watchdog.has_bitten:
+            return reasons.of_stall(self.purpose.model, self._watchdog.patience)
+        try:
+            async with asyncio.timeout(_DYING):
+                return await self.process.death()
+        except TimeoutError:
+            return LlmFailure(
+                LlmCode.ENGINE_ERROR, f"the engine of {self.purpose.model} hung up on an answer"
+            )
+
+
+def _refused(status: int, data: bytes, *, is_held: bool) -> LlmFailure:
+    try:
+        reply = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError:
+        reply = {"message": data.decode("utf-8", "replace") or f"status {status}"}
+    return reasons.of_reply(status, reply, is_held=is_held)

@@ -1,0 +1,242 @@
+"""The parent's side: one process with one model, until it is ready, and until it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.spool.llama import child, reasons
+from penstock.workloads.spool.llama.sizing import Size
+from penstock.workloads.spool.runner import Loading
+
+_ERRORS = 200
+"""Lines of standard error that are kept."""
+_SOCKET = "llama.sock"
+_LONGEST = 100
+"""Bytes of a path that a socket may have, with room to spare."""
+_LOOK = 0.1
+"""Seconds between two looks at how far loading is."""
+_EXTRA_HTTP = 4
+"""Threads beyond those that answer: for questions about the engine itself."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is told."""
+
+    parent: int
+    model: str
+    projector: str
+    socket: str
+    key: str
+    slots: int
+    context: int
+    threads: int
+    http_threads: int
+    batch: int
+    micro_batch: int
+    unified: bool
+    similarity: float
+    cache_mib: int
+    embedding: bool
+
+
+class Purpose(msgspec.Struct, frozen=True, kw_only=True):
+    """Which model a process is for, and what with."""
+
+    model: str
+    path: str
+    size: Size
+    projector: str = ""
+    embedding: bool = False
+    spin: bool = False
+    waiting: int = 0
+    """Answers that wait inside of the engine, so that a slot never does."""
+
+
+class EngineProcess:
+    """A child with one model. `start()` first; `close()` in the end, whatever happened."""
+
+    def __init__(self, purpose: Purpose) -> None:
+        self.purpose = purpose
+        self.key = secrets.token_hex(16)
+        self.errors: deque[str] = deque(maxlen=_ERRORS)
+        """The last that it wrote to standard error."""
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[int] = self._loop.create_future()
+        """Done, with the exit status, when the process is no more."""
+        self._ready: asyncio.Future[dict[str, str]] = self._loop.create_future()
+        self._kills = reasons.kills_for_memory()
+        self._folder = _folder()
+        self.socket = self._folder / _SOCKET
+        self._popen = self._spawn()
+        self.pid = self._popen.pid
+        self._threads = [
+            threading.Thread(target=self._hear, args=(self._popen.stdout,), daemon=True),
+            threading.Thread(target=self._read_errors, args=(self._popen.stderr,), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self.gone.done()
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes now; the estimate where that can't be read."""
+        return resident(self.pid) or self.purpose.size.memory
+
+    async def start(self, told: Loading, timeout: float) -> None:
+        """Return when the model is loaded. Raises LlmFailure saying why it can't be."""
+        self._tell()
+        looking = asyncio.ensure_future(self._look(told))
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.wait([self._ready, self.gone], return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise LlmFailure(
+                LlmCode.ENGINE_ERROR,
+                f"the model {self.purpose.model} was not loaded within {timeout:g} seconds",
+            ) from None
+        finally:
+            looking.cancel()
+        said = self._ready.result() if self._ready.done() else {}
+        if said.get("event") != "ready":
+            raise await self._why(said)
+
+    def kill(self) -> None:
+        """End it at once. `gone` tells when it is."""
+        self._popen.kill()
+
+    async def close(self) -> None:
+        """End it, and leave nothing of it."""
+        self.kill()
+        await asyncio.shield(self.gone)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def death(self) -> LlmFailure:
+        """Why it died, for those who waited for an answer."""
+        status = await asyncio.shield(self.gone)
+        return reasons.of_death(
+            self.purpose.model, status, self.errors, reasons.kills_for_memory() > self._kills
+        )
+
+    async def _why(self, said: dict[str, str]) -> LlmFailure:
+        if said.get("event") == "missing":
+            return reasons.of_import(said["why"])
+        status = await asyncio.shield(self.gone)
+        killed = reasons.kills_for_memory() > self._kills
+        return reasons.of_loading(self.purpose, status, self.errors, killed)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        # In the thread of the event loop: the kernel ends the child with the thread that made it.
+        try:
+            return subprocess.Popen(
+                [sys.executable, "-P", child.__file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=_environment(self.purpose),
+                start_new_session=True,
+            )
+        except BaseException:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise
+
+    def _tell(self) -> None:
+        size = self.purpose.size
+        plan = Plan(
+            parent=os.getpid(),
+            model=self.purpose.path,
+            projector=self.purpose.projector,
+            socket=str(self.socket),
+            key=self.key,
+            slots=size.slots,
+            context=size.context,
+            threads=size.threads,
+            http_threads=size.slots + self.purpose.waiting + _EXTRA_HTTP,
+            batch=size.batch,
+            micro_batch=size.micro_batch,
+            unified=False,
+            similarity=0.1,
+            cache_mib=0,
+            embedding=self.purpose.embedding,
+        )
+        pipe = self._popen.stdin
+        assert pipe is not None
+        with suppress(BrokenPipeError):  # it is dead already, and its death will be told
+            pipe.write(msgspec.json.encode(plan) + b"\n")
+            pipe.flush()
+
+    async def _look(self, told: Loading) -> None:
+        """Tell how far loading is, by how much of the file is in memory."""
+        whole = max(1, Path(self.purpose.path).stat().st_size)
+        while True:
+            told(min(0.95, resident(self.pid) / whole), "loading the model")
+            await asyncio.sleep(_LOOK)
+
+    # -- in threads of their own -----------------------------------------------------------
+
+    def _hear(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for line in pipe:
+                said = msgspec.json.decode(line, type=dict[str, str])
+                if said["event"] != "loading":
+                    self._call(_settle, self._ready, said)
+        status = self._popen.wait()
+        self._threads[1].join()
+        if self._popen.stdin is not None:
+            with suppress(OSError):
+                self._popen.stdin.close()
+        self._call(_settle, self.gone, status)
+
+    def _read_errors(self, pipe: IO[bytes]) -> None:
+        with pipe:
+            for line in pipe:
+                self.errors.append(line.decode("utf-8", "replace").rstrip())
+
+    def _call(self, do: object, *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(do, *args)  # type: ignore[arg-type]
+
+
+def _settle(future: asyncio.Future[object], value: object) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _environment(purpose: Purpose) -> dict[str, str]:
+    """Threads that wait for each other sleep, unless spinning is wished for."""
+    waiting = {} if purpose.spin else {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+    return {**os.environ, **waiting}
+
+
+def _folder() -> Path:
+    """A private folder with a path that is short enough for a socket."""
+    made = Path(tempfile.mkdtemp(prefix="penstock-llm-"))
+    if len(os.fsencode(made / _SOCKET)) <= _LONGEST:
+        return made
+    made.rmdir()
+    return Path(tempfile.mkdtemp(prefix="penstock-llm-", dir="/tmp"))
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has; 0 where that can't be read."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,147 @@
+"""Why an engine did not do it: from what it wrote, how it ended, or what it replied."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.llm import LlmCode, LlmFailure
+
+if TYPE_CHECKING:
+    from penstock.workloads.spool.llama.process import Purpose
+
+_NO_MEMORY = re.compile(
+    r"failed to allocate|unable to allocate|cannot allocate|bad_alloc|out of memory|ENOMEM", re.I
+)
+_PREFIX = re.compile(r"^[\d.]+ [A-Z] +(?:\S+ +\S+: )?")
+"""Time, level, and which function of llama.cpp said it."""
+_LOADING = re.compile(r"error loading model: (.*)")
+_GRAMMAR = re.compile(r"grammar|json.?schema|unrecognized type|samplers", re.I)
+_EVENTS = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.M)
+_LAST = 3
+"""Lines of standard error that are told of a death."""
+
+
+def kills_for_memory() -> int:
+    """How often the kernel has killed a process for its memory; 0 where it does not tell."""
+    for file in _EVENTS:
+        try:
+            found = _KILLS.search(file.read_text())
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return 0
+
+
+def of_import(why: str) -> LlmFailure:
+    """llama.cpp can't be loaded at all."""
+    if "libgomp" in why:
+        return LlmFailure(
+            LlmCode.ENGINE_MISSING,
+            "llama.cpp needs the system's library libgomp.so.1, which is not here: install the"
+            " package libgomp1 (Debian, Ubuntu) or libgomp (Fedora, Alpine)",
+        )
+    if "No module named" in why:
+        return LlmFailure(
+            LlmCode.ENGINE_MISSING,
+            "xllamacpp, which brings llama.cpp, is not installed: pip install 'penstock[llm]'",
+        )
+    return LlmFailure(LlmCode.ENGINE_MISSING, f"llama.cpp can't be loaded here: {why}")
+
+
+def of_loading(
+    purpose: Purpose, status: int, errors: Iterable[str], killed_for_memory: bool
+) -> LlmFailure:
+    """A model can't be loaded: the process ended before it was ready."""
+    text = "\n".join(errors)
+    if killed_for_memory or _NO_MEMORY.search(text):
+        return _no_memory(purpose.model, "while it was loaded")
+    if found := _LOADING.search(text):
+        why = cleaned(found[1])
+        return LlmFailure(
+            LlmCode.MODEL_INVALID, f"the file of the model {purpose.model} can't be read: {why}"
+        )
+    if status < 0:
+        return _crash(purpose.model, status, errors)
+    return LlmFailure(
+        LlmCode.MODEL_INVALID,
+        f"the model {purpose.model} can't be loaded: {_last(errors) or 'no reason was given'}",
+    )
+
+
+def of_death(model: str, status: int, errors: Iterable[str], killed_for_memory: bool) -> LlmFailure:
+    """The process ended while answers were under way."""
+    if killed_for_memory or _NO_MEMORY.search("\n".join(errors)):
+        return _no_memory(model, "while it answered")
+    return _crash(model, status, errors)
+
+
+def of_reply(status: int, reply: Mapping[str, Any], *, is_held: bool) -> LlmFailure:
+    """llama.cpp refused; `is_held` if the answer was to follow a schema or a grammar."""
+    error = reply.get("error", reply)
+    message = cleaned(str(error.get("message", reply)))
+    if error.get("type") == "exceed_context_size_error":
+        return over_context(int(error["n_prompt_tokens"]), int(error["n_ctx"]))
+    if is_held and _GRAMMAR.search(message):
+        return LlmFailure(LlmCode.INVALID_SCHEMA, f"no answer can be held to this: {message}")
+    if status == 501 or "not supported" in message:
+        return LlmFailure(LlmCode.NOT_SUPPORTED, message)
+    if status == 400 or "template" in message.lower() or "jinja" in message.lower():
+        return LlmFailure(LlmCode.INVALID_PROMPT, message)
+    return LlmFailure(LlmCode.ENGINE_ERROR, message)
+
+
+def over_context(prompt: int, context: int) -> LlmFailure:
+    return LlmFailure(
+        LlmCode.CONTEXT_EXCEEDED,
+        f"the prompt has {prompt} tokens, and a job may have {context} here",
+        prompt_tokens=prompt,
+        context=context,
+    )
+
+
+def of_stall(model: str, seconds: float) -> LlmFailure:
+    return LlmFailure(
+        LlmCode.ENGINE_CRASHED,
+        f"the engine of {model} gave no sign of life for {seconds:g} seconds, and was ended",
+    )
+
+
+def cleaned(text: str) -> str:
+    """Without times, names of functions and several lines."""
+    lines = (_PREFIX.sub("", line).strip() for line in text.splitlines())
+    return "; ".join(line for line in lines if line)
+
+
+def _no_memory(model: str, when: str) -> LlmFailure:
+    return LlmFailure(
+        LlmCode.OUT_OF_MEMORY,
+        f"there was not enough memory for the model {model} {when}: take a smaller model, a"
+        " shorter context or fewer slots",
+    )
+
+
+def _crash(model: str, status: int, errors: Iterable[str]) -> LlmFailure:
+    how = f"was ended by {_signal(-status)}" if status < 0 else f"ended with status {status}"
+    last = _last(errors)
+    return LlmFailure(
+        LlmCode.ENGINE_CRASHED,
+        f"the engine of {model} {how}" + (f": {last}" if last else ""),
+        status=status,
+    )
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last(errors: Iterable[str]) -> str:
+    return cleaned("\n".join(list(errors)[-_LAST:]))
