@@ -21,8 +21,8 @@ from pathlib import Path
 from penstock.core.errors import InvalidRequest, StoreFailed, StoreFull
 from penstock.ports.failpoint import failpoint
 from penstock.workloads.spool.config import Sync
+from penstock.workloads.spool.kernel import flush_file_system, rename_exclusively
 from penstock.workloads.spool.removing import TMP, remove_tree
-from penstock.workloads.spool.renaming import rename_exclusively
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REASONS = {
@@ -95,6 +95,17 @@ def fsync_dir(path: Path, sync: Sync = Sync.FULL) -> None:
         finally:
             os.close(handle)
     failpoint("spool-folder-flushed")
+
+
+def flush_all(path: Path) -> None:
+    """Everything that was written to the file system of this folder is on the disk."""
+    with store_errors("flush", path):
+        handle = os.open(path, _FOLDER)
+        try:
+            flush_file_system(handle)
+        finally:
+            os.close(handle)
+    failpoint("spool-all-flushed")
 
 
 def move(source: Path, target: Path, *, sync: Sync) -> None:

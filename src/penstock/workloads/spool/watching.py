@@ -11,6 +11,7 @@ import ctypes
 import os
 import select
 import struct
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -114,9 +115,18 @@ class Names:
 
     def wait(self, timeout: float) -> set[str]:
         """The names since the last call, after `timeout` seconds at most; maybe none."""
+        return {name for name in self._heard(timeout) if name is not None}
+
+    def wait_for(self, name: str, timeout: float) -> None:
+        """Until this name comes, or `timeout` seconds are over; other names don't count."""
+        end = time.monotonic() + timeout
+        while (left := end - time.monotonic()) > 0 and not {name, None} & self._heard(left):
+            pass
+
+    def _heard(self, timeout: float) -> set[str | None]:
         ready = [self._events.fd] if self._events.is_live else []
         select.select(ready, [], [], max(0.0, timeout))
-        return {name for _, name in self._events.read() if name is not None} if ready else set()
+        return {name for _, name in self._events.read()} if ready else set()
 
     def close(self) -> None:
         self._events.close()

@@ -17,6 +17,7 @@ FORWARD = (Status.QUEUED, Status.RUNNING, Status.FAILED, Status.DONE)
 """The way a job goes: who looks in this order meets one that moves, unless it is moved back."""
 
 _PRIVATE = ".penstock"
+_LOOKS = 4
 _OURS = ("servers", "cancel", "trash")
 
 
@@ -29,6 +30,7 @@ class Workspace:
         self.private = self.path / _PRIVATE
         """Ours alone: `servers`, `cancel` and `trash`; the original's tools don't look at it."""
         self._folders = {status: self.path / name for status, name in FOLDERS.items()}
+        self._names = {status: str(folder) for status, folder in self._folders.items()}
 
     def folder(self, status: Status) -> Path:
         return self._folders[status]
@@ -68,9 +70,26 @@ class Workspace:
     def counts(self) -> dict[Status, int]:
         return {status: sum(1 for _ in self.ids(status)) for status in FORWARD}
 
+    def find(self, job_id: JobId) -> Status:
+        """The state of a job: `output` first, then `failed`, `processing`, `input/ready`.
+
+        One that moves is never MISSING. It can slip past a look in that order, but past one in
+        the order in which jobs go only if it is put back to the queue just then; so that look
+        is repeated, more often than a job can be put back in the time.
+        """
+        check_job_id(job_id)
+        for status in reversed(FORWARD):
+            if self.holds(status, job_id):
+                return status
+        for _ in range(_LOOKS):
+            for status in FORWARD:
+                if self.holds(status, job_id):
+                    return status
+        return Status.MISSING
+
     def holds(self, status: Status, job_id: JobId) -> bool:
         """Whether anything lies there under this id, a folder or not."""
-        return os.path.lexists(self._folders[status] / job_id)
+        return os.path.lexists(f"{self._names[status]}/{job_id}")
 
     def _all(self) -> Iterator[Path]:
         yield from self._folders.values()

@@ -1,4 +1,4 @@
-"""A rename that never replaces what is there: the kernel sees to it where it can."""
+"""Two things that only the kernel can do, and Python does not ask it for."""
 
 from __future__ import annotations
 
@@ -28,21 +28,31 @@ def rename_exclusively(source: Path, target: Path) -> None:
         raise OSError(code, os.strerror(code), str(source), None, str(target))
 
 
+def can_flush_file_systems() -> bool:
+    return _library("syncfs") is not None
+
+
+def flush_file_system(handle: int) -> None:
+    """All of the file system that this open folder is on; OSError if something was lost."""
+    if _library("syncfs")(handle):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
 def _rename(source: bytes, target: bytes) -> int:
-    call = _kernel()
+    if sys.platform == "darwin":
+        call, words = _library("renamex_np"), (source, target, ctypes.c_uint(_EXCL))
+    else:
+        words = (_AT_FDCWD, source, _AT_FDCWD, target, ctypes.c_uint(_NOREPLACE))
+        call = _library("renameat2")
     if call is None:
         return errno.ENOSYS
-    if sys.platform == "darwin":
-        failed = call(source, target, ctypes.c_uint(_EXCL))
-    else:
-        failed = call(_AT_FDCWD, source, _AT_FDCWD, target, ctypes.c_uint(_NOREPLACE))
-    return ctypes.get_errno() if failed else 0
+    return ctypes.get_errno() if call(*words) else 0
 
 
 @cache
-def _kernel() -> Any:
-    """The library's own call; None where there is no such thing."""
-    name = "renamex_np" if sys.platform == "darwin" else "renameat2"
+def _library(name: str) -> Any:
+    """A call of the C library; None where there is no such thing."""
     return getattr(ctypes.CDLL(None, use_errno=True), name, None)
 
 

@@ -1,0 +1,128 @@
+"""Flow: where jobs are, and what came of them. It only looks, and changes nothing."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from penstock.core.errors import NotFound
+from penstock.lifecycles.spool import SPOOL, VISIBLE, Status
+from penstock.ports.clock import Clock, SystemClock
+from penstock.workloads.spool.disk import read_text
+from penstock.workloads.spool.found import (
+    Found,
+    Listed,
+    Partial,
+    Progress,
+    read_found,
+    read_partial,
+    read_progress,
+)
+from penstock.workloads.spool.ids import JobId, order_of
+from penstock.workloads.spool.places import Places, Position
+from penstock.workloads.spool.submission import MAX_PROMPT
+from penstock.workloads.spool.waiting import Patience, ended, ended_async, idle
+from penstock.workloads.spool.work import PROMPT
+from penstock.workloads.spool.workspace import FORWARD, Workspace
+
+
+class Flow:
+    """Asks a workspace. Every id is checked first: InvalidRequest if it can't be one."""
+
+    def __init__(self, workspace: Workspace | Path | str, *, clock: Clock | None = None) -> None:
+        self.workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self._clock = clock or SystemClock()
+        self._places = Places(self.workspace, self._clock)
+
+    def status(self, job_id: JobId) -> Status:
+        """MISSING only if it is in none of the folders, not if it moves just now."""
+        return self.workspace.find(job_id)
+
+    def exists(self, job_id: JobId) -> bool:
+        return self.status(job_id) is not Status.MISSING
+
+    def get(self, job_id: JobId) -> Found:
+        """What there is of it; everything is of the state that is told."""
+        while (status := self.status(job_id)) is not Status.MISSING:
+            found = read_found(self.workspace.of(status, job_id), job_id, status)
+            if self.workspace.holds(status, job_id):
+                return found
+        return Found(job_id=job_id, status=status)
+
+    def prompt(self, job_id: JobId) -> str:
+        """NotFound if there is no such job; Unfit if its prompt is no text."""
+        while True:
+            folder = self.workspace.of(self._known(job_id), job_id)
+            try:
+                return read_text(folder / PROMPT, MAX_PROMPT)
+            except FileNotFoundError:
+                if os.path.lexists(folder):
+                    raise NotFound(f"job {job_id} has no {PROMPT}") from None
+
+    def list(self, states: Collection[Status] = VISIBLE, limit: int | None = None) -> list[Listed]:
+        """By id, the newest first. No job is looked into, and none that moves is missed."""
+        found: dict[JobId, Status] = {}
+        for status in FORWARD:
+            found.update(dict.fromkeys(self.workspace.ids(status), status))
+        ids = [job_id for job_id, status in found.items() if status in states]
+        if limit is None:
+            ids.sort(key=order_of, reverse=True)
+        else:
+            ids = heapq.nlargest(limit, ids, key=order_of)
+        return [Listed(job_id, found[job_id]) for job_id in ids]
+
+    def counts(self) -> dict[Status, int]:
+        return self.workspace.counts()
+
+    def latest(self) -> Found | None:
+        """The job that ended last."""
+        ends: list[tuple[float, JobId]] = []
+        for status in sorted(SPOOL.final):
+            for job_id in self.workspace.ids(status):
+                try:
+                    ends.append((os.lstat(self.workspace.of(status, job_id)).st_mtime, job_id))
+                except FileNotFoundError:
+                    continue
+        return self.get(max(ends)[1]) if ends else None
+
+    def position(self, job_id: JobId) -> Position:
+        """How many are before it, and how long it may take; NotFound if there is no such job."""
+        return self._places.of(job_id, self._known(job_id))
+
+    def partial(self, job_id: JobId) -> Partial:
+        """What it has said so far. NotFound if there is no such job."""
+        while True:
+            status = self._known(job_id)
+            if SPOOL.is_final(status):
+                return Partial(status=status, text=self.get(job_id).text)
+            folder = self.workspace.of(status, job_id)
+            text, progress = read_partial(folder), read_progress(folder)
+            if status is Status.QUEUED:
+                text, progress = "", Progress()
+            if self.workspace.holds(status, job_id):
+                return Partial(status=status, text=text, progress=progress)
+
+    # -- waiting ----------------------------------------------------------------------
+
+    def wait(self, job_id: JobId, timeout: float | None = None) -> Found:
+        """Until it has ended. NotFound if it is not there, or is taken away; WaitTimedOut."""
+        ended(self.workspace, job_id, Patience(timeout, self._clock))
+        return self.get(job_id)
+
+    async def await_end(self, job_id: JobId, timeout: float | None = None) -> Found:
+        """The same, in an event loop."""
+        await ended_async(self.workspace, job_id, Patience(timeout, self._clock))
+        return self.get(job_id)
+
+    def wait_idle(self, timeout: float | None = None) -> dict[Status, int]:
+        """Until no job is queued or running; returns the counts."""
+        idle(self.workspace, Patience(timeout, self._clock))
+        return self.counts()
+
+    def _known(self, job_id: JobId) -> Status:
+        status = self.status(job_id)
+        if status is Status.MISSING:
+            raise NotFound(f"there is no job {job_id} in {self.workspace.path}")
+        return status
