@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from rich.console import Console
-from scenarios import SECTIONS, contained, gate, jobs, staged
+from scenarios import SECTIONS, contained, gate, jobs, spoken, staged
 from scenarios.scenario import Row, Scenario, Stage, play
 from scenarios.table import WIDTH, draw
 
@@ -44,6 +44,9 @@ async def main(folder: Path, console: Console) -> int:
         lost_grace=0.5,
         pipelines=() if staged.without_feeds() else ("news",),
         containers=await contained.find_engine(folder / "data"),
+        models=spoken.served(),
+        model_context=2048,
+        model_slots=2,
     )
     async with AsyncExitStack() as stack:
         ps = await stack.enter_async_context(running)

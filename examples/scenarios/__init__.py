@@ -13,6 +13,7 @@ from scenarios import (
     gate,
     limits,
     network,
+    spoken,
     staged,
     trouble,
     workers,
@@ -28,4 +29,5 @@ SECTIONS: dict[str, list[Scenario]] = {
     "through HTTP: who sees what": network.SCENARIOS,
     "pipelines": staged.SCENARIOS,
     "containers": contained.SCENARIOS,
+    "language models": spoken.SCENARIOS,
 }

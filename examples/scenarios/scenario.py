@@ -26,6 +26,9 @@ class Story:
 
     job: penstock.JobHandle | None
     note: str = ""
+    way: str = ""
+    end: str = ""
+    """Where it went and ended, if it was no job of the engine."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class Row:
     note: str = ""
     chain: list[list[Transition]] = field(default_factory=list)
     """The history of the job, and of each retry after it."""
+    way: str = ""
     problem: str = ""
     skipped: bool = False
 
@@ -64,9 +68,9 @@ async def play(scenario: Scenario, stage: Stage) -> Row:
         chain = await _chain(stage.ps, story.job)
     except Exception as error:
         return Row(scenario, "?", problem=f"{type(error).__name__}: {error}")
-    end = str(chain[-1][-1].after) if chain else "refused"
+    end = story.end or (str(chain[-1][-1].after) if chain else "refused")
     problem = "" if end == scenario.end else f"ended {end}, and should have ended {scenario.end}"
-    return Row(scenario, end, story.note, chain, problem)
+    return Row(scenario, end, story.note, chain, story.way, problem)
 
 
 async def _chain(ps: penstock.Client, job: penstock.JobHandle | None) -> list[list[Transition]]:

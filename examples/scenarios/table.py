@@ -48,6 +48,8 @@ def cells(row: Row) -> tuple[Group, Group, Text]:
 
 def states_of(row: Row) -> Text:
     """The ways of a job and its retries, with the end in its colour."""
+    if row.way:
+        return Text(row.way)
     if not row.chain:
         return Text(row.end if row.skipped else f"{row.end}: nothing was stored")
     states = Text("\n↳ ".join(way(history) for history in row.chain))
