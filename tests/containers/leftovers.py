@@ -22,10 +22,8 @@ def leftovers(mark: str, jobs_dir: Path) -> list[str]:
     found = [f"process {pid}" for pid in processes_with(mark)]
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     found += [f"mount {line.split()[4]}" for line in mounts if str(jobs_dir) in line]
-    run = jobs_dir / "oci" / "run"
-    if run.is_dir():
-        names = os.listdir(run)
-        found += [f"bundle {name}" for name in names]
+    for place in ("run", "gone"):
+        found += [f"bundle {path}" for path in (jobs_dir / "oci" / place).glob("*")]
     for kind in ("input", "output", "build"):
         found += [f"folder {path}" for path in (jobs_dir / "jobs").glob(f"*/{kind}")]
     return found

@@ -69,6 +69,7 @@ def traces(root: Path, name: str) -> list[str]:
     """Everything on this machine that still bears a container's name."""
     left = [str(path) for path in (root / "run" / name,) if path.exists()]
     left += [str(path) for path in root.glob(f"state/*/{name}*")]
+    left += [str(path) for path in root.glob(f"gone/{name}*")]
     for folder, _, _ in os.walk("/sys/fs/cgroup"):
         if name in folder:
             left.append(folder)

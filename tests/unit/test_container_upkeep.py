@@ -78,6 +78,49 @@ async def test_a_container_that_could_not_be_removed_is_removed_later(rig: Rig) 
 
 
 @with_rig
+async def test_what_could_not_be_removed_is_tried_again_soon_and_less_and_less_often(
+    rig: Rig,
+) -> None:
+    worker = await rig.start()
+    await worker.submit(a_job("a"))
+    await ended(worker, "a")
+    await rig.passes(1)
+    rig.engine.fault("remove", *[Fault(error=EngineError("device or resource busy"))] * 4)
+    await worker.submit(a_job("b"))
+    record = await ended(worker, "b")
+    await rig.passes(1 + 2 + 4 - 0.5)
+    assert rig.engine.leftovers() == [record.container]
+    await rig.passes(8 + 1)
+    assert rig.engine.leftovers() == []
+
+
+@with_rig
+async def test_one_that_can_not_be_removed_keeps_no_other_from_it(rig: Rig) -> None:
+    worker = await rig.start()
+    first, second = [await a_stray(rig, worker, name) for name in ("one", "two")]
+    rig.engine.fault("remove", Fault(error=EngineError("device or resource busy")))
+    with pytest.raises(EngineError):
+        await worker._sweeper.sweep_containers()
+    assert first in rig.engine.containers
+    assert second not in rig.engine.containers
+
+
+@with_rig
+async def test_nothing_is_swept_of_a_job_that_a_worker_leaves_to_the_next(rig: Rig) -> None:
+    worker = await rig.start()
+    rig.engine.fault("remove", Fault(error=EngineError("device or resource busy")))
+    await worker.submit(a_job("b"))
+    await worker.submit(a_job("a", ENDLESS, limits={"max_runtime_seconds": 3600}))
+    await ended(worker, "b")
+    # Its end can't be written, so the worker takes some time to stop.
+    rig.store.failing["finish"] = 1000
+    await worker.submit(a_job("c"))
+    await rig.passes(0.1)
+    await rig.stop(worker)
+    assert rig.engine.running() == [(await rig.record("a")).container]
+
+
+@with_rig
 async def test_only_containers_that_no_job_needs_are_swept(rig: Rig) -> None:
     worker = await rig.start()
     await worker.submit(a_job("runs", ENDLESS, limits={"max_runtime_seconds": 3600}))

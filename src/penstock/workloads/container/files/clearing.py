@@ -44,6 +44,8 @@ def _remove(above: int, name: str) -> None:
             for entry in batch:
                 try:
                     _clear_away(top, entry)
+                except FileNotFoundError:
+                    pass  # somebody else was quicker
                 except OSError as error:
                     failed[entry.name] = error
     if failed:

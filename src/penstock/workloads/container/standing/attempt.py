@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -59,6 +59,8 @@ class Parts(Struct, frozen=True):
     runner: Runner
     watch: EngineWatch
     clock: Clock
+    left: Callable[[], None]
+    """Called when something could not be removed."""
 
 
 class Attempt:
@@ -259,14 +261,18 @@ class Attempt:
             output.close()
 
     async def _tidy(self) -> None:
-        """What fails here is done again by the upkeep."""
-        if not await self._parts.runner.remove(self.job_id, self._job):
+        """What fails here is done again by the Sweeper and by the upkeep."""
+        removed = await self._parts.runner.remove(self.job_id, self._job)
+        if not removed:
             self._parts.watch.doubt()
         try:
             (self.sandbox.folder / _CANCELLED).unlink(missing_ok=True)
             await self.sandbox.clear()
         except OSError as error:
             log.warning("job %s: its folder is still there: %s", self.job_id, error)
+        if not removed:
+            # Last of all: nothing is swept of a job that is not done.
+            self._parts.left()
 
 
 def _failed(code: Code, message: str) -> End:

@@ -148,11 +148,12 @@ class Scheduler:
                 pass
 
     async def _remove(self, name: str) -> None:
-        """One try; the upkeep makes more."""
+        """One try; the Sweeper makes more."""
         try:
             await within(self._parts.clock, _PATIENCE, self._parts.engine.remove(name))
         except (EngineError, Late) as error:
             log.warning("container %s is nobody's, and is still there: %r", name, error)
+            self._parts.left()
 
     # -- stopping ---------------------------------------------------------------------------
 

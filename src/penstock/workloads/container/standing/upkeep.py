@@ -12,20 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
-
-from msgspec import Struct
 
 from penstock.core.errors import PenstockError
 from penstock.ports.clock import Clock
 from penstock.ports.containers import ContainerStore, RecordQuery
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import JOB_LABEL, OWNER_LABEL, Engine, EngineError
+from penstock.workloads.container.engine import Engine, EngineError
 from penstock.workloads.container.files.sandbox import Sandboxes
 from penstock.workloads.container.running.patience import Late, within
 from penstock.workloads.container.standing.images import PulledImages
 from penstock.workloads.container.standing.machine import disk_of
+from penstock.workloads.container.standing.sweeping import Busy, Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +33,6 @@ _FOLDERS_EVERY = 86_400.0
 _PAGE = 500
 _PATIENCE = 300.0
 """Seconds for one duty, so that an engine that hangs does not keep others from being done."""
-
-
-class Busy(Struct, frozen=True):
-    """What is in use."""
-
-    jobs: Collection[str]
-    """Those that run, or whose container is not removed yet."""
-    images: Collection[str] = ()
-    """Their names and ids."""
 
 
 class Upkeep:
@@ -57,12 +47,12 @@ class Upkeep:
         images: PulledImages,
         clock: Clock,
         *,
-        owner: str,
+        sweeper: Sweeper,
         busy: Callable[[], Busy],
     ) -> None:
         self._config, self._store, self._engine = config, store, engine
         self._sandboxes, self._images, self._clock = sandboxes, images, clock
-        self._owner, self._busy = owner, busy
+        self._sweeper, self._busy = sweeper, busy
         self._folders_at = -_FOLDERS_EVERY
 
     async def run(self) -> None:
@@ -73,8 +63,8 @@ class Upkeep:
     async def look(self) -> None:
         duties: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
             self.forget,
-            self.sweep_containers,
-            self.sweep_built_images,
+            self._sweeper.sweep_containers,
+            self._sweeper.sweep_built_images,
             self.sweep_pulled_images,
             self._sweep_folders_sometimes,
         )
@@ -99,25 +89,6 @@ class Upkeep:
                     log.warning("the folder of job %s is still there: %s", job_id, error)
             forgotten += len(gone)
         return forgotten
-
-    async def sweep_containers(self) -> list[str]:
-        """Remove those of ours that no job needs; returns their names."""
-        swept = []
-        for found in await self._engine.find({OWNER_LABEL: self._owner}):
-            # Asked anew for each: others start and end while one is removed. A job counts as
-            # busy before its container is made.
-            if found.labels.get(JOB_LABEL, "") not in self._busy().jobs:
-                await self._engine.remove(found.name)
-                swept.append(found.name)
-        return swept
-
-    async def sweep_built_images(self) -> list[str]:
-        swept = []
-        for image in await self._engine.images({OWNER_LABEL: self._owner}):
-            if image.labels.get(JOB_LABEL, "") not in self._busy().jobs:
-                await self._engine.remove_image(image.id)
-                swept.append(image.id)
-        return swept
 
     async def sweep_pulled_images(self) -> int:
         seconds = self._config.image_retention

@@ -49,8 +49,9 @@ from penstock.workloads.container.standing.records import Records
 from penstock.workloads.container.standing.recovery import owner_of
 from penstock.workloads.container.standing.scheduler import Scheduler
 from penstock.workloads.container.standing.status import Standing
+from penstock.workloads.container.standing.sweeping import Busy, Sweeper
 from penstock.workloads.container.standing.telemetry import Telemetry
-from penstock.workloads.container.standing.upkeep import Busy, Upkeep, low_disk
+from penstock.workloads.container.standing.upkeep import Upkeep, low_disk
 from penstock.workloads.container.standing.watch import EngineWatch
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,18 @@ class Worker:
         self._watch = EngineWatch(engine, clock, self._looked)
         self._records = Records(store, clock, self._hear)
         runner = Runner(engine, config, clock, self.owner)
-        parts = Parts(config, engine, store, self._records, sandboxes, runner, self._watch, clock)
+        self._sweeper = Sweeper(engine, clock, owner=self.owner, busy=self._busy)
+        parts = Parts(
+            config,
+            engine,
+            store,
+            self._records,
+            sandboxes,
+            runner,
+            self._watch,
+            clock,
+            self._sweeper.again,
+        )
         self._scheduler = Scheduler(parts, self.owner, self._queue, self._obstacle)
         self._leavings = Leavings(
             config, store, sandboxes, self._feed, self._scheduler.attempts, clock
@@ -99,10 +111,12 @@ class Worker:
             sandboxes,
             self._images,
             clock,
-            owner=self.owner,
-            busy=lambda: Busy(self._scheduler.attempts, self._scheduler.images()),
+            sweeper=self._sweeper,
+            busy=self._busy,
         )
         self._services: list[asyncio.Task[None]] = []
+        self._sweeping: list[asyncio.Task[None]] = []
+        """Those services that remove what no job needs."""
         self._writes: set[asyncio.Task[Any]] = set()
         self._stopped = False
 
@@ -113,10 +127,14 @@ class Worker:
         that waits until it does."""
         self._scheduler.load(await self._store.unfinished())
         await self._watch.look()
+        self._sweeping = [
+            asyncio.ensure_future(self._upkeep.run()),
+            asyncio.ensure_future(self._sweeper.run()),
+        ]
         self._services = [
             asyncio.ensure_future(self._scheduler.run()),
             asyncio.ensure_future(self._watch.run()),
-            asyncio.ensure_future(self._upkeep.run()),
+            *self._sweeping,
         ]
         for service in self._services:
             service.add_done_callback(self._service_ended)
@@ -136,6 +154,8 @@ class Worker:
         await asyncio.gather(*self._writes, return_exceptions=True)
         if grace:
             await self._scheduler.idle(grace)
+        # A container that was let go of would look like one that no job needs.
+        await drop(*self._sweeping)
         for attempt in list(self._scheduler.attempts.values()):
             if self._config.on_restart is OnRestart.ADOPT:
                 attempt.let_go()
@@ -278,6 +298,9 @@ class Worker:
         self._scheduler.wake()
         if self._admission.unsure and not self._stopped:
             self._own(self._catch_up())
+
+    def _busy(self) -> Busy:
+        return Busy(self._scheduler.attempts, self._scheduler.images())
 
     def _obstacle(self) -> str:
         return self._watch.problem or low_disk(self._config)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.engines.oci.bundle import Process, bundle
 from penstock.workloads.container.engines.oci.folder import STREAMS, Note, RunFolder
+from penstock.workloads.container.engines.oci.gone import Gone
 from penstock.workloads.container.engines.oci.launch import Streams
 from penstock.workloads.container.engines.oci.life import (
     Life,
@@ -43,6 +43,7 @@ from penstock.workloads.container.engines.oci.machine import Machine, output_of
 from penstock.workloads.container.engines.oci.runtimes import SANDBOX, Runtime
 from penstock.workloads.container.engines.oci.streams import AttachedStreams
 from penstock.workloads.container.engines.oci.watch import Watch
+from penstock.workloads.container.files.clearing import remove_tree
 
 _STUCK = 1.0
 """Seconds after a kill within which a runtime should have ended by itself."""
@@ -64,6 +65,7 @@ class Containers:
         self._spawned: dict[str, asyncio.Future[int]] = {}
         self._removals: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """One at a time for each name: whoever comes second finds nothing to do."""
+        self.gone = Gone(root / "gone")
         (root / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
 
     # -- beginning --------------------------------------------------------------
@@ -74,7 +76,7 @@ class Containers:
         config = bundle(plan, process, rootfs, self._machine.cage(runtime))
         folder = self._folder(plan.name)
         try:
-            folder.make(plan.user)
+            folder.make()
         except FileExistsError:
             raise EngineError(f"There is a container {plan.name!r} already.") from None
         try:
@@ -86,10 +88,11 @@ class Containers:
                 labels=plan.labels,
                 created=time.time(),
             )
-            folder.fill(note, msgspec.json.encode(config))
+            folder.fill(plan.user, note, msgspec.json.encode(config))
         except BaseException as error:
             self._cgroups.remove(plan.name)
-            shutil.rmtree(folder.path)
+            with contextlib.suppress(OSError):  # the sweep tries again
+                self.gone.discard(folder.path)
             if isinstance(error, OSError):
                 raise EngineError(f"The container can't be made: {error}.") from error
             raise
@@ -205,10 +208,14 @@ class Containers:
             _end_runtime(folder)
 
     async def remove(self, name: str) -> None:
+        """Whatever fails or dies in it, the next removal goes on where it was."""
         async with self._removals.setdefault(name, asyncio.Lock()):
             folder = self._folder(name)
-            if folder.path.exists():
-                await self._remove(folder)
+            try:
+                if folder.path.exists():
+                    await self._remove(folder)
+            except OSError as error:
+                raise EngineError(f"The container {name!r} can't be removed: {error}.") from error
 
     async def _remove(self, folder: RunFolder) -> None:
         name = folder.name
@@ -222,25 +229,31 @@ class Containers:
             life.close()
         for state in (self._root / "state").glob("*"):
             _delete_state(state, name)
-        shutil.rmtree(folder.path)
+        self.gone.discard(folder.path)
 
     async def _end_launcher(self, folder: RunFolder) -> None:
         """With it the runtime, which is of its process group."""
-        if (spawned := self._spawned.pop(folder.name, None)) is not None:
+        if (spawned := self._spawned.get(folder.name)) is not None:
             await asyncio.wait([spawned])
             if spawned.exception() is None:
                 await end_group(spawned.result())
+            # Not before: a removal that is given up here still knows it the next time.
+            del self._spawned[folder.name]
         elif (fd := folder.launcher_fd()) is not None:
-            await end_group(folder.launcher or 0)
-            os.close(fd)
+            try:
+                await end_group(folder.launcher or 0)
+            finally:
+                os.close(fd)
 
     async def _empty(self, folder: RunFolder) -> None:
         """Until nothing is in its cgroups, and they are gone."""
         until = time.monotonic() + _REMOVAL
         fd = first_process(folder, self._cgroups)
         if fd is not None:
-            await end_process(fd)
-            os.close(fd)
+            try:
+                await end_process(fd)
+            finally:
+                os.close(fd)
         while not self._cgroups.remove(folder.name):
             self._cgroups.kill(folder.name)
             if time.monotonic() > until:
@@ -325,8 +338,7 @@ def _is_kept_from(pid: int | None, number: int) -> bool:
 
 def _delete_state(state: Path, name: str) -> None:
     """What a runtime wrote down; runsc has files beside a folder."""
-    if (state / name).is_dir():
-        shutil.rmtree(state / name)
+    remove_tree(state / name)
     if state.name == SANDBOX:
         for file in state.glob(f"{name}*"):
             file.unlink(missing_ok=True)

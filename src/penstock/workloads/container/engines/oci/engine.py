@@ -143,7 +143,10 @@ class OciEngine:
         await (await self._containers()).remove(name)
 
     async def find(self, labels: Mapping[str, str]) -> list[Found]:
-        return (await self._containers()).find(labels)
+        """What is no container, and can't become one any more, is cleared away first."""
+        containers = await self._containers()
+        await sweep(containers)
+        return containers.find(labels)
 
 
 def _check_folders(rootfs: Path, plan: Plan, process: Process) -> None:

@@ -44,16 +44,16 @@ class RunFolder:
         self.name = path.name
         self._prefix = f"{path}/"
 
-    def make(self, user: tuple[int, int]) -> None:
+    def make(self) -> None:
         """Raises FileExistsError if the name is taken."""
         self.path.mkdir(mode=0o700)
+
+    def fill(self, user: tuple[int, int], note: Note, config: bytes) -> None:
+        """The note comes last: a folder without a whole one is no container."""
         for stream in STREAMS:
             # A program may open /dev/stdout again, so the FIFO must be its own.
             os.mkfifo(self._prefix + stream, 0o600)
             os.chown(self._prefix + stream, *user)
-
-    def fill(self, note: Note, config: bytes) -> None:
-        """The note comes last: a folder without a whole one is no container."""
         (self.path / CONFIG).write_bytes(config)
         (self.path / PLAN).write_bytes(msgspec.json.encode(note))
 

@@ -151,9 +151,12 @@ async def end_group(leader: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 fds.append(os.pidfd_open(pid))
         os.killpg(leader, signal.SIGKILL)
-    for fd in fds:
-        await process_end(fd, _PATIENCE)
-        os.close(fd)
+    try:
+        for fd in fds:
+            await process_end(fd, _PATIENCE)
+    finally:
+        for fd in fds:
+            os.close(fd)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(leader, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
 

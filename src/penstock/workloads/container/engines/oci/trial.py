@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from pathlib import Path
 
@@ -16,6 +17,8 @@ _TRIAL = "penstock-trial-"
 _LONGEST = 20.0
 _ABANDONED = 60.0
 """Seconds after which nobody can still be making a container."""
+
+log = logging.getLogger(__name__)
 
 
 async def choose_runtime(containers: Containers, machine: Machine, root: Path) -> None:
@@ -34,11 +37,19 @@ async def choose_runtime(containers: Containers, machine: Machine, root: Path) -
 
 
 async def sweep(containers: Containers) -> None:
-    """What a worker left that died while it made a container, or tried a runtime."""
+    """What a worker left that died while it made or removed a container, or tried a runtime. What
+    can't be removed now is there for the next sweep."""
+    try:
+        containers.gone.clear()
+    except OSError as error:
+        log.warning("the folder of a container that was removed is still there: %s", error)
     for folder in containers.folders():
         unfinished = folder.note() is None or folder.name.startswith(_TRIAL)
         if unfinished and folder.age() > _ABANDONED:
-            await containers.remove(folder.name)
+            try:
+                await containers.remove(folder.name)
+            except EngineError as error:
+                log.warning("what is left of container %s is still there: %s", folder.name, error)
 
 
 async def _try(containers: Containers, runtime: Runtime, rootfs: Path) -> str:
