@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.disk import Unfit, read_file
-from penstock.workloads.spool.ending import (
+from penstock.workloads.spool.closing import (
     ANSWER,
     AUDIO,
     EMBEDDING,
@@ -20,6 +19,7 @@ from penstock.workloads.spool.ending import (
     PROGRESS,
     RESULT,
 )
+from penstock.workloads.spool.disk import Unfit, read_file
 from penstock.workloads.spool.ids import JobId
 from penstock.workloads.spool.meta import Meta, seen_meta
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 
 TMP = ".tmp"
@@ -19,11 +19,10 @@ def remove_tree(path: Path) -> None:
     A folder inside is moved up beside `path` and emptied there: so neither a path nor the
     stack grows with how deep it lies.
     """
-    names = (path.with_name(f"{path.name}.{number}{TMP}") for number in count())
     folders = [path]
     while folders:
         folder = folders[-1]
-        inner = list(_emptied(folder, names))
+        inner = list(_emptied(folder, path.parent))
         folders += inner
         if not inner:
             with suppress(FileNotFoundError):
@@ -31,32 +30,34 @@ def remove_tree(path: Path) -> None:
             folders.pop()
 
 
-def _emptied(folder: Path, names: Iterator[Path]) -> Iterator[Path]:
+def _emptied(folder: Path, above: Path) -> Iterator[Path]:
     """Removes its files, and moves its folders away; yields where they are now."""
     for name in _entries(folder):
         inner = folder / name
-        if not stat.S_ISDIR(os.lstat(inner).st_mode):
+        mode = os.lstat(inner).st_mode
+        if not stat.S_ISDIR(mode):
             os.unlink(inner)
             continue
-        _open_up(inner)
-        lifted = next(names)
+        open_up(inner, mode)
+        lifted = above / f"{secrets.token_hex(8)}{TMP}"
         os.rename(inner, lifted)
         yield lifted
 
 
 def _entries(folder: Path) -> list[str]:
     try:
-        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        mode = os.lstat(folder).st_mode
+        if not stat.S_ISDIR(mode):
             os.unlink(folder)
             return []
-        _open_up(folder)
+        open_up(folder, mode)
         return os.listdir(folder)
     except FileNotFoundError:
         return []
 
 
-def _open_up(folder: Path) -> None:
+def open_up(folder: Path, mode: int) -> None:
     """Its owner may do with it what it has to."""
-    if os.lstat(folder).st_mode & stat.S_IRWXU != stat.S_IRWXU:
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
         with suppress(PermissionError):
-            os.chmod(folder, stat.S_IRWXU)
+            os.chmod(folder, stat.S_IMODE(mode) | stat.S_IRWXU)

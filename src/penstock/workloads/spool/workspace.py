@@ -41,9 +41,15 @@ class Workspace:
 
     def create(self) -> None:
         """Make whatever is missing, and see that it can be used."""
-        for folder in self._all():
+        for folder in self._folders.values():
             self._make(folder)
+        self.adopt()
+
+    def adopt(self) -> None:
+        """See that it can be used, and make our own folders in one that the original made."""
         self.check()
+        for name in _OURS:
+            self._make(self.private / name)
 
     def check(self) -> None:
         """Real folders, of one file system, that may be written to; else Misconfigured."""
@@ -90,10 +96,6 @@ class Workspace:
     def holds(self, status: Status, job_id: JobId) -> bool:
         """Whether anything lies there under this id, a folder or not."""
         return os.path.lexists(f"{self._names[status]}/{job_id}")
-
-    def _all(self) -> Iterator[Path]:
-        yield from self._folders.values()
-        yield from (self.private / name for name in _OURS)
 
     def _make(self, folder: Path) -> None:
         missing = []
