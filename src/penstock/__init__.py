@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from penstock.workloads.function.context import current
     from penstock.workloads.pipeline.manager import PipelineJobManager
     from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
+    from penstock.workloads.spool.flow import Flow
+    from penstock.workloads.spool.work import Work
 
 _HOMES = {
     "App": "penstock.app",
@@ -97,6 +99,8 @@ _HOMES = {
     "current": "penstock.workloads.function.context",
     "PipelineJobManager": "penstock.workloads.pipeline.manager",
     "AsyncPipelineOrchestrator": "penstock.workloads.pipeline.orchestrator",
+    "Flow": "penstock.workloads.spool.flow",
+    "Work": "penstock.workloads.spool.work",
 }
 """Where each public name lives; it is imported when it is first asked for, so that
 `import penstock` and `penstock --help` stay light."""
@@ -112,6 +116,7 @@ __all__ = [
     "Conflict",
     "Container",
     "Context",
+    "Flow",
     "InvalidRequest",
     "ItemOutcome",
     "Job",
@@ -148,6 +153,7 @@ __all__ = [
     "Unique",
     "UnknownTopic",
     "WaitTimedOut",
+    "Work",
     "__version__",
     "aask",
     "ask",
