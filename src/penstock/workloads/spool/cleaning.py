@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from penstock.core.errors import InvalidRequest
@@ -48,6 +49,20 @@ def clean(
     _sweep_notes(workspace)
     _empty_trash(workspace)
     return sorted(gone, key=order_of)
+
+
+def outdated(
+    workspace: Workspace,
+    older_than: float | None = None,
+    keep: int | None = None,
+    states: Collection[Status] = SPOOL.final,
+    *,
+    clock: Clock | None = None,
+) -> list[JobId]:
+    """The ids of the jobs that `clean` would take away."""
+    now = (clock or SystemClock()).now()
+    found = (_chosen(workspace, status, now, older_than, keep) for status in states)
+    return sorted(chain.from_iterable(found), key=order_of)
 
 
 def _chosen(
