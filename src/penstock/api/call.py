@@ -16,6 +16,7 @@ from penstock.api.metrics import Traffic
 from penstock.api.options import HttpOptions
 from penstock.api.parameters import read_query
 from penstock.api.problems import Refused
+from penstock.api.served import Served
 from penstock.api.stream import EventStreams
 from penstock.api.strict import read_json
 from penstock.core.caller import Caller
@@ -43,6 +44,7 @@ class Services(Struct):
     waits: Turnstile
     events: EventStreams
     traffic: Traffic
+    models: Served
     document: Callable[[], bytes]
     """The OpenAPI document."""
     page: Callable[[], bytes]

@@ -12,6 +12,7 @@ from penstock.api import (
     keys,
     limits,
     metrics,
+    openai,
     pipelines,
     policy,
     results,
@@ -39,4 +40,5 @@ OPERATIONS: tuple[Operation, ...] = (
     *health.OPERATIONS,
     *metrics.OPERATIONS,
     *about.OPERATIONS,
+    *openai.OPERATIONS,
 )

@@ -22,6 +22,7 @@ from penstock.api.operations import OPERATIONS
 from penstock.api.options import HttpOptions
 from penstock.api.page import page
 from penstock.api.reply import SECURITY, encode
+from penstock.api.served import Served
 from penstock.api.stream import EventStreams
 from penstock.api.surface import Enter, Surface
 from penstock.core.errors import Misconfigured
@@ -65,6 +66,7 @@ class ApiServer:
             waits=self._waits,
             events=EventStreams(heartbeat=options.heartbeat),
             traffic=Traffic(),
+            models=Served(clock),
             document=surface.document,
             page=surface.page,
         )

@@ -129,6 +129,11 @@ async def _pointer(call: Call, given: Submission, where: str) -> str:
         raise InvalidRequest(f"{where}input", "is not a JSON object")
     if given.context_ptr:
         raise InvalidRequest(f"{where}input", "can't be given together with context_ptr")
+    return await pointer_to(call, payload)
+
+
+async def pointer_to(call: Call, payload: bytes) -> str:
+    """A pointer to JSON: with the JSON in it, if that is small."""
     if len(payload) <= INLINE:
         return encode_data(payload)
     return await call.desk.put_blob(payload)

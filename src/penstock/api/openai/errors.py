@@ -45,7 +45,7 @@ class Unanswered(JobEnded):
         self.param = param
 
 
-class Told(Struct, frozen=True):
+class Refusal(Struct, frozen=True):
     """An error, as a client of OpenAI's API is told of it."""
 
     status: int
@@ -99,7 +99,7 @@ DONT_REPEAT = (b"x-should-retry", b"false")
 to: a second job would end like the first."""
 
 
-def tell(error: BaseException) -> Told:
+def tell(error: BaseException) -> Refusal:
     if isinstance(error, JobEnded):
         return _ended(error.job, error.param if isinstance(error, Unanswered) else None)
     problem = problem_of(error)
@@ -113,7 +113,7 @@ def tell(error: BaseException) -> Told:
         param=_MODEL if isinstance(error, ModelNotFound) else problem.field or None,
         code=_code(problem, error),
     )
-    return Told(status, fault, headers)
+    return Refusal(status, fault, headers)
 
 
 def _code(problem: Problem, error: BaseException) -> str:
@@ -124,7 +124,7 @@ def _code(problem: Problem, error: BaseException) -> str:
     return _CODES.get(problem.code, problem.code.lower())
 
 
-def _ended(job: Job, given: str | None) -> Told:
+def _ended(job: Job, given: str | None) -> Refusal:
     result = job.result
     why = result.error_message if result is not None and result.error_message else ""
     status, code = _ENDS[job.state]
@@ -139,7 +139,7 @@ def _ended(job: Job, given: str | None) -> Told:
     if failed not in _MAY_REPEAT:
         headers.append(DONT_REPEAT)
     fault = OpenAiFault(message=message, type=type_of(status), param=param, code=code)
-    return Told(status, fault, headers)
+    return Refusal(status, fault, headers)
 
 
 def type_of(status: int) -> str:

@@ -1,0 +1,64 @@
+"""The models that can be asked: `GET /v1/models`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from penstock.api.openai.errors import DoorOperation
+from penstock.api.openai.model_job import not_found
+from penstock.api.reply import Reply, json_reply
+from penstock.api.served import ServedModel
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+
+class Model(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """When this server first saw it, in seconds since the epoch."""
+    owned_by: Literal["penstock"] = "penstock"
+
+    @classmethod
+    def of(cls, served: ServedModel) -> Model:
+        return cls(id=served.name, created=int(served.since))
+
+
+class ModelList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: tuple[Model, ...]
+
+
+async def list_models(call: Call) -> Reply:
+    served = await call.services.models.list(call.desk)
+    return json_reply(ModelList(data=tuple(map(Model.of, served))))
+
+
+async def get_model(call: Call) -> Reply:
+    name = call.params["model"]
+    served = await call.services.models.find(call.desk, name)
+    if served is None:
+        raise await not_found(call, name)
+    return json_reply(Model.of(served))
+
+
+OPERATIONS = (
+    DoorOperation(
+        "GET",
+        "/v1/models",
+        list_models,
+        answer=ModelList,
+        summary="List the models that are served",
+    ),
+    DoorOperation(
+        "GET",
+        "/v1/models/{model...}",
+        get_model,
+        answer=Model,
+        refusals=(404,),
+        summary="Get a model",
+    ),
+)

@@ -1,0 +1,52 @@
+"""Which models can be asked: those that workers serve a topic for."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from penstock.core.llm import TOPICS, is_model_name
+from penstock.ports.clock import Clock
+from penstock.ports.desk import Desk
+
+PREFIXES = (TOPICS,)
+"""How topics of models begin; the first has precedence where two serve the same name."""
+_FRESH = 1.0
+"""Seconds for which a model that was there is taken to be there."""
+
+
+class ServedModel(Struct, frozen=True):
+    name: str
+    topic: str
+    since: float
+    """When it was first seen."""
+
+
+class Served:
+    """Asks the Desk at most once a second, and whenever a model is asked for that it had not."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._known: dict[str, ServedModel] = {}
+        self._until = float("-inf")
+
+    async def find(self, desk: Desk, name: str) -> ServedModel | None:
+        if self._clock.monotonic() >= self._until or name not in self._known:
+            await self._look(desk)
+        return self._known.get(name)
+
+    async def list(self, desk: Desk) -> list[ServedModel]:
+        """By name."""
+        await self._look(desk)
+        return list(self._known.values())
+
+    async def _look(self, desk: Desk) -> None:
+        topics = await desk.topics()
+        now = self._clock.now()
+        found: dict[str, ServedModel] = {}
+        for prefix in PREFIXES:
+            for topic in topics:
+                name = topic.removeprefix(prefix)
+                if name != topic and is_model_name(name) and name not in found:
+                    found[name] = self._known.get(name) or ServedModel(name, topic, now)
+        self._known = dict(sorted(found.items()))
+        self._until = self._clock.monotonic() + _FRESH
