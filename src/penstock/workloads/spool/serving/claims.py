@@ -1,0 +1,104 @@
+"""What this server has: a lock that it holds as long as it lives, and a file for each job."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+SERVERS = "servers"
+LOCK = "lock"
+CLAIMS = "claims"
+_RETURNING = "returning.lock"
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """Who holds a lock: the content of the lock file."""
+
+    host: str
+    """This boot of this kernel; within it, locks tell who is alive."""
+    name: str = ""
+    pid: int = 0
+
+
+class Claims:
+    """The folder of one server below `.penstock/servers`, from `enter` to `leave`."""
+
+    def __init__(self, private: Path) -> None:
+        self._private = private
+        self._lock: int | None = None
+        self.server = f"{os.getpid()}-{secrets.token_hex(6)}"
+
+    @property
+    def folder(self) -> Path:
+        return self._private / SERVERS / self.server
+
+    def enter(self) -> None:
+        # Under the lock, so that nobody takes the folder for a dead server's before it is held.
+        with returning(self._private):
+            (self.folder / CLAIMS).mkdir(parents=True, mode=0o755)
+            self._lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            me = Holder(host=this_host(), name=socket.gethostname(), pid=os.getpid())
+            os.write(self._lock, msgspec.json.encode(me))
+
+    def touch(self) -> bool:
+        """Tell other machines that it is alive; False if it was taken for dead meanwhile."""
+        try:
+            os.utime(self.folder / LOCK)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def take(self, job_id: str) -> bool:
+        """Say that the job is ours, before it is; False if it has been so already."""
+        try:
+            os.close(os.open(self._of(job_id), os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        except FileExistsError:
+            return False
+        return True
+
+    def holds(self, job_id: str) -> bool:
+        """Whether nobody has taken the job away from us."""
+        return os.path.lexists(self._of(job_id))
+
+    def drop(self, job_id: str) -> None:
+        """Once it has left `processing`."""
+        self._of(job_id).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """When no job is left."""
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def _of(self, job_id: str) -> Path:
+        return self.folder / CLAIMS / job_id
+
+
+@contextmanager
+def returning(private: Path) -> Iterator[None]:
+    """Hold the lock under which jobs go back to the queue; blocks while another has it."""
+    lock = os.open(private / _RETURNING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def this_host() -> str:
+    """The same for all containers of a kernel, and another after each boot."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()

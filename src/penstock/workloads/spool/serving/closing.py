@@ -1,0 +1,187 @@
+"""Ends jobs on the disk, and stays at it: what can't be written yet stays RUNNING meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from msgspec import structs
+
+from penstock.core.errors import Conflict, StoreFailed
+from penstock.core.llm import LlmCode
+from penstock.lifecycles.spool import Status
+from penstock.ports.clock import Clock
+from penstock.workloads.spool.ending import fail, finish
+from penstock.workloads.spool.meta import Meta, seen_meta, stamp
+from penstock.workloads.spool.serving.attempts import Attempts, Loss, read_attempts
+from penstock.workloads.spool.serving.claims import Claims, returning
+from penstock.workloads.spool.serving.events import Event, Happened, Tell
+from penstock.workloads.spool.serving.giving import give_back, give_up, lose
+from penstock.workloads.spool.serving.health import Health
+from penstock.workloads.spool.serving.outcomes import SAME_ID, Outcome, failed
+from penstock.workloads.spool.serving.reading import Gone
+from penstock.workloads.spool.serving.running import Running
+from penstock.workloads.spool.serving.threads import Threads
+from penstock.workloads.spool.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_PAUSE, _LONGEST_PAUSE = 0.25, 15.0
+
+
+class Closing:
+    """Every way in which a job leaves this server. Gone if somebody took its folder away."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        claims: Claims,
+        threads: Threads,
+        clock: Clock,
+        health: Health,
+        tell: Tell,
+        *,
+        attempts: int,
+    ) -> None:
+        self._workspace, self._claims, self._threads = workspace, claims, threads
+        self._clock, self._health, self._tell = clock, health, tell
+        self._most = attempts
+
+    async def end(self, running: Running, outcome: Outcome) -> None:
+        """DONE or FAILED, when the disk lets it."""
+        try:
+            await self._insisting(running, lambda: self._write(running, outcome))
+        except Conflict as clash:
+            outcome = failed(SAME_ID, clash.message)
+            await self._insisting(running, lambda: self._write_elsewhere(running, outcome))
+        what = Happened.FAILED if outcome.error else Happened.DONE
+        self._happened(running, what, outcome.tokens, outcome.code, outcome.error)
+
+    async def give_back(self, running: Running, reason: str) -> None:
+        """QUEUED again; that is not counted."""
+        await self._insisting(running, lambda: self._return(running))
+        self._happened(running, Happened.REQUEUED, reason=reason)
+
+    async def crashed(self, running: Running, *, alone: bool) -> None:
+        """QUEUED again, and counted. One that was alone when it happened too often has failed."""
+        attempts = await self._insisting(running, lambda: self._lose(running, alone))
+        why = f"the job {attempts.reason}"
+        what = Happened.REQUEUED if self._may_try(attempts, alone) else Happened.FAILED
+        self._happened(running, what, code=LlmCode.ENGINE_CRASHED, reason=why)
+
+    def let_go(self, running: Running) -> None:
+        """Somebody else has moved or deleted it: it is not ours any more."""
+        log.warning("job %s was moved or deleted while it ran; it is let go", running.job_id)
+        running.ended = True
+        self._happened(running, Happened.LET_GO)
+
+    # -- blocking, in a thread ---------------------------------------------------------
+
+    def _write(self, running: Running, outcome: Outcome) -> None:
+        self._check(running)
+        meta = self._meta(running, outcome)
+        try:
+            if outcome.error:
+                fail(self._workspace, running.job_id, meta, outcome.line)
+            else:
+                finish(self._workspace, running.job_id, meta, outcome.files)
+        except Conflict:
+            self._check(running)
+            raise
+        self._left(running)
+
+    def _write_elsewhere(self, running: Running, outcome: Outcome) -> None:
+        """Under the next id that is free: two jobs have the same, and neither is overwritten."""
+        self._check(running)
+        meta = self._meta(running, outcome)
+        processing = self._workspace.folder(Status.RUNNING)
+        for number in range(1, 1_000_000):
+            other = f"{running.job_id}_{number}"
+            if self._workspace.holds(Status.FAILED, other) or not self._claims.take(other):
+                continue
+            os.rename(processing / running.job_id, processing / other)
+            fail(self._workspace, other, meta, outcome.line)
+            self._claims.drop(other)
+            break
+        self._left(running)
+
+    def _return(self, running: Running) -> None:
+        with returning(self._workspace.private):
+            self._check(running)
+            give_back(self._workspace, running.job_id)
+            self._left(running)
+
+    def _lose(self, running: Running, alone: bool) -> Attempts:
+        with returning(self._workspace.private):
+            self._check(running)
+            attempts = lose(self._workspace, running.job_id, Loss.CRASHED)
+            if self._may_try(attempts, alone):
+                give_back(self._workspace, running.job_id)
+            else:
+                now = self._clock.now()
+                give_up(self._workspace, running.job_id, attempts, LlmCode.ENGINE_CRASHED, now)
+            self._left(running)
+        return attempts
+
+    def _check(self, running: Running) -> None:
+        """Gone unless the folder is still the one that we claimed, and ours."""
+        try:
+            found = os.lstat(self._workspace.of(Status.RUNNING, running.job_id)).st_ino
+        except FileNotFoundError:
+            raise Gone(running.job_id) from None
+        if found != running.folder_id or not self._claims.holds(running.job_id):
+            raise Gone(running.job_id)
+
+    def _left(self, running: Running) -> None:
+        running.ended = True
+        self._claims.drop(running.job_id)
+
+    def _meta(self, running: Running, outcome: Outcome) -> Meta:
+        folder = self._workspace.of(Status.RUNNING, running.job_id)
+        return structs.replace(
+            seen_meta(folder),
+            **outcome.facts,
+            code=outcome.code,
+            completed_at=stamp(self._clock.now()),
+            duration_s=round(self._clock.monotonic() - running.since, 2),
+            attempts=read_attempts(folder).count + 1,
+        )
+
+    # ----------------------------------------------------------------------------------
+
+    def _may_try(self, attempts: Attempts, alone: bool) -> bool:
+        """One that was not alone may be innocent, however often."""
+        return attempts.count < self._most or not alone
+
+    async def _insisting(self, running: Running, work: Callable[[], T]) -> T:
+        pause = _PAUSE
+        while True:
+            try:
+                done = await self._threads.see_through(work)
+            except StoreFailed as error:
+                self._health.trouble(f"job {running.job_id}", str(error))
+                await self._clock.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            else:
+                self._health.over(f"job {running.job_id}")
+                return done
+
+    def _happened(
+        self, running: Running, what: Happened, tokens: int = 0, code: str = "", reason: str = ""
+    ) -> None:
+        now = self._clock
+        self._tell(
+            Event(
+                at=now.now(),
+                what=what,
+                job_id=running.job_id,
+                seconds=now.monotonic() - running.since,
+                tokens=tokens,
+                code=code,
+                reason=reason,
+            )
+        )

@@ -1,0 +1,161 @@
+"""Runs one job, from its claim to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from penstock.core.llm import Embedding, EmbeddingResult, LlmCode, LlmFailure, LlmResult
+from penstock.lifecycles.spool import Status
+from penstock.ports.clock import Clock
+from penstock.workloads.spool.disk import Unfit
+from penstock.workloads.spool.runner import Runner, answer
+from penstock.workloads.spool.serving import outcomes
+from penstock.workloads.spool.serving.choosing import chosen
+from penstock.workloads.spool.serving.closing import Closing
+from penstock.workloads.spool.serving.gate import Gate
+from penstock.workloads.spool.serving.limits import Limit, TimeIsUp, limit_of
+from penstock.workloads.spool.serving.outcomes import Outcome, answered, failed, refused, unfit
+from penstock.workloads.spool.serving.parents import NotYet, ParentFailed, Parents
+from penstock.workloads.spool.serving.partial import Partial
+from penstock.workloads.spool.serving.preparing import Prepared, check_folder, prepare
+from penstock.workloads.spool.serving.reading import Gone
+from penstock.workloads.spool.serving.running import Running, Why
+from penstock.workloads.spool.serving.threads import Threads
+from penstock.workloads.spool.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+class Crashed(Exception):
+    """The engine died under a job."""
+
+    def __init__(self, *, alone: bool) -> None:
+        self.alone = alone
+
+
+class Processor:
+    """Reads a job, asks the Runner, and has the job ended."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        runner: Runner,
+        closing: Closing,
+        threads: Threads,
+        clock: Clock,
+        *,
+        max_tokens: int,
+        spare: Path,
+    ) -> None:
+        """`spare` is a folder of this server's own."""
+        self._workspace, self._runner, self._closing = workspace, runner, closing
+        self._threads, self._clock = threads, clock
+        self._max_tokens, self._spare = max_tokens, spare
+        self._parents = Parents(workspace)
+        self.gate = Gate()
+        self.default_model = ""
+
+    async def process(self, running: Running) -> None:
+        """Whatever happens, the job is ended, given back or let go of."""
+        try:
+            try:
+                await self._run(running)
+            except asyncio.CancelledError:
+                if not running.ended:
+                    await self._cut(running)
+        except Gone:
+            self._closing.let_go(running)
+
+    async def _run(self, running: Running) -> None:
+        try:
+            outcome = await self._outcome(running)
+        except NotYet as parent:
+            await self._closing.give_back(running, f"its parent {parent} has not ended")
+        except Crashed as crash:
+            await self._closing.crashed(running, alone=crash.alone)
+        else:
+            await self._closing.end(running, outcome)
+
+    async def _cut(self, running: Running) -> None:
+        """It was ended from outside."""
+        if running.why is Why.GONE:
+            raise Gone(running.job_id)
+        if running.why is Why.CANCELLED:
+            why = running.reason or "cancelled"
+            await self._closing.end(running, failed(outcomes.CANCELLED, why))
+        else:
+            await self._closing.give_back(running, Why.STOP.value)
+
+    async def _outcome(self, running: Running) -> Outcome:
+        try:
+            prepared = await self._threads.do(self._prepared, running)
+            limit = limit_of(prepared.job.options, self._clock.now())
+            return await self._within(limit, running, prepared)
+        except Unfit as problem:
+            return unfit(problem)
+        except ParentFailed as problem:
+            return failed(outcomes.PARENT_FAILED, str(problem))
+        except TimeIsUp as late:
+            return failed(late.code, str(late))
+        except LlmFailure as failure:
+            return refused(failure)
+        except (Gone, NotYet, Crashed):
+            raise
+        except Exception as error:
+            log.exception("job %s: an error of ours", running.job_id)
+            return failed(outcomes.INTERNAL, f"an error of the server's own: {error!r}")
+
+    def _prepared(self, running: Running) -> Prepared:
+        """Blocking."""
+        folder = self._workspace.of(Status.RUNNING, running.job_id)
+        try:
+            check_folder(folder, self._spare / running.job_id)
+        except Unfit:
+            running.folder_id = os.lstat(folder).st_ino
+            raise
+        return prepare(folder, self._parents, self._max_tokens)
+
+    async def _within(self, limit: Limit | None, running: Running, prepared: Prepared) -> Outcome:
+        if limit is None:
+            return await self._inside(running, prepared)
+        limit.check()
+        try:
+            async with asyncio.timeout(limit.seconds):
+                return await self._inside(running, prepared)
+        except TimeoutError:
+            raise limit.over from None
+
+    async def _inside(self, running: Running, prepared: Prepared) -> Outcome:
+        async with self.gate.entered(alone=prepared.attempts.is_suspect) as stay:
+            try:
+                began = self._clock.monotonic()
+                result = await self._asked(running, prepared)
+                return answered(prepared.ask, result, self._clock.monotonic() - began)
+            except LlmFailure as failure:
+                if failure.code is LlmCode.ENGINE_CRASHED:
+                    raise Crashed(alone=stay.alone) from failure
+                raise
+
+    async def _asked(self, running: Running, prepared: Prepared) -> LlmResult | EmbeddingResult:
+        job, ask = prepared.job, prepared.ask
+        model = await self._model(job.options.model)
+        if isinstance(ask, Embedding):
+            return await self._runner.embed(model, ask)
+        if job.images and not (await self._runner.load(model)).vision:
+            raise LlmFailure(LlmCode.NOT_SUPPORTED, f"the model {model} can't look at images")
+        folder = self._workspace.of(Status.RUNNING, running.job_id)
+        most = ask.max_tokens or self._max_tokens
+        partial = Partial(folder, most, self._clock, self._threads)
+        try:
+            return await answer(self._runner, model, ask, partial.tell)
+        finally:
+            await partial.close()
+
+    async def _model(self, wanted: str) -> str:
+        if not wanted:
+            return self.default_model
+        names = [facts.name for facts in await self._runner.models()]
+        return chosen(wanted, names, self.default_model)

@@ -1,0 +1,35 @@
+"""One job that a server has."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+
+
+class Why(Enum):
+    """Why a job is ended from outside."""
+
+    STOP = "the server stops"
+    CANCELLED = "cancelled"
+    GONE = "its folder was moved or deleted"
+
+
+class Running:
+    """From its claim to its end. What is cancelled first says why."""
+
+    def __init__(self, job_id: str, since: float, folder_id: int) -> None:
+        self.job_id, self.since = job_id, since
+        self.folder_id = folder_id
+        """The inode of its folder: another folder under its name is another job."""
+        self.why: Why | None = None
+        self.reason = ""
+        """What was said about a cancellation."""
+        self.ended = False
+        """Whether its folder has left `processing`."""
+        self.task: asyncio.Task[None] | None = None
+
+    def end(self, why: Why, reason: str = "") -> None:
+        if self.why is None and self.task is not None and not self.task.done():
+            self.why, self.reason = why, reason
+            # Not before its first step: a task that never ran can't clean up.
+            asyncio.get_running_loop().call_soon(self.task.cancel)

@@ -1,0 +1,227 @@
+"""One server on one workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from penstock.lifecycles.spool import SPOOL, Status
+from penstock.ports.clock import Clock, SystemClock
+from penstock.workloads.spool.config import ServerConfig
+from penstock.workloads.spool.runner import Loading, Runner
+from penstock.workloads.spool.serving.cancelling import Cancelling
+from penstock.workloads.spool.serving.claims import Claims
+from penstock.workloads.spool.serving.closing import Closing
+from penstock.workloads.spool.serving.events import Counts, Event, Happened, Tell
+from penstock.workloads.spool.serving.health import Health
+from penstock.workloads.spool.serving.neighbours import Neighbours
+from penstock.workloads.spool.serving.outcomes import CANCELLED
+from penstock.workloads.spool.serving.pidfile import remove_pid, write_pid
+from penstock.workloads.spool.serving.pool import Pool
+from penstock.workloads.spool.serving.processor import Processor
+from penstock.workloads.spool.serving.recovery import Recovery
+from penstock.workloads.spool.serving.running import Why
+from penstock.workloads.spool.serving.scanner import Scanner
+from penstock.workloads.spool.serving.threads import Threads
+from penstock.workloads.spool.serving.upkeep import Upkeep
+from penstock.workloads.spool.serving.watchman import Watchman
+from penstock.workloads.spool.watching import Watch
+from penstock.workloads.spool.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+_THREADS = 16
+_LAST = 5.0
+"""Seconds that giving jobs back may take when the server leaves."""
+
+
+class Server:
+    """Runs the jobs of a workspace, from `start` to `stop`; both once. Several may share one.
+
+    The Runner is its caller's to close.
+    """
+
+    def __init__(self, config: ServerConfig, runner: Runner, clock: Clock | None = None) -> None:
+        self.config = config
+        self.counts = Counts()
+        """What it did since it started."""
+        self.on_event: Tell | None = None
+        """Told of each thing that happens to a job."""
+        self._runner, self._clock = runner, clock or SystemClock()
+        self._workspace = Workspace(config.workspace, config.sync)
+        self._health = Health()
+        self._threads = Threads(min(_THREADS, config.workers + 2))
+        self._claims = Claims(self._workspace.private)
+        self._assemble()
+        self._duties: list[asyncio.Task[None]] = []
+        """What goes on until the last job has left."""
+        self._finding: list[asyncio.Task[None]] = []
+        """What brings new jobs."""
+        self._watch: Watch | None = None
+        self._at_once = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._over: asyncio.Future[None] | None = None
+
+    def _assemble(self) -> None:
+        config, workspace, clock = self.config, self._workspace, self._clock
+        claims, threads, health = self._claims, self._threads, self._health
+        closing = Closing(
+            workspace, claims, threads, clock, health, self._tell, attempts=config.attempts
+        )
+        self._processor = Processor(
+            workspace,
+            self._runner,
+            closing,
+            threads,
+            clock,
+            max_tokens=config.max_tokens,
+            spare=claims.folder,
+        )
+        self._pool = Pool(
+            workspace,
+            claims,
+            self._processor.process,
+            clock,
+            health,
+            self._tell,
+            workers=config.workers,
+        )
+        self._scanner = Scanner(workspace, config.scan, clock, threads)
+        self._cancelling = Cancelling(workspace, self._pool.running)
+        neighbours = Neighbours(workspace.private, config.lease, clock)
+        recovery = Recovery(workspace, neighbours, config.attempts, clock)
+        self._watchman = Watchman(
+            config, claims, recovery, self._pool, self._cancelling, clock, threads, health
+        )
+        self._upkeep = Upkeep(config, workspace, clock, threads)
+
+    # -- from outside ------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether new jobs are taken."""
+        return bool(self._finding) and self._stopping is None
+
+    @property
+    def running(self) -> list[str]:
+        """The jobs that it has now."""
+        return list(self._pool.running)
+
+    @property
+    def queued(self) -> int:
+        """How many queued jobs it knows of."""
+        return len(self._scanner.queue)
+
+    @property
+    def health(self) -> Health:
+        """What keeps it from its work, as a disk without room."""
+        return self._health
+
+    async def start(self, told: Loading | None = None) -> None:
+        """Loads the model, recovers orphans, and begins. Misconfigured or LlmFailure if it
+        can't; then nothing of it is left. `told` hears how far the model is."""
+        try:
+            await self._threads.do(self._workspace.create)
+            facts = await self._runner.load(told=told)
+            self._processor.default_model = facts.name
+            await self._threads.do(self._claims.enter)
+            await self._threads.do(write_pid, self._workspace.path)
+        except BaseException:
+            self._close()
+            raise
+        self._over = asyncio.get_running_loop().create_future()
+        self._listen()
+        self._duties = [self._own(self._watchman.live()), self._own(self._watchman.look())]
+        await self._watchman.recover()
+        self._finding = [
+            self._own(self._scanner.run()),
+            self._own(self._pool.run(self._following)),
+            self._own(self._watchman.expire(self._scanner.queue)),
+            self._own(self._upkeep.run()),
+        ]
+
+    async def wait(self) -> None:
+        """Until it has stopped; raises what broke it, if something did."""
+        if self._over is not None:
+            await asyncio.shield(self._over)
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """No new job is claimed; running ones have `drain` seconds, then they are queued again.
+
+        `at_once` queues them again now, and may be asked for while a stop is under way.
+        """
+        if at_once:
+            self._at_once.set()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    # ----------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._watch = Watch(self._scanner.look)
+        self._watch.add(self._workspace.folder(Status.QUEUED), self._scanner.came)
+        self._watch.add(self._cancelling.folder, self._cancelling.came)
+        for ended in SPOOL.final:
+            self._watch.add(self._workspace.folder(ended), self._scanner.ended)
+
+    async def _following(self) -> str:
+        await self._processor.gate.opened()
+        return await self._scanner.next()
+
+    def _tell(self, event: Event) -> None:
+        self.counts.add(event)
+        if event.what is Happened.CLAIMED:
+            self._cancelling.check(event.job_id)
+        elif event.code == CANCELLED:
+            self._cancelling.over(event.job_id)
+        if self.on_event is not None:
+            self.on_event(event)
+
+    async def _stop(self) -> None:
+        await _ended(self._finding)
+        with suppress(OSError):
+            await self._threads.do(remove_pid, self._workspace.path)
+        if not self._at_once.is_set() and self._pool.running:
+            await self._drained()
+        self._pool.end_all(Why.STOP)
+        await self._pool.empty(_LAST)
+        await _ended(self._duties)
+        self._close()
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    async def _drained(self) -> None:
+        hurry = asyncio.ensure_future(self._at_once.wait())
+        empty = asyncio.ensure_future(self._pool.empty())
+        await asyncio.wait(
+            (hurry, empty), timeout=self.config.drain, return_when=asyncio.FIRST_COMPLETED
+        )
+        await _ended([hurry, empty])
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._claims.leave()
+        self._threads.close()
+
+    def _own(self, duty: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(duty)
+        task.add_done_callback(self._look_at)
+        return task
+
+    def _look_at(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the server can't go on", exc_info=error)
+            if self._over is not None and not self._over.done():
+                self._over.set_exception(error)
+
+
+async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
