@@ -19,7 +19,6 @@ from typing import Any
 
 LINE = 1 << 16
 _PR_SET_PDEATHSIG = 1
-_MEAN = "LLAMA_POOLING_TYPE_MEAN"
 
 
 def main() -> None:
@@ -55,17 +54,19 @@ def _params(engine: Any, plan: dict[str, Any]) -> Any:
     params.cpuparams_batch.n_threads = plan["threads"]
     params.n_parallel = plan["slots"]
     params.n_ctx = plan["slots"] * plan["context"]
-    params.kv_unified = plan["unified"]
-    params.kv_unified_per_slot = plan["context"] if plan["unified"] else 0
+    # Together they would be computed a little differently each time, and greedy text would
+    # depend on the neighbours.
+    params.kv_unified = False
     params.n_batch = plan["batch"]
     params.n_ubatch = plan["micro_batch"]
-    params.cache_ram_mib = plan["cache_mib"]
-    params.slot_prompt_similarity = plan["similarity"]
+    params.cache_ram_mib = 0  # a slot keeps what it computed last, and memory stays what it was
     if plan["embedding"]:
         params.embedding = True
-        params.pooling_type = engine.llama_pooling_type[_MEAN]
+        if plan["pooling"]:
+            params.pooling_type = engine.llama_pooling_type[plan["pooling"]]
     params.endpoint_props = True
     params.endpoint_slots = True
+    params.slot_save_path = str(Path(plan["socket"]).parent) + "/"
     params.fit_params = False  # how much memory it may take was decided before
     params.ui = False
     params.verbosity = 1  # errors

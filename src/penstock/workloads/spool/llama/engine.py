@@ -19,6 +19,7 @@ from penstock.core.llm import (
     Usage,
 )
 from penstock.workloads.spool.llama import reasons, wire
+from penstock.workloads.spool.llama.priming import PREFIX_FILE, prime
 from penstock.workloads.spool.llama.process import EngineProcess, Purpose
 from penstock.workloads.spool.llama.watchdog import Watchdog
 from penstock.workloads.spool.runner import Loading
@@ -43,7 +44,8 @@ class Engine:
         self._watchdog = Watchdog(stall, process.kill)
         self._room = asyncio.Semaphore(self.purpose.size.slots + self.purpose.waiting)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(str(process.socket), limit=0),
+            # A connection that is kept may be closed by the other side just when it is used.
+            connector=aiohttp.UnixConnector(str(process.socket), limit=0, force_close=True),
             headers={"Authorization": f"Bearer {process.key}", "Content-Type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -75,14 +77,14 @@ class Engine:
         """Raises Departed if nothing came of it, not even a beginning."""
         self._check(ask)
         path, body = wire.request_of(ask, choice)
-        answer = wire.Answer(ask, choice)
-        async with (
-            self._working(),
-            aclosing(self._events(path, body, is_held=wire.is_held(ask))) as events,
-        ):
-            async for event in events:
-                if (piece := answer.add(event)) is not None:
-                    yield piece
+        answer, is_held = wire.Answer(ask, choice), wire.is_held(ask)
+        async with self._working():
+            if (schema := wire.schema_check(ask)) is not None:
+                await self._call(wire.TEMPLATE, schema, is_held=True)
+            async with aclosing(self._events(path, body, is_held=is_held)) as events:
+                async for event in events:
+                    if (piece := answer.add(event)) is not None:
+                        yield piece
         if not answer.is_done:
             raise await self._broken()
         yield answer.said()
@@ -116,6 +118,9 @@ class Engine:
         props = await self._call("/props")
         self.tools = bool(props.get("chat_template_caps", {}).get("supports_tools"))
         self.vision = bool(props.get("modalities", {}).get("vision"))
+        if not self.purpose.embedding:
+            await prime(self._call, self.purpose.size.slots)
+            self.process.beside(PREFIX_FILE).unlink(missing_ok=True)
 
     @asynccontextmanager
     async def _working(self) -> AsyncGenerator[None, None]:
@@ -143,7 +148,9 @@ class Engine:
         except _LOST as lost:
             raise await self._broken() from lost
 
-    async def _call(self, path: str, body: bytes | None = None) -> dict[str, Any]:
+    async def _call(
+        self, path: str, body: bytes | None = None, *, is_held: bool = False
+    ) -> dict[str, Any]:
         method = "GET" if body is None else "POST"
         try:
             async with self._session.request(method, _HOST + path, data=body) as response:
@@ -151,7 +158,7 @@ class Engine:
         except _LOST as lost:
             raise await self._broken() from lost
         if response.status != 200:
-            raise _refused(response.status, data, is_held=False)
+            raise _refused(response.status, data, is_held=is_held)
         reply: dict[str, Any] = msgspec.json.decode(data)
         return reply
 

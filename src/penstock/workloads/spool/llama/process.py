@@ -11,9 +11,10 @@ import sys
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from penstock.workloads.spool.runner import Loading
 
 _ERRORS = 200
 """Lines of standard error that are kept."""
+MEAN = "LLAMA_POOLING_TYPE_MEAN"
 _SOCKET = "llama.sock"
 _LONGEST = 100
 """Bytes of a path that a socket may have, with room to spare."""
@@ -47,10 +49,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     http_threads: int
     batch: int
     micro_batch: int
-    unified: bool
-    similarity: float
-    cache_mib: int
     embedding: bool
+    pooling: str
 
 
 class Purpose(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +61,8 @@ class Purpose(msgspec.Struct, frozen=True, kw_only=True):
     size: Size
     projector: str = ""
     embedding: bool = False
+    pooling: str = ""
+    """How the vectors of tokens become that of a text; the model's own way if it is empty."""
     spin: bool = False
     waiting: int = 0
     """Answers that wait inside of the engine, so that a slot never does."""
@@ -99,13 +101,17 @@ class EngineProcess:
         """Bytes that it takes now; the estimate where that can't be read."""
         return resident(self.pid) or self.purpose.size.memory
 
+    def beside(self, name: str) -> Path:
+        """A file in its private folder."""
+        return self._folder / name
+
     async def start(self, told: Loading, timeout: float) -> None:
         """Return when the model is loaded. Raises LlmFailure saying why it can't be."""
         self._tell()
         looking = asyncio.ensure_future(self._look(told))
         try:
             async with asyncio.timeout(timeout):
-                await asyncio.wait([self._ready, self.gone], return_when=asyncio.FIRST_COMPLETED)
+                await _first(self._ready, self.gone)
         except TimeoutError:
             raise LlmFailure(
                 LlmCode.ENGINE_ERROR,
@@ -170,10 +176,8 @@ class EngineProcess:
             http_threads=size.slots + self.purpose.waiting + _EXTRA_HTTP,
             batch=size.batch,
             micro_batch=size.micro_batch,
-            unified=False,
-            similarity=0.1,
-            cache_mib=0,
             embedding=self.purpose.embedding,
+            pooling=self.purpose.pooling,
         )
         pipe = self._popen.stdin
         assert pipe is not None
@@ -182,8 +186,8 @@ class EngineProcess:
             pipe.flush()
 
     async def _look(self, told: Loading) -> None:
-        """Tell how far loading is, by how much of the file is in memory."""
-        whole = max(1, Path(self.purpose.path).stat().st_size)
+        """Tell how far loading is, by how much memory it has."""
+        whole = self.purpose.size.memory
         while True:
             told(min(0.95, resident(self.pid) / whole), "loading the model")
             await asyncio.sleep(_LOOK)
@@ -208,12 +212,16 @@ class EngineProcess:
             for line in pipe:
                 self.errors.append(line.decode("utf-8", "replace").rstrip())
 
-    def _call(self, do: object, *args: object) -> None:
+    def _call(self, do: Callable[..., None], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(do, *args)  # type: ignore[arg-type]
+            self._loop.call_soon_threadsafe(do, *args)
 
 
-def _settle(future: asyncio.Future[object], value: object) -> None:
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _settle(future: asyncio.Future[Any], value: object) -> None:
     if not future.done():
         future.set_result(value)
 

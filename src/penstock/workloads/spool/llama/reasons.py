@@ -19,6 +19,8 @@ _NO_MEMORY = re.compile(
 _PREFIX = re.compile(r"^[\d.]+ [A-Z] +(?:\S+ +\S+: )?")
 """Time, level, and which function of llama.cpp said it."""
 _LOADING = re.compile(r"error loading model: (.*)")
+_WORDY = re.compile(r"^Unable to generate parser for this template\. .*?: ")
+_GONE = re.compile(r"No such file or directory")
 _GRAMMAR = re.compile(r"grammar|json.?schema|unrecognized type|samplers", re.I)
 _EVENTS = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.M)
@@ -61,6 +63,8 @@ def of_loading(
     text = "\n".join(errors)
     if killed_for_memory or _NO_MEMORY.search(text):
         return _no_memory(purpose.model, "while it was loaded")
+    if _GONE.search(text):
+        return LlmFailure(LlmCode.MODEL_NOT_FOUND, f"there is no file {purpose.path}")
     if found := _LOADING.search(text):
         why = cleaned(found[1])
         return LlmFailure(
@@ -88,7 +92,8 @@ def of_reply(status: int, reply: Mapping[str, Any], *, is_held: bool) -> LlmFail
     if error.get("type") == "exceed_context_size_error":
         return over_context(int(error["n_prompt_tokens"]), int(error["n_ctx"]))
     if is_held and _GRAMMAR.search(message):
-        return LlmFailure(LlmCode.INVALID_SCHEMA, f"no answer can be held to this: {message}")
+        why = _WORDY.sub("", message)
+        return LlmFailure(LlmCode.INVALID_SCHEMA, f"no answer can be held to this: {why}")
     if status == 501 or "not supported" in message:
         return LlmFailure(LlmCode.NOT_SUPPORTED, message)
     if status == 400 or "template" in message.lower() or "jinja" in message.lower():

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.core.llm import (
     Embedding,
@@ -22,9 +22,10 @@ from penstock.core.llm import (
     Usage,
 )
 from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.spool.llama.catalogue import Catalogue
 from penstock.workloads.spool.llama.engine import Departed, Engine
 from penstock.workloads.spool.llama.fleet import Fleet
-from penstock.workloads.spool.llama.process import Purpose
+from penstock.workloads.spool.llama.process import MEAN, Purpose
 from penstock.workloads.spool.llama.sizing import (
     Machine,
     embedding_size_of,
@@ -32,6 +33,7 @@ from penstock.workloads.spool.llama.sizing import (
     size_of,
 )
 from penstock.workloads.spool.llama.trial import engine_version
+from penstock.workloads.spool.models.gguf import GgufFacts, projector_of
 from penstock.workloads.spool.runner import Loading
 
 
@@ -41,31 +43,31 @@ class LlamaRunner:
     def __init__(self, config: ModelConfig) -> None:
         self._config = config
         self._machine = this_machine()
-        self._known: dict[str, ModelFacts] | None = None
+        self._catalogue = Catalogue(config)
         self._fleet: Fleet | None = None
+        self._purposes: dict[tuple[GgufFacts, bool], Purpose] = {}
 
     @property
     def engine(self) -> str:
         return engine_version()
 
     async def models(self) -> Sequence[ModelFacts]:
-        return [self._now(facts) for facts in self._catalogue().values()]
+        return [self._now(facts) for facts in await self._catalogue.list()]
 
     async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
-        facts = self._find(model)
-        purpose = self._purpose(facts)
+        facts = await self._catalogue.find(model)
         if told is not None:
             told(0.0, "starting the engine")
-        async with self._running().use(purpose, told):
+        async with self._running().use(self._purpose(facts), told):
             return self._now(facts)
 
     async def unload(self, model: str) -> None:
-        await self._running().unload(self._find(model).name)
+        await self._running().unload((await self._catalogue.find(model)).name)
 
     async def generate(
         self, model: str, ask: Generation, choice: int = 0
     ) -> AsyncGenerator[Piece | Said, None]:
-        purpose = self._purpose(self._find(model))
+        purpose = self._purpose(await self._catalogue.find(model))
         while True:
             async with self._running().use(purpose) as engine:
                 try:
@@ -77,11 +79,15 @@ class LlamaRunner:
                     continue
 
     async def embed(self, model: str, ask: Embedding) -> EmbeddingResult:
-        facts = self._find(model)
+        facts = await self._catalogue.find(model)
         purpose = self._purpose(facts, embedding=True)
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._embed(purpose, text)) for text in ask.inputs]
-        done = [task.result() for task in tasks]
+        tasks = [asyncio.ensure_future(self._embed(purpose, text)) for text in ask.inputs]
+        try:
+            done = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return EmbeddingResult(
             model=facts.name,
             engine=self.engine,
@@ -113,21 +119,16 @@ class LlamaRunner:
             self._fleet = Fleet(memory_limit(config, self._machine), config.idle, start)
         return self._fleet
 
-    def _purpose(self, facts: ModelFacts, *, embedding: bool = False) -> Purpose:
-        engine_version()
-        sized = embedding_size_of if embedding else size_of
-        size = sized(facts, self._config, self._machine)
-        return Purpose(
-            model=facts.name,
-            path=facts.path,
-            size=size,
-            projector="" if embedding else projector_of(Path(facts.path)),
-            embedding=embedding,
-            spin=self._config.spin,
-            waiting=max(1, size.slots // 4),
-        )
+    def _purpose(self, facts: GgufFacts, *, embedding: bool = False) -> Purpose:
+        """Raises LlmFailure if it can't be used for this, or not here."""
+        found = self._purposes.get((facts, embedding))
+        if found is None:
+            engine_version()
+            found = _purpose(facts, self._config, self._machine, embedding=embedding)
+            self._purposes[facts, embedding] = found
+        return found
 
-    def _now(self, facts: ModelFacts) -> ModelFacts:
+    def _now(self, facts: GgufFacts) -> ModelFacts:
         """With what is known of it while it is loaded."""
         try:
             purpose = self._purpose(facts)
@@ -135,8 +136,8 @@ class LlamaRunner:
             return facts
         engine = self._fleet.engine(purpose) if self._fleet is not None else None
         if engine is None:
-            return msgspec.structs.replace(facts, memory=purpose.size.memory)
-        return msgspec.structs.replace(
+            return replace(facts, memory=purpose.size.memory)
+        return replace(
             facts,
             context=purpose.size.context,
             slots=purpose.size.slots,
@@ -146,38 +147,39 @@ class LlamaRunner:
             memory=engine.process.memory,
         )
 
-    def _find(self, model: str) -> ModelFacts:
-        known = self._catalogue()
-        if not model and known:
-            return next(iter(known.values()))
-        if model in known:
-            return known[model]
+
+def _purpose(
+    facts: GgufFacts, config: ModelConfig, machine: Machine, *, embedding: bool
+) -> Purpose:
+    if facts.embeds and not embedding:
         raise LlmFailure(
-            LlmCode.MODEL_NOT_FOUND,
-            f"there is no model {model!r} here; there is {', '.join(known) or 'none'}",
+            LlmCode.NOT_SUPPORTED, f"{facts.name} was made for embeddings, and can't answer"
         )
-
-    def _catalogue(self) -> dict[str, ModelFacts]:
-        if self._known is None:
-            self._known = {
-                Path(one).stem: ModelFacts(
-                    name=Path(one).stem, path=one, size=os.path.getsize(one), train_context=8192
-                )
-                for one in self._config.models
-            }
-        return self._known
-
-
-def projector_of(model: Path) -> str:
-    """The file that lets the model see: beside it, with its name and `mmproj` in its own."""
-    for file in sorted(model.parent.glob("*.gguf")):
-        name = file.stem.lower()
-        if file != model and "mmproj" in name and model.stem.lower() in name:
-            return str(file)
-    return ""
+    path = Path(facts.path)
+    size = (embedding_size_of if embedding else size_of)(facts, config, machine)
+    return Purpose(
+        model=facts.name,
+        path=facts.path,
+        size=size,
+        projector="" if embedding else str(projector_of(path) or ""),
+        embedding=embedding,
+        # One that was made for it says itself how.
+        pooling="" if facts.embeds else MEAN,
+        spin=config.spin,
+        waiting=max(1, size.slots // 4),
+    )
 
 
 def this_machine() -> Machine:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(cores=cores or 1, memory=memory)
+    return Machine(cores=cores or 1, memory=min(memory, _allowed(memory)))
+
+
+def _allowed(memory: int) -> int:
+    """What a container may have of it."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return memory
+    return int(limit) if limit.isdecimal() else memory

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from penstock.core.llm import LlmCode, LlmFailure, ModelFacts
+from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.spool.models.gguf import GgufFacts
 
 USUAL_CONTEXT = 8192
 LEAST_CONTEXT = 512
@@ -46,14 +47,14 @@ def memory_limit(config: ModelConfig, machine: Machine) -> int:
     return config.memory or machine.memory * 3 // 4
 
 
-def size_of(facts: ModelFacts, config: ModelConfig, machine: Machine) -> Size:
+def size_of(facts: GgufFacts, config: ModelConfig, machine: Machine) -> Size:
     """As much as was asked for, or as fits: first a shorter context, then fewer slots.
 
     What was asked for by name is not made smaller. Raises OUT_OF_MEMORY with both numbers.
     """
     limit = memory_limit(config, machine)
     train = facts.train_context or USUAL_CONTEXT
-    context = config.context or min(USUAL_CONTEXT, train)
+    context = min(config.context or USUAL_CONTEXT, train)
     slots = config.slots
     while (size := _size(facts, config, machine, slots, context)).memory > limit:
         if not config.context and context > LEAST_CONTEXT:
@@ -65,10 +66,10 @@ def size_of(facts: ModelFacts, config: ModelConfig, machine: Machine) -> Size:
     return size
 
 
-def embedding_size_of(facts: ModelFacts, config: ModelConfig, machine: Machine) -> Size:
+def embedding_size_of(facts: GgufFacts, config: ModelConfig, machine: Machine) -> Size:
     """For vectors: a text must fit into one batch, so it is as long as the context."""
     train = facts.train_context or EMBEDDING_CONTEXT
-    context = config.context or min(EMBEDDING_CONTEXT, train)
+    context = min(config.context or EMBEDDING_CONTEXT, train)
     slots = min(EMBEDDING_SLOTS, config.slots)
     size = _size(facts, config, machine, slots, context, batch=context)
     limit = memory_limit(config, machine)
@@ -94,7 +95,7 @@ def shown(size: int) -> str:
 
 
 def _size(
-    facts: ModelFacts,
+    facts: GgufFacts,
     config: ModelConfig,
     machine: Machine,
     slots: int,
@@ -102,7 +103,7 @@ def _size(
     batch: int = 0,
 ) -> Size:
     threads = min(config.threads or machine.cores, machine.cores)
-    cache = slots * context * _cache_per_token(facts)
+    cache = slots * context * facts.kv_bytes_per_token
     return Size(
         slots=slots,
         context=context,
@@ -111,13 +112,3 @@ def _size(
         micro_batch=batch or _MICRO_BATCH,
         memory=facts.size + cache + _COMPUTE * max(1, batch // _MICRO_BATCH) + _PROCESS,
     )
-
-
-def _cache_per_token(facts: ModelFacts) -> int:
-    """Bytes that one token takes in the cache.
-
-    Known widths would tell exactly; from the number of parameters alone it is the middle of what
-    today's models take: 23 KiB with 0.135 billion, 128 KiB with 8 billion.
-    """
-    billions = max(facts.parameters or facts.size * 2, 1 << 20) / 1e9
-    return int(55_000 * billions**0.42)

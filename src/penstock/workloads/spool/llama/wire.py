@@ -30,6 +30,7 @@ from penstock.core.llm import (
 
 CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
+TEMPLATE = "/apply-template"
 EMBEDDINGS = "/v1/embeddings"
 _SEEDS = (1 << 32) - 1
 """One less than there are: the last means a random one."""
@@ -58,6 +59,15 @@ def encoded(body: dict[str, Any]) -> bytes:
 
 def embedding_request(text: str | tuple[int, ...]) -> bytes:
     return encoded({"input": _not_empty(text), "encoding_format": "float"})
+
+
+def schema_check(ask: Generation) -> bytes | None:
+    """To be posted to TEMPLATE first, which refuses a schema that a raw completion would simply
+    not follow."""
+    if isinstance(ask, Chat) or ask.schema is None:
+        return None
+    message = {"role": "user", "content": "."}
+    return encoded({"messages": [message], "response_format": _format(ask.schema)})
 
 
 def has_images(ask: Generation) -> bool:
@@ -94,8 +104,14 @@ def _common(ask: Ask, number: int) -> dict[str, Any]:
     if ask.stop:
         body["stop"] = ask.stop
     if ask.grammar is not None:
-        body["grammar"] = ask.grammar
+        body["grammar"] = _grammar(ask.grammar)
     return body
+
+
+def _grammar(text: str) -> str:
+    if not text.strip():
+        raise LlmFailure(LlmCode.INVALID_SCHEMA, "the grammar is empty")
+    return text
 
 
 def _pairs(sampling: msgspec.Struct) -> Iterator[tuple[str, Any]]:
@@ -108,7 +124,7 @@ def _chat(ask: Chat) -> dict[str, Any]:
         # None are told when none are asked for, not even the chosen one's.
         body |= {"logprobs": True, "top_logprobs": max(1, ask.logprobs)}
     if ask.schema is not None:
-        body["response_format"] = {"type": "json_schema", "json_schema": {"schema": ask.schema}}
+        body["response_format"] = _format(ask.schema)
     elif ask.json_object:
         body["response_format"] = {"type": "json_object"}
     if wants_tools(ask):
@@ -116,6 +132,10 @@ def _chat(ask: Chat) -> dict[str, Any]:
         if ask.tool_choice is not None:
             body["tool_choice"] = ask.tool_choice
     return body
+
+
+def _format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def _message(message: Message) -> dict[str, Any]:

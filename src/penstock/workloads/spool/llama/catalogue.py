@@ -1,0 +1,76 @@
+"""Which models there are to be asked, by the names that they are asked by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.core.errors import PenstockError
+from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.spool.models.gguf import GgufFacts, name_for
+from penstock.workloads.spool.models.shelf import ModelShelf
+
+Entry = GgufFacts | LlmFailure
+"""A model, or why it is none."""
+
+
+class Catalogue:
+    """Looks at files only when it is asked for all, or for one that it does not know."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._shelf = ModelShelf(config.models_dir or Path("models"))
+        self._wanted = config.models
+        self._entries: dict[str, Entry] = {}
+        """In their order: the first is the default one."""
+
+    async def list(self) -> Sequence[GgufFacts]:
+        """All that can be used."""
+        await asyncio.to_thread(self._look)
+        return [one for one in self._entries.values() if isinstance(one, GgufFacts)]
+
+    async def find(self, name: str) -> GgufFacts:
+        """By its name, or a part of it that no other has; the default one by none. Raises
+        MODEL_NOT_FOUND, or what is wrong with its file."""
+        entry = self._entries.get(name)
+        if not isinstance(entry, GgufFacts):
+            await asyncio.to_thread(self._look)
+            entry = self._entries[self._named(name)]
+        if isinstance(entry, LlmFailure):
+            raise LlmFailure(entry.code, entry.message, **entry.facts)
+        return entry
+
+    def _named(self, name: str) -> str:
+        if name in self._entries:
+            return name
+        if not name and self._entries:
+            return next(iter(self._entries))
+        alike = [one for one in self._entries if name and name.lower() in one.lower()]
+        if len(alike) == 1:
+            return alike[0]
+        problem = f"{name!r} may be {' or '.join(alike)}" if alike else _absent(name)
+        there = ", ".join(self._entries) or "none"
+        raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"{problem}; there is {there}")
+
+    def _look(self) -> None:
+        if self._wanted:
+            found = [*map(self._wanted_one, self._wanted)]
+        else:
+            found = [(one.name, one) for one in self._shelf.list()]
+        self._entries = dict(reversed(found))  # of two with one name the first counts
+        self._entries = {name: self._entries[name] for name, _ in found}
+
+    def _wanted_one(self, wanted: str) -> tuple[str, Entry]:
+        try:
+            facts = self._shelf.find(wanted)
+        except LlmFailure as failure:
+            return name_for(Path(wanted)), failure
+        except PenstockError as error:
+            missing = LlmFailure(LlmCode.MODEL_NOT_FOUND, str(error))
+            return name_for(Path(wanted)), missing
+        return facts.name, facts
+
+
+def _absent(name: str) -> str:
+    return f"there is no model {name!r}" if name else "there is no model at all"
