@@ -87,9 +87,10 @@ def read_meta(folder: Path) -> Meta:
         found = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unfit(META, f"is not a JSON object: {error}") from None
-    known = {name: found.pop(name) for name in _KNOWN if found.get(name) is not None}
+    known = {name: found.pop(name) for name in _KNOWN if name in found}
+    given = {name: value for name, value in known.items() if value is not None}
     try:
-        return msgspec.convert({**known, "other": found}, Meta, strict=False)
+        return msgspec.convert({**given, "other": found}, Meta, strict=False)
     except msgspec.ValidationError as error:
         raise Unfit(META, str(error)) from None
 
@@ -108,7 +109,7 @@ def write_meta(folder: Path, meta: Meta, sync: Sync) -> None:
 
 def encode_meta(meta: Meta) -> bytes:
     lines = [f"  {_value(name)}: {value}" for name, value in _written(meta)]
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="backslashreplace")
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode(errors="replace")
 
 
 def read_kind(folder: Path) -> JobKind:
@@ -147,8 +148,11 @@ def checked(options: SpoolOptions) -> SpoolOptions:
     """InvalidRequest if they contradict each other, or a value is out of its range."""
     try:
         options = msgspec.convert(msgspec.to_builtins(options), SpoolOptions)
-    except msgspec.ValidationError as error:
+        msgspec.json.encode(options)
+    except (msgspec.ValidationError, TypeError, RecursionError, UnicodeError) as error:
         raise InvalidRequest("options", str(error)) from None
+    if options.deadline is not None and not math.isfinite(options.deadline):
+        raise InvalidRequest("options", "a deadline is a time in seconds since the epoch")
     if options.schema is not None and options.grammar is not None:
         raise InvalidRequest("options", "an answer follows a schema or a grammar, not both")
     if options.raw and (options.messages or options.system):

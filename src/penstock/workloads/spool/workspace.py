@@ -17,7 +17,7 @@ FORWARD = (Status.QUEUED, Status.RUNNING, Status.FAILED, Status.DONE)
 """The way a job goes: who looks in this order meets one that moves, unless it is moved back."""
 
 _PRIVATE = ".penstock"
-_LOOKS = 4
+_LOOKS = 12
 _OURS = ("servers", "cancel", "trash")
 
 
@@ -95,7 +95,7 @@ class Workspace:
 
     def holds(self, status: Status, job_id: JobId) -> bool:
         """Whether anything lies there under this id, a folder or not."""
-        return os.path.lexists(f"{self._names[status]}/{job_id}")
+        return os.access(f"{self._names[status]}/{job_id}", os.F_OK, follow_symlinks=False)
 
     def _make(self, folder: Path) -> None:
         missing = []
