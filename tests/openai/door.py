@@ -1,0 +1,100 @@
+"""An engine with the OpenAI door, a model that computes nothing, and OpenAI's own clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+from openai import AsyncOpenAI, OpenAI
+from tests.integration.api.house import House
+
+from penstock.api.options import HttpOptions
+from penstock.api.server import HttpServer
+from penstock.app.door import EngineDoor
+from penstock.app.engine import Engine
+from penstock.config import load
+from penstock.core.llm import Choice, Generation, LlmFailure, Piece, Said, Usage
+from penstock.ports.clock import SystemClock
+from penstock.ports.executor import Executor
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.spool.executor import LlmExecutor
+from penstock.workloads.spool.runner import Runner
+
+Script = Callable[[Generation, int], Sequence[Piece | Said | LlmFailure | asyncio.Event]]
+
+
+class Door(House):
+    """A House whose models are asked through OpenAI's clients."""
+
+    def client(self, token: str | None = None, **options: Any) -> AsyncOpenAI:
+        token = self.token if token is None else token
+        return AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=token, **{"max_retries": 0, **options}
+        )
+
+    def sync_client(self) -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=self.token, max_retries=0)
+
+
+class Scripted(FakeRunner):
+    """Says what a script has for a request; waits where it has an Event."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__()
+        self._script = script
+        self.asks: list[Generation] = []
+
+    async def generate(
+        self, model: str, ask: Generation, choice: int = 0
+    ) -> AsyncGenerator[Piece | Said, None]:
+        self.asks.append(ask)
+        self.running += 1
+        try:
+            for one in self._script(ask, choice):
+                if isinstance(one, LlmFailure):
+                    raise one
+                if isinstance(one, asyncio.Event):
+                    await one.wait()
+                elif isinstance(one, Said):
+                    yield replace(one, choice=replace(one.choice, index=choice))
+                else:
+                    yield replace(one, choice=choice)
+        finally:
+            self.running -= 1
+
+
+def said(text: str = "", usage: Usage = Usage(3, 2, 1), **facts: Any) -> Said:
+    return Said(choice=Choice(text=text, **facts), usage=usage)
+
+
+def saying(*script: Piece | Said | LlmFailure | asyncio.Event) -> Scripted:
+    return Scripted(lambda ask, choice: script)
+
+
+@asynccontextmanager
+async def door(
+    folder: Path,
+    runner: Runner | None = None,
+    *,
+    models: Sequence[str] = ("fake",),
+    executors: Sequence[Executor] | None = None,
+    rules: str = "",
+    flags: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[Door]:
+    folder.mkdir(exist_ok=True)
+    given = {"data_dir": str(folder / "data"), "durability": "memory", **(flags or {})}
+    if rules:
+        (folder / "rules.toml").write_text(rules)
+        given["rules"] = str(folder / "rules.toml")
+    settings = load(flags=given)
+    served = executors or [LlmExecutor(runner or FakeRunner(), models)]
+    async with Engine(settings, list(served), listen=False) as engine:
+        http = HttpOptions(**{"port": 0, "grace": 0.5, **options})
+        server = HttpServer(EngineDoor(engine.parts.keys, engine.desk), http, clock=SystemClock())
+        async with Door(engine, server, settings.token_file.read_text()) as one:
+            yield one
