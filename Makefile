@@ -12,7 +12,8 @@ MODEL  := .models/SmolLM2-135M-Instruct.gguf
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: .venv/.installed-news ## run all kinds of jobs, also through HTTP, and show each one's way
+demo: .venv/.installed-demo ## run all kinds of jobs, also through HTTP, and show each one's way
+	-@test -e $(MODEL) || $(BIN)/penstock models pull smollm2 --models-dir $(dir $(MODEL))
 	$(BIN)/python examples/demo.py
 
 test: engines model lint types unit ## all checks: lint, types, layers, every test
@@ -46,11 +47,12 @@ coverage: .venv/.installed-test ## the tests, and which lines they reach
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
-bench: .venv/.installed-bench ## side by side with other engines; prints ratios
+bench: .venv/.installed-bench $(MODEL) ## side by side with other engines; prints ratios
 	$(BIN)/python benchmarks/engine.py $(ARGS)
 	$(BIN)/python benchmarks/http.py $(HTTP_ARGS)
 	$(BIN)/python benchmarks/pipeline.py $(PIPELINE_ARGS)
 	$(BIN)/python benchmarks/container.py $(CONTAINER_ARGS)
+	$(BIN)/python benchmarks/spool.py $(SPOOL_ARGS)
 
 clean: ## remove .venv and everything made
 	rm -rf .venv .demo build dist htmlcov .coverage .coverage.*

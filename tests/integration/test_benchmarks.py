@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -159,3 +160,27 @@ def test_the_container_benchmark_measures_the_bare_runtime_and_ours_and_judges_t
     assert {"bare_ms", "end_ms", "rate_4", "bare_rate_4", "output_s"} <= set(results)
     assert min(results.values()) > 0
     assert "| runc: start to exit at most 1.15 times its own command" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_spool_benchmark_measures_llama_cpp_and_ours_and_judges_them(tmp_path, model_file):
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text(PAGE)
+    where = ["--json", str(figures), "--write", str(page), "--folder", str(tmp_path)]
+    script = str(ROOT / "benchmarks" / "spool.py")
+    done = subprocess.run(
+        [sys.executable, script, "--tiny", "--model", str(model_file), *where],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env={**os.environ, "PENSTOCK_X_PROMPTS": "3"},
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(figures.read_text())["results"]
+    assert min(results.values()) > 0
+    assert {"sequential", "parallel", "spool", "door"} <= {
+        key.partition("_")[0] for key in results if key.endswith("_per_cpu")
+    }
+    assert results["spool_same"] == results["door_same"] == 3
+    assert "| submit to RUNNING, p50 under 10 ms" in page.read_text()

@@ -1,0 +1,46 @@
+"""A spool's server in a process of its own.
+
+`python serve.py WORKSPACE MODEL|none SYNC WORKERS` says `ready`, and then when it claimed what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+
+from spooled.prompts import SLOTS, THREADS
+
+from penstock.app.models import make_runner
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.spool.config import ModelConfig, ServerConfig, Sync
+from penstock.workloads.spool.runner import Runner
+from penstock.workloads.spool.serving.events import Event, Happened
+from penstock.workloads.spool.serving.server import Server
+
+
+async def serve(workspace: Path, model: str, sync: Sync, workers: int) -> None:
+    runner: Runner = FakeRunner()
+    if model != "none":
+        config = ModelConfig(models=(model,), slots=SLOTS, context=1024, threads=THREADS)
+        runner = make_runner(config)
+    server = Server(ServerConfig(workspace=workspace, workers=workers, sync=sync), runner)
+
+    def hear(event: Event) -> None:
+        if event.what is Happened.CLAIMED:
+            print(event.job_id, time.time_ns(), flush=True)
+
+    server.on_event = hear
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await server.start()
+    print("ready", flush=True)
+    await stop.wait()
+    await server.stop()
+
+
+if __name__ == "__main__":
+    place, asked, level, many = sys.argv[1:]
+    asyncio.run(serve(Path(place), asked, Sync(level), int(many)))
