@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import needs_runtime
+from tests.models import smollm2
 
 DRIVER = """\
 import contextlib, io, json, sys, traceback, types
@@ -47,6 +48,7 @@ RUN = {"python", "console"}
 
 NOT_RUN = {
     "README.md: $ make demo": "both have a test of their own, and one of them runs this page",
+    "README.md: $ penstock models pull smollm2": "docs/how-to/language-models.md runs the same",
     "README.md: $ penstock run alpine:latest -- echo hello": (
         "it needs an engine with this image; docs/how-to/containers.md makes one and runs the same"
     ),
@@ -74,6 +76,7 @@ class Reader:
             "NO_COLOR": "1",
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PENSTOCK_DATA_DIR": str(folder / "data"),
+            "PENSTOCK_MODELS_DIR": str(smollm2().parent),
             "PYTHONPATH": str(self.folder),
             "TERM": "dumb",
         }
