@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from penstock.core.errors import (
     InvalidRequest,
@@ -22,12 +22,23 @@ from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.spool.models.choosing import Remote, choose, projector_among
 from penstock.workloads.spool.models.gguf import SUFFIX, GgufFacts, name_for, read_facts
 from penstock.workloads.spool.models.shelf import ModelShelf
-from penstock.workloads.spool.models.staging import Told, copy, only_here, room, staging, writing
+from penstock.workloads.spool.models.staging import (
+    FULL,
+    Told,
+    copy,
+    only_here,
+    room,
+    staging,
+    writing,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
 _TIMEOUT = 30.0
+_PATIENCE = (1.0, 2.0, 4.0)
+"""Seconds between tries when nothing comes."""
+_PARTIAL = 206
 
 
 def pull_from_hub(
@@ -83,23 +94,59 @@ class _Hub:
             if have > file.size:
                 written.truncate(have := 0)
             room(place, file.size - have)
-            if have < file.size:
-                written.seek(have)
-                with self._explained(part, file):
-                    self._get(file, written, have, told)
-            written.flush()
-            _check(part, file, told)
+            try:
+                if have < file.size:
+                    written.seek(have)
+                    with self._explained(part, file):
+                        self._get(file, written, told)
+                written.flush()
+                _check(part, file, told)
+            except LlmFailure:
+                part.unlink()
+                raise
             return part.rename(target)
 
-    def _get(self, file: Remote, written: BinaryIO, have: int, told: Told | None) -> None:
-        from huggingface_hub.file_download import http_get
+    def _get(self, file: Remote, written: BinaryIO, told: Told | None) -> None:
+        """Go on from where the file is at; as long as something comes, so do we."""
+        patience = list(_PATIENCE)
+        while True:
+            before = written.tell()
+            try:
+                return self._stream(file, written, told)
+            except (LlmFailure, self._library.errors.HfHubHTTPError):
+                raise
+            except Exception as error:  # its transport is another one in each of its versions
+                if _is_full(error):
+                    raise
+                if written.tell() > before:
+                    patience = list(_PATIENCE)
+                elif not patience:
+                    raise
+                else:
+                    time.sleep(patience.pop(0))
 
+    def _stream(self, file: Remote, written: BinaryIO, told: Told | None) -> None:
+        utils, have = self._library.utils, written.tell()
         url = self._library.hf_hub_url(
             self._repository, file.path, revision=self.revision, endpoint=self._endpoint
         )
-        counted = cast("BinaryIO", _Counted(written, file.size, told))
-        headers = self._library.utils.build_hf_headers()
-        http_get(url, counted, resume_size=have, headers=headers)
+        headers = {**utils.build_hf_headers(), "Accept-Encoding": "identity"}
+        if have:
+            headers["Range"] = f"bytes={have}-"
+        getting = utils.get_session().stream(
+            "GET", url, headers=headers, timeout=_TIMEOUT, follow_redirects=True
+        )
+        with getting as response:
+            utils.hf_raise_for_status(response)
+            if response.status_code != _PARTIAL:
+                have = written.seek(0)
+                written.truncate()
+            for part in response.iter_bytes():
+                have += written.write(part)
+                if have > file.size:
+                    raise _damaged(file)
+                if told:
+                    told("fetching", have, file.size)
 
     @contextlib.contextmanager
     def _explained(self, part: Path | None = None, file: Remote | None = None) -> Iterator[None]:
@@ -107,7 +154,7 @@ class _Hub:
         errors = self._library.errors
         try:
             yield
-        except PenstockError:
+        except (PenstockError, LlmFailure):
             raise
         except errors.GatedRepoError as error:
             raise NotPermitted(
@@ -123,24 +170,10 @@ class _Hub:
             raise NotFound(f"{self._repository} has no {file.path if file else 'file'}") from error
         except errors.HFValidationError as error:
             raise InvalidRequest("model", str(error).splitlines()[0]) from error
-        except Exception as error:  # its transport is another one in each of its versions
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        except Exception as error:
+            if _is_full(error):
                 raise
             raise _unreachable(error, part, file) from error
-
-
-class _Counted:
-    """A file that tells how much of it was written."""
-
-    def __init__(self, file: BinaryIO, size: int, told: Told | None) -> None:
-        self._file, self._size, self._told = file, size, told
-        self.tell, self.truncate, self.seek = file.tell, file.truncate, file.seek
-
-    def write(self, data: bytes) -> int:
-        count = self._file.write(data)
-        if self._told:
-            self._told("fetching", min(self._file.tell(), self._size), self._size)
-        return count
 
 
 def _library() -> Any:
@@ -154,8 +187,6 @@ def _library() -> Any:
             hint="pip install 'penstock[hub]'; 'penstock models add FILE' does without",
         ) from error
     library: Any = huggingface_hub
-    library.utils.disable_progress_bars("huggingface_hub.http_get")  # ours is shown
-    library.utils.logging.set_verbosity_error()
     return library
 
 
@@ -172,18 +203,23 @@ def _files(info: ModelInfo) -> list[Remote]:
 
 
 def _check(part: Path, file: Remote, told: Told | None) -> None:
-    """Raises LlmFailure, and keeps nothing, if it is not what was announced."""
+    """Raises LlmFailure if it is not what was announced."""
     size = part.stat().st_size
     # Git's checksum is of the file with its length in front.
     summed = hashlib.sha256() if file.sha256 else hashlib.sha1(b"blob %d\0" % size)
     with part.open("rb") as read:
         copy(read, summed.update, "checking", size, told)
     if size != file.size or summed.hexdigest() != (file.sha256 or file.git):
-        part.unlink()
-        raise LlmFailure(
-            LlmCode.MODEL_INVALID,
-            f"{file.path} came damaged: its checksum is not the one announced; nothing was kept",
-        )
+        raise _damaged(file)
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+def _damaged(file: Remote) -> LlmFailure:
+    problem = f"{file.path} came damaged: it is not what was announced; nothing was kept"
+    return LlmFailure(LlmCode.MODEL_INVALID, problem)
 
 
 def _unreachable(error: Exception, part: Path | None, file: Remote | None) -> Unavailable:

@@ -20,7 +20,8 @@ Told = Callable[[str, int, int], None]
 
 _NEW = ".new-"
 _CHUNK = 4 << 20
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""The errors that mean that there is no space."""
 
 
 @contextlib.contextmanager
@@ -61,7 +62,7 @@ def writing(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in FULL:
             raise full(root) from error
         why = error.strerror or str(error)
         raise StoreFailed(f"can't write to {root}: {why}") from error
