@@ -275,7 +275,9 @@ def test_wherever_the_disk_refuses_nothing_is_left_and_nothing_is_tried_twice(
     assert work.submit("x")
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EXDEV], ids=["full", "ro", "xdev"])
+@pytest.mark.parametrize(
+    "code", [errno.ENOSPC, errno.EROFS, errno.EXDEV], ids=["full", "ro", "xdev"]
+)
 def test_a_rename_that_is_refused_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -304,9 +306,7 @@ def test_a_job_put_under_its_id_in_the_queue_is_left_alone(
     assert _left(work) == []
 
 
-def test_an_interrupted_submit_leaves_nothing(
-    work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_submit_leaves_nothing(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
@@ -324,7 +324,9 @@ def test_many_jobs_come_in_their_order_with_one_flush_for_each_group(
 ) -> None:
     work = Work(Workspace(tmp_path / "w", Sync.FULL))
     flushed: list[str] = []
-    monkeypatch.setattr("penstock.workloads.spool.work.flush_all", lambda path: flushed.append("all"))
+    monkeypatch.setattr(
+        "penstock.workloads.spool.work.flush_all", lambda path: flushed.append("all")
+    )
     monkeypatch.setattr(os, "fsync", lambda handle: flushed.append("folder"))
     jobs = [Submission(prompt=f"prompt {n}") for n in range(25)]
     ids = list(work.submit_many(jobs, group=10))
