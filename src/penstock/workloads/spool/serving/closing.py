@@ -15,7 +15,7 @@ from penstock.lifecycles.spool import Status
 from penstock.ports.clock import Clock
 from penstock.workloads.spool.ending import fail, finish
 from penstock.workloads.spool.meta import Meta, seen_meta, stamp
-from penstock.workloads.spool.serving.attempts import Attempts, Loss, read_attempts
+from penstock.workloads.spool.serving.attempts import Attempts, Loss
 from penstock.workloads.spool.serving.claims import Claims, returning
 from penstock.workloads.spool.serving.events import Event, Happened, Tell
 from penstock.workloads.spool.serving.giving import give_back, give_up, lose
@@ -143,12 +143,12 @@ class Closing:
     def _meta(self, running: Running, outcome: Outcome) -> Meta:
         folder = self._workspace.of(Status.RUNNING, running.job_id)
         return structs.replace(
-            seen_meta(folder),
+            running.meta or seen_meta(folder),
             **outcome.facts,
             code=outcome.code,
             completed_at=stamp(self._clock.now()),
             duration_s=round(self._clock.monotonic() - running.since, 2),
-            attempts=read_attempts(folder).count + 1,
+            attempts=running.attempts.count + 1,
         )
 
     # ----------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from penstock.core.llm import Embedding, Generation, LlmCode, LlmFailure
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.options import JobKind
 from penstock.workloads.spool.serving.asking import embedding_of, generation_of
-from penstock.workloads.spool.serving.attempts import Attempts, read_attempts
 from penstock.workloads.spool.serving.parents import History, Parents
-from penstock.workloads.spool.serving.reading import Spooled, is_folder, read_job
+from penstock.workloads.spool.serving.reading import Spooled, is_folder
 
 _SEEDS = (1 << 32) - 1
 _ODD = "not-a-folder"
@@ -23,16 +22,10 @@ _ODD = "not-a-folder"
 class Prepared(Struct, frozen=True, kw_only=True):
     job: Spooled
     ask: Generation | Embedding
-    attempts: Attempts = Attempts()
 
 
-def prepare(folder: Path, parents: Parents, max_tokens: int) -> Prepared:
-    """Raises Unfit, ParentFailed, NotYet, Gone, or LlmFailure for what nobody can do."""
-    job = read_job(folder)
-    return Prepared(job=job, ask=_asked(job, parents, max_tokens), attempts=read_attempts(folder))
-
-
-def _asked(job: Spooled, parents: Parents, max_tokens: int) -> Generation | Embedding:
+def asked(job: Spooled, parents: Parents, max_tokens: int) -> Generation | Embedding:
+    """Raises Unfit, ParentFailed, NotYet, or LlmFailure for what nobody can do."""
     if job.kind is JobKind.TTS:
         raise LlmFailure(LlmCode.NOT_SUPPORTED, "this server has no voice: tts is not supported")
     if job.kind is JobKind.EMBED:

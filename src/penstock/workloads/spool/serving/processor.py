@@ -13,6 +13,7 @@ from penstock.ports.clock import Clock
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.runner import Runner, answer
 from penstock.workloads.spool.serving import outcomes
+from penstock.workloads.spool.serving.attempts import read_attempts
 from penstock.workloads.spool.serving.choosing import chosen
 from penstock.workloads.spool.serving.closing import Closing
 from penstock.workloads.spool.serving.gate import Gate
@@ -20,8 +21,8 @@ from penstock.workloads.spool.serving.limits import Limit, TimeIsUp, limit_of
 from penstock.workloads.spool.serving.outcomes import Outcome, answered, failed, refused, unfit
 from penstock.workloads.spool.serving.parents import NotYet, ParentFailed, Parents
 from penstock.workloads.spool.serving.partial import Partial
-from penstock.workloads.spool.serving.preparing import Prepared, check_folder, prepare
-from penstock.workloads.spool.serving.reading import Gone
+from penstock.workloads.spool.serving.preparing import Prepared, asked, check_folder
+from penstock.workloads.spool.serving.reading import Gone, read_job
 from penstock.workloads.spool.serving.running import Running, Why
 from penstock.workloads.spool.serving.threads import Threads
 from penstock.workloads.spool.workspace import Workspace
@@ -116,7 +117,10 @@ class Processor:
         except Unfit:
             running.folder_id = os.lstat(folder).st_ino
             raise
-        return prepare(folder, self._parents, self._max_tokens)
+        running.attempts = read_attempts(folder)
+        job = read_job(folder)
+        running.meta = job.meta
+        return Prepared(job=job, ask=asked(job, self._parents, self._max_tokens))
 
     async def _within(self, limit: Limit | None, running: Running, prepared: Prepared) -> Outcome:
         if limit is None:
@@ -129,7 +133,7 @@ class Processor:
             raise limit.over from None
 
     async def _inside(self, running: Running, prepared: Prepared) -> Outcome:
-        async with self.gate.entered(alone=prepared.attempts.is_suspect) as stay:
+        async with self.gate.entered(alone=running.attempts.is_suspect) as stay:
             try:
                 began = self._clock.monotonic()
                 result = await self._asked(running, prepared)

@@ -12,7 +12,6 @@ from penstock.workloads.spool.disk import Unfit, read_file, read_text
 from penstock.workloads.spool.images import MAX_IMAGE
 from penstock.workloads.spool.meta import Meta, read_kind, read_meta, read_options
 from penstock.workloads.spool.options import JobKind, SpoolOptions
-from penstock.workloads.spool.serving.attempts import Attempts, read_attempts
 from penstock.workloads.spool.submission import MAX_PROMPT
 
 PROMPT = "prompt.txt"
@@ -82,8 +81,3 @@ def read_images(folder: Path) -> tuple[bytes, ...]:
         if sum(map(len, images)) > _MAX_IMAGES:
             raise Unfit(IMAGES, f"are larger than {_MAX_IMAGES} bytes together")
     return tuple(images)
-
-
-def read_tries(folder: Path) -> Attempts:
-    is_folder(folder)
-    return read_attempts(folder)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from enum import Enum
 
+from penstock.workloads.spool.meta import Meta
+from penstock.workloads.spool.serving.attempts import Attempts
+
 
 class Why(Enum):
     """Why a job is ended from outside."""
@@ -27,6 +30,10 @@ class Running:
         self.ended = False
         """Whether its folder has left `processing`."""
         self.task: asyncio.Task[None] | None = None
+        self.meta: Meta | None = None
+        """As it was read; None if it could not be."""
+        self.attempts = Attempts()
+        """Those before this one."""
 
     def end(self, why: Why, reason: str = "") -> None:
         if self.why is None and self.task is not None and not self.task.done():
