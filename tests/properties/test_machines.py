@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import IllegalMove
 from penstock.core.machine import StateMachine, Step
 from penstock.lifecycles import container, pipeline, processor, spool
+from penstock.lifecycles.batch import BATCH, BatchEvent
 from penstock.lifecycles.canonical import ACTORS, CANONICAL, HELD, WAITING, JobEvent, JobState, Role
 from penstock.lifecycles.container import CONTAINER, ContainerJobEvent, ContainerJobState
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent, PipelineJobStatus
@@ -30,6 +31,7 @@ EVENTS: dict[Machine, tuple[Any, ...]] = {
     CONTAINER: tuple(ContainerJobEvent),
     SPOOL: tuple(SpoolEvent),
     PROCESSOR: tuple(ProcessorEvent),
+    BATCH: tuple(BatchEvent),
 }
 
 every_lifecycle = pytest.mark.parametrize("machine", EVENTS, ids=lambda machine: machine.name)
@@ -101,6 +103,17 @@ LEGAL = {
         RUNNING -> FAILED : fail
         RUNNING -> QUEUED : recover
     """,
+    BATCH: """
+        [*] -> validating : create
+        validating -> failed : refuse
+        validating -> in_progress : accept
+        validating -> cancelling : cancel
+        in_progress -> finalizing : finalize
+        in_progress -> cancelling : cancel
+        finalizing -> completed : complete
+        finalizing -> expired : expire
+        cancelling -> cancelled : end
+    """,
     PROCESSOR: """
         [*] -> VALIDATING : receive
         VALIDATING -> DONE : job_missing
@@ -133,6 +146,7 @@ FINAL = {
     CONTAINER: {"finished", "failed", "rejected"},
     SPOOL: {"DONE", "FAILED"},
     PROCESSOR: {"DONE"},
+    BATCH: {"failed", "completed", "expired", "cancelled"},
 }
 
 

@@ -57,6 +57,7 @@ class Client:
         self.keys = Front(desk.keys, portal)
         self.audit = Front(desk.audit, portal)
         self.pipelines = PipelinesFront(desk.pipelines, portal)
+        self.batches = Front(desk.batches, portal)
 
     # -- reading ------------------------------------------------------------------
 

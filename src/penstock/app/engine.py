@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
+from penstock.adapters.files.shelf import FileShelf
 from penstock.adapters.files.starts import FileStartBook
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.server import LinkServer
 from penstock.adapters.memory.pipelines import MemoryPipelineStore
+from penstock.adapters.memory.shelf import MemoryShelf
 from penstock.adapters.memory.store import MemoryStore
 from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
 from penstock.adapters.sqlite.store import SqliteStore
@@ -37,6 +39,7 @@ from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
 from penstock.core.job import Job
 from penstock.core.transition import Answer
+from penstock.ports.batches import Shelf
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.executor import Executor, World
 from penstock.ports.pipelines import PipelineStore
@@ -118,6 +121,7 @@ class Engine:
                 settings,
                 self.store,
                 self.runs,
+                self._open_shelf(),
                 kernel,
                 rulebook,
                 self._clock,
@@ -161,6 +165,12 @@ class Engine:
             settings.pipeline_database, durability=settings.durability, slow_disk=slow
         )
 
+    def _open_shelf(self) -> Shelf:
+        settings = self.settings
+        if settings.durability is Durability.MEMORY:
+            return MemoryShelf()
+        return FileShelf(settings.shelf, sync=settings.durability is Durability.DISK)
+
     def _normalise(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
         """A pipeline's config with all its defaults, where the pipeline is known here."""
         for executor in self._executors:
@@ -182,6 +192,7 @@ class Engine:
         await parts.keys.load()
         await parts.schedules.restore()
         await parts.pipelines.restore()
+        await parts.batches.restore()
         self.board.restore(await self.store.unfinished())
         parts.starts.take_over((job.job_id, job.attempt) for job in self.board.held.values())
         monotonic = self._clock.monotonic()
@@ -199,6 +210,7 @@ class Engine:
             ("rulebook", parts.rulebook.run()),
             ("schedules", parts.schedules.run()),
             ("pipelines", parts.pipelines.run()),
+            ("batches", parts.batches.run()),
         ):
             self._services.append(self._supervise(name, service))
 

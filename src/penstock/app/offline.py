@@ -43,7 +43,7 @@ class OfflineDesk:
         self._settings, self._reader = settings, reader
         closed: Any = _Closed(self._refuse)
         self.approvals = self.policy = self.schedules = self.limits = closed
-        self.keys = self.audit = closed
+        self.keys = self.audit = self.batches = closed
         self.runs = OfflinePipelines(settings.pipeline_database, self._refuse)
         self.pipelines: Pipelines = self.runs
         self.find, self.history, self.verify = reader.find, reader.history, reader.verify

@@ -11,8 +11,12 @@ from penstock import __version__
 from penstock.adapters.files.blobs import FileBlobs
 from penstock.adapters.files.starts import FileStarts
 from penstock.adapters.memory.bus import MemoryBus
+from penstock.api.openai.dialect import OpenAiDialect
 from penstock.config import Settings, UnknownTopics
 from penstock.control.approvals import ApprovalBox
+from penstock.control.batch_counter import Uploading
+from penstock.control.batch_course import Surroundings
+from penstock.control.batches import BatchKeeper
 from penstock.control.board import Board
 from penstock.control.desk import EngineDesk, Services
 from penstock.control.feed import Feed
@@ -33,6 +37,7 @@ from penstock.control.scheduler import Scheduler
 from penstock.control.schedules import ScheduleKeeper
 from penstock.core.caller import OWNER
 from penstock.core.ids import IdSource
+from penstock.ports.batches import Shelf
 from penstock.ports.clock import Clock
 from penstock.ports.desk import EngineStatus
 from penstock.ports.pipelines import PipelineStore
@@ -61,6 +66,7 @@ class Parts:
     pools: PoolKeeper
     keys: KeyRing
     pipelines: PipelineKeeper
+    batches: BatchKeeper
     desk: EngineDesk
 
 
@@ -68,6 +74,7 @@ def assemble(
     settings: Settings,
     store: Store,
     runs: PipelineStore,
+    shelf: Shelf,
     kernel: SafetyKernel,
     rulebook: Rulebook,
     clock: Clock,
@@ -121,6 +128,8 @@ def assemble(
     )
     pipelines = PipelineKeeper(runs, store, gateway, blobs, clock, normalise=normalise, ids=ids)
     store.listen(pipelines.hear)
+    batches = BatchKeeper(_surroundings(settings, shelf, blobs, gateway, clock), ids=ids)
+    store.listen(batches.hear)
     schedules = ScheduleKeeper(store, partial(gateway.submit, by=OWNER.principal), clock)
     pruner = Pruner(
         store,
@@ -129,6 +138,7 @@ def assemble(
         retention=settings.retention or None,
         needed=schedules.pointers,
         runs=runs,
+        batches=batches,
     )
     limit_keeper = LimitKeeper(store, board.limiter, clock)
     pool_keeper = PoolKeeper(store, board.roster, scheduler.nudge)
@@ -150,6 +160,8 @@ def assemble(
         pools=pool_keeper,
         keys=keys,
         pipelines=pipelines,
+        batches=batches,
+        uploading=Uploading(settings.max_file),
         clock=clock,
         about=_about(settings, kernel, clock),
     )
@@ -170,7 +182,26 @@ def assemble(
         pools=pool_keeper,
         keys=keys,
         pipelines=pipelines,
+        batches=batches,
         desk=EngineDesk(services),
+    )
+
+
+def _surroundings(
+    settings: Settings, shelf: Shelf, blobs: FileBlobs, gateway: Gateway, clock: Clock
+) -> Surroundings:
+    refuses = settings.unknown_topics is UnknownTopics.REFUSE
+    return Surroundings(
+        shelf=shelf,
+        store=gateway.store,
+        blobs=blobs,
+        gateway=gateway,
+        dialect=OpenAiDialect(),
+        clock=clock,
+        knows=lambda topic: not refuses or gateway.board.knows(topic),
+        room=settings.batch_jobs,
+        longest=settings.max_input,
+        grace=settings.lease,
     )
 
 

@@ -110,7 +110,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     """The URI prefixes below which a job may point to others' data, as `s3://bucket/in`;
     `file:` pointers are followed in `<data_dir>/files` and in folders listed here."""
     retention: Annotated[float, Meta(ge=0, le=3650 * DAY)] = 7 * DAY
-    """Seconds for which finished jobs and their payloads are kept; 0 means for ever."""
+    """Seconds for which finished jobs and their payloads are kept, and files and batches; 0 means
+    for ever."""
+    max_file: Size = 200 << 20
+    """Bytes that a file for a batch may have."""
+    batch_jobs: Annotated[int, Meta(ge=1, le=10_000_000)] = 10_000
+    """How many jobs of one batch may be unfinished at a time; its other lines wait in its file."""
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """How many jobs the engine's own worker runs at once."""
     pipelines: tuple[str, ...] = ()
@@ -169,6 +174,11 @@ class Settings(Struct, frozen=True, kw_only=True):
         Not the whole data directory, which also holds the token and the database.
         """
         return self.data_dir / "files"
+
+    @property
+    def shelf(self) -> Path:
+        """Where files for batches, and the records of batches, are kept."""
+        return self.data_dir / "openai"
 
     @property
     def starts(self) -> Path:

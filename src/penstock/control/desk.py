@@ -14,6 +14,8 @@ from msgspec.structs import replace
 
 from penstock.control.approvals import ApprovalBox
 from penstock.control.backlog import Lane
+from penstock.control.batch_counter import BatchesCounter, Uploading
+from penstock.control.batches import BatchKeeper
 from penstock.control.board import Board
 from penstock.control.counters import (
     ApprovalsCounter,
@@ -83,6 +85,8 @@ class Services:
     pools: PoolKeeper
     keys: KeyRing
     pipelines: PipelineKeeper
+    batches: BatchKeeper
+    uploading: Uploading
     clock: Clock
     about: EngineStatus
 
@@ -107,6 +111,7 @@ class EngineDesk:
         self.pipelines = PipelinesCounter(
             services.pipelines, guard, services.store, services.gateway, services.feed
         )
+        self.batches = BatchesCounter(services.batches, services.uploading, guard)
 
     def serving(self, caller: Caller) -> EngineDesk:
         """The same engine, for somebody else."""

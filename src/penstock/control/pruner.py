@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from itertools import chain
 
+from penstock.control.batches import BatchKeeper
 from penstock.control.uploads import PREFIX
 from penstock.core.errors import PenstockError
 from penstock.ports.blobs import Blobs
@@ -34,12 +35,13 @@ class Pruner:
         interval: float = 3600.0,
         needed: Callable[[], Iterable[str]] = tuple,
         runs: PipelineStore | None = None,
+        batches: BatchKeeper | None = None,
     ) -> None:
         """`needed`: pointers that no job has yet, as those of schedules."""
         self._store, self._blobs, self._clock = store, blobs, clock
         self._retention, self._interval = retention, interval
         self._needed = needed
-        self._runs = runs
+        self._runs, self._batches = runs, batches
 
     async def run(self) -> None:
         while True:
@@ -57,18 +59,26 @@ class Pruner:
         jobs = transitions = lines = 0
         while True:
             # In small commits, so that nobody waits long behind one.
-            pruned = await self._store.prune(now - older_than, _CHUNK)
+            pruned = await self._store.prune(self._spared(now - older_than), _CHUNK)
             jobs += pruned.jobs
             transitions += pruned.transitions
             lines += pruned.log_lines
             if pruned.jobs < _CHUNK:
                 break
+        if self._batches is not None:
+            await self._batches.prune(now - older_than)
         await self._forget_uploads(now)
         keep = chain(
             await self._store.pointers(), self._needed(), await self._prune_runs(now - older_than)
         )
         blobs = await self._blobs.collect(keep, now - _BLOB_AGE)
         return Cleaned(jobs, transitions, lines, blobs)
+
+    def _spared(self, finished_before: float) -> float:
+        """A batch that has not ended will tell what came of its jobs: they stay until then."""
+        if self._batches is None:
+            return finished_before
+        return min(finished_before, self._batches.needs_since())
 
     async def _prune_runs(self, finished_before: float) -> list[str]:
         """Forget the records of runs; returns the blobs that others still need."""

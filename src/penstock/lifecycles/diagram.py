@@ -6,7 +6,7 @@ A page marks what is drawn from a table, and the table's name:
     <!-- states: canonical -->   each state's sentence    <!-- /states -->
     <!-- moves: canonical -->    every legal move         <!-- /moves -->
 
-`python -m penstock.lifecycles.diagram` prints all five lifecycles; `--write PAGE`
+`python -m penstock.lifecycles.diagram` prints all lifecycles; `--write PAGE`
 redraws the marked blocks of a page, `--check PAGE` fails if one is out of step.
 """
 
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from penstock.core.machine import StateMachine
+from penstock.lifecycles.batch import BATCH
 from penstock.lifecycles.canonical import CANONICAL
 from penstock.lifecycles.container import CONTAINER
 from penstock.lifecycles.pipeline import PIPELINE
@@ -39,6 +40,7 @@ LIFECYCLES: Mapping[str, AnyMachine] = {
     "container": CONTAINER,
     "spool": SPOOL,
     "processor": PROCESSOR,
+    "batch": BATCH,
 }
 
 

@@ -15,8 +15,9 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from penstock.core.errors import NotFound
+from penstock.core.errors import NotFound, PenstockError
 from penstock.core.job import Job
+from penstock.lifecycles.batch import BATCH, BatchStatus
 
 
 class Purpose(StrEnum):
@@ -38,27 +39,6 @@ class StoredFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int = 0
     expires_at: float | None = None
     """When it is deleted, if that was said; else the retention is what counts."""
-
-
-class BatchStatus(StrEnum):
-    VALIDATING = "validating"
-    """Its lines are being looked at; nothing was submitted yet."""
-    FAILED = "failed"
-    """A line was wrong: nothing was submitted."""
-    IN_PROGRESS = "in_progress"
-    FINALIZING = "finalizing"
-    """Every line has ended; its files are being written."""
-    COMPLETED = "completed"
-    EXPIRED = "expired"
-    """Its time was over before all lines had run; what was done is in its files."""
-    CANCELLING = "cancelling"
-    CANCELLED = "cancelled"
-    """Ended on request; what was done is in its files."""
-
-
-ENDED = frozenset(
-    {BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED}
-)
 
 
 class RequestCounts(Struct, frozen=True):
@@ -108,7 +88,7 @@ class Batch(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def has_ended(self) -> bool:
-        return self.status in ENDED
+        return BATCH.is_final(self.status)
 
     @property
     def ended_at(self) -> float | None:
@@ -216,8 +196,8 @@ class Dialect(Protocol):
     def tell(self, endpoint: str, body: bytes, job: Job, result: bytes) -> bytes:
         """The body of the answer, as JSON: what the job gave to whoever sent this body."""
 
-    def refuse(self, code: str, message: str) -> tuple[int, bytes]:
-        """The status and the body, as JSON, of an answer for a job that failed."""
+    def refuse(self, error: PenstockError) -> tuple[int, bytes]:
+        """The status and the body, as JSON, of the answer to a line that failed."""
 
 
 # -- what a Desk offers -------------------------------------------------------------

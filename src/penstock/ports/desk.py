@@ -17,6 +17,7 @@ from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.approvals import Approvals
 from penstock.ports.audit import Audit
+from penstock.ports.batches import Batches
 from penstock.ports.blobs import BlobStat
 from penstock.ports.keys import Keys
 from penstock.ports.limits import LimitBook
@@ -138,7 +139,7 @@ class Cleaned(Struct, frozen=True):
     blobs: int
 
 
-PARTS = ("approvals", "policy", "schedules", "limits", "keys", "audit", "pipelines")
+PARTS = ("approvals", "policy", "schedules", "limits", "keys", "audit", "pipelines", "batches")
 """What a Desk has beside jobs, each with methods of its own."""
 
 
@@ -163,6 +164,9 @@ class Desk(Protocol):
 
     @property
     def pipelines(self) -> Pipelines: ...
+
+    @property
+    def batches(self) -> Batches: ...
 
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
         """Accept all of them durably, or none: InvalidRequest, Conflict, UnknownTopic …

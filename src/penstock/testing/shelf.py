@@ -16,7 +16,8 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.errors import NotFound
-from penstock.ports.batches import Batch, BatchStatus, Purpose, Shelf, ShelfQuery, StoredFile
+from penstock.lifecycles.batch import BatchStatus
+from penstock.ports.batches import Batch, Purpose, Shelf, ShelfQuery, StoredFile
 from penstock.testing.aio import run_async
 
 

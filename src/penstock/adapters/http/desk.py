@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from penstock.adapters.http.batches import HttpBatches
 from penstock.adapters.http.blobs import HttpBlobs
 from penstock.adapters.http.counters import (
     HttpApprovals,
@@ -30,6 +31,7 @@ from penstock.core.errors import WaitTimedOut
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest
 from penstock.core.transition import Transition
+from penstock.ports.batches import Batches
 from penstock.ports.blobs import BlobStat
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.desk import (
@@ -120,6 +122,7 @@ class HttpDesk:
         self.keys = HttpKeys(self._line)
         self.audit = HttpAudit(self._line)
         self.pipelines = HttpPipelines(self._line, self._clock)
+        self.batches: Batches = HttpBatches()
 
     async def connect(self) -> None:
         """See whether an engine is there and takes the key. NotRunning, NotAuthenticated."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+from penstock.adapters.link.batches import RemoteBatches
 from penstock.adapters.link.client import Link
 from penstock.adapters.link.parts import (
     RemoteApprovals,
@@ -42,6 +43,7 @@ class RemoteDesk:
         self.keys = RemoteKeys(link)
         self.audit = RemoteAudit(link)
         self.pipelines = RemotePipelines(link)
+        self.batches = RemoteBatches(link)
 
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
         return await self._link.call("submit", list[Job], requests=requests)
