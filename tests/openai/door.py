@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
-from openai import AsyncOpenAI, OpenAI
 from tests.integration.api.house import House
 
+from openai import AsyncOpenAI, OpenAI
 from penstock.api.options import HttpOptions
 from penstock.api.server import HttpServer
 from penstock.app.door import EngineDoor
 from penstock.app.engine import Engine
-from penstock.config import load
+from penstock.config import Settings, load
 from penstock.core.llm import Choice, Generation, LlmFailure, Piece, Said, Usage
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Executor
@@ -67,7 +67,10 @@ class Scripted(FakeRunner):
             self.running -= 1
 
 
-def said(text: str = "", usage: Usage = Usage(3, 2, 1), **facts: Any) -> Said:
+USED = Usage(3, 2, 1)
+
+
+def said(text: str = "", usage: Usage = USED, **facts: Any) -> Said:
     return Said(choice=Choice(text=text, **facts), usage=usage)
 
 
@@ -86,15 +89,18 @@ async def door(
     flags: dict[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Door]:
-    folder.mkdir(exist_ok=True)
-    given = {"data_dir": str(folder / "data"), "durability": "memory", **(flags or {})}
-    if rules:
-        (folder / "rules.toml").write_text(rules)
-        given["rules"] = str(folder / "rules.toml")
-    settings = load(flags=given)
+    settings = _settings(folder, rules, flags or {})
     served = executors or [LlmExecutor(runner or FakeRunner(), models)]
     async with Engine(settings, list(served), listen=False) as engine:
         http = HttpOptions(**{"port": 0, "grace": 0.5, **options})
         server = HttpServer(EngineDoor(engine.parts.keys, engine.desk), http, clock=SystemClock())
         async with Door(engine, server, settings.token_file.read_text()) as one:
             yield one
+
+
+def _settings(folder: Path, rules: str, flags: dict[str, Any]) -> Settings:
+    given = {"data_dir": str(folder / "data"), "durability": "memory", **flags}
+    if rules:
+        (folder / "rules.toml").write_text(rules)
+        given["rules"] = str(folder / "rules.toml")
+    return load(flags=given)

@@ -93,6 +93,8 @@ _ENDS = {
     JobState.DENIED: (403, "denied_by_policy"),
     JobState.TIMEOUT: (408, "timeout"),
 }
+_TOO_LATE = "DEADLINE_EXCEEDED"
+"""Whether a job ran (TIMEOUT) or not (CANCELLED) when its time had come."""
 
 DONT_REPEAT = (b"x-should-retry", b"false")
 """OpenAI's clients repeat what is answered with 408, 409 or 5xx by themselves, unless told not
@@ -126,18 +128,18 @@ def _code(problem: Problem, error: BaseException) -> str:
 
 def _ended(job: Job, given: str | None) -> Refusal:
     result = job.result
-    why = result.error_message if result is not None and result.error_message else ""
-    status, code = _ENDS[job.state]
-    param, headers = None, [*job_headers(job.job_id)]
     failed = (result.error_code if result is not None else None) or ""
+    why = (result.error_message if result is not None else None) or ""
+    message = f"job {job.job_id} ended {job.state}" + (f": {why}" if why else "")
+    status, code = _ENDS[JobState.TIMEOUT if failed == _TOO_LATE else job.state]
+    param = None
     if job.state is JobState.FAILED and failed in FAILURES:
         status, code, param = FAILURES[failed]
         param = param or (given if status == 400 else None)
-        message = why
-    else:
-        message = f"job {job.job_id} ended {job.state}" + (f": {why}" if why else "")
+        message = why or message
+    headers = job_headers(job.job_id)
     if failed not in _MAY_REPEAT:
-        headers.append(DONT_REPEAT)
+        headers = (*headers, DONT_REPEAT)
     fault = OpenAiFault(message=message, type=type_of(status), param=param, code=code)
     return Refusal(status, fault, headers)
 

@@ -1,0 +1,46 @@
+"""Which models are served is asked seldom, and told truly."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from penstock.api.served import Served
+from penstock.ports.desk import Desk
+from penstock.testing.aio import run_async
+from penstock.testing.clock import VirtualClock
+
+
+class Topics:
+    def __init__(self, *topics: str) -> None:
+        self.topics_now, self.asked = list(topics), 0
+
+    async def topics(self) -> list[str]:
+        self.asked += 1
+        return self.topics_now
+
+
+@run_async
+async def test_models_are_looked_up_once_a_second_and_new_ones_are_found_at_once() -> None:
+    clock, topics = VirtualClock(), Topics("job.llm.a", "job.text.x", "job.llm.*", "job.llm.b.c")
+    desk, served = cast("Desk", topics), Served(clock)
+    for _ in range(100):
+        found = await served.find(desk, "a")
+        assert found is not None
+        assert found.topic == "job.llm.a"
+    assert topics.asked == 1
+    topics.topics_now = ["job.llm.new"]
+    assert await served.find(desk, "new") is not None
+    assert await served.find(desk, "a") is None
+    assert await served.find(desk, "*") is None
+
+
+@run_async
+async def test_a_model_that_is_gone_is_missed_within_a_second() -> None:
+    clock, topics = VirtualClock(), Topics("job.llm.a", "job.llm.b.c")
+    desk, served = cast("Desk", topics), Served(clock)
+    assert [one.name for one in await served.list(desk)] == ["a", "b.c"]
+    first = await served.find(desk, "a")
+    topics.topics_now = []
+    assert await served.find(desk, "a") == first
+    clock.advance(1.0)
+    assert await served.find(desk, "a") is None
