@@ -23,7 +23,7 @@ from penstock.core.llm import (
     Usage,
     topic_of,
 )
-from penstock.ports.desk import JobUpdate, Streamed, WorkerView
+from penstock.ports.desk import JobUpdate, Streamed
 from penstock.workloads.function.options import SubmitOptions
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def ask(
     Raises JobFailed and its kin.
     """
     engine = client or _alone.client()
-    topic = topic_of(chosen(engine.workers(), model))
+    topic = topic_of(chosen(engine.topics(), model))
     request = replace(question(prompt, **options), stream=tell is not None)
     handle = engine.submit(topic, msgspec.to_builtins(request), **_urgent(submit))
     if tell is not None:
@@ -114,7 +114,7 @@ async def aask(
 ) -> Answer:
     """The same for who is in an event loop."""
     engine = client if client is not None else await asyncio.to_thread(_alone.client)
-    topic = topic_of(chosen(await engine.aworkers(), model))
+    topic = topic_of(chosen(await engine.atopics(), model))
     request = replace(question(prompt, **options), stream=tell is not None)
     handle = await engine.asubmit(topic, msgspec.to_builtins(request), **_urgent(submit))
     if tell is not None:
@@ -129,14 +129,9 @@ def _urgent(options: SubmitOptions | None) -> SubmitOptions:
     return {"priority": Priority.INTERACTIVE, **(options or {})}
 
 
-def chosen(workers: Iterable[WorkerView], wanted: str = "") -> str:
+def chosen(topics: Iterable[str], wanted: str = "") -> str:
     """The name of a model that is served. Raises NotFound."""
-    served = [
-        topic.removeprefix(TOPICS)
-        for worker in workers
-        for topic in worker.topics
-        if topic.startswith(TOPICS)
-    ]
+    served = [topic.removeprefix(TOPICS) for topic in topics if topic.startswith(TOPICS)]
     if not served:
         raise NotFound(
             "the engine that is running here serves no language model",
@@ -185,7 +180,7 @@ def _embedded() -> Session:
 
 
 def _check_served(client: Client) -> None:
-    chosen(client.workers())
+    chosen(client.topics())
 
 
 _alone = Alone(_embedded, _check_served)

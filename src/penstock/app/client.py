@@ -232,6 +232,13 @@ class Client:
     async def astatus(self) -> EngineStatus:
         return await self._portal.arun(self.desk.status())
 
+    def topics(self) -> list[str]:
+        """The topics (globs) that workers serve now."""
+        return self._portal.run(self.desk.topics())
+
+    async def atopics(self) -> list[str]:
+        return await self._portal.arun(self.desk.topics())
+
     def workers(self) -> list[WorkerView]:
         return self._portal.run(self.desk.workers())
 

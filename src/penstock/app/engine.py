@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 
 LOCAL = "local-"
 """How the ids of workers inside an engine begin: they end with it."""
+_WELCOME = 5.0
+"""Seconds that a start waits for its own worker to be known."""
 _LAST_WORDS = 5.0
 """Seconds that a stopped worker's last results get to be committed."""
 _SLOW_FLUSH = 0.005
@@ -242,6 +244,13 @@ class Engine:
         await worker.open_executors()
         self._local = worker
         self._worker = self._supervise("worker", worker.run())
+        await self._introduced(worker, self._worker)
+
+    async def _introduced(self, worker: Worker, running: asyncio.Task[None]) -> None:
+        """Whoever asks from now on is told what is served here."""
+        welcomed = asyncio.ensure_future(worker.welcomed.wait())
+        await asyncio.wait([welcomed, running], timeout=_WELCOME, return_when="FIRST_COMPLETED")
+        welcomed.cancel()
 
     async def _start_listening(self, token: str) -> None:
         settings = self.settings

@@ -113,6 +113,8 @@ class Worker:
         self._draining = False
         self.session = secrets.token_hex(8)
         self._welcome = False
+        self.welcomed = asyncio.Event()
+        """The engine knows it, and what it serves."""
         self._link = 1
         self._deadlines = Deadlines(clock, self._active.values, _time_out)
         self._idle = asyncio.Event()
@@ -255,6 +257,7 @@ class Worker:
                 case Welcomed(session, books):
                     if session == self.session:
                         self._welcome = True
+                        self.welcomed.set()
                         self._open_book(books)
                 case Dismissed(session, reason):
                     if session == self.session and not self._dismissed.done():
