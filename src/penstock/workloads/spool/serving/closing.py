@@ -76,7 +76,7 @@ class Closing:
     def let_go(self, running: Running) -> None:
         """Somebody else has moved or deleted it: it is not ours any more."""
         log.warning("job %s was moved or deleted while it ran; it is let go", running.job_id)
-        running.ended = True
+        self._left(running)
         self._happened(running, Happened.LET_GO)
 
     # -- blocking, in a thread ---------------------------------------------------------
