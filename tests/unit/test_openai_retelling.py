@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +18,7 @@ FIRST, SECOND = ("job", 1), ("job", 2)
 def cut(text: str, places: list[int]) -> list[str]:
     """The text in pieces."""
     marks = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[a:b] for a, b in zip(marks, marks[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(marks)]
 
 
 PLACES = st.lists(st.integers(0, 100), max_size=6)
