@@ -93,7 +93,7 @@ def test_everything_is_flushed_before_the_job_is_seen(
 def test_a_job_that_was_moved_while_it_ran_is_not_ended(workspace: Workspace, end: str) -> None:
     folder = put(workspace, Status.RUNNING, JOB)
     folder.rename(workspace.of(Status.QUEUED, JOB))
-    with pytest.raises(Conflict, match="not in .*processing any more"):
+    with pytest.raises(Conflict, match=r"not in .*processing any more"):
         if end == "finish":
             finish(workspace, JOB, Meta(), {"result.txt": b"r"})
         else:

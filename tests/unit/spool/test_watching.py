@@ -12,10 +12,9 @@ from penstock.workloads.spool import watching
 from penstock.workloads.spool.watching import NOT_WATCHED, Names, Watch
 
 
-async def _until(heard: list[str], count: int) -> None:
+async def _next(heard: asyncio.Queue[str]) -> str:
     async with asyncio.timeout(10):
-        while len(heard) < count:
-            await asyncio.sleep(0.001)
+        return await heard.get()
 
 
 def test_what_is_moved_or_made_in_a_folder_is_told(tmp_path: Path) -> None:
@@ -24,21 +23,21 @@ def test_what_is_moved_or_made_in_a_folder_is_told(tmp_path: Path) -> None:
         folder.mkdir()
 
     async def watch() -> list[str]:
-        heard: list[str] = []
+        heard: asyncio.Queue[str] = asyncio.Queue()
         watch = Watch()
-        watch.add(ready, lambda name: heard.append(f"ready {name}"))
-        number = watch.add(cancel, lambda name: heard.append(f"cancel {name}"))
+        watch.add(ready, lambda name: heard.put_nowait(f"ready {name}"))
+        number = watch.add(cancel, lambda name: heard.put_nowait(f"cancel {name}"))
         assert watch.is_live
         (other / "1_2_3").mkdir()
         (other / "1_2_3").rename(ready / "1_2_3")
         (cancel / "1_2_3").touch()
-        await _until(heard, 2)
+        told = [await _next(heard), await _next(heard)]
         watch.forget(number)
         (cancel / "4").touch()
         (ready / "5").mkdir()
-        await _until(heard, 3)
+        told.append(await _next(heard))
         watch.close()
-        return heard
+        return told
 
     assert asyncio.run(watch()) == ["ready 1_2_3", "cancel 1_2_3", "ready 5"]
 
