@@ -110,7 +110,9 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 
 CLAIMS = {
     "wrong magic": (b"GGML" + gguf()[4:], "no GGUF"),
-    "empty": (b"", "cut off"),
+    "empty": (b"", "no GGUF"),
+    "three bytes": (b"GGU", "no GGUF"),
+    "magic alone": (b"GGUF", "cut off"),
     "text": (b"hello, I am a model", "no GGUF"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 1, 1) + bytes(99), "big-endian"),
     "version one": (gguf(version=1), "version 1"),
@@ -210,3 +212,4 @@ def test_a_projector_is_found_beside_its_model_and_no_other(tmp_path: Path) -> N
     assert projector_of(tmp_path / "llava-70b.gguf") is None
     assert projector_of(tmp_path / "none" / "llava.gguf") is None
     assert facts_of(tmp_path, gguf(), "llava-7b.gguf").vision
+    assert not facts_of(tmp_path, gguf(), "llava.gguf").vision

@@ -68,7 +68,7 @@ def read_facts(path: Path) -> GgufFacts:
         state = os.fstat(descriptor)
         if not stat.S_ISREG(state.st_mode):
             raise _invalid(path, "is no regular file")
-        facts = _remembered(str(path), state.st_ino, state.st_size, state.st_mtime_ns)
+        facts = _remembered(str(path.absolute()), state.st_ino, state.st_size, state.st_mtime_ns)
     finally:
         os.close(descriptor)
     sees = not facts.projector and projector_of(path) is not None
@@ -96,15 +96,25 @@ def name_for(path: Path) -> str:
 
 
 def projector_of(path: Path) -> Path | None:
-    """The file beside a model that has `mmproj` and the model's whole name in its own."""
-    stem = path.name[: -len(SUFFIX)] if path.name.lower().endswith(SUFFIX) else path.name
-    named = re.compile(rf"(?<![a-z0-9]){re.escape(stem.lower())}(?![a-z0-9])")
+    """The file beside a model that has `mmproj` and the model's whole name in its own; where that
+    holds for several models, it belongs to the one with the longest name."""
     try:
-        names = sorted(os.listdir(path.parent))
+        names = sorted(name for name in os.listdir(path.parent) if name.lower().endswith(SUFFIX))
     except OSError:
         return None
-    found = [one for one in names if is_projector(one) and named.search(one.lower())]
-    return min((path.parent / one for one in found), key=lambda one: len(one.name), default=None)
+    models = sorted({path.name, *(name for name in names if not is_projector(name))})
+    found = [
+        name
+        for name in names
+        if is_projector(name)
+        and path.name == max((one for one in models if _names(name, one)), key=len, default="")
+    ]
+    return path.parent / min(found, key=len) if found else None
+
+
+def _names(projector: str, model: str) -> bool:
+    stem = re.escape(model.lower().removesuffix(SUFFIX))
+    return re.search(rf"(?<![a-z0-9]){stem}(?![a-z0-9])", projector.lower()) is not None
 
 
 def is_projector(name: str) -> bool:

@@ -58,7 +58,7 @@ class Header:
         self._read()
 
     def _read(self) -> None:
-        if self._cursor.take(4) != MAGIC:
+        if self.size < len(MAGIC) or self._cursor.take(len(MAGIC)) != MAGIC:
             raise Malformed("is no GGUF file: it does not begin as one")
         self.version = self._cursor.number(_U32)
         if self.version not in _VERSIONS:
@@ -122,8 +122,7 @@ class Header:
         for _ in range(count):
             end = max(end, self._read_tensor())
         alignment = self.metadata.get("general.alignment", 32)
-        # As llama.cpp: any multiple of eight.
-        if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+        if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise Malformed(f"is damaged: it aligns its tensors to {str(alignment)[:20]}")
         at = self._cursor.position
         self.needed = at + -at % alignment + end if count else at
