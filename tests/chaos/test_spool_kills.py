@@ -8,6 +8,8 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
+from itertools import chain, repeat
 from pathlib import Path
 
 import msgspec
@@ -15,6 +17,7 @@ import pytest
 from tests.chaos.cluster import eventually
 from tests.chaos.spool_servers import Setting, server
 
+from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.ending import RESULT
@@ -56,12 +59,14 @@ def submitted(folder: Path, count: int, options: SpoolOptions | None = None) -> 
     return dict(zip(ids, prompts, strict=True))
 
 
-def run_and_kill(setting: Setting, workspace: Workspace, count: int, chance: random.Random) -> int:
-    """Servers one after another, each killed at some moment, until all jobs are DONE; how many."""
-    observer, kills, end = Observer(workspace), 0, time.monotonic() + 50
+def run_and_kill(
+    setting: Setting, workspace: Workspace, count: int, lives: Iterator[float], within: float = 55
+) -> int:
+    """Servers one after another, each killed after its life, until all jobs are DONE; how many."""
+    observer, kills, end = Observer(workspace), 0, time.monotonic() + within
     while True:
         with server(setting) as process:
-            life = time.monotonic() + chance.uniform(0.0, 1.2)
+            life = time.monotonic() + next(lives)
             while observer.look() < count and time.monotonic() < life:
                 time.sleep(0.002)
             if observer.look() == count:
@@ -93,11 +98,27 @@ def test_a_kill_9_loop_over_1000_jobs_loses_none_and_gives_each_one_whole_result
     prompts = submitted(tmp_path, 1000)
     workspace = Workspace(tmp_path)
     setting = Setting(workspace=str(tmp_path), delay=0.002, workers=16)
-    kills = run_and_kill(setting, workspace, 1000, random.Random(6))
-    assert kills >= 3
+    chance = random.Random(6)
+    lives = iter(lambda: chance.uniform(0.0, 1.2), None)
+    assert run_and_kill(setting, workspace, 1000, lives) >= 3
     check_all_done(workspace, prompts)
     for job_id, prompt in prompts.items():
         assert (workspace.of(Status.DONE, job_id) / RESULT).read_text() == prompt.upper()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)  # four times a model is loaded, on whatever CI has
+def test_a_kill_9_loop_over_a_real_model_loses_no_job(tmp_path: Path, model_file: Path) -> None:
+    options = SpoolOptions(max_tokens=2, sampling=Sampling(temperature=0))
+    prompts = submitted(tmp_path, 100, options)
+    workspace = Workspace(tmp_path)
+    setting = Setting(workspace=str(tmp_path), model=str(model_file))
+    lives = chain([0.7, 0.05, 1.3], repeat(60.0))
+    assert run_and_kill(setting, workspace, 100, lives, within=110) == 3
+    check_all_done(workspace, prompts)
+    metas = [read_meta(workspace.of(Status.DONE, job_id)) for job_id in prompts]
+    assert {meta.completion_tokens for meta in metas} <= {1, 2}
+    assert max(meta.attempts or 0 for meta in metas) > 1
 
 
 STEPS = (
