@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from penstock.core.job import Priority
-from penstock.core.quantity import parse_rate
+from penstock.core.quantity import parse_rate, parse_size
 from penstock.core.verdict import Rate
 from penstock.lifecycles.canonical import JobState
 
@@ -88,7 +88,19 @@ class _Rate(_ParamType):
             self.fail(str(error), param)
 
 
-DURATION, MOMENT, PAIR, RATE = _Duration(), _Moment(), _Pair(), _Rate()
+class _Size(_ParamType):
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param)
+
+
+DURATION, MOMENT, PAIR, RATE, SIZE = _Duration(), _Moment(), _Pair(), _Rate(), _Size()
 STATE = click.Choice([state.value for state in JobState], case_sensitive=False)
 PRIORITY = click.Choice([priority.value for priority in Priority])
 

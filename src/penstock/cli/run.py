@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +13,7 @@ import click
 import msgspec
 
 from penstock.cli.exits import Exit
+from penstock.cli.interrupt import interruptible
 from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import DURATION, PRIORITY, as_json, several
 from penstock.cli.place import Place, client_at, placed
@@ -135,7 +135,7 @@ async def _run(
         if detach:
             print_json(record(handle.record)) if json else click.echo(handle.job_id)
             return Exit.OK
-        async with _interruptible(handle) as interrupted:
+        async with interruptible(handle) as interrupted:
             await _show(handle, silent=json)
         job = await handle.await_end()
         return await _told(client, job, output, json, bool(interrupted))
@@ -158,25 +158,6 @@ async def _engine(place: Place, detach: bool) -> AsyncIterator[Client]:
         settings = msgspec.structs.replace(settings, containers="auto")
     async with App().run(settings=settings) as client:
         yield client
-
-
-@asynccontextmanager
-async def _interruptible(handle: JobHandle) -> AsyncIterator[list[str]]:
-    """Ctrl-C cancels the job; what is given says by which signal."""
-    loop, heard, tasks = asyncio.get_running_loop(), list[str](), set[asyncio.Task[Any]]()
-
-    def hear(number: signal.Signals) -> None:
-        heard.append(number.name)
-        tasks.add(loop.create_task(handle.acancel(f"{number.name} at the terminal")))
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, hear, number)
-    try:
-        yield heard
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _show(handle: JobHandle, *, silent: bool) -> None:
