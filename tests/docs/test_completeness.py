@@ -156,7 +156,7 @@ def test_every_exception_is_told_with_its_code(pages: dict[str, str]) -> None:
 
 
 HOME = {errors.__name__}
-NOT_CODES = {state.value for state in JobState} | {"PROTOCOL", "NAME", "SC_PAGE_SIZE"}
+NOT_CODES = {state.value for state in JobState} | {"PROTOCOL", "NAME", "POST", "SC_PAGE_SIZE"}
 """Words in capitals that no result carries as its error code."""
 
 
