@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 from pathlib import Path
 
 import msgspec
 
+from penstock.core.errors import PenstockError
 from penstock.core.llm import Piece
 from penstock.ports.clock import Clock
+from penstock.workloads.spool.config import Sync
+from penstock.workloads.spool.disk import replace_file
 from penstock.workloads.spool.ending import PARTIAL, PROGRESS
 from penstock.workloads.spool.serving.threads import Threads
 
 EVERY = 0.25
 """Seconds between two looks that a reader can have."""
 _FIRST = 0.1
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Partial:
@@ -45,8 +49,9 @@ class Partial:
         if now >= self._due and (self._writing is None or self._writing.done()):
             self._due = now + EVERY
             text, self._unsaid = "".join(self._unsaid), []
+            first = self._writing is None
             self._writing = asyncio.ensure_future(
-                self._threads.do(_write, self._folder, text, self._progress(now))
+                self._threads.do(_write, self._folder, text, self._progress(now), first=first)
             )
 
     async def close(self) -> None:
@@ -67,15 +72,23 @@ class Partial:
         )
 
 
-def _write(folder: Path, text: str, progress: bytes) -> None:
+def _write(folder: Path, text: str, progress: bytes, *, first: bool) -> None:
+    """Whatever a client has put in the way is replaced: nothing is written through it."""
+    said = text.encode(errors="replace")
     try:
-        file = os.open(folder / PARTIAL, _APPEND, 0o644)
-        try:
-            os.write(file, text.encode(errors="replace"))
-        finally:
-            os.close(file)
-        draft = folder / f"{PROGRESS}.tmp"
-        draft.write_bytes(progress)
-        os.replace(draft, folder / PROGRESS)
-    except OSError:
+        if first:
+            replace_file(folder, PARTIAL, said, Sync.NONE)
+        else:
+            _append(folder / PARTIAL, said)
+        replace_file(folder, PROGRESS, progress, Sync.NONE)
+    except (OSError, PenstockError):
         pass
+
+
+def _append(path: Path, data: bytes) -> None:
+    file = os.open(path, _APPEND)
+    try:
+        if stat.S_ISREG(os.fstat(file).st_mode):
+            os.write(file, data)
+    finally:
+        os.close(file)

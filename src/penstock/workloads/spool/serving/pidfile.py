@@ -14,6 +14,9 @@ _PROGRAM = "nrvnad"
 
 
 def write_pid(workspace: Path) -> None:
+    """Unless an original server has its own there, by which we know that its jobs are its."""
+    if original_runs(workspace):
+        return
     new = workspace / f"{NAME}.{os.getpid()}.tmp"
     new.write_text(str(os.getpid()))
     os.replace(new, workspace / NAME)
