@@ -45,8 +45,9 @@ class Unfit(InvalidRequest):
 
 def write_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
     """A new file; FileExistsError if the name is taken."""
-    with store_errors("write", folder / name):
-        handle = os.open(folder / name, _NEW, 0o666)
+    path = f"{folder}/{name}"
+    with store_errors("write", path):
+        handle = os.open(path, _NEW, 0o666)
         try:
             failpoint("spool-created")
             _write_all(handle, data)
@@ -60,13 +61,12 @@ def write_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
 
 def replace_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
     """The file has its old content or all of the new, whatever was under its name."""
-    draft = name + TMP
-    _clear(folder / draft)
+    draft = f"{name}{TMP}"
     try:
-        write_file(folder, draft, data, sync)
-        with store_errors("write", folder / name):
+        _write_anew(folder, draft, data, sync)
+        with store_errors("write", f"{folder}/{name}"):
             try:
-                os.replace(folder / draft, folder / name)
+                os.replace(f"{folder}/{draft}", f"{folder}/{name}")
             except IsADirectoryError:
                 remove_tree(folder / name)
                 os.replace(folder / draft, folder / name)
@@ -75,6 +75,15 @@ def replace_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
         with suppress(OSError):
             os.unlink(folder / draft)
         raise
+
+
+def _write_anew(folder: Path, name: str, data: bytes, sync: Sync) -> None:
+    try:
+        write_file(folder, name, data, sync)
+    except FileExistsError:
+        with store_errors("replace", folder / name):
+            remove_tree(folder / name)
+        write_file(folder, name, data, sync)
 
 
 def make_folder(path: Path) -> None:
@@ -146,7 +155,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 @contextmanager
-def store_errors(action: str, path: Path) -> Iterator[None]:
+def store_errors(action: str, path: Path | str) -> Iterator[None]:
     """What the disk refuses, in plain words. That a name is taken or gone is the caller's
     business, and passes."""
     try:
@@ -223,14 +232,3 @@ def _read_all(handle: int, most: int) -> bytes:
         pieces.append(piece)
         most -= len(piece)
     return b"".join(pieces)
-
-
-def _clear(path: Path) -> None:
-    """Make room for a new file."""
-    with store_errors("replace", path):
-        try:
-            os.unlink(path)
-        except FileNotFoundError:
-            pass
-        except (IsADirectoryError, PermissionError):
-            remove_tree(path)

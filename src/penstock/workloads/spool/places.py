@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 
 from msgspec import Struct
 
@@ -12,7 +13,7 @@ from penstock.ports.clock import Clock
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.found import read_progress
 from penstock.workloads.spool.ids import JobId, order_of
-from penstock.workloads.spool.meta import read_options, seen_meta
+from penstock.workloads.spool.meta import OPTIONS, read_options, seen_meta
 from penstock.workloads.spool.serving.turns import Turn, turn_of
 from penstock.workloads.spool.workspace import Workspace
 
@@ -31,11 +32,11 @@ class Position(Struct, frozen=True, kw_only=True):
 
 
 class Places:
-    """Remembers the priorities of queued jobs: they don't change."""
+    """Remembers the turns of queued jobs: they don't change."""
 
     def __init__(self, workspace: Workspace, clock: Clock) -> None:
         self._workspace, self._clock = workspace, clock
-        self._priorities: dict[JobId, Priority] = {}
+        self._turns: dict[JobId, Turn] = {}
 
     def of(self, job_id: JobId, status: Status) -> Position:
         if status is Status.RUNNING:
@@ -46,10 +47,10 @@ class Places:
         return self._queued(job_id)
 
     def _queued(self, job_id: JobId) -> Position:
-        queued = set(self._workspace.ids(Status.QUEUED)) | {job_id}
-        self._priorities = {one: self._priority(one) for one in queued}
-        turns = {one: self._turn(one) for one in queued}
-        ahead = sum(1 for one in queued if turns[one] < turns[job_id])
+        queued = {*self._workspace.ids(Status.QUEUED), job_id}
+        self._turns = {one: self._turns.get(one) or self._turn(one) for one in queued}
+        mine = self._turns[job_id]
+        ahead = sum(1 for turn in self._turns.values() if turn < mine)
         running = sum(1 for _ in self._workspace.ids(Status.RUNNING))
         return Position(
             status=Status.QUEUED,
@@ -60,15 +61,16 @@ class Places:
         )
 
     def _turn(self, job_id: JobId) -> Turn:
-        return turn_of(job_id, self._priorities[job_id], self._clock.now())
+        return turn_of(job_id, self._priority(job_id), self._clock.now())
 
     def _priority(self, job_id: JobId) -> Priority:
-        if job_id not in self._priorities:
-            try:
-                return read_options(self._workspace.of(Status.QUEUED, job_id)).priority
-            except Unfit:
-                return Priority.BATCH
-        return self._priorities[job_id]
+        folder = self._workspace.of(Status.QUEUED, job_id)
+        if not os.access(f"{folder}/{OPTIONS}", os.F_OK, follow_symlinks=False):
+            return Priority.BATCH
+        try:
+            return read_options(folder).priority
+        except Unfit:
+            return Priority.BATCH
 
     def _eta(self, ahead: int, at_once: int) -> float | None:
         done = heapq.nlargest(_LATELY, self._workspace.ids(Status.DONE), key=order_of)

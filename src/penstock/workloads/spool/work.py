@@ -39,7 +39,7 @@ from penstock.workloads.spool.meta import (
 from penstock.workloads.spool.options import JobKind, SpoolOptions
 from penstock.workloads.spool.removing import remove_tree
 from penstock.workloads.spool.submission import Checked, Submission, checked
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.workspace import FORWARD, Workspace
 
 PROMPT, IMAGES = "prompt.txt", "images"
 _GROUP = 100
@@ -146,7 +146,7 @@ class Work:
             except FileNotFoundError:
                 self.workspace.check()
                 raise StoreFailed(f"can't make {folder}") from None
-            if self.workspace.find(job_id) is Status.MISSING:
+            if not any(self.workspace.holds(status, job_id) for status in FORWARD):
                 return job_id
             self._forget([job_id])
 
