@@ -68,12 +68,35 @@ async def too_long(stage: Stage) -> Story:
     return Story(job, _line(end.result.error_message or "", 150))
 
 
+async def openai(stage: Stage) -> Story:
+    """As OpenAI's clients ask, with a key of the engine."""
+    import aiohttp
+
+    key = (stage.data / "token").read_text().strip()
+    body = {
+        "model": MODEL.stem,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": 12,
+        "temperature": 0,
+    }
+    address = f"{stage.ps.url}/v1/chat/completions"
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(address, json=body, headers=headers) as answer,
+    ):
+        told = await answer.json()
+        expect(answer.status == 200, f"it answered {told}")
+        job = await stage.ps.aget(answer.headers["x-penstock-job"])
+    said = _line(told["choices"][0]["message"]["content"])
+    return Story(job, f"POST /v1/chat/completions: {said}")
+
+
 async def folders(stage: Stage) -> Story:
     """A directory's path is its state: watch it move."""
-    from penstock.workloads.spool.serving.server import Server
-
     from penstock.app.models import make_runner
     from penstock.workloads.spool.flow import Flow
+    from penstock.workloads.spool.serving.server import Server
     from penstock.workloads.spool.work import Work
     from penstock.workloads.spool.workspace import Workspace
 
@@ -107,6 +130,7 @@ def _line(text: str, most: int = 60) -> str:
 SCENARIOS = [
     Scenario("a question", TOPIC, "SUCCEEDED", question, lacking),
     Scenario("an answer in a shape", TOPIC, "SUCCEEDED", shaped, lacking),
+    Scenario("through the OpenAI API", TOPIC, "SUCCEEDED", openai, lacking),
     Scenario("a prompt that is too long", TOPIC, "FAILED", too_long, lacking),
     Scenario("a folder is the queue", "a spooled job", "DONE", folders, lacking),
 ]

@@ -31,7 +31,15 @@ PRINTS = {
     "workflow.py": "a parent failed: CANCELLED CANCELLED SUCCEEDED\n",
 }
 """What each example must print, among other things."""
-NOT_RUN_ALONE = {"container_job.py", "demo.py", "http_client.py", "tasks.py"}
+NOT_RUN_ALONE = {
+    "ask_a_model.py",
+    "container_job.py",
+    "demo.py",
+    "folder_queue.py",
+    "http_client.py",
+    "openai_client.py",
+    "tasks.py",
+}
 """These have tests of their own; tasks.py is an application for `penstock up`."""
 
 KINDS = [
@@ -68,6 +76,11 @@ KINDS = [
     "a container",
     "a container, out of memory",
     "a container, out of time",
+    "a question",
+    "an answer in a shape",
+    "through the OpenAI API",
+    "a prompt that is too long",
+    "a folder is the queue",
 ]
 
 
@@ -78,7 +91,7 @@ def run(script: str, folder: Path, *words: str, **environ: str) -> subprocess.Co
         env={**os.environ, "PENSTOCK_DATA_DIR": str(folder / "data"), **environ},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
     )
 
 
@@ -124,13 +137,36 @@ def test_the_http_client_needs_only_the_standard_library(tmp_path: Path) -> None
     assert imported <= sys.stdlib_module_names
 
 
+@pytest.mark.timeout(150)
+def test_the_model_examples_ask_in_process_through_folders_and_as_openai_does(
+    tmp_path: Path, model_file: Path
+) -> None:
+    shelf = {"PENSTOCK_MODELS_DIR": str(model_file.parent), "PENSTOCK_MODEL_CONTEXT": "1024"}
+    ended = run("ask_a_model.py", tmp_path, **shelf)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        *("length 16 True", "True"),
+        "the same greedy text: True",
+    ]
+    ended = run("folder_queue.py", tmp_path, **shelf)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [
+        *("QUEUED QUEUED QUEUED", "DONE DONE DONE"),
+        "['meta.json', 'prompt.txt', 'result.txt']",
+    ]
+    with penstock_up(tmp_path, "--model", str(model_file)) as (url, token):
+        ended = run("openai_client.py", tmp_path, url, PENSTOCK_TOKEN=token)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == ["streamed as a whole: True", "alike: True"]
+
+
 @contextmanager
-def penstock_up(folder: Path) -> Iterator[tuple[str, str]]:
+def penstock_up(folder: Path, *words: str) -> Iterator[tuple[str, str]]:
     """An engine that serves examples/tasks.py, and a key to its HTTP API."""
     here = {"PENSTOCK_DATA_DIR": str(folder / "data"), "PATH": os.environ["PATH"]}
     command = [sys.executable, "-m", "penstock.cli"]
     with subprocess.Popen(
-        [*command, "up", "--app", "tasks:app", "--http", "127.0.0.1:0"],
+        [*command, "up", "--app", "tasks:app", "--http", "127.0.0.1:0", *words],
         cwd=EXAMPLES,
         env=here,
         stdout=subprocess.PIPE,
@@ -159,7 +195,8 @@ def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(PRINTS) | NOT_RUN_ALONE
 
 
-def test_the_demo_shows_every_kind_of_job_and_exits_0(tmp_path: Path) -> None:
+@pytest.mark.timeout(120)
+def test_the_demo_shows_every_kind_of_job_and_exits_0(tmp_path: Path, model_file: Path) -> None:
     ended = run("demo.py", tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     rows = [line.split("  ")[0].strip() for line in ended.stdout.splitlines()]
