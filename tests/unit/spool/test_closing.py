@@ -13,7 +13,7 @@ from tests.unit.spool.spooled import files_of, new_workspace, put
 
 from penstock.core.errors import Conflict, StoreFailed, StoreFull
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool import disk
+from penstock.workloads.spool import disk, mounts
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.ending import fail, finish
 from penstock.workloads.spool.meta import Meta, read_meta
@@ -80,6 +80,7 @@ def test_everything_is_flushed_before_the_job_is_seen(
         steps.append(f"{source.parent.name} -> {target.parent.name}")
         rename(source, target)
 
+    monkeypatch.setattr(mounts, "_kind", lambda device: "ext4")
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(disk, "rename_exclusively", renamed)
     finish(workspace, JOB, Meta(), {"result.txt": b"r"})

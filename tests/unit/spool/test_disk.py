@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import StoreFailed, StoreFull
-from penstock.workloads.spool import kernel
+from penstock.workloads.spool import kernel, mounts
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk import (
     Unfit,
@@ -149,6 +149,29 @@ def test_a_folder_filled_between_look_and_rename_is_not_replaced(
     (tmp_path / "b" / "x").touch()
     with pytest.raises(FileExistsError):
         move(tmp_path / "a", tmp_path / "b", sync=Sync.NONE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flushed"), [("ext4", ["to"]), ("vfat", ["to", "from"]), ("", ["to", "from"])]
+)
+def test_both_folders_are_flushed_where_a_rename_may_be_written_in_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, flushed: list[str]
+) -> None:
+    (tmp_path / "from" / "job").mkdir(parents=True)
+    (tmp_path / "to").mkdir()
+    seen: list[str] = []
+    monkeypatch.setattr(mounts, "_kind", lambda device: kind)
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: seen.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+    )
+    move(tmp_path / "from" / "job", tmp_path / "to" / "job", sync=Sync.FULL)
+    assert seen == flushed
+
+
+def test_the_file_system_of_a_folder_is_known() -> None:
+    assert mounts._kind(os.stat("/proc").st_dev) == "proc"
+    assert not mounts.logs_renames(Path("/proc"))
+    assert mounts._kind(os.makedev(4095, 77)) == ""
 
 
 # -- removing -----------------------------------------------------------------------

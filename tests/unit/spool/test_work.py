@@ -22,7 +22,7 @@ from penstock.core.errors import (
 )
 from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import FOLDERS, Status
-from penstock.workloads.spool import disk
+from penstock.workloads.spool import disk, mounts
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.ids import IdSource, order_of
 from penstock.workloads.spool.images import MAX_IMAGE
@@ -226,6 +226,7 @@ def test_everything_is_flushed_in_the_order_that_survives_power_loss(
         steps.append(f"{source.parent.name} -> {target.parent.name}")
         rename(source, target)
 
+    monkeypatch.setattr(mounts, "_kind", lambda device: "ext4")
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(disk, "rename_exclusively", renamed)
     job_id = work.submit("x", options=SpoolOptions(raw=True), images=[tmp_path / "a.png"])
@@ -324,6 +325,7 @@ def test_many_jobs_come_in_their_order_with_one_flush_for_each_group(
 ) -> None:
     work = Work(Workspace(tmp_path / "w", Sync.FULL))
     flushed: list[str] = []
+    monkeypatch.setattr(mounts, "_kind", lambda device: "ext4")
     monkeypatch.setattr(
         "penstock.workloads.spool.work.flush_all", lambda path: flushed.append("all")
     )

@@ -22,6 +22,7 @@ from penstock.core.errors import InvalidRequest, StoreFailed, StoreFull
 from penstock.ports.failpoint import failpoint
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.kernel import flush_file_system, rename_exclusively
+from penstock.workloads.spool.mounts import logs_renames
 from penstock.workloads.spool.removing import TMP, remove_tree
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -126,7 +127,14 @@ def move(source: Path, target: Path, *, sync: Sync) -> None:
     with store_errors("move", source):
         rename_exclusively(source, target)
     failpoint("spool-moved")
-    fsync_dir(target.parent, sync)
+    flush_move(source.parent, target.parent, sync)
+
+
+def flush_move(source: Path, target: Path, sync: Sync) -> None:
+    """What was moved from one folder to the other is there for good."""
+    fsync_dir(target, sync)
+    if sync is Sync.FULL and not logs_renames(target):
+        fsync_dir(source, sync)
 
 
 def read_file(path: Path, most: int) -> bytes:

@@ -19,6 +19,7 @@ from penstock.ports.failpoint import failpoint
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk import (
     flush_all,
+    flush_move,
     fsync_dir,
     make_folder,
     move,
@@ -182,7 +183,8 @@ class Work:
             for job_id in staged:
                 self._queue(job_id)
                 moved.append(job_id)
-            fsync_dir(self.workspace.folder(Status.QUEUED), self.workspace.sync)
+            staging, ready = map(self.workspace.folder, (Status.STAGING, Status.QUEUED))
+            flush_move(staging, ready, self.workspace.sync)
             failpoint("spool-submitted")
         except BaseException:
             for job_id in moved:
