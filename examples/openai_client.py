@@ -31,6 +31,5 @@ def main(url: str, key: str) -> None:
 
 
 if __name__ == "__main__":
-    main(
-        sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:7470", os.environ["PENSTOCK_TOKEN"]
-    )
+    address = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:7470"
+    main(address, os.environ["PENSTOCK_TOKEN"])

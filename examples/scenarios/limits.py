@@ -33,12 +33,13 @@ async def queue_cap(stage: Stage) -> Story:
     await olga.limits.aput(
         penstock.Limit(name="paper", topics=("job.paper.*",), concurrency=1, max_waiting=1)
     )
-    first = await olga.asubmit("job.paper.print", {"pages": 10})
+    first = await olga.asubmit("job.paper.print", {"pages": 1000})
     await running(first)
     await olga.asubmit("job.paper.print", {"pages": 1})
     try:
         job = await olga.asubmit("job.paper.print", {"pages": 1})
     except penstock.TooMany as error:
+        await first.acancel("the demo has seen enough")
         return Story(None, f"429, retry after {error.retry_after:.0f} s: {error.message}")
     return Story(job)
 
