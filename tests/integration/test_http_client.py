@@ -293,6 +293,8 @@ async def test_a_job_is_followed_to_its_end(desk: Desk, house: House) -> None:
     assert Progressed(job.job_id, 0.5, "half") in updates
     after = [update async for update in desk.follow(job.job_id, after_log=4)]
     assert [update.line.n for update in after if isinstance(update, Logged)] == [5, 6]
+    without = [update async for update in desk.follow(job.job_id, None)]
+    assert not any(isinstance(update, Logged) for update in without)
     assert [line.n for line in await desk.read_log(job.job_id, after=2, limit=3)] == [3, 4, 5]
 
 

@@ -83,8 +83,10 @@ class OfflineDesk:
         await self.get(job_id)
         return await self._reader.read_log(job_id, after, limit)
 
-    async def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
+    async def follow(self, job_id: str, after_log: int | None = 0) -> AsyncIterator[JobUpdate]:
         """What it wrote so far: nothing more is going to happen."""
+        if after_log is None:
+            return
         while lines := await self.read_log(job_id, after_log):
             for line in lines:
                 yield Logged(line)

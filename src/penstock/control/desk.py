@@ -201,16 +201,17 @@ class EngineDesk:
         await self.get(job_id)
         return await self._store.read_log(job_id, after, limit)
 
-    async def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
+    async def follow(self, job_id: str, after_log: int | None = 0) -> AsyncIterator[JobUpdate]:
         await self.get(job_id)
         with self._feed.reading(job_id) as updates:
             ended = (await self.get(job_id)).is_final
             update: JobUpdate | None = None
             while True:
                 if update is None or isinstance(update, Logged):
-                    async for line in self._new_lines(job_id, after_log):
-                        after_log = line.n
-                        yield Logged(line)
+                    if after_log is not None:
+                        async for line in self._new_lines(job_id, after_log):
+                            after_log = line.n
+                            yield Logged(line)
                 else:
                     yield update
                 if ended:

@@ -189,8 +189,9 @@ class Desk(Protocol):
 
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]: ...
 
-    def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
-        """Log lines so far, then everything that happens, until the job has ended."""
+    def follow(self, job_id: str, after_log: int | None = 0) -> AsyncIterator[JobUpdate]:
+        """Log lines so far, then everything that happens, until the job has ended. None passes
+        the log over, for who must not wait for it to be written."""
 
     async def cancel(
         self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0

@@ -41,6 +41,7 @@ from penstock.ports.desk import (
     EngineStatus,
     EventBatch,
     JobUpdate,
+    Logged,
     PoolView,
     Streamed,
     WorkerView,
@@ -218,7 +219,7 @@ class HttpDesk:
             after = lines[-1].n
         return found
 
-    async def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
+    async def follow(self, job_id: str, after_log: int | None = 0) -> AsyncIterator[JobUpdate]:
         stream = self._line.stream(f"{at(job_id)}/updates", {"after_log": after_log or None})
         last = (0, 0)
         async with aclosing(stream):
@@ -227,6 +228,8 @@ class HttpDesk:
                     if event.kind in ("", "end"):
                         continue
                     update = _update(event.data)
+                    if after_log is None and isinstance(update, Logged):
+                        continue
                     if isinstance(update, Streamed):
                         if (update.attempt, update.n) <= last:
                             continue  # a stream that was cut off begins again with all of them

@@ -68,7 +68,7 @@ class RemoteDesk:
             "read_log", list[LogLine], job_id=job_id, after=after, limit=limit
         )
 
-    def follow(self, job_id: str, after_log: int = 0) -> AsyncIterator[JobUpdate]:
+    def follow(self, job_id: str, after_log: int | None = 0) -> AsyncIterator[JobUpdate]:
         return self._link.stream("follow", JobUpdate, job_id=job_id, after_log=after_log)
 
     async def cancel(

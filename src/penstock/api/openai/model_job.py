@@ -72,7 +72,7 @@ class ModelJob:
     async def pieces(self) -> AsyncGenerator[tuple[Attempt, Piece], None]:
         """What the model says while it says it, until the job has ended."""
         job_id = self._job.job_id
-        async with aclosing(self._desk.follow(job_id)) as updates:  # type: ignore[type-var]
+        async with aclosing(self._desk.follow(job_id, None)) as updates:  # type: ignore[type-var]
             while True:
                 try:
                     async with asyncio.timeout_at(self._until):
