@@ -118,7 +118,9 @@ class Closing:
     def _lose(self, running: Running, alone: bool) -> Attempts:
         with returning(self._workspace.private):
             self._check(running)
-            attempts = lose(self._workspace, running.job_id, Loss.CRASHED)
+            if running.lost is None:
+                running.lost = lose(self._workspace, running.job_id, Loss.CRASHED)
+            attempts = running.lost
             if self._may_try(attempts, alone):
                 give_back(self._workspace, running.job_id)
             else:

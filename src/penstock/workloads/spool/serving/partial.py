@@ -60,7 +60,8 @@ class Partial:
             await asyncio.wait((self._writing,))
 
     def _progress(self, now: float) -> bytes:
-        speed = (self._tokens - 1) / max(now - (self._first or now), 1e-3)
+        since = now if self._first is None else self._first
+        speed = (self._tokens - 1) / max(now - since, 1e-3)
         left = max(0, self._max_tokens - self._tokens)
         return msgspec.json.encode(
             {

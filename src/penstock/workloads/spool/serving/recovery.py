@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import Conflict, PenstockError
 from penstock.lifecycles.spool import Status
 from penstock.ports.clock import Clock
 from penstock.workloads.spool.ids import is_job_id
@@ -82,6 +82,8 @@ class Recovery:
 
     def _recover(self, job_id: str, found: Recovered) -> None:
         try:
+            if self._workspace.holds(Status.QUEUED, job_id):
+                raise Conflict("another job with its id is queued")
             attempts = lose(self._workspace, job_id, Loss.LOST)
             if attempts.count < self._most:
                 give_back(self._workspace, job_id)

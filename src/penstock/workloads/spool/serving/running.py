@@ -34,6 +34,8 @@ class Running:
         """As it was read; None if it could not be."""
         self.attempts = Attempts()
         """Those before this one."""
+        self.lost: Attempts | None = None
+        """With this one, once it is counted as lost."""
 
     def end(self, why: Why, reason: str = "") -> None:
         if self.why is None and self.task is not None and not self.task.done():
