@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 
@@ -72,9 +73,13 @@ def test_a_padded_number_counts_microseconds_however_small() -> None:
 
 
 def test_an_id_names_the_second_the_process_and_a_counter() -> None:
-    source = IdSource()
+    source = IdSource(counter=count())
     assert source.next(1736700000.9) == f"1736700000_{os.getpid()}_0"
     assert source.next(1736700000.9) == f"1736700000_{os.getpid()}_1"
+
+
+def test_all_sources_of_a_process_count_together() -> None:
+    assert IdSource().next(1.0) != IdSource().next(1.0)
 
 
 def test_threads_never_get_the_same_id() -> None:

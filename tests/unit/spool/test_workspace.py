@@ -44,6 +44,21 @@ def test_what_is_no_workspace_is_said_to_be_none(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_path_that_can_t_be_one_is_refused() -> None:
+    with pytest.raises(Misconfigured, match="null byte"):
+        Workspace("a\0b")
+
+
+def test_a_workspace_stays_where_it_was_when_the_program_goes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    workspace = Workspace("w")
+    monkeypatch.chdir("/")
+    workspace.create()
+    assert (tmp_path / "w" / "output").is_dir()
+
+
 def test_a_link_in_place_of_a_folder_is_refused(workspace: Workspace, tmp_path: Path) -> None:
     output = workspace.folder(Status.DONE)
     output.rename(tmp_path / "elsewhere")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 
 from penstock.core.errors import InvalidRequest
@@ -24,6 +24,8 @@ _MICROSECONDS = 10**11
 _PADDED = 20
 """Digits of a number that counts microseconds whatever it is."""
 _SHOWN = 40
+_OF_THIS_PROCESS = count()
+"""One for all sources: an id whose job was cleaned away is not given again."""
 
 
 def is_job_id(text: str) -> bool:
@@ -65,9 +67,11 @@ class IdSource:
     notice: a taken id is skipped.
     """
 
-    def __init__(self, pid: Callable[[], int] = os.getpid) -> None:
+    def __init__(
+        self, pid: Callable[[], int] = os.getpid, counter: Iterator[int] | None = None
+    ) -> None:
         self._pid = pid
-        self._counter = count()
+        self._counter = counter or _OF_THIS_PROCESS
 
     def next(self, now: float) -> JobId:
         return f"{int(now)}_{self._pid()}_{next(self._counter)}"

@@ -25,7 +25,9 @@ class Workspace:
     """Where each job lies. Paths are only made of ids that follow the rule."""
 
     def __init__(self, path: Path | str, sync: Sync = Sync.FULL) -> None:
-        self.path = Path(path)
+        if "\0" in str(path):
+            raise Misconfigured("the path of a workspace can't have a null byte in it")
+        self.path = Path(path).absolute()
         self.sync = sync
         self.private = self.path / _PRIVATE
         """Ours alone: `servers`, `cancel` and `trash`; the original's tools don't look at it."""
