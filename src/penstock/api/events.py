@@ -120,6 +120,8 @@ OPERATIONS = (
         refusals=(404, 422, 429),
         pace=Pace.STREAMS,
         summary="Follow what a job says",
-        description="Its log lines so far, then `log`, `progress`, `piece` and `moved` until its `end`.",
+        description=(
+            "Its log lines so far, then `log`, `progress`, `piece` and `moved` until its `end`."
+        ),
     ),
 )
