@@ -14,7 +14,8 @@ from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest, NotFound, NotPermitted, TooLarge
 from penstock.ports.batches import Batch, Draft, ShelfQuery, StoredFile
 
-MAX_PAGE = 10_000
+MAX_PAGE = 10_001
+"""One more than a door shows at a time, so that it knows whether there are more."""
 
 
 class Uploading:

@@ -7,11 +7,13 @@ does, as for every other door.
 
 from __future__ import annotations
 
-from penstock.api.openai import chat, completions, embeddings, models
+from penstock.api.openai import batches, chat, completions, embeddings, files, models
 
 OPERATIONS = (
     *chat.OPERATIONS,
     *completions.OPERATIONS,
     *embeddings.OPERATIONS,
     *models.OPERATIONS,
+    *files.OPERATIONS,
+    *batches.OPERATIONS,
 )

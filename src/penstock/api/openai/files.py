@@ -1,0 +1,221 @@
+"""Files, as OpenAI has them: what batches are made of, and what comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from penstock.api.openai.errors import DoorOperation
+from penstock.api.openai.form import FORM, Form, read_form
+from penstock.api.ranges import Part, part_of
+from penstock.api.reply import AnyReply, Headers, Reply, StreamReply, json_reply
+from penstock.core.caller import KeyRole
+from penstock.core.errors import InvalidRequest, NotFound
+from penstock.ports.batches import ShelfQuery, StoredFile
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+_PART = 256 << 10
+_LINES = "application/jsonl"
+CREATED = "created_at"
+"""What a lifetime counts from; OpenAI has no other word."""
+
+
+class FileObject(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+    expires_at: int | UnsetType = UNSET
+
+    @classmethod
+    def of(cls, file: StoredFile) -> FileObject:
+        return cls(
+            id=file.id,
+            bytes=file.bytes,
+            created_at=int(file.created_at),
+            filename=file.filename,
+            purpose=file.purpose,
+            expires_at=UNSET if file.expires_at is None else int(file.expires_at),
+        )
+
+
+class FileList(Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: tuple[FileObject, ...]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FileDeleted(Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True
+
+
+class FileForm(Struct, frozen=True, kw_only=True):
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+    """For a batch: one request a line (JSONL)."""
+    purpose: Literal["batch"]
+    anchor: Literal["created_at"] | UnsetType = field(name="expires_after[anchor]", default=UNSET)
+    seconds: Annotated[int, Meta(ge=3600, le=2_592_000)] | UnsetType = field(
+        name="expires_after[seconds]", default=UNSET
+    )
+    """For how long it is kept; else it is what the engine's retention says."""
+
+
+class FileQuery(Struct, frozen=True):
+    purpose: str | None = None
+    after: str | None = None
+    """The id that ended the page before."""
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+
+
+async def create_file(call: Call) -> Reply:
+    batches = call.desk.batches
+    upload = await batches.begin_upload()
+    try:
+        form = await read_form(call, lambda data: batches.write_upload(upload, data))
+        if form.filename is None:
+            raise InvalidRequest("file", "is missing", hint="it is required")
+        file = await batches.keep_upload(
+            upload,
+            form.filename,
+            form.field("purpose"),
+            tenant=call.tenant(),
+            expires_after=_lifetime(form),
+        )
+    finally:
+        await batches.drop_upload(upload)
+    return json_reply(FileObject.of(file))
+
+
+def _lifetime(form: Form) -> int | None:
+    anchor = form.fields.get("expires_after[anchor]")
+    seconds = form.fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return None
+    if anchor != CREATED:
+        raise InvalidRequest("expires_after.anchor", f"must be {CREATED}")
+    if seconds is None or not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10):
+        raise InvalidRequest("expires_after.seconds", "is no number of seconds")
+    return int(seconds)
+
+
+async def list_files(call: Call) -> Reply:
+    query = call.query(FileQuery)
+    limit = query.limit
+    found = await call.desk.batches.files(
+        ShelfQuery(
+            purpose=query.purpose,
+            after=query.after,
+            limit=limit + 1,
+            oldest_first=query.order == "asc",
+        )
+    )
+    data = tuple(map(FileObject.of, found[:limit]))
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    more = len(found) > limit
+    return json_reply(FileList(data=data, first_id=first, last_id=last, has_more=more))
+
+
+async def get_file(call: Call) -> Reply:
+    return json_reply(FileObject.of(await call.desk.batches.file(call.params["file_id"])))
+
+
+async def get_file_content(call: Call) -> AnyReply:
+    file = await call.desk.batches.file(call.params["file_id"])
+    etag = b'"%b-%d"' % (file.id.encode(), int(file.created_at * 1e6))
+    part = part_of(call.headers, file.bytes, etag)
+    headers: Headers = (
+        (b"content-type", _LINES.encode()),
+        (b"content-disposition", b"attachment"),
+        (b"accept-ranges", b"bytes"),
+        (b"cache-control", b"private, no-cache"),
+        (b"etag", etag),
+        *part.headers,
+    )
+    length = () if part.status == 304 else ((b"content-length", b"%d" % part.length),)
+    if call.scope["method"] == "HEAD":
+        part = Part(part.status, 0, 0)
+    content = _read(call, file.id, part)
+    return StreamReply(content, (*headers, *length), part.status, length=part.length)
+
+
+async def _read(call: Call, file_id: str, part: Part) -> AsyncGenerator[bytes, None]:
+    at, end = part.start, part.start + part.length
+    while at < end:
+        piece = await call.desk.batches.read_file(file_id, at, min(_PART, end - at))
+        if not piece:
+            raise NotFound("the file was deleted while it was read")
+        at += len(piece)
+        yield piece
+
+
+async def delete_file(call: Call) -> Reply:
+    file_id = call.params["file_id"]
+    await call.desk.batches.delete_file(file_id)
+    return json_reply(FileDeleted(id=file_id))
+
+
+OPERATIONS = (
+    DoorOperation(
+        "POST",
+        "/v1/files",
+        create_file,
+        role=KeyRole.SUBMIT,
+        body=FileForm,
+        body_type=FORM,
+        large=True,
+        answer=FileObject,
+        refusals=(404,),
+        summary="Upload a file for a batch",
+        description="Of any size up to the setting `max_file`; it is written as it comes.",
+    ),
+    DoorOperation(
+        "GET",
+        "/v1/files",
+        list_files,
+        query=FileQuery,
+        answer=FileList,
+        refusals=(404,),
+        summary="List files, newest first",
+    ),
+    DoorOperation(
+        "GET",
+        "/v1/files/{file_id}",
+        get_file,
+        answer=FileObject,
+        refusals=(404,),
+        summary="Get a file's record",
+    ),
+    DoorOperation(
+        "GET",
+        "/v1/files/{file_id}/content",
+        get_file_content,
+        answer=bytes,
+        answer_type=_LINES,
+        others={206: bytes, 304: None},
+        refusals=(404, 416),
+        summary="Download a file",
+        description="Whole, or in parts with `Range`.",
+    ),
+    DoorOperation(
+        "DELETE",
+        "/v1/files/{file_id}",
+        delete_file,
+        role=KeyRole.SUBMIT,
+        answer=FileDeleted,
+        refusals=(404, 409),
+        summary="Delete a file",
+        description="Not while it is the input of a batch that has not ended.",
+    ),
+)

@@ -1,0 +1,153 @@
+"""A form with one file in it (multipart/form-data), read as it comes: the file is never whole in
+memory, and its fields may stand before or after it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from penstock.api.problems import Refused, malformed
+from penstock.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+FORM = "multipart/form-data"
+_MOST_FIELDS = 32
+_MOST_BYTES = 64 << 10
+"""Of all fields together, the file not counted."""
+
+Sink = Callable[[bytes], Awaitable[None]]
+
+
+class Form:
+    """What was read: the fields, and the name of the file; `sink` got its content."""
+
+    def __init__(self) -> None:
+        self.fields: dict[str, str] = {}
+        self.filename: str | None = None
+        self._headers: dict[bytes, bytearray] = {}
+        self._header = b""
+        self._name = ""
+        self._is_file = False
+        self._value = bytearray()
+        self._size = 0
+        self._pieces: list[bytes] = []
+        self.is_complete = False
+
+    def field(self, name: str) -> str:
+        """Raises InvalidRequest if it is not there."""
+        if name not in self.fields:
+            raise InvalidRequest(name, "is missing", hint="it is required")
+        return self.fields[name]
+
+    def take_pieces(self) -> list[bytes]:
+        """Of the file, what came since."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    # -- what the parser tells --------------------------------------------------------
+
+    def on_part_begin(self) -> None:
+        self._headers, self._value, self._header = {}, bytearray(), b""
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._headers.setdefault(self._header.lower(), bytearray()).extend(data[start:end])
+
+    def on_header_end(self) -> None:
+        self._header = b""
+
+    def on_headers_finished(self) -> None:
+        from python_multipart.multipart import parse_options_header
+
+        said = bytes(self._headers.get(b"content-disposition", b""))
+        _, options = parse_options_header(said)
+        self._name = _text("name", options.get(b"name", b""))
+        if not self._name:
+            raise malformed("a part of the form has no name")
+        self._is_file = b"filename" in options
+        if self._is_file != (self._name == "file"):
+            raise InvalidRequest(self._name[:100], "is not a file, or is one: only 'file' is")
+        if self._is_file:
+            if self.filename is not None:
+                raise InvalidRequest("file", "is given twice", hint="upload one file at a time")
+            self.filename = _text("file", options[b"filename"])
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._is_file:
+            self._pieces.append(data[start:end])
+            return
+        self._size += end - start
+        if self._size > _MOST_BYTES:
+            raise InvalidRequest(self._name[:100], f"the fields have more than {_MOST_BYTES} bytes")
+        self._value += data[start:end]
+
+    def on_part_end(self) -> None:
+        if self._is_file:
+            return
+        if self._name in self.fields:
+            raise InvalidRequest(self._name[:100], "is given twice", hint="give it once")
+        if len(self.fields) >= _MOST_FIELDS:
+            raise InvalidRequest("form", f"has more than {_MOST_FIELDS} fields")
+        self.fields[self._name] = _text(self._name, bytes(self._value))
+
+    def on_end(self) -> None:
+        self.is_complete = True
+
+
+async def read_form(call: Call, sink: Sink) -> Form:
+    """Raises Refused or InvalidRequest, and whatever `sink` raises."""
+    from python_multipart.exceptions import MultipartParseError
+    from python_multipart.multipart import MultipartParser
+
+    form = Form()
+    parser = MultipartParser(
+        _boundary(call),
+        {
+            "on_part_begin": form.on_part_begin,
+            "on_header_field": form.on_header_field,
+            "on_header_value": form.on_header_value,
+            "on_header_end": form.on_header_end,
+            "on_headers_finished": form.on_headers_finished,
+            "on_part_data": form.on_part_data,
+            "on_part_end": form.on_part_end,
+            "on_end": form.on_end,
+        },
+    )
+    async with aclosing(call.parts()) as parts:
+        async for part in parts:
+            try:
+                parser.write(part)
+            except MultipartParseError as error:
+                raise malformed(f"the form can't be read: {error}") from None
+            for piece in form.take_pieces():
+                await sink(piece)
+    if not form.is_complete:
+        raise malformed("the form is cut off: its closing boundary did not come")
+    return form
+
+
+def _boundary(call: Call) -> bytes:
+    from python_multipart.multipart import parse_options_header
+
+    kind, options = parse_options_header(call.header(b"content-type"))
+    if kind.lower() != FORM.encode():
+        raise Refused(415, "WRONG_TYPE", "the body is no form", hint=f"say Content-Type: {FORM}")
+    boundary = options.get(b"boundary", b"")
+    if not 1 <= len(boundary) <= 200:
+        raise malformed("the Content-Type names no boundary")
+    return boundary
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(name[:100], "is not UTF-8") from None
+    if "\x00" in text:
+        raise InvalidRequest(name[:100], "has a control character")
+    return text
