@@ -75,6 +75,43 @@ def test_what_is_ours_follows_what_the_original_knows() -> None:
     assert "prompt_tokens" not in written
 
 
+def _as_the_original_reads(written: str, key: str) -> str:
+    """It knows no JSON: it looks for the key, and reads on to where the value must end."""
+    found = written.split(f'"{key}": ', 1)[1]
+    if found.startswith('"'):
+        return found[1:].split('"', 1)[0]
+    if found.startswith("["):
+        return found[1:].split("]", 1)[0]
+    return found.split(",", 1)[0].split("\n", 1)[0]
+
+
+def test_the_original_finds_every_key_that_it_knows_whatever_else_is_there() -> None:
+    meta = Meta(
+        submitted_at=stamp(0),
+        mode=JobKind.EMBED,
+        parent="1_2_3",
+        tags=("a", "b"),
+        completed_at=stamp(1),
+        duration_s=0.126,
+        artifacts=("embedding.json",),
+        status="done",
+        model='"status": "failed"',
+        other={"note": '"mode": "tts"', "mine": {"status": "x"}},
+    )
+    written = encode_meta(meta).decode()
+    read = {key: _as_the_original_reads(written, key) for key in Meta.__struct_fields__[:8]}
+    assert read == {
+        "submitted_at": "1970-01-01T00:00:00.000000Z",
+        "mode": "embed",
+        "parent": "1_2_3",
+        "tags": '"a", "b"',
+        "completed_at": "1970-01-01T00:00:01.000000Z",
+        "duration_s": "0.13",
+        "artifacts": '"embedding.json"',
+        "status": "done",
+    }
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "-inf"])
 def test_a_number_that_json_has_no_word_for_is_still_valid_json(number: float) -> None:
     meta = Meta(duration_s=number, tokens_per_second=number, status="done")
