@@ -37,6 +37,10 @@ async def _whole(call: Call, job: ModelJob, endpoint: Endpoint, body: AnyBody) -
 async def _in_parts(call: Call, job: ModelJob, voice: Voice) -> StreamReply:
     headers = (*EVENT_STREAM, *job_headers(job.origin.job_id))
     content = events(job, voice)
-    with call.attending():
-        await anext(content)
+    try:
+        with call.attending():
+            await anext(content)
+    except BaseException:
+        await job.leave()  # what was never begun does not do so itself
+        raise
     return StreamReply(content, headers, counted=True, whole=True)

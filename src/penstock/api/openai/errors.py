@@ -96,6 +96,7 @@ _ENDS = {
 _TOO_LATE = "DEADLINE_EXCEEDED"
 """Whether a job ran (TIMEOUT) or not (CANCELLED) when its time had come."""
 
+_SOON = (b"retry-after", b"1")
 DONT_REPEAT = (b"x-should-retry", b"false")
 """OpenAI's clients repeat what is answered with 408, 409 or 5xx by themselves, unless told not
 to: a second job would end like the first."""
@@ -138,8 +139,7 @@ def _ended(job: Job, given: str | None) -> Refusal:
         param = param or (given if status == 400 else None)
         message = why or message
     headers = job_headers(job.job_id)
-    if failed not in _MAY_REPEAT:
-        headers = (*headers, DONT_REPEAT)
+    headers = (*headers, _SOON if failed in _MAY_REPEAT else DONT_REPEAT)
     fault = OpenAiFault(message=message, type=type_of(status), param=param, code=code)
     return Refusal(status, fault, headers)
 

@@ -38,7 +38,7 @@ class ModelJob:
         self._desk, self._job, self._body = desk, job, body
         self._until = until
         self._kept = job.request.idempotency_key is not None
-        """Whoever gave a key may come back for the answer."""
+        """Whether it goes on without a reader: whoever gave a key may come back for the answer."""
 
     @property
     def origin(self) -> Origin:
@@ -87,6 +87,7 @@ class ModelJob:
     async def leave(self) -> None:
         """Nobody waits any more: what has not ended, ends."""
         if not (self._job.is_final or self._kept):
+            self._kept = True  # once is enough
             reason = "nobody waits for the answer any more"
             await self._desk.cancel(self._job.job_id, reason=reason, timeout=0.0)
 

@@ -1,0 +1,174 @@
+"""A batch whose engine is killed, at any point, is taken up by the next one: nothing is lost, and
+nothing that was answered is computed again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from openai.types import Batch
+from tests.openai.mortal_engine import SLOTS
+
+from openai import OpenAI
+
+CHAT: Final = "/v1/chat/completions"
+SCRIPT = Path(__file__).with_name("mortal_engine.py")
+ENDED = ("completed", "failed", "cancelled", "expired")
+
+
+class Mortal:
+    """Engines on one data directory, one after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data, self.marks = folder / "data", folder / "marks"
+        self._log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, delay: float = 0.001, strike: str = "") -> OpenAI:
+        (self.data / "url").unlink(missing_ok=True)
+        with self._log.open("ab") as log:
+            self._process = process = subprocess.Popen(
+                [sys.executable, str(SCRIPT), str(self.data), str(self.marks), str(delay)],
+                env={"PENSTOCK_FAILPOINT": strike},
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        eventually(lambda: (self.data / "url").exists() or process.poll() is not None)
+        assert process.poll() is None, self._log.read_text()
+        url, token = (self.data / "url").read_text(), (self.data / "token").read_text()
+        return OpenAI(base_url=f"{url}/v1", api_key=token, max_retries=0)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def died(self) -> bool:
+        return self._process is not None and self._process.poll() == -9
+
+    def begun(self) -> Counter[str]:
+        return Counter(self.marks.read_text().splitlines()) if self.marks.exists() else Counter()
+
+
+@contextmanager
+def mortal(folder: Path) -> Iterator[Mortal]:
+    engine = Mortal(folder)
+    try:
+        yield engine
+    finally:
+        engine.kill()
+
+
+def eventually(claim: Callable[[], object], within: float = 50.0) -> None:
+    end = time.monotonic() + within
+    while not claim():
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.01)
+
+
+def started(client: OpenAI, count: int) -> Batch:
+    lines = (
+        {
+            "custom_id": f"c{n}",
+            "method": "POST",
+            "url": CHAT,
+            "body": {"model": "fake", "messages": [{"role": "user", "content": f"say {n}"}]},
+        }
+        for n in range(count)
+    )
+    content = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    file = client.files.create(file=("p.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+
+
+def completed(client: OpenAI, batch_id: str) -> int:
+    counts = client.batches.retrieve(batch_id).request_counts
+    return 0 if counts is None else counts.completed
+
+
+def finished(client: OpenAI, batch_id: str) -> Batch:
+    eventually(lambda: client.batches.retrieve(batch_id).status in ENDED)
+    return client.batches.retrieve(batch_id)
+
+
+def check_answers(client: OpenAI, batch: Batch, count: int) -> None:
+    assert batch.status == "completed", batch
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed == batch.request_counts.total == count
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is None
+    content = client.files.content(batch.output_file_id).content
+    output: list[Any] = [json.loads(line) for line in content.splitlines()]
+    assert [line["custom_id"] for line in output] == [f"c{n}" for n in range(count)]
+    said = [line["response"]["body"]["choices"][0]["message"]["content"] for line in output]
+    assert said == [f"SAY {n}" for n in range(count)]
+    outputs = [file for file in client.files.list() if file.purpose == "batch_output"]
+    assert [file.id for file in outputs] == [batch.output_file_id]
+
+
+def check_once(engine: Mortal, count: int, kills: int) -> None:
+    """Only what was under way when an engine was killed was begun again."""
+    begun = engine.begun()
+    assert len(begun) == count
+    assert begun.total() - count <= kills * SLOTS
+    assert max(begun.values()) <= 1 + kills
+
+
+@pytest.mark.chaos
+def test_a_batch_of_2000_lines_is_finished_over_two_kills(tmp_path: Path) -> None:
+    with mortal(tmp_path) as engine:
+        client = engine.start()
+        batch = started(client, 2000)
+        for far in (300, 1100):
+            eventually(lambda far=far: completed(client, batch.id) >= far)  # type: ignore[misc]
+            engine.kill()
+            before = engine.begun().total()
+            client = engine.start()
+            assert before <= far + 900, "it was killed in the middle"
+        check_answers(client, finished(client, batch.id), 2000)
+        check_once(engine, 2000, kills=2)
+
+
+STRIKES = {
+    "as it is created": "shelf-record:2",
+    "as it was validated": "shelf-record:3",
+    "before its first lines are accepted": "before-commit:3",
+    "after its first lines were accepted": "after-commit:3",
+    "in the middle": "after-commit:60",
+    "before it is finalized": "shelf-record:4",
+    "before its output is kept": "shelf-content:2",
+    "after its output was kept": "shelf-kept:2",
+    "before its end is written": "shelf-record:6",
+}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("when", list(STRIKES))
+def test_killed_at_any_step_a_batch_is_told_whole_by_the_next_engine(
+    tmp_path: Path, when: str
+) -> None:
+    with mortal(tmp_path) as engine:
+        client = engine.start(strike=STRIKES[when])
+        created: list[str] = []
+        try:
+            created.append(started(client, 300).id)
+        except Exception:
+            assert when == "as it is created" or "commit" in STRIKES[when]
+        eventually(engine.died)
+        client = engine.start()
+        found = [batch.id for batch in client.batches.list()]
+        if not created and not found:
+            found = [started(client, 300).id]  # it was never answered, and is not there
+        assert len(found) == 1
+        assert created in ([], found)
+        check_answers(client, finished(client, found[0]), 300)
+        check_once(engine, 300, kills=1)
