@@ -58,7 +58,7 @@ def _params(engine: Any, plan: dict[str, Any]) -> Any:
     # depend on the neighbours.
     params.kv_unified = False
     params.n_batch = plan["batch"]
-    params.n_ubatch = plan["micro_batch"]
+    params.n_ubatch = plan["batch"]
     params.cache_ram_mib = 0  # a slot keeps what it computed last, and memory stays what it was
     if plan["embedding"]:
         params.embedding = True

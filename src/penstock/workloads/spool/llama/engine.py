@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -43,6 +43,9 @@ class Engine:
         self.tools = self.vision = False
         self._watchdog = Watchdog(stall, process.kill)
         self._room = asyncio.Semaphore(self.purpose.size.slots + self.purpose.waiting)
+        self._under_way = 0
+        self._is_quiet = asyncio.Event()
+        self._is_quiet.set()
         self._session = aiohttp.ClientSession(
             # A connection that is kept may be closed by the other side just when it is used.
             connector=aiohttp.UnixConnector(str(process.socket), limit=0, force_close=True),
@@ -97,9 +100,14 @@ class Engine:
         return wire.embedded(reply)
 
     async def close(self) -> None:
+        """End its process, and with it whatever it was answering."""
         self._watchdog.close()
-        await self._session.close()
         await self.process.close()
+        # Those who read must hear of the end first: a closed session tells them nothing.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DYING):
+                await self._is_quiet.wait()
+        await self._session.close()
 
     def _check(self, ask: Generation) -> None:
         if wire.wants_tools(ask) and not self.tools:
@@ -121,14 +129,23 @@ class Engine:
         if not self.purpose.embedding:
             await prime(self._call, self.purpose.size.slots)
             self.process.beside(PREFIX_FILE).unlink(missing_ok=True)
+        if not self.is_alive:
+            raise await self._broken()
 
     @asynccontextmanager
     async def _working(self) -> AsyncGenerator[None, None]:
         async with self._room:
             if not self.is_alive:
                 raise Departed
-            with self._watchdog:
-                yield
+            self._under_way += 1
+            self._is_quiet.clear()
+            try:
+                with self._watchdog:
+                    yield
+            finally:
+                self._under_way -= 1
+                if not self._under_way:
+                    self._is_quiet.set()
 
     async def _events(
         self, path: str, body: bytes, *, is_held: bool
@@ -163,15 +180,16 @@ class Engine:
         return reply
 
     async def _broken(self) -> LlmFailure:
-        if self._watchdog.has_bitten:
-            return reasons.of_stall(self.purpose.model, self._watchdog.patience)
         try:
             async with asyncio.timeout(_DYING):
-                return await self.process.death()
+                death = await self.process.death()
         except TimeoutError:
             return LlmFailure(
                 LlmCode.ENGINE_ERROR, f"the engine of {self.purpose.model} hung up on an answer"
             )
+        if self._watchdog.has_bitten:
+            return reasons.of_stall(self.purpose.model, self._watchdog.patience)
+        return death
 
 
 def _refused(status: int, data: bytes, *, is_held: bool) -> LlmFailure:

@@ -105,7 +105,7 @@ class Fleet:
     async def _take(self, purpose: Purpose, told: Loading | None) -> Seat:
         while True:
             if self._is_closed:
-                raise LlmFailure(LlmCode.ENGINE_ERROR, "the engine is being closed")
+                raise _closing()
             seat = self._seats.get(purpose)
             if seat is None:
                 seat = self._seats[purpose] = Seat(purpose)
@@ -113,27 +113,31 @@ class Fleet:
                 seat.loading.add_done_callback(_looked_at)
             if seat.engine is None:
                 await self._await_loading(seat, told)
+                return seat
+            if not seat.engine.is_alive and not seat.is_leaving:
+                self._lost(seat)
             elif seat.is_leaving or self._somebody_waits_long(seat):
                 await self._change.wait()
-            elif not seat.engine.is_alive:
-                await self._leave(seat)
             else:
                 seat.users += 1
                 return seat
 
     async def _await_loading(self, seat: Seat, told: Loading | None) -> None:
+        """Be one of its users from now on, so that it does not leave before it was used."""
         assert seat.loading is not None
-        seat.users += 1  # so that it does not leave before it was used
+        seat.users += 1
         if told is not None:
             seat.listeners.append(told)
         try:
             await asyncio.shield(seat.loading)
-        except asyncio.CancelledError:
-            if seat.loading.cancelled():
-                raise LlmFailure(LlmCode.ENGINE_ERROR, "the engine is being closed") from None
+        except BaseException:
+            self._release(seat)
+            if not seat.loading.done() and not seat.users:
+                self._abandon(seat, seat.loading)
+            elif seat.loading.cancelled() and not _is_cancelled():
+                raise _closing() from None
             raise
         finally:
-            seat.users -= 1
             if told is not None:
                 seat.listeners.remove(told)
 
@@ -152,8 +156,7 @@ class Fleet:
             await self._make_room(seat)
             engine = await self._start(seat.purpose, seat.tell)
         except BaseException:
-            del self._seats[seat.purpose]
-            self._changed()
+            self._give_up(seat)
             raise
         loop = asyncio.get_running_loop()
         seat.engine = engine
@@ -170,26 +173,40 @@ class Fleet:
         try:
             await seat.engine.close()
         finally:
-            if self._seats.get(seat.purpose) is seat:
-                del self._seats[seat.purpose]
-            self._changed()
+            self._give_up(seat)
+
+    def _give_up(self, seat: Seat) -> None:
+        if self._seats.get(seat.purpose) is seat:
+            del self._seats[seat.purpose]
+        self._changed()
+
+    def _abandon(self, seat: Seat, loading: asyncio.Task[Engine]) -> None:
+        """Nobody waits for it any more."""
+
+        async def ended() -> None:
+            await asyncio.wait([loading])
+
+        loading.cancel()
+        self._give_up(seat)
+        self._spawn(ended())
 
     def _lost(self, seat: Seat) -> None:
         """Its process ended, whether we meant it to or not."""
-        if seat.is_leaving:
+        if seat.is_leaving or self._seats.get(seat.purpose) is not seat:
             return
         now = asyncio.get_running_loop().time()
         row = self._deaths.get(seat.purpose, (0, 0.0))[0]
         died_at_once = now - seat.loaded_at < _YOUNG
         self._deaths[seat.purpose] = (row + 1 if died_at_once else 0, now)
+        self._give_up(seat)  # what is left of it needs no memory, and another may come
         self._spawn(self._leave(seat))
 
     async def _back_off(self, purpose: Purpose) -> None:
         """The first that dies is followed at once; those that die in a row, later and later."""
         row, when = self._deaths.get(purpose, (0, 0.0))
-        if row > 1:
-            pause = min(_LONGEST_BACKOFF, 0.25 * 2.0 ** min(row - 2, 10))
-            await asyncio.sleep(when + pause - asyncio.get_running_loop().time())
+        left = when + back_off(row) - asyncio.get_running_loop().time()
+        if row and left > 0:
+            await asyncio.sleep(left)
 
     # -- room ------------------------------------------------------------------------------
 
@@ -234,6 +251,21 @@ class Fleet:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def back_off(row: int) -> float:
+    """Seconds before the next one is started, after so many that died at once."""
+    return min(_LONGEST_BACKOFF, 0.25 * 2.0 ** min(row - 2, 10)) if row > 1 else 0.0
+
+
+def _closing() -> LlmFailure:
+    return LlmFailure(LlmCode.ENGINE_ERROR, "the engine is being closed")
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that is to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _looked_at(loading: asyncio.Task[Engine]) -> None:

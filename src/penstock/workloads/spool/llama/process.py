@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,9 @@ _ERRORS = 200
 """Lines of standard error that are kept."""
 MEAN = "LLAMA_POOLING_TYPE_MEAN"
 _SOCKET = "llama.sock"
+_PREFIX = "penstock-llm-"
+_OLD = 86_400.0
+"""Seconds after which nobody is loading any more."""
 _LONGEST = 100
 """Bytes of a path that a socket may have, with room to spare."""
 _LOOK = 0.1
@@ -48,7 +52,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     http_threads: int
     batch: int
-    micro_batch: int
     embedding: bool
     pooling: str
 
@@ -145,6 +148,8 @@ class EngineProcess:
             return reasons.of_import(said["why"])
         status = await asyncio.shield(self.gone)
         killed = reasons.kills_for_memory() > self._kills
+        if not said and status > 0 and not killed:
+            return reasons.of_child(status, self.errors)
         return reasons.of_loading(self.purpose, status, self.errors, killed)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -175,7 +180,6 @@ class EngineProcess:
             threads=size.threads,
             http_threads=size.slots + self.purpose.waiting + _EXTRA_HTTP,
             batch=size.batch,
-            micro_batch=size.micro_batch,
             embedding=self.purpose.embedding,
             pooling=self.purpose.pooling,
         )
@@ -187,9 +191,10 @@ class EngineProcess:
 
     async def _look(self, told: Loading) -> None:
         """Tell how far loading is, by how much memory it has."""
-        whole = self.purpose.size.memory
+        furthest = 0.0
         while True:
-            told(min(0.95, resident(self.pid) / whole), "loading the model")
+            furthest = max(furthest, resident(self.pid) / self.purpose.size.memory)
+            told(min(0.95, furthest), "loading the model")
             await asyncio.sleep(_LOOK)
 
     # -- in threads of their own -----------------------------------------------------------
@@ -234,11 +239,19 @@ def _environment(purpose: Purpose) -> dict[str, str]:
 
 def _folder() -> Path:
     """A private folder with a path that is short enough for a socket."""
-    made = Path(tempfile.mkdtemp(prefix="penstock-llm-"))
-    if len(os.fsencode(made / _SOCKET)) <= _LONGEST:
-        return made
-    made.rmdir()
-    return Path(tempfile.mkdtemp(prefix="penstock-llm-", dir="/tmp"))
+    place = tempfile.gettempdir()
+    if len(os.fsencode(place)) + len(_PREFIX) + len(_SOCKET) + 10 > _LONGEST:
+        place = "/tmp"
+    _tidy(Path(place))
+    return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+
+
+def _tidy(place: Path) -> None:
+    """A parent and child that were killed while loading leave an empty folder."""
+    for old in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > _OLD:
+                old.rmdir()
 
 
 def resident(pid: int) -> int:

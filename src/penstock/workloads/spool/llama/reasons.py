@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 _NO_MEMORY = re.compile(
     r"failed to allocate|unable to allocate|cannot allocate|bad_alloc|out of memory|ENOMEM", re.I
 )
-_PREFIX = re.compile(r"^[\d.]+ [A-Z] +(?:\S+ +\S+: )?")
+_PREFIX = re.compile(r"^(?:[\d.]+ [A-Z] +)?(?:srv +\w+: |[a-z]+(?:_[a-z]+)+: )*")
 """Time, level, and which function of llama.cpp said it."""
 _LOADING = re.compile(r"error loading model: (.*)")
 _WORDY = re.compile(r"^Unable to generate parser for this template\. .*?: ")
+_TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large.*batch size: (\d+)")
 _GONE = re.compile(r"No such file or directory")
 _GRAMMAR = re.compile(r"grammar|json.?schema|unrecognized type|samplers", re.I)
 _EVENTS = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
@@ -56,12 +57,20 @@ def of_import(why: str) -> LlmFailure:
     return LlmFailure(LlmCode.ENGINE_MISSING, f"llama.cpp can't be loaded here: {why}")
 
 
+def of_child(status: int, errors: Iterable[str]) -> LlmFailure:
+    """Our own part of the process failed: as with a version of the engine that we don't know."""
+    return LlmFailure(
+        LlmCode.ENGINE_ERROR,
+        f"the engine can't be started (status {status}): {_last(errors) or 'it said nothing'}",
+    )
+
+
 def of_loading(
     purpose: Purpose, status: int, errors: Iterable[str], killed_for_memory: bool
 ) -> LlmFailure:
     """A model can't be loaded: the process ended before it was ready."""
     text = "\n".join(errors)
-    if killed_for_memory or _NO_MEMORY.search(text):
+    if _is_for_memory(status, killed_for_memory, text):
         return _no_memory(purpose.model, "while it was loaded")
     if _GONE.search(text):
         return LlmFailure(LlmCode.MODEL_NOT_FOUND, f"there is no file {purpose.path}")
@@ -80,7 +89,7 @@ def of_loading(
 
 def of_death(model: str, status: int, errors: Iterable[str], killed_for_memory: bool) -> LlmFailure:
     """The process ended while answers were under way."""
-    if killed_for_memory or _NO_MEMORY.search("\n".join(errors)):
+    if _is_for_memory(status, killed_for_memory, "\n".join(errors)):
         return _no_memory(model, "while it answered")
     return _crash(model, status, errors)
 
@@ -91,6 +100,8 @@ def of_reply(status: int, reply: Mapping[str, Any], *, is_held: bool) -> LlmFail
     message = cleaned(str(error.get("message", reply)))
     if error.get("type") == "exceed_context_size_error":
         return over_context(int(error["n_prompt_tokens"]), int(error["n_ctx"]))
+    if found := _TOO_LARGE.search(message):
+        return over_context(int(found[1]), int(found[2]))
     if is_held and _GRAMMAR.search(message):
         why = _WORDY.sub("", message)
         return LlmFailure(LlmCode.INVALID_SCHEMA, f"no answer can be held to this: {why}")
@@ -121,6 +132,12 @@ def cleaned(text: str) -> str:
     """Without times, names of functions and several lines."""
     lines = (_PREFIX.sub("", line).strip() for line in text.splitlines())
     return "; ".join(line for line in lines if line)
+
+
+def _is_for_memory(status: int, killed_for_memory: bool, text: str) -> bool:
+    """The kernel kills for memory with SIGKILL; another death has nothing to do with its count."""
+    killed = killed_for_memory and status == -signal.SIGKILL
+    return killed or _NO_MEMORY.search(text) is not None
 
 
 def _no_memory(model: str, when: str) -> LlmFailure:

@@ -16,12 +16,13 @@ LEAST_CONTEXT = 512
 """Below this nobody is served: rather fewer slots."""
 EMBEDDING_CONTEXT = 2048
 EMBEDDING_SLOTS = 4
-_BATCH = 2048
-_MICRO_BATCH = 512
+_BATCH = 256
+"""Tokens of prompts that are computed in one go: as fast as more of them, and nobody waits longer
+for the next token, or to be rid of a cancelled job."""
 _PROCESS = 64 << 20
 """What a process with the engine and no model takes."""
 _COMPUTE = 128 << 20
-"""Buffers of a computation, of a model of a usual width."""
+"""Buffers of a computation of up to 512 tokens, of a model of a usual width."""
 
 
 class Size(Struct, frozen=True, kw_only=True):
@@ -32,7 +33,6 @@ class Size(Struct, frozen=True, kw_only=True):
     """Tokens of one slot."""
     threads: int
     batch: int = _BATCH
-    micro_batch: int = _MICRO_BATCH
     memory: int
     """Bytes that it will take, estimated."""
 
@@ -100,7 +100,7 @@ def _size(
     machine: Machine,
     slots: int,
     context: int,
-    batch: int = 0,
+    batch: int = _BATCH,
 ) -> Size:
     threads = min(config.threads or machine.cores, machine.cores)
     cache = slots * context * facts.kv_bytes_per_token
@@ -108,7 +108,6 @@ def _size(
         slots=slots,
         context=context,
         threads=threads,
-        batch=batch or _BATCH,
-        micro_batch=batch or _MICRO_BATCH,
-        memory=facts.size + cache + _COMPUTE * max(1, batch // _MICRO_BATCH) + _PROCESS,
+        batch=batch,
+        memory=facts.size + cache + _COMPUTE * -(-batch // 512) + _PROCESS,
     )

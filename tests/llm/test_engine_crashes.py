@@ -1,0 +1,202 @@
+"""The engine's process dies, hangs, or outlives its parent: never more than its own answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.llm import Completion, LlmCode, LlmFailure, Piece, Said, Sampling
+from penstock.testing.aio import run_async
+from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.spool.llama.runner import LlamaRunner
+from penstock.workloads.spool.runner import answer
+
+LONG = Completion(prompts=("Once upon a time",), max_tokens=100, sampling=Sampling(temperature=0))
+SHORT = Completion(prompts=("The sea is",), max_tokens=3, sampling=Sampling(temperature=0))
+
+
+@asynccontextmanager
+async def running(model_file: Path, **more: Any) -> AsyncIterator[LlamaRunner]:
+    config = {"models": (str(model_file),), "slots": 2, "context": 256, **more}
+    runner = LlamaRunner(ModelConfig(**config))
+    try:
+        yield runner
+    finally:
+        await runner.close()
+
+
+def children(of: int | None = None) -> list[int]:
+    """The engines below a process, by their ids."""
+    path = Path(f"/proc/{of or os.getpid()}/task")
+    below = [int(pid) for task in path.iterdir() for pid in (task / "children").read_text().split()]
+    return [pid for pid in below if b"llama/child.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def folders() -> set[Path]:
+    return set(Path(tempfile.gettempdir()).glob("penstock-llm-*"))
+
+
+def is_known(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+async def begun(runner: LlamaRunner, started: asyncio.Event) -> None:
+    async with aclosing(runner.generate("", LONG)) as pieces:
+        async for piece in pieces:
+            started.set()
+            assert isinstance(piece, Piece), "it was to be ended before"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV], ids=["killed", "segfault"])
+@run_async
+async def test_answers_under_way_fail_and_the_next_finds_a_new_engine(
+    model_file: Path, how: signal.Signals
+) -> None:
+    before = set(children())
+    async with running(model_file) as runner:
+        good = await answer(runner, "", SHORT)
+        events = asyncio.Event(), asyncio.Event()
+        tasks = [asyncio.ensure_future(begun(runner, event)) for event in events]
+        for event in events:
+            await event.wait()
+        [pid] = set(children()) - before
+        os.kill(pid, how)
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+
+        for one in ended:
+            assert isinstance(one, LlmFailure)
+            assert one.code is LlmCode.ENGINE_CRASHED
+            assert how.name in one.message
+        assert (await answer(runner, "", SHORT)).choices == good.choices
+    assert set(children()) <= before
+
+
+@run_async
+async def test_answers_that_wait_for_a_slot_are_not_lost_with_the_engine(model_file: Path) -> None:
+    before = set(children())
+    async with running(model_file, slots=1) as runner:
+        started = asyncio.Event()
+        first = asyncio.ensure_future(begun(runner, started))
+        await started.wait()
+        inside = asyncio.ensure_future(answer(runner, "", SHORT))
+        waiting = [asyncio.ensure_future(answer(runner, "", SHORT)) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        [pid] = set(children()) - before
+        os.kill(pid, signal.SIGKILL)
+
+        with pytest.raises(LlmFailure):
+            await first
+        with pytest.raises(LlmFailure):
+            await inside
+        assert {(await one).choices[0].finish_reason for one in waiting} == {"length"}
+
+
+@run_async
+async def test_an_engine_that_hangs_is_ended(model_file: Path) -> None:
+    before = set(children())
+    async with running(model_file, stall=2.0) as runner:
+        await runner.load()
+        started = asyncio.Event()
+        task = asyncio.ensure_future(begun(runner, started))
+        await started.wait()
+        [pid] = set(children()) - before
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(LlmFailure) as stalled:
+            await task
+
+        assert stalled.value.code is LlmCode.ENGINE_CRASHED
+        assert "no sign of life for 2 seconds" in stalled.value.message
+        assert is_gone(pid)
+
+
+@run_async
+async def test_closing_an_answer_frees_its_slot_at_once(model_file: Path) -> None:
+    async with running(model_file, slots=1) as runner:
+        await answer(runner, "", SHORT)
+        async with aclosing(runner.generate("", LONG)) as pieces:
+            async for _ in pieces:
+                break
+        began = time.monotonic()
+        assert isinstance(await anext(runner.generate("", SHORT)), Piece)
+        waited = time.monotonic() - began
+        whole = (await answer(runner, "", LONG)).timings.predicted_ms / 1000
+
+    assert waited < whole / 3, f"waited {waited:.2f} s of {whole:.2f} s"
+
+
+@run_async
+async def test_nothing_is_left_after_the_end(model_file: Path) -> None:
+    processes, temporary = set(children()), folders()
+    async with running(model_file) as runner:
+        started = asyncio.Event()
+        under_way = asyncio.ensure_future(begun(runner, started))
+        await started.wait()
+        [pid] = set(children()) - processes
+        [folder] = folders() - temporary
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert [one.name for one in folder.iterdir()] == ["llama.sock"]
+    with pytest.raises(LlmFailure):
+        await under_way
+
+    assert set(children()) <= processes
+    assert not folder.exists()
+    assert not is_known(pid), "a zombie was left"
+
+
+PARENT = """
+import asyncio, sys
+from penstock.core.llm import Completion
+from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.spool.llama.runner import LlamaRunner
+
+async def main():
+    runner = LlamaRunner(ModelConfig(models=(sys.argv[1],), slots=1, context=256))
+    async for _ in runner.generate("", Completion(prompts=("Once",), max_tokens=250)):
+        print("answering", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_the_engine_is_gone_within_a_second_of_its_parents_death(
+    model_file: Path, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", PARENT, str(model_file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        parent.stdout.readline()
+        [engine] = children(parent.pid)
+        parent.kill()
+        died = time.monotonic()
+        while not is_gone(engine):
+            assert time.monotonic() < died + 1, "it outlived its parent"
+            time.sleep(0.01)
+        parent.stdout.read()
+    assert not list(tmp_path.iterdir()), "its socket was left"
+
+
+@run_async
+async def test_said_comes_once_and_last(model_file: Path) -> None:
+    async with running(model_file) as runner:
+        said = [piece async for piece in runner.generate("", SHORT)]
+
+    assert [isinstance(piece, Said) for piece in said] == [False] * (len(said) - 1) + [True]
