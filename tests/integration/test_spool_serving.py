@@ -611,6 +611,60 @@ async def test_an_innocent_job_in_bad_company_is_not_blamed_even_if_one_attempt_
     await place.server.stop()
 
 
+@run_async
+async def test_jobs_that_crashed_the_engine_run_alone(tmp_path: Path) -> None:
+    runner = Hearing(delay=0.01)
+    place = Place(tmp_path, runner, workers=4)
+    for number in range(6):
+        blamed = {"attempts.txt": "crashed the engine\n"} if number != 3 else {}
+        put(place.workspace, f"1736700000_1_{number}", "a b c", **blamed)
+    await place.server.start()
+    for number in range(6):
+        await place.done(f"1736700000_1_{number}")
+    await place.server.stop()
+    assert runner.most == 1
+
+
+# -- trouble -------------------------------------------------------------------------------
+
+
+@run_async
+async def test_a_server_that_was_taken_for_dead_lets_its_jobs_go_and_goes_on(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, Hearing(delay=0.1), workers=1, lease=1.0) as place:
+        job_id = place.submit("a b c d e")
+        await place.runs(job_id)
+        [me] = (place.workspace.private / "servers").iterdir()
+        shutil.rmtree(me)  # as a neighbour on another machine does
+        place.workspace.of(Status.RUNNING, job_id).rename(place.workspace.of(Status.QUEUED, job_id))
+        assert await place.done(job_id) == "A B C D E"
+        assert await place.done(place.submit("next")) == "NEXT"
+        assert place.server.counts.let_go == 1
+
+
+@run_async
+async def test_a_queue_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    async with serving(tmp_path) as place:
+        shutil.rmtree(place.workspace.folder(Status.QUEUED))
+        await place.eventually(
+            lambda: place.workspace.folder(Status.QUEUED).is_dir(), "it is there again"
+        )
+        assert await place.done(place.submit("again")) == "AGAIN"
+        await place.eventually(lambda: place.server.health.is_well, "all is well")
+
+
+@run_async
+async def test_who_watches_may_fail_without_harm(tmp_path: Path) -> None:
+    def broken(event: Event) -> None:
+        raise RuntimeError("broken")
+
+    async with serving(tmp_path) as place:
+        place.server.on_event = broken
+        assert await place.done(place.submit("still")) == "STILL"
+        await place.eventually(lambda: place.server.counts.done == 1, "it is counted")
+
+
 # -- stopping ------------------------------------------------------------------------------
 
 

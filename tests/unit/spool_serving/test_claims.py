@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from penstock.core.errors import StoreFailed
 from penstock.testing.clock import VirtualClock
-from penstock.workloads.spool.serving.claims import Claims, Holder
+from penstock.workloads.spool.serving.claims import Claims, Holder, returning
 from penstock.workloads.spool.serving.neighbours import Neighbour, Neighbours
 
 LEASE = 30.0
@@ -65,6 +67,32 @@ def test_looking_does_not_disturb_another_who_looks(tmp_path: Path, clock: Virtu
     assert claims.touch()
     claims.leave()
     assert not claims.touch()
+
+
+def test_a_lock_that_is_held_for_too_long_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.workloads.spool.serving.claims._PATIENCE", 0.02)
+    with (
+        returning(tmp_path),
+        pytest.raises(StoreFailed, match=r"returning\.lock"),
+        returning(tmp_path),
+    ):
+        raise AssertionError("two have it")
+    with returning(tmp_path):
+        pass
+
+
+def test_a_server_can_enter_again(tmp_path: Path, clock: VirtualClock) -> None:
+    claims = entered(tmp_path)
+    claims.take("1_1")
+    shutil.rmtree(claims.folder)
+    assert not claims.touch()
+    claims.enter()
+    assert claims.touch()
+    assert not claims.holds("1_1")
+    assert [seen.alive for seen in look(tmp_path, clock)] == [True]
+    claims.leave()
 
 
 def elsewhere(private: Path, clock: VirtualClock) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -20,11 +21,12 @@ from penstock.core.llm import (
     TokenLogprob,
     Usage,
 )
+from penstock.testing.aio import run_async
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.options import SpoolOptions
 from penstock.workloads.spool.serving.artifacts import embedding_json
 from penstock.workloads.spool.serving.choosing import chosen
-from penstock.workloads.spool.serving.limits import TimeIsUp, limit_of
+from penstock.workloads.spool.serving.limits import TimeIsUp, deadline_of, timeout_of, within
 from penstock.workloads.spool.serving.outcomes import answered, refused, unfit
 
 ASK = Chat(messages=(Message(role="user", content="x"),), sampling=Sampling(seed=3))
@@ -94,18 +96,27 @@ def test_what_is_wrong_with_a_prompt_has_a_code_of_its_own() -> None:
     assert unfit(Unfit("options.json", "is odd")).line == "INVALID: options.json: is odd"
 
 
-def test_the_nearer_of_deadline_and_timeout_counts() -> None:
-    assert limit_of(SpoolOptions(), 100.0) is None
-    near = limit_of(SpoolOptions(deadline=110.0, timeout=20.0), 100.0)
-    assert near is not None
-    assert (near.seconds, near.code) == (10.0, "DEADLINE")
-    far = limit_of(SpoolOptions(deadline=200.0, timeout=20.0), 100.0)
-    assert far is not None
-    assert (far.seconds, far.code) == (20.0, "TIMEOUT")
-    over = limit_of(SpoolOptions(deadline=99.0), 100.0)
-    assert over is not None
-    with pytest.raises(TimeIsUp, match="deadline"):
-        over.check()
+@run_async
+async def test_what_takes_too_long_is_ended_and_what_comes_too_late_not_begun() -> None:
+    assert deadline_of(SpoolOptions(), 100.0) is None
+    assert timeout_of(SpoolOptions()) is None
+    async with within(None), within(timeout_of(SpoolOptions(timeout=60.0))):
+        pass
+    with pytest.raises(TimeIsUp, match=r"longer than 0\.01 s") as late:
+        async with within(timeout_of(SpoolOptions(timeout=0.01))):
+            await asyncio.sleep(60)
+    assert late.value.code == "TIMEOUT"
+    with pytest.raises(TimeIsUp, match="deadline") as late:
+        async with within(deadline_of(SpoolOptions(deadline=100.0), 100.0)):
+            raise AssertionError("it was begun")
+    assert late.value.code == "DEADLINE"
+
+
+@run_async
+async def test_a_timeout_of_something_else_is_not_the_jobs() -> None:
+    with pytest.raises(TimeoutError, match="of the engine"):
+        async with within(timeout_of(SpoolOptions(timeout=60.0))):
+            raise TimeoutError("of the engine")
 
 
 def test_a_model_is_chosen_by_name_then_by_a_part_that_only_one_has() -> None:

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from penstock.core.errors import StoreFailed
+
 SERVERS = "servers"
 LOCK = "lock"
 CLAIMS = "claims"
 _RETURNING = "returning.lock"
+_PATIENCE = 5.0
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -42,9 +46,11 @@ class Claims:
         return self._private / SERVERS / self.server
 
     def enter(self) -> None:
+        """Also after it was taken for dead."""
         # Under the lock, so that nobody takes the folder for a dead server's before it is held.
         with returning(self._private):
-            (self.folder / CLAIMS).mkdir(parents=True, mode=0o755)
+            (self.folder / CLAIMS).mkdir(parents=True, exist_ok=True)
+            self._close()
             self._lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             me = Holder(host=this_host(), name=socket.gethostname(), pid=os.getpid())
@@ -78,6 +84,10 @@ class Claims:
         """When no job is left."""
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+            self._close()
+
+    def _close(self) -> None:
+        if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
@@ -87,13 +97,32 @@ class Claims:
 
 @contextmanager
 def returning(private: Path) -> Iterator[None]:
-    """Hold the lock under which jobs go back to the queue; blocks while another has it."""
+    """Hold the lock under which jobs go back to the queue; waits while another has it.
+
+    StoreFailed if it has it for too long: it is held for moments, so that program hangs.
+    """
     lock = os.open(private / _RETURNING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _locked(lock)
         yield
     finally:
         os.close(lock)
+
+
+def _locked(lock: int) -> None:
+    end, pause = time.monotonic() + _PATIENCE, 0.001
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise StoreFailed(
+                    f"another program has held {_RETURNING} for {_PATIENCE:g} s",
+                    hint="a server of this workspace may be stopped; let it go on, or end it",
+                ) from None
+        time.sleep(pause)
+        pause = min(0.05, pause * 2)
 
 
 def this_host() -> str:

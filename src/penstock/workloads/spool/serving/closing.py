@@ -146,7 +146,7 @@ class Closing:
         folder = self._workspace.of(Status.RUNNING, running.job_id)
         return structs.replace(
             running.meta or seen_meta(folder),
-            **outcome.facts,
+            **{**running.facts, **outcome.facts},
             code=outcome.code,
             completed_at=stamp(self._clock.now()),
             duration_s=round(self._clock.monotonic() - running.since, 2),

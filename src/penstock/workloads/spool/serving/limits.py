@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from msgspec import Struct
 
 from penstock.workloads.spool.options import SpoolOptions
@@ -22,22 +26,34 @@ class Limit(Struct, frozen=True):
     code: str
     message: str
 
-    @property
-    def over(self) -> TimeIsUp:
-        return TimeIsUp(self.code, self.message)
 
-    def check(self) -> None:
-        if self.seconds <= 0:
-            raise self.over
+def deadline_of(options: SpoolOptions, now: float) -> Limit | None:
+    """For all that is done with it."""
+    if options.deadline is None:
+        return None
+    return Limit(options.deadline - now, DEADLINE, "its deadline passed before it had ended")
 
 
-def limit_of(options: SpoolOptions, now: float) -> Limit | None:
-    """The nearer of its deadline and its timeout."""
-    limits: list[Limit] = []
-    if options.deadline is not None:
-        message = "its deadline passed before it had ended"
-        limits.append(Limit(options.deadline - now, DEADLINE, message))
-    if options.timeout is not None:
-        message = f"it ran for longer than {options.timeout:g} s"
-        limits.append(Limit(options.timeout, TIMEOUT, message))
-    return min(limits, key=lambda limit: limit.seconds, default=None)
+def timeout_of(options: SpoolOptions) -> Limit | None:
+    """For the time in which it is computed."""
+    if options.timeout is None:
+        return None
+    return Limit(options.timeout, TIMEOUT, f"it ran for longer than {options.timeout:g} s")
+
+
+@asynccontextmanager
+async def within(limit: Limit | None) -> AsyncIterator[None]:
+    """Raises TimeIsUp when it is over, before anything is begun if it is already."""
+    if limit is None:
+        yield
+        return
+    over = TimeIsUp(limit.code, limit.message)
+    if limit.seconds <= 0:
+        raise over
+    try:
+        async with asyncio.timeout(limit.seconds) as scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise over from None

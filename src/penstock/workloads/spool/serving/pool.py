@@ -6,12 +6,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from penstock.core.errors import StoreFailed
 from penstock.lifecycles.spool import SPOOL, SpoolEvent, Status
 from penstock.ports.clock import Clock
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk import move
+from penstock.workloads.spool.removing import open_up
 from penstock.workloads.spool.serving.claims import Claims
 from penstock.workloads.spool.serving.events import Event, Happened, Tell
 from penstock.workloads.spool.serving.health import Health
@@ -81,7 +83,7 @@ class Pool:
         queued = self._workspace.of(Status.QUEUED, job_id)
         claimed = self._workspace.of(SPOOL.after(Status.QUEUED, SpoolEvent.CLAIM), job_id)
         try:
-            move(queued, claimed, sync=Sync.NONE)
+            _move(queued, claimed)
             folder_id = os.lstat(claimed).st_ino
         except FileNotFoundError:
             self._claims.drop(job_id)
@@ -143,3 +145,14 @@ class Pool:
         if job_id not in self._put_off:
             self._put_off.add(job_id)
             log.warning("job %s can't be claimed: %s", job_id, why)
+
+
+def _move(queued: Path, claimed: Path) -> None:
+    try:
+        move(queued, claimed, sync=Sync.NONE)
+    except StoreFailed as error:
+        if not isinstance(error.__cause__, PermissionError):
+            raise
+        # A folder that may not be written to can't be moved: if it is ours, it may be from now on.
+        open_up(queued, os.lstat(queued).st_mode)
+        move(queued, claimed, sync=Sync.NONE)

@@ -17,7 +17,7 @@ from penstock.workloads.spool.serving.attempts import read_attempts
 from penstock.workloads.spool.serving.choosing import chosen
 from penstock.workloads.spool.serving.closing import Closing
 from penstock.workloads.spool.serving.gate import Gate
-from penstock.workloads.spool.serving.limits import Limit, TimeIsUp, limit_of
+from penstock.workloads.spool.serving.limits import TimeIsUp, deadline_of, timeout_of, within
 from penstock.workloads.spool.serving.outcomes import Outcome, answered, failed, refused, unfit
 from penstock.workloads.spool.serving.parents import NotYet, ParentFailed, Parents
 from penstock.workloads.spool.serving.partial import Partial
@@ -93,8 +93,7 @@ class Processor:
     async def _outcome(self, running: Running) -> Outcome:
         try:
             prepared = await self._threads.do(self._prepared, running)
-            limit = limit_of(prepared.job.options, self._clock.now())
-            return await self._within(limit, running, prepared)
+            return await self._computed(running, prepared)
         except Unfit as problem:
             return unfit(problem)
         except ParentFailed as problem:
@@ -122,30 +121,26 @@ class Processor:
         running.meta = job.meta
         return Prepared(job=job, ask=asked(job, self._parents, self._max_tokens))
 
-    async def _within(self, limit: Limit | None, running: Running, prepared: Prepared) -> Outcome:
-        if limit is None:
-            return await self._inside(running, prepared)
-        limit.check()
-        try:
-            async with asyncio.timeout(limit.seconds):
-                return await self._inside(running, prepared)
-        except TimeoutError:
-            raise limit.over from None
-
-    async def _inside(self, running: Running, prepared: Prepared) -> Outcome:
-        async with self.gate.entered(alone=running.attempts.is_suspect) as stay:
+    async def _computed(self, running: Running, prepared: Prepared) -> Outcome:
+        options = prepared.job.options
+        async with (
+            within(deadline_of(options, self._clock.now())),
+            self.gate.entered(alone=running.attempts.is_suspect) as stay,
+            within(timeout_of(options)),
+        ):
+            began = self._clock.monotonic()
             try:
-                began = self._clock.monotonic()
                 result = await self._asked(running, prepared)
-                return answered(prepared.ask, result, self._clock.monotonic() - began)
             except LlmFailure as failure:
                 if failure.code is LlmCode.ENGINE_CRASHED:
                     raise Crashed(alone=stay.alone) from failure
                 raise
+            return answered(prepared.ask, result, self._clock.monotonic() - began)
 
     async def _asked(self, running: Running, prepared: Prepared) -> LlmResult | EmbeddingResult:
         job, ask = prepared.job, prepared.ask
         model = await self._model(job.options.model)
+        running.facts = {"model": model, "engine": self._runner.engine}
         if isinstance(ask, Embedding):
             return await self._runner.embed(model, ask)
         if job.images and not (await self._runner.load(model)).vision:

@@ -32,6 +32,8 @@ class Running:
         self.task: asyncio.Task[None] | None = None
         self.meta: Meta | None = None
         """As it was read; None if it could not be."""
+        self.facts: dict[str, str] = {}
+        """What is known of it for its metadata, however it ends."""
         self.attempts = Attempts()
         """Those before this one."""
         self.lost: Attempts | None = None

@@ -20,6 +20,7 @@ from penstock.ports.clock import Clock
 from penstock.workloads.spool.ids import is_job_id, order_of
 from penstock.workloads.spool.meta import OPTIONS, read_options, seen_meta
 from penstock.workloads.spool.options import SpoolOptions
+from penstock.workloads.spool.serving.health import Health
 from penstock.workloads.spool.serving.queue import Queue, Waiting
 from penstock.workloads.spool.serving.reading import PROMPT
 from penstock.workloads.spool.serving.threads import Threads
@@ -39,8 +40,10 @@ _SHARE = 20
 class Scanner:
     """Fills a Queue; `next` waits for the job whose turn it is."""
 
-    def __init__(self, workspace: Workspace, every: float, clock: Clock, threads: Threads) -> None:
-        self._workspace, self._every = workspace, every
+    def __init__(
+        self, workspace: Workspace, every: float, clock: Clock, threads: Threads, health: Health
+    ) -> None:
+        self._workspace, self._every, self._health = workspace, every, health
         self._clock, self._threads = clock, threads
         self._ready = workspace.folder(Status.QUEUED)
         self._arrived: list[str] = []
@@ -101,8 +104,11 @@ class Scanner:
         try:
             names = await self._threads.do(self._unknown)
         except OSError as error:
-            log.error("%s can't be listed: %s", self._ready, (error.strerror or "").lower())
+            self._health.trouble("scan", f"{self._ready}: {(error.strerror or '').lower()}")
+            with suppress(OSError, PenstockError):
+                await self._threads.do(self._workspace.create)
             return
+        self._health.over("scan")
         for at in range(0, len(names), BATCH):
             await self._learn(names[at : at + BATCH])
             await self._learn_arrived()

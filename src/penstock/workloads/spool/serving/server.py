@@ -89,7 +89,7 @@ class Server:
             self._tell,
             workers=config.workers,
         )
-        self._scanner = Scanner(workspace, config.scan, clock, threads)
+        self._scanner = Scanner(workspace, config.scan, clock, threads, health)
         self._cancelling = Cancelling(workspace, self._pool.running)
         neighbours = Neighbours(workspace.private, config.lease, clock)
         recovery = Recovery(workspace, neighbours, config.attempts, clock)
@@ -135,7 +135,11 @@ class Server:
         self._over = asyncio.get_running_loop().create_future()
         self._listen()
         self._duties = [self._own(self._watchman.live()), self._own(self._watchman.look())]
-        await self._watchman.recover()
+        try:
+            await self._watchman.recover()
+        except BaseException:
+            await self.stop(at_once=True)
+            raise
         self._finding = [
             self._own(self._scanner.run()),
             self._own(self._pool.run(self._following)),
@@ -179,7 +183,10 @@ class Server:
         elif event.code == CANCELLED:
             self._cancelling.over(event.job_id)
         if self.on_event is not None:
-            self.on_event(event)
+            try:
+                self.on_event(event)
+            except Exception:
+                log.exception("who watches the server has failed")
 
     async def _stop(self) -> None:
         await _ended(self._finding)

@@ -49,7 +49,7 @@ class Watchman:
                     log.error("this server was taken for dead; it goes on under a new claim")
                     await self._threads.do(self._claims.enter)
                 self._health.over("sign of life")
-            except OSError as error:
+            except (OSError, PenstockError) as error:
                 self._health.trouble("sign of life", str(error))
 
     async def look(self) -> None:
