@@ -9,6 +9,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, Misconfigured, StoreFailed
 from penstock.lifecycles.spool import FOLDERS, Status
+from penstock.workloads.spool import workspace as workspace_module
 from penstock.workloads.spool.workspace import Workspace
 
 
@@ -116,6 +117,21 @@ def test_only_ids_count_and_none_is_looked_into(
         Status.DONE: 1,
         Status.FAILED: 0,
     }
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["quick", "anywhere"])
+def test_a_thing_under_an_id_is_seen_whatever_it_points_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool
+) -> None:
+    if not quick:
+        monkeypatch.setattr(os, "access", lambda path, mode, **more: False)
+    workspace_module._existence.cache_clear()
+    workspace = Workspace(tmp_path)
+    workspace_module._existence.cache_clear()
+    workspace.folder(Status.QUEUED).mkdir(parents=True)
+    workspace.of(Status.QUEUED, "1").symlink_to("nowhere")
+    assert workspace.find("1") is Status.QUEUED
+    assert workspace.find("2") is Status.MISSING
 
 
 def test_a_workspace_that_is_not_there_has_no_jobs(tmp_path: Path) -> None:

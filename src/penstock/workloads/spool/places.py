@@ -65,7 +65,7 @@ class Places:
 
     def _priority(self, job_id: JobId) -> Priority:
         folder = self._workspace.of(Status.QUEUED, job_id)
-        if not os.access(f"{folder}/{OPTIONS}", os.F_OK, follow_symlinks=False):
+        if not os.access(f"{folder}/{OPTIONS}", os.F_OK):
             return Priority.BATCH
         try:
             return read_options(folder).priority
