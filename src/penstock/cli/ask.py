@@ -95,13 +95,14 @@ def _question(prompt: str, options: SpoolOptions) -> Chat:
 async def _ask(
     place: Place, request: Chat, wanted: str, priority: str | None, stats: bool, json: bool
 ) -> int:
-    from penstock.app.asking import chosen
+    from penstock.app.asking import answer_of, chosen
 
     async with AsyncExitStack() as opened:
         patience = opened.enter_context(_Patience())
-        client = await _engine(place, wanted, opened)
-        model = chosen(await client.atopics(), wanted)
-        patience.say(f"waiting for {model}")
+        client, is_own = await _engine(place, wanted, opened)
+        # One of our own serves what is wanted and nothing else; a file has another name there.
+        model = chosen(await client.atopics(), "" if is_own else wanted)
+        patience.say(f"{'loading' if is_own else 'waiting for'} {model}")
         began = time.monotonic()
         handle = await client.asubmit(
             topic_of(model), msgspec.to_builtins(request), priority=priority or "interactive"
@@ -113,24 +114,25 @@ async def _ask(
                 await handle.await_end()
             if interrupted:
                 return Exit.INTERRUPTED
-            result = msgspec.convert(await handle.aresult(), LlmResult)
+            returned = await handle.aresult()
+            result = msgspec.convert(returned, LlmResult)
             paper.finish(result.choices[0].text)
         if json:
-            print_json({"job_id": handle.job_id, **msgspec.to_builtins(result)})
+            print_json(msgspec.to_builtins(answer_of(handle.job_id, returned)))
         if stats:
             click.echo(_stats(result, time.monotonic() - began), err=True)
     return Exit.OK
 
 
-async def _engine(place: Place, wanted: str, opened: AsyncExitStack) -> Client:
-    """The engine that runs and serves a model, or else one in this process."""
+async def _engine(place: Place, wanted: str, opened: AsyncExitStack) -> tuple[Client, bool]:
+    """The engine that runs and serves a model, or else one in this process (True)."""
     from penstock.app.application import App
     from penstock.app.models import ALL
     from penstock.workloads.spool.llama.trial import engine_version
 
     client = await _running(place, opened)
-    if client is not None and (place.connect or _serves(await client.desk.topics())):
-        return client
+    if client is not None and (place.connect or _serves(await client.atopics())):
+        return client, False
     engine_version()
     settings = place.settings()
     models = (wanted,) if wanted else settings.models or (ALL,)
@@ -139,7 +141,7 @@ async def _engine(place: Place, wanted: str, opened: AsyncExitStack) -> Client:
         # Its folder is taken, so this one has its own for as long as it is needed.
         folder = opened.enter_context(TemporaryDirectory(prefix="penstock-ask-"))
         settings = replace(settings, data_dir=Path(folder), http="", listen=("unix:",))
-    return await opened.enter_async_context(App().run(settings=settings))
+    return await opened.enter_async_context(App().run(settings=settings)), True
 
 
 async def _running(place: Place, opened: AsyncExitStack) -> Client | None:
@@ -162,7 +164,7 @@ class _Patience:
         self._status = console(err=True).status("") if sys.stderr.isatty() else None
 
     def __enter__(self) -> _Patience:
-        self.say("loading the model")
+        self.say("looking for a model")
         return self
 
     def say(self, text: str) -> None:

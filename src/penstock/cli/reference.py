@@ -37,8 +37,9 @@ options, and `--config`, may stand before the command; all but `--config` also a
 If no engine is running, `ps`, `show`, `logs`, `result`, `parked`, `dead` and `verify`, and
 `pipeline runs`, `status`, `items`, `watch` and `breakers`, read the data directory itself and
 say so on standard error; `doctor` works too. `pipeline start` then runs the pipeline in its own
-process, and `pipeline list` and `show` tell what is installed. The other commands need an
-engine.
+process, and `pipeline list` and `show` tell what is installed. `ask` asks a model in its own
+process unless an engine runs that serves one. The other commands need an engine, but for
+`models` and `spool`: those are about folders.
 
 ## Which job
 
@@ -48,6 +49,14 @@ to tell it from others (three characters at least; the newest 10,000 jobs are se
 
 ```sh
 penstock ps -q --state failed --topic 'job.text.*' | penstock retry -
+```
+
+A job of a spool has an id of another form, as `1736700000_12345_0`, which is given whole. `spool
+get`, `wait`, `cancel` and `retry` read ids from standard input if none is given:
+
+```sh
+penstock spool submit ws --jsonl questions.jsonl | penstock spool wait ws \\
+  | penstock spool get ws --jsonl > answers.jsonl
 ```
 
 ## What is printed
@@ -100,6 +109,12 @@ when a second one hurried them, and with the code of the error when a part of th
 `pipeline start`, `retry-failed` (both with `--follow`) and `watch` end with 0 for a run that
 ended COMPLETED, 1 for FAILED (6 or 7 if its job was DENIED or ended TIMEOUT) and 5 for
 CANCELLED. PARTIAL is 0 with a warning on standard error, and 1 with `--strict`.
+
+`spool get` has the codes of the tool whose folders it shares: 0 with the result, 1 for a job that
+FAILED or an id that can't be one, 2 for one that is not ready or not there. `spool submit --wait`,
+`wait` and `watch` end with 1 for a job that FAILED, 5 if it was cancelled, 7 if its timeout or
+deadline was over. `spool serve` ends with 0 after a signal let it finish, and with 130 when a
+second one hurried it.
 """
 
 

@@ -135,15 +135,17 @@ def code_of(found: Found) -> Exit:
 
 def view_of(found: Found) -> dict[str, Any]:
     """A job as its JSON: where it is, its metadata, and what it made."""
+    view: dict[str, Any] = {"job_id": found.job_id, "status": found.status.value}
+    if found.status is Status.MISSING:
+        return view
     fields = msgspec.to_builtins(found.meta)
-    other = fields.pop("other")
-    told = {name: value for name, value in fields.items() if value not in (None, "", ())}
-    view = {**other, **told, "job_id": found.job_id, "status": found.status.value}
+    known = {name: value for name, value in fields.items() if value not in (None, "", ())}
+    view = {**known.pop("other", {}), **known, **view}
     if found.status is Status.DONE:
-        view.update(_made(found))
+        view |= _made(found)
     elif found.status is Status.FAILED:
         view["error"] = found.error
-    return {"job_id": view.pop("job_id"), "status": view.pop("status"), **view}
+    return view
 
 
 def _made(found: Found) -> dict[str, Any]:

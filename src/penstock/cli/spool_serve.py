@@ -143,10 +143,10 @@ async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbo
     stop.listen()
     with Screen(json=json) as screen, told():
         keep_journal(verbose=verbose)
-        runner = make_runner(engine)
+        name, runner = _default(engine), make_runner(engine)
         try:
             server = Server(config, runner)
-            if not await _started(server, runner, screen, stop):
+            if not await _started(server, runner, name, screen, stop):
                 return Exit.OK
             await stop.first_of(server.wait())
             return await _stopped(server, stop)
@@ -154,9 +154,22 @@ async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbo
             await runner.close()
 
 
-async def _started(server: Server, runner: Runner, screen: Screen, stop: Stop) -> bool:
+def _default(engine: ModelConfig) -> str:
+    """The model that is loaded first. Raises if one that was named is no good, or none is there,
+    or nothing can load it."""
+    from penstock.workloads.spool.llama.trial import engine_version
+    from penstock.workloads.spool.models.served import served
+
+    models = served(engine)
+    if not models:
+        raise NotFound("there is no model here", hint=PULL)
+    engine_version()
+    return models[0].name
+
+
+async def _started(server: Server, runner: Runner, name: str, screen: Screen, stop: Stop) -> bool:
     """Whether it has; not if it was asked to stop meanwhile."""
-    starting = asyncio.create_task(_start(server, runner, screen))
+    starting = asyncio.create_task(_start(server, runner, name, screen))
     asked = asyncio.create_task(stop.asked.wait())
     await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
     if starting.done():
@@ -168,13 +181,10 @@ async def _started(server: Server, runner: Runner, screen: Screen, stop: Stop) -
     return False
 
 
-async def _start(server: Server, runner: Runner, screen: Screen) -> None:
-    models = await runner.models()
-    if not models:
-        raise NotFound("there is no model here", hint=PULL)
+async def _start(server: Server, runner: Runner, name: str, screen: Screen) -> None:
     early: list[Event] = []
     server.on_event = early.append
-    await server.start(screen.load(models[0].name))
+    await server.start(screen.load(name))
     model, *others = await runner.models()
     banner = await asyncio.to_thread(_banner, server.config, runner.engine, model, others)
     screen.say(banner, **_ready(server.config, model))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.cli.commands import Penstock
+from tests.integration.cli.spooling import Spool
 
 
 @pytest.fixture
@@ -20,3 +21,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
     shared = Penstock(tmp_path_factory.mktemp("running"))
     with shared.up("--app", "jobs:app"):
         yield shared
+
+
+@pytest.fixture
+def spool(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> Spool:
+    return Spool(tmp_path, monkeypatch, capsysbinary)
