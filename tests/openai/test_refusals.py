@@ -287,11 +287,16 @@ async def _the_running(one: Door, runner: Any) -> Any:
 async def test_a_result_that_is_no_answer_is_the_servers_fault(tmp_path: Path) -> None:
     class Odd(LlmExecutor):
         async def run(self, task: Task, ctx: Context) -> Outcome:
-            return Outcome(JobState.SUCCEEDED, b'{"text": 7}')
+            if b"words" in task.payload:
+                ctx.stream("no JSON")
+                await asyncio.sleep(3600)
+            return Outcome(JobState.SUCCEEDED, b'{"text": 7}' if b"a b" in task.payload else None)
 
     async with door(tmp_path, executors=[Odd(FakeRunner(), ["fake"])]) as one:
-        answer = await one.call("POST", CHAT, {"model": "fake", "messages": HELLO})
-        assert (answer.status, fault_of(answer)["type"]) == (503, "server_error")
+        for content in ("a b", "nothing", "words"):
+            body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
+            answer = await one.call("POST", CHAT, {**body, "stream": content == "words"})
+            assert (answer.status, fault_of(answer)["type"]) == (503, "server_error")
 
 
 @run_async

@@ -30,7 +30,7 @@ R = TypeVar("R")
 _GRACE = 5.0
 """Seconds beyond its deadline that the engine has to end a job."""
 _encode = msgspec.json.Encoder().encode
-_piece = msgspec.json.Decoder(Piece).decode
+_decode_piece = msgspec.json.Decoder(Piece).decode
 
 
 class ModelJob:
@@ -55,8 +55,10 @@ class ModelJob:
         patience = self._until - asyncio.get_running_loop().time()
         self._job = job = await self._desk.wait(job_id, max(0.0, patience))
         pointer = job.result.result_ptr if job.result is not None else None
-        if job.state is not JobState.SUCCEEDED or not pointer:
+        if job.state is not JobState.SUCCEEDED:
             raise Unanswered(job, self._body.given)
+        if not pointer:
+            raise self._odd()
         if pointer.startswith("data:"):
             payload = decode_data(pointer)
         else:
@@ -64,10 +66,7 @@ class ModelJob:
         try:
             return decoder(kind).decode(payload)
         except msgspec.DecodeError:
-            raise Unavailable(
-                f"job {job_id} ended with something else than an answer",
-                hint=f"look at what serves {job.request.topic}",
-            ) from None
+            raise self._odd() from None
 
     async def pieces(self) -> AsyncGenerator[tuple[Attempt, Piece], None]:
         """What the model says while it says it, until the job has ended."""
@@ -82,7 +81,20 @@ class ModelJob:
                 except TimeoutError:
                     raise WaitTimedOut(f"job {job_id} did not end in time") from None
                 if isinstance(update, Streamed):
-                    yield (job_id, update.attempt), _piece(update.text)
+                    yield (job_id, update.attempt), self._piece(update.text)
+
+    def _piece(self, text: str) -> Piece:
+        try:
+            return _decode_piece(text)
+        except msgspec.DecodeError:
+            raise self._odd() from None
+
+    def _odd(self) -> Unavailable:
+        job = self._job
+        return Unavailable(
+            f"job {job.job_id} says something else than an answer",
+            hint=f"look at what serves {job.request.topic}",
+        )
 
     async def leave(self) -> None:
         """Nobody waits any more: what has not ended, ends."""

@@ -55,7 +55,7 @@ OPERATIONS = (
     ),
     DoorOperation(
         "GET",
-        "/v1/models/{model...}",
+        "/v1/models/{model}",
         get_model,
         answer=Model,
         refusals=(404,),
