@@ -85,6 +85,7 @@ async def test_a_read_only_disk_keeps_jobs_running_and_a_stop_does_not_hang(
     def refused(source: Path, target: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
+    monkeypatch.setattr("penstock.workloads.spool.serving.server._LAST", 0.5)
     workspace, runner = Workspace(tmp_path), FakeRunner(delay=0.05)
     server = Server(ServerConfig(workspace=workspace.path, workers=1, drain=0.1), runner)
     first, second = (Work(workspace).submit(f"words of job {number}") for number in range(2))

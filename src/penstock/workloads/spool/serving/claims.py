@@ -9,7 +9,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -39,17 +39,14 @@ class Claims:
     def __init__(self, private: Path) -> None:
         self._private = private
         self._lock: int | None = None
-        self.server = f"{os.getpid()}-{secrets.token_hex(6)}"
-
-    @property
-    def folder(self) -> Path:
-        return self._private / SERVERS / self.server
+        self.folder = private / SERVERS / f"{os.getpid()}-{secrets.token_hex(6)}"
+        self._claims = self.folder / CLAIMS
 
     def enter(self) -> None:
         """Also after it was taken for dead."""
         # Under the lock, so that nobody takes the folder for a dead server's before it is held.
         with returning(self._private):
-            (self.folder / CLAIMS).mkdir(parents=True, exist_ok=True)
+            self._claims.mkdir(parents=True, exist_ok=True)
             self._close()
             self._lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -78,7 +75,8 @@ class Claims:
 
     def drop(self, job_id: str) -> None:
         """Once it has left `processing`."""
-        self._of(job_id).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            os.unlink(self._of(job_id))
 
     def leave(self) -> None:
         """When no job is left."""
@@ -91,8 +89,8 @@ class Claims:
             os.close(self._lock)
             self._lock = None
 
-    def _of(self, job_id: str) -> Path:
-        return self.folder / CLAIMS / job_id
+    def _of(self, job_id: str) -> str:
+        return f"{self._claims}/{job_id}"
 
 
 @contextmanager

@@ -98,12 +98,11 @@ class Closing:
         """Under the next id that is free: two jobs have the same, and neither is overwritten."""
         self._check(running)
         meta = self._meta(running, outcome)
-        processing = self._workspace.folder(Status.RUNNING)
         for number in range(1, 1_000_000):
             other = f"{running.job_id}_{number}"
             if self._workspace.holds(Status.FAILED, other) or not self._claims.take(other):
                 continue
-            os.rename(processing / running.job_id, processing / other)
+            os.rename(running.folder, running.folder.with_name(other))
             fail(self._workspace, other, meta, outcome.line)
             self._claims.drop(other)
             break
@@ -132,7 +131,7 @@ class Closing:
     def _check(self, running: Running) -> None:
         """Gone unless the folder is still the one that we claimed, and ours."""
         try:
-            found = os.lstat(self._workspace.of(Status.RUNNING, running.job_id)).st_ino
+            found = os.lstat(running.folder).st_ino
         except FileNotFoundError:
             raise Gone(running.job_id) from None
         if found != running.folder_id or not self._claims.holds(running.job_id):
@@ -143,9 +142,8 @@ class Closing:
         self._claims.drop(running.job_id)
 
     def _meta(self, running: Running, outcome: Outcome) -> Meta:
-        folder = self._workspace.of(Status.RUNNING, running.job_id)
         return structs.replace(
-            running.meta or seen_meta(folder),
+            running.meta or seen_meta(running.folder),
             **{**running.facts, **outcome.facts},
             code=outcome.code,
             completed_at=stamp(self._clock.now()),

@@ -98,7 +98,7 @@ class Pool:
                 raise
             self._report(job_id, str(error))
             return None
-        return Running(job_id, self._clock.monotonic(), folder_id)
+        return Running(claimed, folder_id, self._clock.monotonic())
 
     def _start(self, running: Running, over: Callable[[], None]) -> None:
         self.running[running.job_id] = running
@@ -118,9 +118,9 @@ class Pool:
 
     def let_go(self) -> None:
         """Find jobs whose folders were taken away."""
-        for job_id, running in list(self.running.items()):
+        for running in list(self.running.values()):
             try:
-                found = os.lstat(self._workspace.of(Status.RUNNING, job_id)).st_ino
+                found = os.lstat(running.folder).st_ino
             except FileNotFoundError:
                 found = 0
             if found != running.folder_id and not running.ended:

@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 from penstock.core.llm import Embedding, EmbeddingResult, LlmCode, LlmFailure, LlmResult
-from penstock.lifecycles.spool import Status
 from penstock.ports.clock import Clock
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.runner import Runner, answer
@@ -52,7 +51,7 @@ class Processor:
         spare: Path,
     ) -> None:
         """`spare` is a folder of this server's own."""
-        self._workspace, self._runner, self._closing = workspace, runner, closing
+        self._runner, self._closing = runner, closing
         self._threads, self._clock = threads, clock
         self._max_tokens, self._spare = max_tokens, spare
         self._parents = Parents(workspace)
@@ -110,7 +109,7 @@ class Processor:
 
     def _prepared(self, running: Running) -> Prepared:
         """Blocking."""
-        folder = self._workspace.of(Status.RUNNING, running.job_id)
+        folder = running.folder
         try:
             check_folder(folder, self._spare / running.job_id)
         except Unfit:
@@ -145,9 +144,8 @@ class Processor:
             return await self._runner.embed(model, ask)
         if job.images and not (await self._runner.load(model)).vision:
             raise LlmFailure(LlmCode.NOT_SUPPORTED, f"the model {model} can't look at images")
-        folder = self._workspace.of(Status.RUNNING, running.job_id)
         most = ask.max_tokens or self._max_tokens
-        partial = Partial(folder, most, self._clock, self._threads)
+        partial = Partial(running.folder, most, self._clock, self._threads)
         try:
             return await answer(self._runner, model, ask, partial.tell)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from enum import Enum
+from pathlib import Path
 
 from penstock.workloads.spool.meta import Meta
 from penstock.workloads.spool.serving.attempts import Attempts
@@ -20,8 +21,10 @@ class Why(Enum):
 class Running:
     """From its claim to its end. What is cancelled first says why."""
 
-    def __init__(self, job_id: str, since: float, folder_id: int) -> None:
-        self.job_id, self.since = job_id, since
+    def __init__(self, folder: Path, folder_id: int, since: float) -> None:
+        self.job_id, self.since = folder.name, since
+        self.folder = folder
+        """In `processing`."""
         self.folder_id = folder_id
         """The inode of its folder: another folder under its name is another job."""
         self.why: Why | None = None
