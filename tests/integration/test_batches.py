@@ -239,6 +239,13 @@ async def test_no_more_jobs_than_allowed_are_in_the_queue_at_a_time(tmp_path: Pa
 
 
 @run_async
+async def test_one_job_at_a_time_is_enough(tmp_path: Path) -> None:
+    async with house(tmp_path, {"batch_jobs": 1}) as home:
+        batch = await home.ended(await home.create(*(a_line(n) for n in range(30))))
+        assert batch.request_counts.completed == 30
+
+
+@run_async
 async def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
     async with house(tmp_path, {"max_waiting": 300, "concurrency": 8}) as home:
         batch = await home.ended(await home.create(*(a_line(n) for n in range(1000))))

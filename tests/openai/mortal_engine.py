@@ -35,10 +35,8 @@ class Marking(FakeRunner):
 
 
 async def main(data: Path, marks: Path, delay: float) -> None:
-    settings = load(
-        flags={"data_dir": str(data), "http": "127.0.0.1:0", "concurrency": SLOTS},
-        environ={},
-    )
+    flags = {"data_dir": str(data), "http": "127.0.0.1:0", "concurrency": SLOTS}
+    settings = load(flags=flags)
     runner = Marking(marks, delay)
     async with Engine(settings, [LlmExecutor(runner, ["fake"])], listen=False) as engine:
         draft = data / "url.draft"

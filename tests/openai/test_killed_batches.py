@@ -35,12 +35,17 @@ class Mortal:
         self._log = folder / "log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *, delay: float = 0.001, strike: str = "") -> OpenAI:
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, *, delay: float = 0.001, strike: str = "", batch_jobs: int = 10_000) -> OpenAI:
         (self.data / "url").unlink(missing_ok=True)
         with self._log.open("ab") as log:
             self._process = process = subprocess.Popen(
                 [sys.executable, str(SCRIPT), str(self.data), str(self.marks), str(delay)],
-                env={"PENSTOCK_FAILPOINT": strike},
+                env={"PENSTOCK_FAILPOINT": strike, "PENSTOCK_BATCH_JOBS": str(batch_jobs)},
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -114,7 +119,8 @@ def finished(client: OpenAI, batch_id: str) -> Batch:
     return client.batches.retrieve(batch_id)
 
 
-def check_answers(client: OpenAI, batch: Batch, count: int) -> None:
+def check_answers(client: OpenAI, batch: Batch, count: int, *, of_all: bool = True) -> None:
+    """`of_all`: it is the only one that this engine ever had."""
     assert batch.status == "completed", batch
     assert batch.request_counts is not None
     assert batch.request_counts.completed == batch.request_counts.total == count
@@ -126,7 +132,7 @@ def check_answers(client: OpenAI, batch: Batch, count: int) -> None:
     said = [line["response"]["body"]["choices"][0]["message"]["content"] for line in output]
     assert said == [f"SAY {n}" for n in range(count)]
     outputs = [file for file in client.files.list() if file.purpose == "batch_output"]
-    assert [file.id for file in outputs] == [batch.output_file_id]
+    assert not of_all or [file.id for file in outputs] == [batch.output_file_id]
 
 
 @pytest.mark.chaos

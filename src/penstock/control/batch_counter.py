@@ -86,7 +86,7 @@ class BatchesCounter:
         return meant
 
     async def file(self, file_id: str) -> StoredFile:
-        file = await self._keeper.file(file_id)
+        file = await self._keeper.shelf.file(file_id)
         if file is None or not self._guard.caller.sees(file.tenant):
             raise NotFound(f"no file {file_id[:200]!r}", hint="GET /v1/files lists those there are")
         return file

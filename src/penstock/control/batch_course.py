@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 LABEL = "openai.batch"
 CUSTOM_ID = "openai.custom_id"
-_CHUNK = 250
+_CHUNK = 200
 """Lines that are submitted in one commit."""
 _CHUNK_BYTES = 4 << 20
 _AT_ONCE = 100
@@ -315,11 +315,11 @@ class BatchCourse:
 
     async def _chunks(self) -> AsyncIterator[list[Line]]:
         chunk: list[Line] = []
-        size = 0
+        size, most = 0, min(_CHUNK, self._around.room)
         async for number, raw in self._raw():
             chunk.append(read_line(number, raw, self.batch.endpoint))
             size += len(raw)
-            if len(chunk) >= _CHUNK or size >= _CHUNK_BYTES:
+            if len(chunk) >= most or size >= _CHUNK_BYTES:
                 yield chunk
                 chunk, size = [], 0
         if chunk:

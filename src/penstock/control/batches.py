@@ -22,6 +22,8 @@ _WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
 _LONGEST = 30 * DAY
 _ALL = 1_000_000_000
+_SWEEP = 60.0
+"""Seconds between looks for files whose time is over."""
 _TRY_AGAIN = 5.0
 """Seconds after which a batch that could not go on is tried again."""
 
@@ -51,7 +53,9 @@ class BatchKeeper:
         try:
             for course in [*self._courses.values()]:
                 self._begin(course)
-            await asyncio.get_running_loop().create_future()  # for ever
+            while True:
+                await self._clock.sleep(_SWEEP)
+                await self._drop_expired()
         finally:
             self._is_running = False
             tasks = [*self._tasks.values()]
@@ -114,12 +118,6 @@ class BatchKeeper:
             tenant=tenant,
             expires_at=None if expires_after is None else now + _lifetime(expires_after),
         )
-
-    async def file(self, file_id: str) -> StoredFile | None:
-        file = await self.shelf.file(file_id)
-        if file is not None and file.expires_at is not None:
-            return file if self._is_needed(file) or self._clock.now() < file.expires_at else None
-        return file
 
     async def delete_file(self, file: StoredFile) -> None:
         if self._is_needed(file):
@@ -212,17 +210,26 @@ class BatchKeeper:
     async def prune(self, before: float) -> int:
         """Forget batches that ended, and files that were made, before a time; returns how many.
 
-        Files that are to be kept for a time of their own go when that is over."""
+        Files with a time of their own have that instead."""
         gone = 0
-        now = self._clock.now()
         for batch in await self.shelf.batches(ShelfQuery(limit=_ALL)):
             if (ended_at := batch.ended_at) is not None and ended_at < before:
                 gone += await self.shelf.remove_batch(batch.id)
         for file in await self.shelf.files(ShelfQuery(limit=_ALL)):
-            over = file.created_at < before if file.expires_at is None else file.expires_at <= now
-            if over and not self._is_needed(file):
+            old = file.expires_at is None and file.created_at < before
+            if old and not self._is_needed(file):
                 gone += await self.shelf.remove_file(file.id)
         return gone
+
+    async def _drop_expired(self) -> None:
+        now = self._clock.now()
+        try:
+            for file in await self.shelf.files(ShelfQuery(limit=_ALL)):
+                over = file.expires_at is not None and file.expires_at <= now
+                if over and not self._is_needed(file):
+                    await self.shelf.remove_file(file.id)
+        except PenstockError as error:
+            log.error("can't delete files whose time is over: %s", error)
 
 
 def _seconds(window: str) -> float:
