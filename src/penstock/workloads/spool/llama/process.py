@@ -36,7 +36,8 @@ _LONGEST = 100
 _LOOK = 0.1
 """Seconds between two looks at how far loading is."""
 _EXTRA_HTTP = 4
-"""Threads beyond those that answer: for questions about the engine itself."""
+"""Threads beyond those that answer, and those that have yet to see that nobody listens: for
+questions about the engine itself."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +179,7 @@ class EngineProcess:
             slots=size.slots,
             context=size.context,
             threads=size.threads,
-            http_threads=size.slots + self.purpose.waiting + _EXTRA_HTTP,
+            http_threads=2 * (size.slots + self.purpose.waiting) + _EXTRA_HTTP,
             batch=size.batch,
             embedding=self.purpose.embedding,
             pooling=self.purpose.pooling,

@@ -16,7 +16,7 @@ LEAST_CONTEXT = 512
 """Below this nobody is served: rather fewer slots."""
 EMBEDDING_CONTEXT = 2048
 EMBEDDING_SLOTS = 4
-_BATCH = 256
+_BATCH = 128
 """Tokens of prompts that are computed in one go: as fast as more of them, and nobody waits longer
 for the next token, or to be rid of a cancelled job."""
 _PROCESS = 64 << 20
