@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 @schema.parametrize()
 @seed(20_250_101)
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     database=None,
     phases=[Phase.explicit, Phase.generate],
