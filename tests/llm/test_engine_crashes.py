@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,12 @@ def children(of: int | None = None) -> list[int]:
     return [pid for pid in below if b"llama/child.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def folders() -> set[Path]:
-    return set(Path(tempfile.gettempdir()).glob("penstock-llm-*"))
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where engines have their sockets; short, as those must be."""
+    with tempfile.TemporaryDirectory(prefix="pe-") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
 
 
 def is_known(pid: int) -> bool:
@@ -143,14 +147,14 @@ async def test_closing_an_answer_frees_its_slot_at_once(model_file: Path) -> Non
 
 
 @run_async
-async def test_nothing_is_left_after_the_end(model_file: Path) -> None:
-    processes, temporary = set(children()), folders()
+async def test_nothing_is_left_after_the_end(model_file: Path, temporary: Path) -> None:
+    processes = set(children())
     async with running(model_file) as runner:
         started = asyncio.Event()
         under_way = asyncio.ensure_future(begun(runner, started))
         await started.wait()
         [pid] = set(children()) - processes
-        [folder] = folders() - temporary
+        [folder] = temporary.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
         assert [one.name for one in folder.iterdir()] == ["llama.sock"]
     with pytest.raises(LlmFailure):
@@ -177,21 +181,22 @@ asyncio.run(main())
 
 
 def test_the_engine_is_gone_within_a_second_of_its_parents_death(
-    model_file: Path, tmp_path: Path
+    model_file: Path, temporary: Path
 ) -> None:
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(temporary)}
     command = [sys.executable, "-c", PARENT, str(model_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
         assert parent.stdout is not None
         parent.stdout.readline()
         [engine] = children(parent.pid)
+        assert list(temporary.glob("*/llama.sock"))
         parent.kill()
         died = time.monotonic()
         while not is_gone(engine):
             assert time.monotonic() < died + 1, "it outlived its parent"
             time.sleep(0.01)
         parent.stdout.read()
-    assert not list(tmp_path.iterdir()), "its socket was left"
+    assert not list(temporary.iterdir()), "its socket was left"
 
 
 @run_async

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.llm import Completion, Embedding, Sampling
+from penstock.core.llm import Completion, Embedding, LlmFailure, Sampling
 from penstock.testing.aio import run_async
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.process import resident
@@ -49,6 +49,21 @@ async def test_two_models_are_loaded_when_they_are_asked_for(shelf: Path) -> Non
     await runner.close()
 
     assert first.choices == second.choices
+
+
+@run_async
+async def test_a_name_that_several_have_a_part_of_is_none_of_them(
+    shelf: Path, model_file: Path
+) -> None:
+    (shelf / "two-and-a-half.gguf").symlink_to(model_file)
+    runner = runner_of(shelf)
+    with pytest.raises(LlmFailure, match="'tw' may be two or two-and-a-half"):
+        await runner.load("tw")
+    (shelf / "three.gguf").symlink_to(model_file)
+    names = [one.name for one in await runner.models()]
+    await runner.close()
+
+    assert names == ["one", "three", "two", "two-and-a-half"], "a new file is seen"
 
 
 @run_async

@@ -33,7 +33,7 @@ class Catalogue:
     async def find(self, name: str) -> GgufFacts:
         """By its name, or a part of it that no other has; the default one by none. Raises
         MODEL_NOT_FOUND, or what is wrong with its file."""
-        entry = self._entries.get(name)
+        entry = self._entries.get(name or next(iter(self._entries), ""))
         if not isinstance(entry, GgufFacts):
             await asyncio.to_thread(self._look)
             entry = self._entries[self._named(name)]
@@ -54,12 +54,15 @@ class Catalogue:
         raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"{problem}; there is {there}")
 
     def _look(self) -> None:
+        found: list[tuple[str, Entry]]
         if self._wanted:
-            found = [*map(self._wanted_one, self._wanted)]
+            found = [self._wanted_one(one) for one in self._wanted]
         else:
             found = [(one.name, one) for one in self._shelf.list()]
-        self._entries = dict(reversed(found))  # of two with one name the first counts
-        self._entries = {name: self._entries[name] for name, _ in found}
+        entries: dict[str, Entry] = {}
+        for name, entry in found:
+            entries.setdefault(name, entry)
+        self._entries = entries
 
     def _wanted_one(self, wanted: str) -> tuple[str, Entry]:
         try:

@@ -31,7 +31,7 @@ _SOCKET = "llama.sock"
 _PREFIX = "penstock-llm-"
 _OLD = 86_400.0
 """Seconds after which nobody is loading any more."""
-_LONGEST = 100
+_LONGEST = 104
 """Bytes of a path that a socket may have, with room to spare."""
 _LOOK = 0.1
 """Seconds between two looks at how far loading is."""
