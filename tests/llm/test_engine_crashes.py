@@ -51,6 +51,10 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+def listed(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
 def is_known(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
@@ -154,9 +158,9 @@ async def test_nothing_is_left_after_the_end(model_file: Path, temporary: Path) 
         under_way = asyncio.ensure_future(begun(runner, started))
         await started.wait()
         [pid] = set(children()) - processes
-        [folder] = temporary.iterdir()
+        [folder] = listed(temporary)
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert [one.name for one in folder.iterdir()] == ["llama.sock"]
+        assert [one.name for one in listed(folder)] == ["llama.sock"]
     with pytest.raises(LlmFailure):
         await under_way
 
@@ -196,7 +200,7 @@ def test_the_engine_is_gone_within_a_second_of_its_parents_death(
             assert time.monotonic() < died + 1, "it outlived its parent"
             time.sleep(0.01)
         parent.stdout.read()
-    assert not list(temporary.iterdir()), "its socket was left"
+    assert not listed(temporary), "its socket was left"
 
 
 @run_async
