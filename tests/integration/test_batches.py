@@ -11,11 +11,21 @@ from typing import Any
 import msgspec
 import pytest
 
+from penstock.adapters.http.desk import HttpDesk
+from penstock.adapters.link.client import Link
+from penstock.adapters.link.desk import RemoteDesk
 from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.control.desk import EngineDesk
 from penstock.core.caller import Caller, KeyRole
-from penstock.core.errors import Conflict, InvalidRequest, NotFound, NotPermitted, TooLarge
+from penstock.core.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    NotPermitted,
+    TooLarge,
+    Unavailable,
+)
 from penstock.core.llm import LlmCode
 from penstock.lifecycles.batch import BatchStatus
 from penstock.lifecycles.canonical import JobState
@@ -378,6 +388,37 @@ async def test_an_endpoint_or_file_that_takes_no_batches_is_refused(tmp_path: Pa
             await home.desk.batches.create(batch.input_file_id, "/v1/moderations")
         with pytest.raises(NotFound):
             await home.desk.batches.create("file-none", CHAT)
+
+
+# -- from elsewhere -----------------------------------------------------------------
+
+
+@run_async
+async def test_over_a_socket_all_of_it_can_be_asked(tmp_path: Path) -> None:
+    flags = {"data_dir": str(tmp_path), "durability": "memory", "http": "127.0.0.1:0"}
+    executor = LlmExecutor(FakeRunner(), ["fake"])
+    async with Engine(load(flags=flags), [executor]) as engine:
+        link = Link(engine.addresses[0])
+        await link.connect()
+        far = RemoteDesk(link).batches
+        upload = await far.begin_upload()
+        await far.write_upload(upload, encoded(a_line()))
+        file = await far.keep_upload(upload, "a.jsonl", "batch")
+        await far.drop_upload(upload)
+        assert await far.file(file.id) == file == (await far.files(ShelfQuery()))[0]
+        batch = await far.create(file.id, CHAT, metadata={"from": "afar"})
+        batch = await House(engine, FakeRunner()).ended(batch)
+        assert await far.get(batch.id) == batch == (await far.list(ShelfQuery()))[0]
+        assert batch.output_file_id is not None
+        assert b"HELLO" in await far.read_file(batch.output_file_id, 0, 10_000)
+        with pytest.raises(Conflict):
+            await far.cancel(batch.id)
+        await far.delete_file(file.id)
+        await link.close()
+        web = HttpDesk(engine.url, (tmp_path / "token").read_text())
+        with pytest.raises(Unavailable, match="as OpenAI's API has them"):
+            await web.batches.files(ShelfQuery())
+        await web.close()
 
 
 # -- rights -------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from penstock.core.errors import NotFound, NotPermitted, PenstockError, Unreadab
 from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.batches import ShelfQuery
 from penstock.ports.limits import Limit
 from penstock.ports.pipelines import RunQuery
 from penstock.ports.schedules import Schedule
@@ -353,3 +354,25 @@ async def test_a_token_that_is_pasted_where_a_name_belongs_is_not_written_down(
         entries = await engine.desk.audit.read(AuditQuery())
         assert entries[0].action == "key.revoke"
         assert new.token not in repr(entries)
+
+
+@run_async
+async def test_files_and_batches_of_another_tenant_are_not_there(tmp_path: Path) -> None:
+    async with engine_at(tmp_path) as engine:
+        alice, bob = engine.desk.serving(ALICE).batches, engine.desk.serving(BOB).batches
+        upload = await alice.begin_upload()
+        file = await alice.keep_upload(upload, "prompts.jsonl", "batch")
+        batch = await alice.create(file.id, "/v1/chat/completions")
+        assert file.tenant == batch.tenant == "acme"
+        said = []
+        for file_id, batch_id in ((file.id, batch.id), ("nothing", "nothing")):
+            for asked in (bob.file(file_id), bob.delete_file(file_id), bob.cancel(batch_id)):
+                with pytest.raises(NotFound) as refused:
+                    await asked
+                message = str(refused.value).replace(file_id, "ID").replace(batch_id, "ID")
+                said.append(message)
+        assert said[:3] == said[3:]
+        assert await bob.files(ShelfQuery()) == []
+        assert await bob.list(ShelfQuery()) == []
+        with pytest.raises(NotPermitted):
+            await engine.desk.serving(OPS).batches.begin_upload()
