@@ -144,6 +144,7 @@ def _standing(server: Server, seconds: float) -> Text:
         *("done ", (f"{counts.done:,}", "green"), "   "),
         *("failed ", (f"{counts.failed:,}", "red" if counts.failed else "")),
         (f"   {counts.tokens:,} tokens   up {span(seconds)}", "dim"),
+        ("".join(f"   {name}" for name in server.health.troubles), "bold red"),
         no_wrap=True,
         overflow="ellipsis",
     )

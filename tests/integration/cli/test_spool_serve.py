@@ -139,7 +139,7 @@ def test_a_signal_lets_running_jobs_finish_and_a_second_queues_them_again(
     assert "jobs that still ran are queued again" in last
     assert f"{job_id}  requeued" in last
     assert flow(penstock).status(job_id) is Status.QUEUED
-    assert took < 5  # under two where nothing else runs
+    assert took < 10  # under two where nothing else runs
 
 
 @pytest.mark.parametrize(
