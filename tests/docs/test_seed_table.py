@@ -15,11 +15,17 @@ from penstock.core.stages import StageStatus
 from penstock.lifecycles.canonical import CANONICAL, JobState, Role
 from penstock.lifecycles.container import CONTAINER, ContainerJobState
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
+from penstock.lifecycles.spool import FOLDERS, SPOOL, Status
 
-SEEDS = ("001", "002", "003")
+SEEDS = ("001", "002", "003", "004")
 NAMED = re.compile(r"`([\w/.]+\.py)::(\w+)`")
 ARROW = re.compile(r"`(\S+ → \S+)`")
 LEFT_OUT = re.compile(r"left out: \w.*\|")
+BARE = {
+    "003": ["| 15. A master", "| … and a signed webhook"],
+    "004": ["| … in 8 bits, in `types.hpp`", "| … and a file of metrics"],
+}
+"""How the rows begin that have no test, and say why."""
 
 every_seed = pytest.mark.parametrize("seed", SEEDS)
 
@@ -62,8 +68,7 @@ def test_every_sentence_has_a_test_and_only_these_are_left_out(seed: str, table:
     bare = [row for row in rows(table) if not NAMED.search(row.rpartition(" | ")[2])]
     left_out = [row for row in bare if LEFT_OUT.fullmatch(row.rpartition(" | ")[2])]
     assert bare == left_out
-    begun = {"003": ["| 15. A master", "| … and a signed webhook"]}.get(seed, [])
-    assert [row.split(" | ")[0] for row in left_out] == begun
+    assert [row.split(" | ")[0] for row in left_out] == BARE.get(seed, [])
 
 
 @every_seed
@@ -104,6 +109,12 @@ def test_every_arrow_of_the_container_table_is_on_the_page(table: str) -> None:
     assert arrows_of(table) == arrows | {"[*] → queued", "[*] → rejected"}
 
 
+@pytest.mark.parametrize("seed", ["004"])
+def test_every_arrow_of_the_spools_table_is_on_the_page(table: str) -> None:
+    arrows = {f"{before} → {after}" for before, _, after in SPOOL if before is not after}
+    assert arrows_of(table) == arrows | {"[*] → STAGING"}
+
+
 @pytest.mark.parametrize("seed", ["001"])
 def test_every_state_and_every_role_is_on_the_page(table: str) -> None:
     assert [word.value for word in (*JobState, *Role) if word.value not in table] == []
@@ -120,8 +131,19 @@ def test_every_state_of_a_container_job_is_on_the_page(table: str) -> None:
     assert [word.value for word in ContainerJobState if f"`{word.value}`" not in table] == []
 
 
+@pytest.mark.parametrize("seed", ["004"])
+def test_every_status_of_a_spooled_job_and_its_folder_is_on_the_page(table: str) -> None:
+    assert [status.value for status in Status if f"\n## {status.value}\n" not in table] == []
+    assert [name for name in FOLDERS.values() if f"`{name}/<job_id>/`" not in table] == []
+
+
 @pytest.mark.parametrize(
-    ("seed", "numbers"), [("002", range(1, 21)), ("003", [*range(1, 16), *range(1, 13)])]
+    ("seed", "numbers"),
+    [
+        ("002", range(1, 21)),
+        ("003", [*range(1, 16), *range(1, 13)]),
+        ("004", [*range(1, 13), *range(1, 14)]),
+    ],
 )
 def test_all_that_was_settled_is_on_the_page(table: str, numbers: Iterable[int]) -> None:
     settled = [
