@@ -623,6 +623,8 @@ async def test_jobs_that_crashed_the_engine_run_alone(tmp_path: Path) -> None:
         await place.done(f"1736700000_1_{number}")
     await place.server.stop()
     assert runner.most == 1
+    happened = [event.what for event in place.events]
+    assert happened == [Happened.CLAIMED, Happened.DONE] * 6
 
 
 # -- trouble -------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def waiting(job_id: str, **more: object) -> Waiting:
 
 
 def popped(queue: Queue) -> list[str]:
-    return list(iter(queue.pop, None))
+    return [waiting.job_id for waiting in iter(queue.pop, None)]
 
 
 @given(st.lists(st.integers(0, 10**12), unique=True))

@@ -17,11 +17,13 @@ from penstock.workloads.spool.removing import open_up
 from penstock.workloads.spool.serving.claims import Claims
 from penstock.workloads.spool.serving.events import Event, Happened, Tell
 from penstock.workloads.spool.serving.health import Health
+from penstock.workloads.spool.serving.queue import Waiting
 from penstock.workloads.spool.serving.running import Running, Why
 from penstock.workloads.spool.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
+Following = Callable[[], Awaitable[Waiting]]
 Process = Callable[[Running], Awaitable[None]]
 _PAUSE = 1.0
 """Seconds until the next claim after the disk refused one."""
@@ -47,7 +49,7 @@ class Pool:
         self._put_off: set[str] = set()
         self.running: dict[str, Running] = {}
 
-    async def run(self, following: Callable[[], Awaitable[str]]) -> None:
+    async def run(self, following: Following) -> None:
         """Keep all workers busy with the jobs that `following` gives, until cancelled."""
         while True:
             await self._room.acquire()
@@ -57,18 +59,24 @@ class Pool:
                 self._room.release()
                 raise
             self._start(running, self._room.release)
+            if running.suspect:
+                # Claimed beside it, jobs would only wait, and be lost with it.
+                await self.empty()
 
-    async def _next(self, following: Callable[[], Awaitable[str]]) -> Running:
+    async def _next(self, following: Following) -> Running:
         while True:
-            job_id = await following()
+            waiting = await following()
+            if waiting.suspect:
+                await self.empty()
             try:
-                running = self.claim(job_id)
+                running = self.claim(waiting.job_id)
             except (OSError, StoreFailed) as error:
                 self._health.trouble("claiming", str(error))
                 await self._clock.sleep(_PAUSE)
                 continue
             if running is not None:
                 self._health.over("claiming")
+                running.suspect = waiting.suspect
                 return running
 
     def start(self, job_id: str) -> None:

@@ -22,6 +22,8 @@ class Waiting(Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     parent: str | None = None
     """The job whose end it waits for."""
+    suspect: bool = False
+    """Whether it is to run alone."""
 
 
 class Queue:
@@ -63,13 +65,13 @@ class Queue:
             parent = known.parent if known else None
         return parent is not None
 
-    def pop(self) -> str | None:
+    def pop(self) -> Waiting | None:
         """The job whose turn it is; the queue forgets it."""
         while self._heap:
             _, job_id = heapq.heappop(self._heap)
-            if job_id in self._known:
+            if (waiting := self._known.get(job_id)) is not None:
                 self.forget(job_id)
-                return job_id
+                return waiting
         return None
 
     def forget(self, job_id: str) -> None:

@@ -37,6 +37,8 @@ class Running:
         """As it was read; None if it could not be."""
         self.facts: dict[str, str] = {}
         """What is known of it for its metadata, however it ends."""
+        self.suspect = False
+        """Whether it was known to be one when it was claimed."""
         self.attempts = Attempts()
         """Those before this one."""
         self.lost: Attempts | None = None

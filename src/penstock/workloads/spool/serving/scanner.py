@@ -20,6 +20,7 @@ from penstock.ports.clock import Clock
 from penstock.workloads.spool.ids import is_job_id, order_of
 from penstock.workloads.spool.meta import OPTIONS, read_options, seen_meta
 from penstock.workloads.spool.options import SpoolOptions
+from penstock.workloads.spool.serving.attempts import read_attempts
 from penstock.workloads.spool.serving.health import Health
 from penstock.workloads.spool.serving.queue import Queue, Waiting
 from penstock.workloads.spool.serving.reading import PROMPT
@@ -73,11 +74,11 @@ class Scanner:
 
     # -- asked -------------------------------------------------------------------------
 
-    async def next(self) -> str:
-        while (job_id := self.queue.pop()) is None:
+    async def next(self) -> Waiting:
+        while (waiting := self.queue.pop()) is None:
             self._more.clear()
             await self._more.wait()
-        return job_id
+        return waiting
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -161,6 +162,7 @@ class Scanner:
             turn=turn_of(job_id, options.priority, now),
             deadline=options.deadline,
             parent=parent if is_job_id(parent) else None,
+            suspect=read_attempts(folder).is_suspect,
         )
 
     def _final(self, parents: Iterable[str]) -> list[str]:

@@ -22,6 +22,7 @@ from penstock.workloads.spool.serving.outcomes import CANCELLED
 from penstock.workloads.spool.serving.pidfile import remove_pid, write_pid
 from penstock.workloads.spool.serving.pool import Pool
 from penstock.workloads.spool.serving.processor import Processor
+from penstock.workloads.spool.serving.queue import Waiting
 from penstock.workloads.spool.serving.recovery import Recovery
 from penstock.workloads.spool.serving.running import Why
 from penstock.workloads.spool.serving.scanner import Scanner
@@ -172,7 +173,7 @@ class Server:
         for ended in SPOOL.final:
             self._watch.add(self._workspace.folder(ended), self._scanner.ended)
 
-    async def _following(self) -> str:
+    async def _following(self) -> Waiting:
         await self._processor.gate.opened()
         return await self._scanner.next()
 
