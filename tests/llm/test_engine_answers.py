@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 GREEDY = Sampling(temperature=0)
 SUBJECTS = [
     *("cats", "rain", "bread", "iron", "maps", "ships", "books", "clocks", "birds"),
-    *("rivers", "stars", "sand", "tea", "wool", "ink", "kites", "moss", "bells"),
+    *("rivers", "stars", "sand", "tea", "wool", "ink", "kites"),
 ]
 
 
 def chat(text: str, **more: Any) -> Chat:
     more.setdefault("sampling", GREEDY)
-    more.setdefault("max_tokens", 8)
+    more.setdefault("max_tokens", 7)
     return Chat(messages=(Message(role="user", content=text),), **more)
 
 
 def raw(*prompts: str | tuple[int, ...], **more: Any) -> Completion:
     more.setdefault("sampling", GREEDY)
-    more.setdefault("max_tokens", 8)
+    more.setdefault("max_tokens", 7)
     return Completion(prompts=prompts, **more)
 
 
@@ -102,7 +102,7 @@ def test_the_token_limit_holds_and_is_told(kept: Kept) -> None:
 
 
 def test_a_full_context_ends_an_answer_with_its_reason(kept: Kept) -> None:
-    prompt = " ".join(["word"] * 240)
+    prompt = " ".join(["word"] * 245)
     result = kept.answer(raw(prompt, max_tokens=1000, sampling=Sampling(temperature=0)))
 
     assert result.choices[0].finish_reason == "length"

@@ -120,7 +120,7 @@ async def test_answers_that_wait_for_a_slot_are_not_lost_with_the_engine(model_f
 @run_async
 async def test_an_engine_that_hangs_is_ended(model_file: Path) -> None:
     before = set(children())
-    async with running(model_file, stall=2.0) as runner:
+    async with running(model_file, stall=4.0) as runner:
         await runner.load()
         started = asyncio.Event()
         task = asyncio.ensure_future(begun(runner, started))
@@ -131,7 +131,7 @@ async def test_an_engine_that_hangs_is_ended(model_file: Path) -> None:
             await task
 
         assert stalled.value.code is LlmCode.ENGINE_CRASHED
-        assert "no sign of life for 2 seconds" in stalled.value.message
+        assert "no sign of life for 4 seconds" in stalled.value.message
         assert is_gone(pid)
 
 

@@ -94,7 +94,7 @@ async def test_an_idle_model_makes_room_and_a_used_one_is_waited_for(shelf: Path
 
 @run_async
 async def test_unloading_gives_the_memory_back_once_its_answers_have_ended(shelf: Path) -> None:
-    runner = runner_of(shelf)
+    runner = LlamaRunner(ModelConfig(models_dir=shelf, slots=1, context=100))
     told: list[tuple[float, str]] = []
     facts = await runner.load("one", lambda done, what: told.append((done, what)))
     before = _engines()
@@ -107,6 +107,7 @@ async def test_unloading_gives_the_memory_back_once_its_answers_have_ended(shelf
     await runner.close()
 
     assert len(said) > 20, "it was let to end"
+    assert facts.context == 256, "what it really has"
     assert sum(before.values()) - sum(after.values()) > 100 << 20 < facts.memory
     assert told[0][0] == 0.0
     assert told[-1] == (1.0, "loaded")

@@ -35,6 +35,11 @@ def test_no_context_is_longer_than_the_model_was_made_for() -> None:
     assert embedding_size_of(small, ModelConfig(), MACHINE).context == 512
 
 
+@pytest.mark.parametrize(("asked", "given"), [(1, 256), (256, 256), (1000, 1024)])
+def test_a_context_is_what_the_engine_will_make_of_it(asked: int, given: int) -> None:
+    assert size_of(facts(), ModelConfig(context=asked), MACHINE).context == given
+
+
 @pytest.mark.parametrize(("asked", "given"), [(0, 4), (1, 1), (4, 4), (64, 4)])
 def test_there_are_never_more_threads_than_cores(asked: int, given: int) -> None:
     assert size_of(facts(), ModelConfig(threads=asked), MACHINE).threads == given

@@ -41,6 +41,7 @@ class Engine:
         self.process = process
         self.purpose = process.purpose
         self.tools = self.vision = False
+        self.context = self.purpose.size.context
         self._watchdog = Watchdog(stall, process.kill)
         self._room = asyncio.Semaphore(self.purpose.size.slots + self.purpose.waiting)
         self._under_way = 0
@@ -124,6 +125,7 @@ class Engine:
     async def _look(self) -> None:
         """What its template and its projector allow."""
         props = await self._call("/props")
+        self.context = props.get("default_generation_settings", {}).get("n_ctx", self.context)
         self.tools = bool(props.get("chat_template_caps", {}).get("supports_tools"))
         self.vision = bool(props.get("modalities", {}).get("vision"))
         if not self.purpose.embedding:

@@ -139,7 +139,7 @@ class LlamaRunner:
             return replace(facts, memory=purpose.size.memory)
         return replace(
             facts,
-            context=purpose.size.context,
+            context=engine.context,
             slots=purpose.size.slots,
             loaded=True,
             tools=engine.tools,

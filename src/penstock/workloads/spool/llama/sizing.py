@@ -15,6 +15,7 @@ USUAL_CONTEXT = 8192
 LEAST_CONTEXT = 512
 """Below this nobody is served: rather fewer slots."""
 EMBEDDING_CONTEXT = 2048
+_STEP = 256
 EMBEDDING_SLOTS = 4
 _BATCH = 128
 """Tokens of prompts that are computed in one go: as fast as more of them, and nobody waits longer
@@ -54,7 +55,7 @@ def size_of(facts: GgufFacts, config: ModelConfig, machine: Machine) -> Size:
     """
     limit = memory_limit(config, machine)
     train = facts.train_context or USUAL_CONTEXT
-    context = min(config.context or USUAL_CONTEXT, train)
+    context = _rounded(min(config.context or USUAL_CONTEXT, train))
     slots = config.slots
     while (size := _size(facts, config, machine, slots, context)).memory > limit:
         if not config.context and context > LEAST_CONTEXT:
@@ -69,7 +70,7 @@ def size_of(facts: GgufFacts, config: ModelConfig, machine: Machine) -> Size:
 def embedding_size_of(facts: GgufFacts, config: ModelConfig, machine: Machine) -> Size:
     """For vectors: a text must fit into one batch, so it is as long as the context."""
     train = facts.train_context or EMBEDDING_CONTEXT
-    context = min(config.context or EMBEDDING_CONTEXT, train)
+    context = _rounded(min(config.context or EMBEDDING_CONTEXT, train))
     slots = min(EMBEDDING_SLOTS, config.slots)
     size = _size(facts, config, machine, slots, context, batch=context)
     limit = memory_limit(config, machine)
@@ -92,6 +93,11 @@ def shown(size: int) -> str:
     if size < 1 << 30:
         return f"{size / (1 << 20):.0f} MiB"
     return f"{size / (1 << 30):.1f} GiB"
+
+
+def _rounded(context: int) -> int:
+    """As llama.cpp would: up to the next multiple."""
+    return -(-context // _STEP) * _STEP
 
 
 def _size(
