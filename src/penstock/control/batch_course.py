@@ -157,7 +157,7 @@ class BatchCourse:
                     await asyncio.sleep(0)
         except (InvalidRequest, NotFound) as error:
             check.blame(error, None)
-        if not check.errors:
+        if not check.errors and self.batch.status is BatchStatus.VALIDATING:
             await self._check_topics(check)
         errors, now = check.conclude(), self._clock.now()
         self.progress.total = check.count

@@ -70,8 +70,10 @@ class Form:
         if not self._name:
             raise malformed("a part of the form has no name")
         self._is_file = b"filename" in options
-        if self._is_file != (self._name == "file"):
-            raise InvalidRequest(self._name[:100], "is not a file, or is one: only 'file' is")
+        if self._is_file and self._name != "file":
+            raise InvalidRequest(self._name[:100], "is a file", hint="the field 'file' is for that")
+        if self._name == "file" and not self._is_file:
+            raise InvalidRequest("file", "is no file", hint="give the part a filename")
         if self._is_file:
             if self.filename is not None:
                 raise InvalidRequest("file", "is given twice", hint="upload one file at a time")

@@ -1,0 +1,66 @@
+"""How the lines of an input file are read, wherever its parts happen to end."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.adapters.memory.shelf import MemoryShelf
+from penstock.api.openai.dialect import OpenAiDialect
+from penstock.control import batch_lines
+from penstock.control.batch_lines import LineCheck, raw_lines, read_line
+from penstock.core.errors import InvalidRequest
+from penstock.testing.aio import run_async
+from penstock.testing.shelf import a_file, keep
+
+CHAT = "/v1/chat/completions"
+URL = CHAT.encode()
+TEXT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b" ", b"\n\n"]), max_size=20)
+
+
+async def lines(content: bytes, longest: int = 100) -> list[tuple[int, bytes]]:
+    shelf = MemoryShelf()
+    await keep(shelf, a_file(), content)
+    return [line async for line in raw_lines(shelf, "file-a", longest)]
+
+
+@given(TEXT.map(b"".join), st.integers(1, 7))
+@run_async
+async def test_lines_are_the_same_wherever_a_part_ends(content: bytes, part: int) -> None:
+    with patch.object(batch_lines, "_PART", part):
+        found = await lines(content)
+    there = list(enumerate(content.split(b"\n"), 1))
+    assert [line for line in found if line[1]] == [line for line in there if line[1].strip()]
+    blank = [number for number, line in found if not line]
+    last = max((number for number, line in there if line.strip()), default=0)
+    assert blank == [
+        number
+        for number, line in there
+        if not line.strip() and number < last and (number == 1 or there[number - 2][1].strip())
+    ]
+
+
+@pytest.mark.parametrize("content", [b"x" * 101, b"a\n" + b"x" * 101, b"x" * 300])
+@run_async
+async def test_a_line_without_end_is_refused_before_it_is_whole(content: bytes) -> None:
+    with patch.object(batch_lines, "_PART", 50), pytest.raises(InvalidRequest, match="longer than"):
+        await lines(content)
+
+
+@given(st.binary(max_size=200))
+def test_no_line_does_worse_than_being_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read_line(1, raw, CHAT)
+
+
+@pytest.mark.parametrize("depth", [100, 100_000])
+def test_a_body_that_is_nested_too_deep_is_one_more_wrong_line(depth: int) -> None:
+    deep = b"[" * depth + b"]" * depth
+    body = b'{"model": "fake", "messages": ' + deep + b"}"
+    check = LineCheck(CHAT, OpenAiDialect())
+    check.look(7, b'{"custom_id": "a", "method": "POST", "url": "%b", "body": %b}' % (URL, body))
+    (error,) = check.conclude()
+    assert error.line == 7
