@@ -15,7 +15,7 @@ from penstock.api.openai.dialect import OpenAiDialect
 from penstock.config import Settings, UnknownTopics
 from penstock.control.approvals import ApprovalBox
 from penstock.control.batch_counter import Uploading
-from penstock.control.batch_course import Surroundings
+from penstock.control.batch_surroundings import Surroundings
 from penstock.control.batches import BatchKeeper
 from penstock.control.board import Board
 from penstock.control.desk import EngineDesk, Services

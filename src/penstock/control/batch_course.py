@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from penstock.control.batch_lines import Line, LineCheck, raw_lines, read_line
+from penstock.control.batch_lines import Line, raw_lines, read_line
 from penstock.control.batch_output import OutputWriter
 from penstock.control.batch_progress import Progress, job_id_of
-from penstock.control.gateway import Gateway
+from penstock.control.batch_surroundings import Surroundings
+from penstock.control.batch_validation import PATIENCE, check_lines
 from penstock.core.errors import (
     Conflict,
     IllegalMove,
     InvalidRequest,
-    NotFound,
     TooMany,
     UnknownTopic,
 )
 from penstock.core.job import Job, JobRequest, Priority
 from penstock.lifecycles.batch import BATCH, BatchEvent, BatchStatus
-from penstock.ports.batches import Batch, Dialect, Shelf
-from penstock.ports.blobs import Blobs
-from penstock.ports.clock import Clock
-from penstock.ports.store import Store
+from penstock.ports.batches import Batch
 
 log = logging.getLogger(__name__)
 
@@ -43,28 +39,6 @@ _CHUNK_BYTES = 4 << 20
 _AT_ONCE = 100
 """Jobs that are asked to end together."""
 _TOLD = ("output_file_id", "error_file_id", "request_counts")
-_PATIENCE = 1.0
-"""Seconds until a model that nobody serves is looked for again."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What every batch needs of the engine."""
-
-    shelf: Shelf
-    store: Store
-    blobs: Blobs
-    gateway: Gateway
-    dialect: Dialect
-    clock: Clock
-    knows: Callable[[str], bool]
-    """Whether somebody serves this topic, or may."""
-    room: int = 10_000
-    """Jobs of one batch that may be unfinished at a time."""
-    longest: int = 64 << 20
-    """Bytes that a line may have."""
-    grace: float = 10.0
-    """Seconds in which the workers of a model may come back before it counts as unknown."""
 
 
 class BatchCourse:
@@ -146,19 +120,9 @@ class BatchCourse:
     # -- validating -----------------------------------------------------------------
 
     async def _validate(self) -> None:
-        around = self._around
-        check = LineCheck(self.batch.endpoint, around.dialect)
-        try:
-            async for number, raw in self._raw():
-                check.look(number, raw)
-                if check.is_enough or self.batch.status is not BatchStatus.VALIDATING:
-                    break
-                if number % 100 == 0:
-                    await asyncio.sleep(0)
-        except (InvalidRequest, NotFound) as error:
-            check.blame(error, None)
-        if not check.errors and self.batch.status is BatchStatus.VALIDATING:
-            await self._check_topics(check)
+        check = await check_lines(
+            self.batch, self._around, lambda: self.batch.status is BatchStatus.VALIDATING
+        )
         errors, now = check.conclude(), self._clock.now()
         self.progress.total = check.count
         with suppress(IllegalMove):  # it was cancelled meanwhile
@@ -167,14 +131,6 @@ class BatchCourse:
             else:
                 counts = self.progress.counts
                 await self._happen(BatchEvent.ACCEPT, in_progress_at=now, request_counts=counts)
-
-    async def _check_topics(self, check: LineCheck) -> None:
-        until = self._clock.now() + self._around.grace
-        for topic, number in check.topics.items():
-            while not (known := self._around.knows(topic)) and self._clock.now() < until:
-                await self._rest(_PATIENCE)
-            if not known:
-                check.blame(UnknownTopic("body.model", f"nothing here serves {topic!r}"), number)
 
     # -- in progress ----------------------------------------------------------------
 
@@ -200,7 +156,7 @@ class BatchCourse:
             except TooMany as full:
                 await self._rest(full.retry_after)
             except UnknownTopic:
-                await self._rest(_PATIENCE)  # its workers are away
+                await self._rest(PATIENCE)  # its workers are away
         self._give_up(missing)
 
     def _give_up(self, lines: Sequence[Line]) -> None:
@@ -271,7 +227,7 @@ class BatchCourse:
                 *(cancel(one, reason=why, children=False, by=self.batch.principal) for one in some)
             )
         while self.progress.live:
-            await self._rest(_PATIENCE)
+            await self._rest(PATIENCE)
             for job_id in [*self.progress.live]:
                 if (job := await self._store.get(job_id)) is None:
                     self.progress.is_not_there(job_id)
@@ -309,15 +265,12 @@ class BatchCourse:
 
     # -- lines ----------------------------------------------------------------------
 
-    def _raw(self) -> AsyncIterator[tuple[int, bytes]]:
-        around = self._around
-        return raw_lines(around.shelf, self.batch.input_file_id, around.longest)
-
     async def _chunks(self) -> AsyncIterator[list[Line]]:
         chunk: list[Line] = []
         size, most = 0, min(_CHUNK, self._around.room)
-        async for number, raw in self._raw():
-            chunk.append(read_line(number, raw, self.batch.endpoint))
+        around, batch = self._around, self.batch
+        async for number, raw in raw_lines(around.shelf, batch.input_file_id, around.longest):
+            chunk.append(read_line(number, raw, batch.endpoint))
             size += len(raw)
             if len(chunk) >= most or size >= _CHUNK_BYTES:
                 yield chunk

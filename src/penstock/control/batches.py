@@ -8,7 +8,8 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 
-from penstock.control.batch_course import BatchCourse, Surroundings
+from penstock.control.batch_course import BatchCourse
+from penstock.control.batch_surroundings import Surroundings
 from penstock.core.check import DAY
 from penstock.core.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.core.ids import IdSource
