@@ -136,10 +136,10 @@ def test_a_block_that_is_never_closed_is_an_error(page):
         redrawn(page)
 
 
-def test_the_command_prints_all_five(capsys):
+def test_the_command_prints_all_of_them(capsys):
     assert main([]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("stateDiagram-v2") == 5
+    assert printed.count("stateDiagram-v2") == len(LIFECYCLES)
 
 
 def test_the_command_finds_a_stale_page_and_mends_it(tmp_path, capsys):
