@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.flow import Flow
@@ -26,7 +27,7 @@ from penstock.workloads.spool.workspace import Workspace
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 PATIENCE = 40.0
-SHORT = SpoolOptions(max_tokens=4)
+GREEDY = Sampling(temperature=0)
 LONG = "Tell me a very long story about the sea."
 """With enough tokens it runs until somebody ends it."""
 _counter = count(1)
@@ -168,7 +169,7 @@ class Spool:
 
     def works(self) -> None:
         """It goes on: a good job is DONE."""
-        found = self.run("Say yes.", max_tokens=4)
+        found = self.run("Say yes.", max_tokens=2, sampling=GREEDY)
         assert (found.status, found.error) == (Status.DONE, "")
         assert found.text
 

@@ -66,9 +66,9 @@ def _end(
     folder = workspace.of(Status.RUNNING, job_id)
     target = workspace.of(SPOOL.after(Status.RUNNING, event), job_id)
     try:
-        _clear(folder, files)
         for name, data in files.items():
             replace_file(folder, name, data, workspace.sync)
+        _clear(folder, files)  # afterwards, so that who reads along always finds the text
         fsync_dir(folder, workspace.sync)
         failpoint("spool-ended")
         move(folder, target, sync=workspace.sync)

@@ -86,9 +86,12 @@ def read_found(folder: Path, job_id: JobId, status: Status) -> Found:
 
 
 def read_partial(folder: Path) -> str:
-    """A character whose end is not written yet is not there yet."""
-    decoder = getincrementaldecoder("utf-8")(errors="replace")
-    return decoder.decode(_bytes(folder / PARTIAL) or b"")
+    """A character whose end is not written yet is not there yet. Of a job that is just ending
+    it is the result: once that is written, the parts are removed."""
+    said = _bytes(folder / PARTIAL)
+    if said is None:
+        said = _bytes(folder / RESULT) or b""
+    return getincrementaldecoder("utf-8")(errors="replace").decode(said)
 
 
 def read_progress(folder: Path) -> Progress:
