@@ -514,3 +514,13 @@ async def test_a_bulk_retry_keeps_every_field_and_begins_before_the_rules_again(
     assert again.state is _S.PENDING
     assert {name: getattr(again.request, name) for name in fields} == fields
     assert (await desk.gateway.retry_many(JobQuery())).matched == 0
+
+
+@run_async
+async def test_a_whole_workflow_is_cancelled_however_long_it_is() -> None:
+    desk = Desk()
+    await desk.submit(
+        *(a_request(f"s{n:04}", workflow_id="flow", step_index=2000 - n) for n in range(1200))
+    )
+    bulk = await desk.gateway.cancel_many(JobQuery(workflow_id="flow"), reason="enough")
+    assert (bulk.matched, bulk.done) == (1200, 1200)

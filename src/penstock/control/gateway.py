@@ -34,6 +34,8 @@ from penstock.ports.store import JobQuery, Store
 _GATEWAY = Role.GATEWAY.value
 _CHUNK = 1000
 _CHILDREN = 10_000
+_LAST = (1 << 62) - 1
+"""Beyond every job's `seq`."""
 _PAGE = 500
 """Jobs that a bulk operation changes in one commit."""
 _TOLD = 100
@@ -228,7 +230,7 @@ class Gateway:
 
     async def _pages(self, query: JobQuery) -> AsyncIterator[list[Job]]:
         """Every job that matches now, newest first; what comes meanwhile is left out."""
-        query = replace(query, limit=_PAGE, oldest_first=False)
+        query = replace(query, limit=_PAGE, oldest_first=False, before=query.before or _LAST)
         while page := await self.store.find(query):
             before = min(job.seq for job in page)
             yield page

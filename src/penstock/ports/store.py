@@ -45,7 +45,8 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     tenant: str | None = None
     parent_job_id: str | None = None
     workflow_id: str | None = None
-    """Jobs of a workflow come in the order of their step_index instead."""
+    """Jobs of a workflow come in the order of their step_index instead, unless `before` or `since`
+    asks for a page by `seq`."""
     labels: Mapping[str, str] = {}
     idempotency_key: str | None = None
     principal: str | None = None
@@ -63,6 +64,11 @@ class JobQuery(Struct, frozen=True, kw_only=True):
     """Only jobs accepted after this `seq`: where the page before ended, oldest first."""
     oldest_first: bool = False
     limit: int = 50
+
+    @property
+    def by_step(self) -> bool:
+        """Whether they come in the order of a workflow."""
+        return self.workflow_id is not None and self.before is None and self.since is None
 
 
 class LogLine(Struct, frozen=True):

@@ -526,6 +526,12 @@ class StoreContract(GateContract, JournalContract, ABC):
             ]
         )
         assert await names(store, workflow_id="flow") == "abBc"
+        last = (await store.find(JobQuery(workflow_id="flow", limit=100)))[-1].seq
+        newest = await store.find(JobQuery(workflow_id="flow", before=1 << 40))
+        assert [job.seq for job in newest] == sorted((job.seq for job in newest), reverse=True)
+        assert last in [job.seq for job in newest]
+        oldest = await store.find(JobQuery(workflow_id="flow", since=0, oldest_first=True))
+        assert [job.seq for job in oldest] == sorted(job.seq for job in newest)
 
     @run_async
     async def test_unfinished_are_all_that_are_not_final_in_order(self, store: Store) -> None:

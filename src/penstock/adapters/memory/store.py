@@ -160,7 +160,7 @@ class MemoryStore:
 
     async def find(self, query: JobQuery) -> list[Job]:
         found = [job for job in self._jobs.values() if matches(query, job)]
-        if query.workflow_id is not None:
+        if query.by_step:
             found.sort(key=lambda job: (_step(job), job.seq))
         else:
             found.sort(key=lambda job: job.seq, reverse=not query.oldest_first)

@@ -198,6 +198,6 @@ def _select(columns: str, query: JobQuery, one: Range, left: Sequence[Term] = ()
 
 
 def _order(query: JobQuery) -> str:
-    if query.workflow_id is not None:
+    if query.by_step:
         return "step_index, seq"
     return "seq" if query.oldest_first else "seq DESC"
