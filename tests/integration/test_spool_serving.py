@@ -502,7 +502,7 @@ async def test_a_deadline_that_passes_while_queued_fails_the_job_though_all_are_
         busy = place.submit()
         await place.runs(busy)
         late = place.submit(options={"deadline": time.time() + 0.1})
-        assert (await place.failure(late))[0] == "DEADLINE"
+        assert (await place.failure(late))[0] == "DEADLINE_EXCEEDED"
         assert len(place.runner.asked) == 1
 
 
@@ -513,7 +513,7 @@ async def test_a_deadline_or_timeout_that_passes_while_running_ends_the_generati
     async with serving(tmp_path, Hearing(delay=20.0)) as place:
         late = place.submit(options={"deadline": time.time() + 0.3})
         long = place.submit(options={"timeout": 0.1})
-        assert (await place.failure(late))[0] == "DEADLINE"
+        assert (await place.failure(late))[0] == "DEADLINE_EXCEEDED"
         code, why = await place.failure(long)
         assert (code, why) == ("TIMEOUT", "TIMEOUT: it ran for longer than 0.1 s")
         assert place.runner.running == 0

@@ -216,7 +216,7 @@ def test_a_job_is_waited_for_until_it_ends(spool: Spool) -> None:
 
 @pytest.mark.parametrize(
     ("meta", "code"),
-    [({"code": "CANCELLED"}, 5), ({"code": "TIMEOUT"}, 7), ({"code": "DEADLINE"}, 7), ({}, 1)],
+    [({"code": "CANCELLED"}, 5), ({"code": "TIMEOUT"}, 7), ({"code": "DEADLINE_EXCEEDED"}, 7), ({}, 1)],
     ids=lambda value: "-".join(value.values()) or "failed" if isinstance(value, dict) else "",
 )
 def test_the_exit_code_of_waiting_says_how_the_job_ended(

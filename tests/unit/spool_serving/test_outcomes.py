@@ -109,7 +109,7 @@ async def test_what_takes_too_long_is_ended_and_what_comes_too_late_not_begun() 
     with pytest.raises(TimeIsUp, match="deadline") as late:
         async with within(deadline_of(SpoolOptions(deadline=100.0), 100.0)):
             raise AssertionError("it was begun")
-    assert late.value.code == "DEADLINE"
+    assert late.value.code == "DEADLINE_EXCEEDED"
 
 
 @run_async

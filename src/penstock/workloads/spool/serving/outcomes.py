@@ -12,7 +12,7 @@ from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.serving.artifacts import of_answer, of_embedding
 from penstock.workloads.spool.serving.reading import PROMPT
 
-CANCELLED, DEADLINE, TIMEOUT = "CANCELLED", "DEADLINE", "TIMEOUT"
+CANCELLED, DEADLINE, TIMEOUT = "CANCELLED", "DEADLINE_EXCEEDED", "TIMEOUT"
 INVALID, PARENT_FAILED, INTERNAL = "INVALID", "PARENT_FAILED", "INTERNAL"
 SAME_ID = "SAME_ID"
 
