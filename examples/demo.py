@@ -84,7 +84,9 @@ def report(problems: list[str], rows: list[Row], console: Console) -> int:
     if problems:
         return 1
     played = [row for row in rows if not row.skipped]
-    console.print(f"{len(played)} kinds of jobs ended as they should.", style="bold green")
+    skipped = len(rows) - len(played)
+    rest = f" {skipped} were skipped; the table says what they lack." if skipped else ""
+    console.print(f"{len(played)} kinds of jobs ended as they should.{rest}", style="bold green")
     return 0
 
 

@@ -17,7 +17,7 @@ from penstock.cli.exits import EXITS, Exit
 from penstock.cli.groups import Commands
 from penstock.cli.program import COMMANDS, penstock
 
-MADE = "<!-- Made by `python -m penstock.cli.reference`; a test keeps it in step. -->"
+MADE = "<!-- Made by `python -m penstock.cli.reference docs/reference`; a test holds it. -->"
 
 INTRODUCTION = f"""\
 # The command line

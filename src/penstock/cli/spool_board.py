@@ -11,7 +11,7 @@ import click
 from msgspec import Struct
 
 from penstock.cli.paper import Listing, console, print_line
-from penstock.cli.spool_found import harmless, styled
+from penstock.cli.spool_found import NO_SERVER, harmless, styled
 from penstock.cli.words import moment, span
 from penstock.core.errors import NotFound
 from penstock.lifecycles.spool import FOLDERS, SPOOL, VISIBLE, Status
@@ -92,6 +92,8 @@ def _page(flow: Flow) -> RenderableType:
 
     title = Text.assemble(("spool", "bold"), f" {flow.workspace.path}   Ctrl-C leaves")
     parts: list[RenderableType] = [title, Text(), _folders(flow)]
+    if not flow.is_served():
+        parts.append(Text(NO_SERVER, "yellow"))
     running = [one.job_id for one in flow.list([Status.RUNNING], _ROWS)]
     if running:
         parts += [Text(), _running(flow, running)]

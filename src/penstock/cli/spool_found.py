@@ -32,6 +32,7 @@ STYLES = {
 }
 _ENDS = {CANCELLED: Exit.CANCELLED, TIMEOUT: Exit.TIMEOUT, DEADLINE: Exit.TIMEOUT}
 """The exit codes of FAILED jobs by the code in their metadata."""
+NO_SERVER = "no server is seen here: 'penstock spool serve' starts one"
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -47,11 +48,19 @@ def harmless(text: str) -> str:
 
 
 def wait_for(workspace: Workspace, job_id: str, timeout: float | None) -> Found:
+    flow = Flow(workspace)
+    warn_if_unserved(flow)
     try:
-        return Flow(workspace).wait(job_id, timeout)
+        return flow.wait(job_id, timeout)
     except KeyboardInterrupt:
         say_how_to_go_on(workspace, job_id)
         raise
+
+
+def warn_if_unserved(flow: Flow) -> None:
+    """Tell who waits at a terminal for what would never come by itself."""
+    if sys.stderr.isatty() and flow.counts()[Status.QUEUED] and not flow.is_served():
+        click.echo(NO_SERVER, err=True)
 
 
 def say_how_to_go_on(workspace: Workspace, job_id: str) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from penstock.cli.exits import Exit
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
-from penstock.cli.spool_found import harmless, styled
+from penstock.cli.spool_found import NO_SERVER, harmless, styled
 from penstock.cli.spool_jobs import STATUS, placed, workspace_at
 from penstock.cli.words import plural, span
 from penstock.core.errors import NotFound
@@ -130,7 +130,7 @@ def _listing(rows: list[Row]) -> Listing:
 
 @click.command()
 @placed
-@click.argument("id", required=False)
+@click.argument("id", required=False, metavar="[ID]")
 @as_json
 def status(workspace: Path, id: str | None, json: bool) -> int:
     """Say where a job is; without an id, how many are where.
@@ -165,6 +165,8 @@ def in_words(place: Position) -> str:
         return soon
     if place.status is not Status.QUEUED:
         return ""
+    if not place.served:
+        return NO_SERVER
     first = f"{plural(place.ahead, 'job')} before it" if place.ahead else "next"
     return ", ".join(filter(None, (first, f"{place.running:,} running", soon)))
 

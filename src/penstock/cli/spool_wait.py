@@ -11,7 +11,7 @@ import click
 from penstock.cli.exits import Exit
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, as_json
-from penstock.cli.spool_found import code_of, counting, say_why
+from penstock.cli.spool_found import code_of, counting, say_why, warn_if_unserved
 from penstock.cli.spool_jobs import ids_given, placed, workspace_at
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.flow import Flow
@@ -37,10 +37,12 @@ def wait(
     if idle:
         if ids:
             raise click.UsageError("--idle waits for all jobs; it takes no ids")
+        warn_if_unserved(flow)
         return _wait_idle(flow, timeout, json)
     wanted = ids_given(ids)
     if not wanted:
         raise click.UsageError("say which jobs: their ids, ids on standard input, or --idle")
+    warn_if_unserved(flow)
     return _wait_for(flow, wanted, timeout, json)
 
 

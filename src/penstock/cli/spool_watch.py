@@ -31,7 +31,7 @@ _SELDOM = 0.5
 
 @click.command()
 @placed
-@click.argument("id", required=False)
+@click.argument("id", required=False, metavar="[ID]")
 @click.option("--json", "json", is_flag=True, help="Print JSON lines.")
 def watch(workspace: Path, id: str | None, json: bool) -> int:
     """Show a job's text as it comes; without an id, jobs as they move.

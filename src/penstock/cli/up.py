@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from penstock.cli.journal import keep_journal
 from penstock.cli.place import Place, placed
 from penstock.cli.words import plural
+from penstock.core.llm import TOPICS
 from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.store import Durability
 
@@ -159,11 +160,17 @@ async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
     ]
     if waiting := sum(n for state, n in status.tally.items() if state not in TERMINAL):
         facts.append(("taken up", f"{plural(waiting, 'unfinished job')} of an earlier run"))
-    topic = topics[0] if topics else "TOPIC"
-    facts.append(("submit", f"penstock {place.spelled()}submit {topic} --input '{{…}}' --wait"))
+    facts.append(_how_to_use(place, topics))
     lines = [f"penstock {__version__}, process {status.pid}"]
     lines += [f"  {name:<10}  {value}" for name, value in facts]
     return "\n".join([*lines, "ready; Ctrl-C stops it"])
+
+
+def _how_to_use(place: Place, topics: list[str]) -> tuple[str, str]:
+    if topics and all(topic.startswith(TOPICS) for topic in topics):
+        return "ask", f'penstock {place.spelled()}ask "…"'
+    topic = topics[0] if topics else "TOPIC"
+    return "submit", f"penstock {place.spelled()}submit {topic} --input '{{…}}' --wait"
 
 
 def _worker(engine: Engine, topics: list[str]) -> str:

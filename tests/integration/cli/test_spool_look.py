@@ -216,7 +216,12 @@ def test_a_job_is_waited_for_until_it_ends(spool: Spool) -> None:
 
 @pytest.mark.parametrize(
     ("meta", "code"),
-    [({"code": "CANCELLED"}, 5), ({"code": "TIMEOUT"}, 7), ({"code": "DEADLINE_EXCEEDED"}, 7), ({}, 1)],
+    [
+        ({"code": "CANCELLED"}, 5),
+        ({"code": "TIMEOUT"}, 7),
+        ({"code": "DEADLINE_EXCEEDED"}, 7),
+        ({}, 1),
+    ],
     ids=lambda value: "-".join(value.values()) or "failed" if isinstance(value, dict) else "",
 )
 def test_the_exit_code_of_waiting_says_how_the_job_ended(
@@ -268,3 +273,19 @@ def test_watching_prints_the_text_as_it_comes_and_then_the_rest(spool: Spool) ->
 def test_watching_a_job_that_failed_or_is_not_there(spool: Spool) -> None:
     assert "FAILED: why" in spool("watch", spool.failed("why"), code=1).err
     assert "there is no job" in spool("watch", NEVER, code=3).err
+
+
+# nobody there to do the work
+
+
+def test_who_waits_at_a_terminal_is_told_that_no_server_is_there(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = spool.queued()
+    said = "no server is seen here: 'penstock spool serve' starts one"
+    assert said not in spool("wait", job_id, "--timeout", "0s", code=9).err
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    for args in (("wait", job_id), ("wait", "--idle")):
+        assert said in spool(*args, "--timeout", "0s", code=9).err
+    assert said in spool("status", job_id).err
+    assert spool.json("status", job_id)["served"] is False

@@ -22,6 +22,7 @@ from penstock.workloads.spool.flow import Flow
 from penstock.workloads.spool.found import Listed, Progress
 from penstock.workloads.spool.meta import Meta
 from penstock.workloads.spool.options import SpoolOptions
+from penstock.workloads.spool.serving.claims import Claims
 from penstock.workloads.spool.work import Work
 from penstock.workloads.spool.workspace import Workspace
 
@@ -197,6 +198,18 @@ def test_an_estimate_is_made_of_those_that_ended(workspace: Workspace, flow: Flo
     assert flow.position(job_id).eta_s == pytest.approx(2.0)
     queued(workspace)
     assert flow.position(queued(workspace)).eta_s == pytest.approx(6.0)
+
+
+def test_a_job_that_no_server_will_take_says_so(workspace: Workspace, flow: Flow) -> None:
+    job_id = queued(workspace)
+    assert not flow.is_served()
+    assert not flow.position(job_id).served
+    claims = Claims(workspace.private)
+    claims.enter()
+    assert flow.is_served()
+    assert flow.position(job_id).served
+    claims.leave()
+    assert not flow.is_served()
 
 
 def test_a_job_that_runs_is_nobody_s_behind(workspace: Workspace, flow: Flow) -> None:

@@ -22,6 +22,7 @@ from penstock.workloads.spool.found import (
 )
 from penstock.workloads.spool.ids import JobId, order_of
 from penstock.workloads.spool.places import Places, Position
+from penstock.workloads.spool.serving.neighbours import is_served
 from penstock.workloads.spool.submission import MAX_PROMPT
 from penstock.workloads.spool.waiting import Patience, ended, ended_async, idle
 from penstock.workloads.spool.work import PROMPT
@@ -86,6 +87,10 @@ class Flow:
                 except FileNotFoundError:
                     continue
         return self.get(max(ends)[1]) if ends else None
+
+    def is_served(self) -> bool:
+        """Whether a server is seen that may take queued jobs."""
+        return is_served(self.workspace, self._clock)
 
     def position(self, job_id: JobId) -> Position:
         """How many are before it, and how long it may take; NotFound if there is no such job."""

@@ -14,6 +14,7 @@ from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.found import read_progress
 from penstock.workloads.spool.ids import JobId, order_of
 from penstock.workloads.spool.meta import OPTIONS, read_options, seen_meta
+from penstock.workloads.spool.serving.neighbours import is_served
 from penstock.workloads.spool.serving.turns import Turn, turn_of
 from penstock.workloads.spool.workspace import Workspace
 
@@ -29,6 +30,8 @@ class Position(Struct, frozen=True, kw_only=True):
     running: int = 0
     eta_s: float | None = None
     """Seconds until it may have ended, judged by those that ended lately; None if none did."""
+    served: bool = True
+    """False if it is queued and no server is seen; then it waits for one first."""
 
 
 class Places:
@@ -58,6 +61,7 @@ class Places:
             queued=len(queued),
             running=running,
             eta_s=self._eta(ahead, max(1, running)),
+            served=is_served(self._workspace, self._clock),
         )
 
     def _turn(self, job_id: JobId) -> Turn:

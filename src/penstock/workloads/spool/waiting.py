@@ -30,7 +30,7 @@ class Patience:
             return pause
         left = self._end - self._clock.monotonic()
         if left <= 0:
-            raise WaitTimedOut(f"{what} within the time given", hint="it goes on")
+            raise WaitTimedOut(f"{what} within the time given", hint="nothing was cancelled")
         return min(pause, left)
 
 

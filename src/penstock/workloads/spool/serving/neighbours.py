@@ -15,9 +15,13 @@ from msgspec import Struct
 
 from penstock.ports.clock import Clock
 from penstock.workloads.spool.serving.claims import CLAIMS, LOCK, SERVERS, Holder, this_host
+from penstock.workloads.spool.serving.pidfile import original_runs
+from penstock.workloads.spool.workspace import Workspace
 
 _SURE = 0.25
 """The part of a lease that one is watched whose clock says that it is over: clocks differ."""
+_LEASE = 30.0
+"""Of one on another machine, to who only looks."""
 
 
 class Neighbour(Struct, frozen=True, kw_only=True):
@@ -68,6 +72,12 @@ class Neighbours:
         silent = now - self._seen[name][1]
         over = self._clock.now() - touched / 1e9 > self._lease
         return silent >= (self._lease * _SURE if over else self._lease)
+
+
+def is_served(workspace: Workspace, clock: Clock) -> bool:
+    """Whether a server is seen that may take its jobs, the original's included."""
+    servers = Neighbours(workspace.private, _LEASE, clock).look()
+    return any(server.alive for server in servers) or original_runs(workspace.path)
 
 
 def _is_free(lock: int) -> bool:
