@@ -97,7 +97,7 @@ def assemble(
         for name, pool in settings.pools.items()
     }
     board = Board(Roster(pools), clock.now)
-    feed, hub = Feed(store), JournalHub(store, clock)
+    feed, hub = Feed(store, board.held.__contains__), JournalHub(store, clock)
     for listener in (board.observe, feed.hear, hub.hear):
         store.listen(listener)
     starts = FileStarts(settings.starts)
