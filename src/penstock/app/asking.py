@@ -87,7 +87,9 @@ def ask(
     submit: SubmitOptions | None = None,
     **options: Any,
 ) -> Answer:
-    """Ask a language model, and wait for its answer; `tell` is given the text as it comes.
+    """Ask a language model, and wait for its answer; `tell` is given the text as it comes, each
+    part once. (Should a worker be lost, and the next one say something else, only the answer that
+    is returned has it.)
 
     Without a client: the engine on the data folder, or one in this process. Without a model: the
     first that is served. `options` are those of `question`, as `max_tokens=100, temperature=0`.
@@ -97,10 +99,12 @@ def ask(
     topic = topic_of(chosen(engine.topics(), model))
     request = replace(question(prompt, **options), stream=tell is not None)
     handle = engine.submit(topic, msgspec.to_builtins(request), **_urgent(submit))
-    if tell is not None:
-        for piece in filter(None, map(piece_of, handle.follow())):
-            tell(piece.text)
-    return answer_of(handle.job_id, handle.result())
+    if tell is None:
+        return answer_of(handle.job_id, handle.result())
+    teller = _Teller(tell)
+    for update in handle.follow():
+        teller.add(update)
+    return teller.finished(answer_of(handle.job_id, handle.result()))
 
 
 async def aask(
@@ -117,11 +121,42 @@ async def aask(
     topic = topic_of(chosen(await engine.atopics(), model))
     request = replace(question(prompt, **options), stream=tell is not None)
     handle = await engine.asubmit(topic, msgspec.to_builtins(request), **_urgent(submit))
-    if tell is not None:
-        async for update in handle.afollow():
-            if (piece := piece_of(update)) is not None:
-                tell(piece.text)
-    return answer_of(handle.job_id, await handle.aresult())
+    if tell is None:
+        return answer_of(handle.job_id, await handle.aresult())
+    teller = _Teller(tell)
+    async for update in handle.afollow():
+        teller.add(update)
+    return teller.finished(answer_of(handle.job_id, await handle.aresult()))
+
+
+class _Teller:
+    """Tells a text once, whoever says it: after the loss of a worker another begins again, and
+    what comes last may come with the whole."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._told = ""
+        self._attempt = 0
+        self._text = ""
+        """What this attempt has said."""
+
+    def add(self, update: JobUpdate) -> None:
+        if not isinstance(update, Streamed) or (piece := piece_of(update)) is None:
+            return
+        if update.attempt != self._attempt:
+            self._attempt, self._text = update.attempt, ""
+        self._text += piece.text
+        self._tell_new(self._text)
+
+    def finished(self, answer: Answer) -> Answer:
+        self._tell_new(answer.text)
+        return answer
+
+    def _tell_new(self, text: str) -> None:
+        """What was told can't be taken back: of another text nothing is told."""
+        if len(text) > len(self._told) and text.startswith(self._told):
+            new, self._told = text[len(self._told) :], text
+            self._tell(new)
 
 
 def _urgent(options: SubmitOptions | None) -> SubmitOptions:

@@ -56,7 +56,10 @@ class Track:
     def rest(self, whole: str) -> str:
         """What no piece told of the whole text."""
         said = "".join(self._parts)
-        return whole[len(said) :] if whole.startswith(said) else ""
+        if not whole.startswith(said):
+            return ""
+        self._behind = 0
+        return whole[len(said) :]
 
 
 class Told:

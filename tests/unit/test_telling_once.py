@@ -1,0 +1,61 @@
+"""Whoever reads an answer while it is made reads each part of it once."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from penstock.api.openai.retelling import Heard
+from penstock.app.asking import Answer, _Teller
+from penstock.core.errors import Conflict
+from penstock.core.llm import Choice, Piece
+from penstock.ports.desk import Streamed
+
+
+def streamed(attempt: int, n: int, text: str) -> Streamed:
+    return Streamed("j", attempt, n, msgspec.json.encode(Piece(text=text)).decode())
+
+
+def answer(text: str) -> Answer:
+    return Answer(job_id="j", model="m", text=text, finish_reason="stop")
+
+
+@pytest.mark.parametrize(
+    ("updates", "whole", "heard"),
+    [
+        ([(1, 1, "one"), (1, 2, " two")], "one two", ["one", " two"]),
+        ([(1, 1, "one"), (2, 1, "one"), (2, 2, " two")], "one two", ["one", " two"]),
+        ([(1, 1, "one two"), (2, 1, "one")], "one two three", ["one two", " three"]),
+        ([(1, 1, "one")], "one two", ["one", " two"]),
+        ([], "one", ["one"]),
+        ([(1, 1, "one"), (2, 1, "two"), (2, 2, " one")], "two one", ["one"]),
+    ],
+    ids=["plain", "again", "ended-before-all-was-told", "rest", "nothing", "another"],
+)
+def test_a_text_is_told_once_whoever_says_it(
+    updates: list[tuple[int, int, str]], whole: str, heard: list[str]
+) -> None:
+    told: list[str] = []
+    teller = _Teller(told.append)
+    for update in updates:
+        teller.add(streamed(*update))
+    teller.finished(answer(whole))
+
+    assert told == heard
+
+
+def test_a_second_attempt_may_end_before_it_has_told_what_the_first_one_did() -> None:
+    heard = Heard()
+    heard.take(("j", 1), Piece(text="one two"))
+    heard.take(("j", 2), Piece(text="one"))
+    (rest,) = heard.finish(("j", 2), [Choice(text="one two three")])
+
+    assert rest.text == " three"
+
+
+def test_a_second_attempt_that_says_less_is_another_answer() -> None:
+    heard = Heard()
+    heard.take(("j", 1), Piece(text="one two"))
+    heard.take(("j", 2), Piece(text="one"))
+    with pytest.raises(Conflict):
+        heard.finish(("j", 2), [Choice(text="one")])
