@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.llm import Completion, LlmCode, LlmFailure, Piece, Said, Sampling
+from penstock.core.llm import Completion, Embedding, LlmCode, LlmFailure, Piece, Said, Sampling
 from penstock.testing.aio import run_async
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.runner import LlamaRunner
@@ -209,3 +209,51 @@ async def test_said_comes_once_and_last(model_file: Path) -> None:
         said = [piece async for piece in runner.generate("", SHORT)]
 
     assert [isinstance(piece, Said) for piece in said] == [False] * (len(said) - 1) + [True]
+
+
+@run_async
+async def test_an_engine_that_always_has_embeddings_to_make_is_not_taken_for_stalled(
+    model_file: Path,
+) -> None:
+    text = Embedding(inputs=("a word or two",))
+    async with running(model_file, stall=1.0) as runner:
+        await runner.embed("", text)
+        until = time.monotonic() + 2.5
+
+        async def embed() -> None:
+            while time.monotonic() < until:
+                await runner.embed("", text)
+
+        await asyncio.gather(*(embed() for _ in range(3)))
+
+
+@run_async
+async def test_a_grammar_that_would_overflow_its_stack_does_not_reach_the_engine(
+    model_file: Path,
+) -> None:
+    async with running(model_file) as runner:
+        await runner.load()
+        before = children()
+        grammar = "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000
+        with pytest.raises(LlmFailure) as refused:
+            await answer(runner, "", Completion(prompts=("a",), grammar=grammar))
+        assert refused.value.code is LlmCode.INVALID_SCHEMA
+        assert children() == before
+
+
+@run_async
+async def test_one_that_hangs_right_after_loading_is_ended(
+    model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = set(children())
+
+    async def hang(call: Any, slots: int) -> None:
+        (pid,) = set(children()) - others
+        os.kill(pid, signal.SIGSTOP)
+        while True:  # all of its threads are not stopped at once
+            await call("/props", None)
+
+    monkeypatch.setattr("penstock.workloads.spool.llama.engine.prime", hang)
+    async with running(model_file, stall=1.0) as runner:
+        with pytest.raises(LlmFailure, match="no sign of life"):
+            await runner.load()

@@ -38,6 +38,7 @@ class FakeEngine:
     async def close(self) -> None:
         if self.is_alive:
             self.die()
+        await self._yard.leaving.wait()
         self._yard.log.append(f"-{self.purpose.model}")
 
 
@@ -48,6 +49,8 @@ class Yard:
         self.log: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self.leaving = asyncio.Event()
+        self.leaving.set()
         self.starting = 0
         self.fails: LlmFailure | None = None
         self.fleet = Fleet(limit, idle, self.start)
@@ -177,6 +180,21 @@ async def test_a_load_that_nobody_waits_for_is_ended() -> None:
     await touch(yard, "a")
 
     assert yard.log == ["+a", "+a"]
+
+
+@run_async
+async def test_one_that_leaves_goes_wholly_even_if_its_room_is_not_wanted_any_more() -> None:
+    yard = Yard(limit=10)
+    await touch(yard, "a")
+    yard.leaving.clear()
+    other = asyncio.ensure_future(touch(yard, "b"))
+    await settle()
+    other.cancel()
+    await settle()
+    yard.leaving.set()
+    await yard.fleet.close()
+
+    assert yard.log == ["+a", "-a"]
 
 
 @run_async

@@ -19,6 +19,7 @@ from penstock.core.llm import (
     Usage,
 )
 from penstock.workloads.spool.llama import reasons, wire
+from penstock.workloads.spool.llama.holding import check_held
 from penstock.workloads.spool.llama.priming import PREFIX_FILE, prime
 from penstock.workloads.spool.llama.process import EngineProcess, Purpose
 from penstock.workloads.spool.llama.watchdog import Watchdog
@@ -66,7 +67,8 @@ class Engine:
             await process.close()
             raise
         try:
-            await engine._look()
+            with engine._watchdog:
+                await engine._look()
         except BaseException:
             await engine.close()
             raise
@@ -80,9 +82,9 @@ class Engine:
     async def generate(self, ask: Generation, choice: int) -> AsyncGenerator[Piece | Said, None]:
         """Raises Departed if nothing came of it, not even a beginning."""
         self._check(ask)
-        path, body = wire.request_of(ask, choice)
         answer, is_held = wire.Answer(ask, choice), wire.is_held(ask)
         async with self._working():
+            path, body = wire.request_of(ask, choice)  # not before: many may wait here
             if (schema := wire.schema_check(ask)) is not None:
                 await self._call(wire.TEMPLATE, schema, is_held=True)
             async with aclosing(self._events(path, body, is_held=is_held)) as events:
@@ -95,9 +97,8 @@ class Engine:
 
     async def embed(self, text: str | tuple[int, ...]) -> tuple[tuple[float, ...], Usage]:
         """One text as a vector. Raises Departed as `generate` does."""
-        body = wire.embedding_request(text)
         async with self._working():
-            reply = await self._call(wire.EMBEDDINGS, body)
+            reply = await self._call(wire.EMBEDDINGS, wire.embedding_request(text))
         return wire.embedded(reply)
 
     async def close(self) -> None:
@@ -111,6 +112,7 @@ class Engine:
         await self._session.close()
 
     def _check(self, ask: Generation) -> None:
+        check_held(ask)
         if wire.wants_tools(ask) and not self.tools:
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED,
@@ -176,6 +178,7 @@ class Engine:
                 data = await response.read()
         except _LOST as lost:
             raise await self._broken() from lost
+        self._watchdog.sign()
         if response.status != 200:
             raise _refused(response.status, data, is_held=is_held)
         reply: dict[str, Any] = msgspec.json.decode(data)

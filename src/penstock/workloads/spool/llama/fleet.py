@@ -23,6 +23,8 @@ _PATIENCE = 5.0
 _YOUNG = 10.0
 """An engine that died before it was so many seconds old died at once."""
 _LONGEST_BACKOFF = 10.0
+_TICK = 0.01
+"""Seconds by which a timer may be early."""
 
 
 class Seat:
@@ -170,10 +172,14 @@ class Fleet:
         if seat.is_leaving or seat.engine is None:
             return
         seat.is_leaving = True
+        closing = self._spawn(seat.engine.close())
         try:
-            await seat.engine.close()
+            await asyncio.shield(closing)
         finally:
-            self._give_up(seat)
+            if closing.done():
+                self._give_up(seat)
+            else:  # whoever made it leave was cancelled, and it goes all the same
+                closing.add_done_callback(lambda _: self._give_up(seat))
 
     def _give_up(self, seat: Seat) -> None:
         if self._seats.get(seat.purpose) is seat:
@@ -240,17 +246,18 @@ class Fleet:
     def _look_for_idle(self) -> None:
         now = asyncio.get_running_loop().time()
         for seat in list(self._seats.values()):
-            if seat.is_idle and now - seat.used_at >= self._idle:
+            if seat.is_idle and now - seat.used_at >= self._idle - _TICK:
                 self._spawn(self._leave(seat))
 
     def _changed(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def back_off(row: int) -> float:
