@@ -24,12 +24,12 @@ from penstock.core.llm import (
 )
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Outcome, Task
+from penstock.ports.executor import Interrupted, Outcome, Task
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.executor import LlmExecutor, make
-from penstock.workloads.spool.runner import answer
+from penstock.workloads.spool.runner import TOGETHER, answer
 
 CHAT = {"kind": "chat", "messages": [{"role": "user", "content": "one two three"}]}
 
@@ -115,12 +115,98 @@ async def test_a_job_that_kills_the_engine_each_time_fails_after_three() -> None
     assert len(ctx.logged("warning")) == 2
 
 
+class Fragile(FakeRunner):
+    """Its engine dies once, after so many words."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self._after = after
+        self._is_well = False
+
+    async def generate(self, model: str, ask: Any, choice: int = 0) -> Any:
+        said = 0
+        async for piece in super().generate(model, ask, choice):
+            if said == self._after and not self._is_well:
+                self._is_well = True
+                raise LlmFailure(LlmCode.ENGINE_CRASHED, "the engine died")
+            yield piece
+            said += 1
+
+
 @run_async
 async def test_an_answer_that_was_told_in_part_is_not_begun_again() -> None:
-    runner = FakeRunner(crash_on=["two"])
-    outcome, _ = await ran(runner, {**CHAT, "stream": True})
+    runner = Fragile(after=1)
+    outcome, ctx = await ran(runner, {**CHAT, "stream": True})
     assert outcome.error_code == "ENGINE_CRASHED"
-    assert len(runner.asked) == 1
+    assert len(runner.asked) == len(ctx.streamed) == 1
+
+
+@run_async
+async def test_an_answer_of_which_nothing_was_told_yet_is_begun_again() -> None:
+    runner = Fragile(after=0)
+    outcome, ctx = await ran(runner, {**CHAT, "stream": True})
+    assert outcome.status is JobState.SUCCEEDED
+    assert len(ctx.streamed) == 3
+
+
+@run_async
+async def test_a_job_that_kills_the_engine_takes_no_other_job_with_it() -> None:
+    runner = FakeRunner(crash_on=["poison"], delay=0.001)
+    executor = LlmExecutor(runner, ["fake"])
+
+    async def ask(text: str) -> Outcome:
+        value = {"kind": "completion", "prompts": [text]}
+        return await executor.run(task(value), RecordingContext())
+
+    words = [f"{'a ' * number}b" for number in range(1, 9)]
+    *others, culprit = await asyncio.gather(*map(ask, [*words, "a poison"]))
+    assert culprit.error_code == "ENGINE_CRASHED"
+    assert [outcome.status for outcome in others] == [JobState.SUCCEEDED] * 8
+
+
+@run_async
+async def test_a_large_job_is_not_asked_all_at_once() -> None:
+    most = 0
+
+    class Counting(FakeRunner):
+        async def generate(self, model: str, ask: Any, choice: int = 0) -> Any:
+            nonlocal most
+            async for piece in super().generate(model, ask, choice):
+                most = max(most, self.running)
+                yield piece
+
+    prompts = [f"a{number}" for number in range(300)]
+    outcome, _ = await ran(Counting(), {"kind": "completion", "prompts": prompts, "n": 2})
+    result = msgspec.json.decode(outcome.payload or b"", type=LlmResult)
+    assert [one.text for one in result.choices] == [f"A{n // 2}" for n in range(600)]
+    assert most == TOGETHER
+
+
+@pytest.mark.parametrize(
+    ("ended_as", "idempotent", "raised"),
+    [
+        (JobState.FAILED, True, Interrupted),
+        (JobState.FAILED, False, asyncio.CancelledError),
+        (JobState.CANCELLED, True, asyncio.CancelledError),
+        (JobState.TIMEOUT, True, asyncio.CancelledError),
+    ],
+    ids=["stopped", "only-once", "cancelled", "timeout"],
+)
+@run_async
+async def test_a_job_whose_worker_stops_is_left_to_another(
+    ended_as: JobState, idempotent: bool, raised: type[BaseException]
+) -> None:
+    ctx = RecordingContext(JobRequest(job_id="j", topic="job.llm.fake", idempotent=idempotent))
+    running = asyncio.ensure_future(
+        LlmExecutor(FakeRunner(delay=3600), ["fake"]).run(task(CHAT), ctx)
+    )
+    for _ in range(10):
+        await asyncio.sleep(0)
+    ctx.ended_as = ended_as
+    ctx.cancel.request("its worker stops")
+    running.cancel()
+    with pytest.raises(raised):
+        await running
 
 
 @run_async
@@ -177,6 +263,7 @@ async def test_when_one_answer_fails_the_others_are_ended() -> None:
         ),
         (b'{"kind":"completion","prompts":[]}', "prompts"),
         (b'{"kind":"embedding","inputs":[3]}', "inputs"),
+        (b'{"kind":"chat","schema":' + b'{"a":' * 100_000, "nested too deeply"),
     ],
     ids=[
         "empty",
@@ -190,6 +277,7 @@ async def test_when_one_answer_fails_the_others_are_ended() -> None:
         "range",
         "no-prompts",
         "number",
+        "deep",
     ],
 )
 @run_async

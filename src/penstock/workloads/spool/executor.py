@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ from penstock.core.llm import (
 )
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Context, Outcome, Task, World
+from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
 from penstock.workloads.spool.runner import Runner, answer
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ class LlmExecutor:
         self.topics = tuple(topic_of(model) for model in models)
         self.offers: Mapping[str, Offer] = dict.fromkeys(self.topics, _OFFER)
         self._loading: asyncio.Task[None] | None = None
+        self._last_tries = asyncio.Lock()
+        """One at a time: if the engine dies again, it was this job's doing and not another's."""
 
     async def open(self, world: World) -> None:
         """Load the first model while nobody waits for it yet."""
@@ -75,24 +77,34 @@ class LlmExecutor:
             ask = read_request(task.payload)
         except InvalidRequest as wrong:
             return _failure("BAD_INPUT", str(wrong))
+        try:
+            return await self._tried(self._runner, model, ask, ctx)
+        except asyncio.CancelledError:
+            if ctx.ended_as is JobState.FAILED and ctx.request.idempotent:
+                raise Interrupted(ctx.cancel.reason) from None
+            raise
+
+    async def _tried(self, runner: Runner, model: str, ask: LlmRequest, ctx: Context) -> Outcome:
+        """Answered, if need be by the second or third engine; not after a part of the answer was
+        told: another one must not follow it."""
+        told = 0
+
+        def tell(piece: Piece) -> None:
+            nonlocal told
+            told += 1
+            ctx.stream(_encode(piece).decode())
+
         for crashes in range(1, _CRASHES + 1):
             try:
-                return await self._answered(self._runner, model, ask, ctx)
+                if crashes < _CRASHES:
+                    return await _answered(runner, model, ask, tell)
+                async with self._last_tries:
+                    return await _answered(runner, model, ask, tell)
             except LlmFailure as failure:
-                if failure.code is not LlmCode.ENGINE_CRASHED or crashes == _CRASHES or _told(ask):
+                if failure.code is not LlmCode.ENGINE_CRASHED or crashes == _CRASHES or told:
                     return _failure(failure.code, _blamed(failure, crashes))
                 ctx.log(f"the engine died ({failure.message}); trying again", level="warning")
         raise AssertionError
-
-    async def _answered(self, runner: Runner, model: str, ask: LlmRequest, ctx: Context) -> Outcome:
-        if isinstance(ask, Embedding):
-            return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
-
-        def tell(piece: Piece) -> None:
-            ctx.stream(_encode(piece).decode())
-
-        result = await answer(runner, model, ask, tell if ask.stream else None)
-        return Outcome(JobState.SUCCEEDED, _encode(result))
 
     async def close(self) -> None:
         if self._loading is not None:
@@ -122,13 +134,19 @@ def read_request(payload: bytes) -> LlmRequest:
     """Raises InvalidRequest, naming what is wrong."""
     try:
         return _decoder.decode(payload)
+    except RecursionError:
+        raise InvalidRequest("input", "is nested too deeply") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest("input", f"is no request to a language model: {error}") from error
 
 
-def _told(ask: LlmRequest) -> bool:
-    """Whether somebody may have read a part of the answer: another one must not follow it."""
-    return not isinstance(ask, Embedding) and ask.stream
+async def _answered(
+    runner: Runner, model: str, ask: LlmRequest, tell: Callable[[Piece], None]
+) -> Outcome:
+    if isinstance(ask, Embedding):
+        return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
+    result = await answer(runner, model, ask, tell if ask.stream else None)
+    return Outcome(JobState.SUCCEEDED, _encode(result))
 
 
 def _blamed(failure: LlmFailure, crashes: int) -> str:

@@ -7,9 +7,9 @@ calls has taken care of who may, who is first, and what happens after a crash.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from penstock.core.llm import (
     Completion,
@@ -26,6 +26,10 @@ from penstock.core.llm import (
 
 Loading = Callable[[float, str], None]
 """How far a model is loaded (0 to 1), and what is being done."""
+TOGETHER = 64
+"""Answers of one job that are asked for at once: the slots that most engines have and more, and
+few enough that who comes later is not behind all of a large job."""
+T = TypeVar("T")
 
 
 class Runner(Protocol):
@@ -68,13 +72,9 @@ async def answer(
     runner: Runner, model: str, ask: Generation, tell: Callable[[Piece], None] | None = None
 ) -> LlmResult:
     """All of its answers, computed side by side. When it is cancelled, or one fails, all end."""
-    wanted = range(choices_of(ask))
-    if len(wanted) == 1:
-        said = [await _said(runner, model, ask, 0, tell)]
-    else:
-        async with _together() as group:
-            tasks = [group.create_task(_said(runner, model, ask, one, tell)) for one in wanted]
-        said = [task.result() for task in tasks]
+    said = await side_by_side(
+        choices_of(ask), lambda choice: _said(runner, model, ask, choice, tell)
+    )
     return LlmResult(
         model=model,
         engine=runner.engine,
@@ -85,6 +85,26 @@ async def answer(
             sum(one.timings.predicted_ms for one in said),
         ),
     )
+
+
+async def side_by_side(
+    count: int, work: Callable[[int], Awaitable[T]], most: int = TOGETHER
+) -> list[T]:
+    """What `work` makes of each number below `count`, at most so many at once. When it is
+    cancelled, or one fails, all end."""
+    if count == 1:
+        return [await work(0)]
+    left = iter(range(count))
+    done: dict[int, T] = {}
+
+    async def go_on() -> None:
+        for number in left:
+            done[number] = await work(number)
+
+    async with _together() as group:
+        for _ in range(min(most, count)):
+            group.create_task(go_on())
+    return [done[number] for number in range(count)]
 
 
 async def _said(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -34,7 +33,7 @@ from penstock.workloads.spool.llama.sizing import (
 )
 from penstock.workloads.spool.llama.trial import engine_version
 from penstock.workloads.spool.models.gguf import GgufFacts, projector_of
-from penstock.workloads.spool.runner import Loading
+from penstock.workloads.spool.runner import Loading, side_by_side
 
 
 class LlamaRunner:
@@ -81,13 +80,11 @@ class LlamaRunner:
     async def embed(self, model: str, ask: Embedding) -> EmbeddingResult:
         facts = await self._catalogue.find(model)
         purpose = self._purpose(facts, embedding=True)
-        tasks = [asyncio.ensure_future(self._embed(purpose, text)) for text in ask.inputs]
-        try:
-            done = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        done = await side_by_side(
+            len(ask.inputs),
+            lambda number: self._embed(purpose, ask.inputs[number]),
+            purpose.size.slots + purpose.waiting,
+        )
         return EmbeddingResult(
             model=facts.name,
             engine=self.engine,
