@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,27 +35,40 @@ def test_a_socket_has_a_short_path_even_where_temporary_files_have_a_long_one(
 ) -> None:
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
-    monkeypatch.setattr(process.tempfile, "tempdir", str(deep))
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
     folder = process._folder()
     folder.rmdir()
 
     assert len(str(folder / "llama.sock")) <= 104
 
 
-def test_an_old_empty_folder_is_tidied_away_and_others_are_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_old_folders_that_nobody_uses_are_tidied_away(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    old, used = tmp_path / "penstock-llm-old", tmp_path / "penstock-llm-used"
-    for folder in (old, used):
-        folder.mkdir()
-    (used / "llama.sock").touch()
-    process._tidy(tmp_path)
-    assert old.exists()
-    monkeypatch.setattr(process, "_OLD", -1.0)
-    process._tidy(tmp_path)
+    with tempfile.TemporaryDirectory(prefix="pe-") as place, socket.socket(socket.AF_UNIX) as live:
+        empty, used, dead = (Path(place, f"penstock-llm-{n}") for n in ("empty", "used", "dead"))
+        for folder in (empty, used, dead):
+            folder.mkdir()
+        live.bind(str(used / "llama.sock"))
+        live.listen()
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(dead / "llama.sock"))
+        (dead / "prefix").touch()
+        Path(place, "penstock-llm-link").symlink_to(used)
+        process._tidy(Path(place))
+        assert empty.exists()
+        monkeypatch.setattr(process, "_OLD", -1.0)
+        process._tidy(Path(place))
 
-    assert not old.exists()
-    assert used.exists()
+        assert not empty.exists()
+        assert not dead.exists()
+        assert (used / "llama.sock").exists()
+
+
+def test_the_engine_s_keys_are_not_the_child_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_TOKEN", "secret")
+
+    assert "PENSTOCK_TOKEN" not in process._environment(purpose(spin=False))
 
 
 def test_memory_that_cannot_be_read_is_none() -> None:

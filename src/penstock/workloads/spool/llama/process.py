@@ -6,6 +6,7 @@ import asyncio
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -233,9 +234,11 @@ def _settle(future: asyncio.Future[Any], value: object) -> None:
 
 
 def _environment(purpose: Purpose) -> dict[str, str]:
-    """Threads that wait for each other sleep, unless spinning is wished for."""
+    """Threads that wait for each other sleep, unless spinning is wished for. Our settings, with
+    their keys, are no business of what reads a model's file."""
+    theirs = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     waiting = {} if purpose.spin else {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
-    return {**os.environ, **waiting}
+    return {**theirs, **waiting}
 
 
 def _folder() -> Path:
@@ -248,11 +251,25 @@ def _folder() -> Path:
 
 
 def _tidy(place: Path) -> None:
-    """A parent and child that were killed while loading leave an empty folder."""
+    """A parent and child that were killed while loading leave a folder, perhaps with a socket."""
     for old in place.glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - old.stat().st_mtime > _OLD:
-                old.rmdir()
+            found = old.lstat()
+            is_old = time.time() - found.st_mtime > _OLD
+            if is_old and found.st_uid == os.getuid() and not _is_served(old / _SOCKET):
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _is_served(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+        except OSError:  # as when it is too busy to say
+            pass
+        return True
 
 
 def resident(pid: int) -> int:
