@@ -137,8 +137,10 @@ async def test_a_full_queue_is_a_rate_limit_too(tmp_path: Path) -> None:
     runner = saying(asyncio.Event())
     flags = {"max_waiting": 1, "concurrency": 1}
     async with door(tmp_path, runner, flags=flags) as one:
-        waiting = [asyncio.ensure_future(ask(one)) for _ in range(4)]
+        # More than a worker that gets no further is given in advance.
+        waiting = [asyncio.ensure_future(ask(one)) for _ in range(40)]
         done, rest = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        assert done
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
