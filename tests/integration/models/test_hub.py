@@ -263,7 +263,11 @@ def test_without_the_library_it_is_told_how_to_install_it(
     ["", "word", "a/b/c", "http://x/y", "org/repo:", "../x", "a b/c", "x" * 5000],
     ids=range(8),
 )
-def test_what_can_t_be_pulled_is_refused(what: str, shelf: ModelShelf) -> None:
+def test_what_can_t_be_pulled_is_refused(
+    what: str, shelf: ModelShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")  # nobody knows what lies beside a clone
     with pytest.raises(InvalidRequest, match="nothing that can be pulled"):
         pull(what, shelf)
 
