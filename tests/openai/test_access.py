@@ -12,6 +12,7 @@ from tests.openai.door import Door, door, saying
 import openai
 from penstock.core.caller import KeyRole
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.limits import Limit
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 
@@ -134,18 +135,15 @@ async def test_a_key_that_asks_too_often_is_told_when_to_come_back(tmp_path: Pat
 
 @run_async
 async def test_a_full_queue_is_a_rate_limit_too(tmp_path: Path) -> None:
-    runner = saying(asyncio.Event())
-    flags = {"max_waiting": 1, "concurrency": 1}
-    async with door(tmp_path, runner, flags=flags) as one:
-        # More than a worker that gets no further is given in advance.
-        waiting = [asyncio.ensure_future(ask(one)) for _ in range(40)]
+    async with door(tmp_path, saying(asyncio.Event())) as one:
+        limit = Limit(name="one", topics=("job.llm.*",), concurrency=1, max_waiting=1)
+        await one.engine.desk.limits.put(limit)
+        waiting = [asyncio.ensure_future(ask(one)) for _ in range(3)]
         done, rest = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
-        assert done
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-        for task in done:
-            assert isinstance(task.exception(), openai.RateLimitError)
+        assert [type(task.exception()) for task in done] == [openai.RateLimitError]
 
 
 @run_async

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+import aiohttp
 import pytest
 from openai.types import Batch
 from tests.openai.door import Door, door
@@ -276,24 +276,26 @@ _FORMS: dict[str, tuple[bytes, int]] = {
 }
 
 
+async def posted(home: Door, content: bytes, kind: str) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {home.token}", "Content-Type": kind}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{home.url}/v1/files", data=content, headers=headers) as reply,
+    ):
+        return reply.status, await reply.json()
+
+
 @pytest.mark.parametrize("kind", list(_FORMS))
 @run_async
 async def test_a_form_is_a_file_or_refused_with_nothing_left(tmp_path: Path, kind: str) -> None:
     content, status = _FORMS[kind]
-    async with door(tmp_path, flags={"durability": "os"}) as home, httpx.AsyncClient() as client:
-        reply = await client.post(
-            f"{home.url}/v1/files",
-            content=content,
-            headers={
-                "Authorization": f"Bearer {home.token}",
-                "Content-Type": "multipart/form-data; boundary=b",
-            },
-        )
-        assert reply.status_code == status, reply.text
+    async with door(tmp_path, flags={"durability": "os"}) as home:
+        got, told = await posted(home, content, "multipart/form-data; boundary=b")
+        assert got == status, told
         if status == 200:
-            assert reply.json()["bytes"] == 5
+            assert told["bytes"] == 5
         else:
-            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+            assert set(told["error"]) == {"message", "type", "param", "code"}
         kept = list((tmp_path / "data" / "openai" / "content").iterdir())
         assert len(kept) == (status == 200)
 
@@ -301,11 +303,10 @@ async def test_a_form_is_a_file_or_refused_with_nothing_left(tmp_path: Path, kin
 @pytest.mark.parametrize("kind", ["application/json", "multipart/form-data", "", "multipart/mixed"])
 @run_async
 async def test_what_is_no_form_is_refused(tmp_path: Path, kind: str) -> None:
-    async with door(tmp_path) as home, httpx.AsyncClient() as client:
-        headers = {"Authorization": f"Bearer {home.token}", "Content-Type": kind}
-        reply = await client.post(f"{home.url}/v1/files", content=b"{}", headers=headers)
-        assert reply.status_code in (400, 415)
-        assert reply.json()["error"]["type"] == "invalid_request_error"
+    async with door(tmp_path) as home:
+        status, told = await posted(home, b"{}", kind)
+        assert status in (400, 415)
+        assert told["error"]["type"] == "invalid_request_error"
 
 
 @run_async
