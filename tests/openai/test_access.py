@@ -138,12 +138,24 @@ async def test_a_full_queue_is_a_rate_limit_too(tmp_path: Path) -> None:
     async with door(tmp_path, saying(asyncio.Event())) as one:
         limit = Limit(name="one", topics=("job.llm.*",), concurrency=1, max_waiting=1)
         await one.engine.desk.limits.put(limit)
-        waiting = [asyncio.ensure_future(ask(one)) for _ in range(3)]
-        done, rest = await asyncio.wait(waiting, timeout=20, return_when=asyncio.FIRST_COMPLETED)
-        for task in rest:
+        asked = [asyncio.ensure_future(ask(one))]
+        await _used(one, running=1, waiting=0)
+        asked.append(asyncio.ensure_future(ask(one)))
+        await _used(one, running=1, waiting=1)
+        with pytest.raises(openai.RateLimitError):
+            await ask(one)
+        for task in asked:
             task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-        assert [type(task.exception()) for task in done] == [openai.RateLimitError]
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def _used(one: Door, *, running: int, waiting: int) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            ((use,),) = [view.uses or (None,) for view in await one.engine.desk.limits.list()]
+            if use is not None and (use.running, use.waiting) == (running, waiting):
+                return
+            await asyncio.sleep(0.005)
 
 
 @run_async
