@@ -88,7 +88,7 @@ def latency(folder: Path, count: int) -> dict[str, float]:
     workspace = Workspace(folder)
     work, flow = Work(workspace), Flow(workspace)
     times = []
-    with started("serve.py", str(folder), "none", "full", "8") as (_, said):
+    with started("serve.py", str(folder), "none", "full", "8", "claims") as (_, said):
         assert said.readline() == b"ready\n"
         for _ in range(count):
             begun = time.time_ns()

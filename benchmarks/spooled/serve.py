@@ -1,6 +1,7 @@
 """A spool's server in a process of its own.
 
-`python serve.py WORKSPACE MODEL|none SYNC WORKERS` says `ready`, and then when it claimed what.
+`python serve.py WORKSPACE MODEL|none SYNC WORKERS [claims]` says `ready`, and then, if it is
+asked to, when it claimed what: only for somebody who reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from penstock.workloads.spool.serving.events import Event, Happened
 from penstock.workloads.spool.serving.server import Server
 
 
-async def serve(workspace: Path, model: str, sync: Sync, workers: int) -> None:
+async def serve(workspace: Path, model: str, sync: Sync, workers: int, tells: bool) -> None:
     runner: Runner = FakeRunner()
     if model != "none":
         config = ModelConfig(models=(model,), slots=SLOTS, context=1024, threads=THREADS)
@@ -32,7 +33,7 @@ async def serve(workspace: Path, model: str, sync: Sync, workers: int) -> None:
         if event.what is Happened.CLAIMED:
             print(event.job_id, time.time_ns(), flush=True)
 
-    server.on_event = hear
+    server.on_event = hear if tells else None
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     await server.start()
@@ -42,5 +43,5 @@ async def serve(workspace: Path, model: str, sync: Sync, workers: int) -> None:
 
 
 if __name__ == "__main__":
-    place, asked, level, many = sys.argv[1:]
-    asyncio.run(serve(Path(place), asked, Sync(level), int(many)))
+    place, asked, level, many, *more = sys.argv[1:]
+    asyncio.run(serve(Path(place), asked, Sync(level), int(many), "claims" in more))
