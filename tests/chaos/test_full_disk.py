@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.chaos.cluster import cluster, eventually
+from tests.chaos.disks import tmpfs
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        message = f"a small disk needs the right to mount one: {mounted.stderr.strip()}"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    try:
+    with tmpfs(tmp_path / "disk", "size=8m") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def test_a_full_disk_refuses_new_jobs_keeps_the_old_and_recovers(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.chaos.disks import mount, tmpfs
 
 from penstock.core.errors import Misconfigured, PenstockError, StoreFailed, StoreFull
 from penstock.lifecycles.spool import FOLDERS, Status
@@ -23,22 +24,10 @@ pytestmark = pytest.mark.chaos
 _NOBODY = 65534
 
 
-def _mounted(*words: str) -> None:
-    done = subprocess.run(["mount", *words], capture_output=True, text=True)
-    if done.returncode:
-        message = f"a small disk needs the right to mount one: {done.stderr.strip()}"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    _mounted("-t", "tmpfs", "-o", "size=2m,nr_inodes=300", "tmpfs", str(disk))
-    try:
+    with tmpfs(tmp_path / "disk", "size=2m,nr_inodes=300") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def _files(workspace: Workspace) -> dict[str, set[str]]:
@@ -84,7 +73,7 @@ def test_a_full_disk_leaves_a_running_job_to_be_finished_later(disk: Path) -> No
 def test_a_read_only_disk_is_said_to_be_one(disk: Path) -> None:
     work = Work(disk / "w")
     job_id = work.submit("p")
-    _mounted("-o", "remount,ro", str(disk))
+    mount("-o", "remount,ro", str(disk))
     try:
         with pytest.raises(StoreFailed, match="read-only"):
             work.submit("p")
@@ -95,7 +84,7 @@ def test_a_read_only_disk_is_said_to_be_one(disk: Path) -> None:
             Work(disk / "other")
         assert work.workspace.find(job_id) is Status.QUEUED
     finally:
-        _mounted("-o", "remount,rw", str(disk))
+        mount("-o", "remount,rw", str(disk))
 
 
 @pytest.mark.parametrize("status", FOLDERS)
@@ -105,7 +94,7 @@ def test_a_folder_on_another_disk_than_its_staging_is_refused(
     workspace = Workspace(tmp_path / "w")
     workspace.create()
     folder = workspace.folder(status)
-    _mounted("--bind", str(disk), str(folder))
+    mount("--bind", str(disk), str(folder))
     try:
         with pytest.raises(Misconfigured, match="another file system"):
             Work(workspace)

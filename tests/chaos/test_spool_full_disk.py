@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.chaos.disks import tmpfs
 
 from penstock.lifecycles.spool import Status
 from penstock.testing.aio import run_async
@@ -25,20 +25,8 @@ pytestmark = pytest.mark.chaos
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)],
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        message = f"a small disk needs the right to mount one: {mounted.stderr.strip()}"
-        pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
-    try:
+    with tmpfs(tmp_path / "disk", "size=8m") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 async def eventually(claim: Callable[[], bool], what: str) -> None:
