@@ -203,6 +203,16 @@ def test_the_engine_is_gone_within_a_second_of_its_parents_death(
     assert not listed(temporary), "its socket was left"
 
 
+def test_the_folder_goes_even_if_another_thread_took_the_socket_first(temporary: Path) -> None:
+    socket = temporary / "engine" / "llama.sock"
+    socket.parent.mkdir()
+    command = "from pathlib import Path; from penstock.workloads.spool.llama import child;"
+    command += f"child._leave(Path({str(socket)!r}))"
+    ended = subprocess.run([sys.executable, "-c", command], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert not listed(temporary)
+
+
 @run_async
 async def test_said_comes_once_and_last(model_file: Path) -> None:
     async with running(model_file) as runner:

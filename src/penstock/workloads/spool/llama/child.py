@@ -120,8 +120,14 @@ def _stay_with_parent(socket: Path, parent: int) -> None:
 
 
 def _leave(socket: Path) -> None:
+    """Take the socket and its folder away, and end.
+
+    The signal and the pipe may both be here at once: whichever ends the process has itself seen
+    that nothing is left.
+    """
     with suppress(OSError):
         socket.unlink()
+    with suppress(OSError):
         socket.parent.rmdir()
     os.kill(os.getpid(), signal.SIGKILL)  # nothing of llama.cpp is worth an orderly end
 
