@@ -15,9 +15,9 @@ from pathlib import Path
 from spooled.prompts import SLOTS, THREADS
 
 from penstock.app.models import make_runner
+from penstock.ports.runner import Runner
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.config import ModelConfig, ServerConfig, Sync
-from penstock.workloads.spool.runner import Runner
 from penstock.workloads.spool.serving.events import Event, Happened
 from penstock.workloads.spool.serving.server import Server
 

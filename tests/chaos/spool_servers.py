@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from penstock.core.llm import Generation, Piece, Said
+from penstock.ports.runner import Runner
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.config import ModelConfig, ServerConfig, Sync
-from penstock.workloads.spool.runner import Runner
 from penstock.workloads.spool.serving.server import Server
 
 ME = Path(__file__)

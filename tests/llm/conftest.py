@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock.core.llm import Generation, LlmResult, Piece
+from penstock.ports.runner import answer
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.runner import LlamaRunner
-from penstock.workloads.spool.runner import answer
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.core.llm import Chat, Completion, Embedding, Message, Piece, Sampling
-from penstock.workloads.spool.runner import answer
+from penstock.ports.runner import answer
 
 if TYPE_CHECKING:
     from tests.llm.conftest import Kept

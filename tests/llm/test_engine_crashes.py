@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from penstock.core.llm import Completion, Embedding, LlmCode, LlmFailure, Piece, Said, Sampling
+from penstock.ports.runner import answer
 from penstock.testing.aio import run_async
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.runner import LlamaRunner
-from penstock.workloads.spool.runner import answer
 
 LONG = Completion(prompts=("Once upon a time",), max_tokens=100, sampling=Sampling(temperature=0))
 SHORT = Completion(prompts=("The sea is",), max_tokens=3, sampling=Sampling(temperature=0))

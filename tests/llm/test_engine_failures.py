@@ -22,10 +22,10 @@ from penstock.core.llm import (
     Sampling,
     TextPart,
 )
+from penstock.ports.runner import answer
 from penstock.testing.aio import run_async
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.runner import LlamaRunner
-from penstock.workloads.spool.runner import answer
 
 if TYPE_CHECKING:
     from tests.llm.conftest import Kept

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from penstock.core.llm import Completion, Embedding, LlmFailure, Sampling
+from penstock.ports.runner import answer
 from penstock.testing.aio import run_async
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.process import resident
 from penstock.workloads.spool.llama.runner import LlamaRunner
-from penstock.workloads.spool.runner import answer
 
 SHORT = Completion(prompts=("The sea is",), max_tokens=3, sampling=Sampling(temperature=0))
 LONG = Completion(prompts=("Once upon a time",), max_tokens=60, sampling=Sampling(temperature=0))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core.llm import Chat, Message, Sampling, ToolCall, ToolFunction
+from penstock.ports.runner import answer
 from penstock.testing.aio import run_async
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.runner import LlamaRunner
-from penstock.workloads.spool.runner import answer
 
 TEMPLATE = """{% if tools %}{{ tools|tojson }}
 {% endif %}{% for m in messages %}<|im_start|>{{ m.role }}

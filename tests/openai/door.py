@@ -20,9 +20,9 @@ from penstock.config import Settings, load
 from penstock.core.llm import Choice, Generation, LlmFailure, Piece, Said, Usage
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Executor
+from penstock.ports.runner import Runner
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.executor import LlmExecutor
-from penstock.workloads.spool.runner import Runner
 
 Script = Callable[[Generation, int], Sequence[Piece | Said | LlmFailure | asyncio.Event]]
 

@@ -25,11 +25,11 @@ from penstock.core.llm import (
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Interrupted, Outcome, Task
+from penstock.ports.runner import TOGETHER, answer
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.executor import LlmExecutor, make
-from penstock.workloads.spool.runner import TOGETHER, answer
 
 CHAT = {"kind": "chat", "messages": [{"role": "user", "content": "one two three"}]}
 

@@ -8,7 +8,7 @@ from penstock.config import Settings
 from penstock.workloads.spool.config import ModelConfig
 
 if TYPE_CHECKING:
-    from penstock.workloads.spool.runner import Runner
+    from penstock.ports.runner import Runner
 
 ALL = "auto"
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.cli.service import Stop
     from penstock.cli.spool_screen import Screen
     from penstock.core.llm import ModelFacts
-    from penstock.workloads.spool.runner import Runner
+    from penstock.ports.runner import Runner
     from penstock.workloads.spool.serving.events import Event
     from penstock.workloads.spool.serving.server import Server
 log = logging.getLogger("penstock.cli")

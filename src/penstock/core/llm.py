@@ -15,6 +15,8 @@ from msgspec import Meta, Struct
 
 TOPICS = "job.llm."
 """How the topics of models begin; the model's name follows."""
+PIPE_TOPICS = "job.chat."
+"""The same for models that are split over nodes."""
 MAX_CHOICES = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 _MAX_NAME = 120
@@ -41,6 +43,17 @@ class LlmCode(StrEnum):
     """The process that computes died; the job may be tried again."""
     ENGINE_ERROR = "ENGINE_ERROR"
     """The engine refused or failed for a reason of its own."""
+    PIPE_UNAVAILABLE = "PIPE_UNAVAILABLE"
+    """The nodes that are there do not hold all of the model's layers, or not the same weights."""
+    NODE_LOST = "NODE_LOST"
+    """A node of the pipe was lost, and no other has its layers."""
+    NODE_STALLED = "NODE_STALLED"
+    """A step did not come back in time, and no other way was left."""
+    NO_ROOM = "NO_ROOM"
+    """The nodes' caches stayed full, or too many jobs waited, for as long as a job may wait."""
+    WRONG_COMPUTATION = "WRONG_COMPUTATION"
+    """A node gave back what can't be right: not a number, another shape, or not what the origin
+    computed itself."""
 
 
 class LlmFailure(Exception):

@@ -18,7 +18,7 @@ from penstock.core.llm import (
     Said,
     Usage,
 )
-from penstock.workloads.spool.runner import Loading
+from penstock.ports.runner import Loading
 
 
 class FakeRunner:

@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 
 from penstock.core.llm import LlmCode, LlmFailure
+from penstock.ports.runner import Loading
 from penstock.testing.aio import run_async
 from penstock.workloads.spool.llama import fleet as fleets
 from penstock.workloads.spool.llama.engine import Engine
 from penstock.workloads.spool.llama.fleet import Fleet, back_off
 from penstock.workloads.spool.llama.process import Purpose
 from penstock.workloads.spool.llama.sizing import Size
-from penstock.workloads.spool.runner import Loading
 
 
 class FakeProcess:

@@ -27,7 +27,7 @@ from penstock.core.llm import (
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
-from penstock.workloads.spool.runner import Runner, answer
+from penstock.ports.runner import Runner, answer
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from penstock.core.llm import (
     Said,
     Usage,
 )
+from penstock.ports.runner import Loading
 from penstock.workloads.spool.llama import reasons, wire
 from penstock.workloads.spool.llama.holding import check_held
 from penstock.workloads.spool.llama.priming import PREFIX_FILE, prime
 from penstock.workloads.spool.llama.process import EngineProcess, Purpose
 from penstock.workloads.spool.llama.watchdog import Watchdog
-from penstock.workloads.spool.runner import Loading
 
 _HOST = "http://llama"
 _LOST = (aiohttp.ClientError, ConnectionError)

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from penstock.core.llm import LlmCode, LlmFailure
+from penstock.ports.runner import Loading
 from penstock.workloads.spool.llama.engine import Engine
 from penstock.workloads.spool.llama.process import Purpose
 from penstock.workloads.spool.llama.sizing import too_large
-from penstock.workloads.spool.runner import Loading
 
 Start = Callable[[Purpose, Loading], Awaitable[Engine]]
 _PATIENCE = 5.0

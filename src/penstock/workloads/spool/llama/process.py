@@ -21,9 +21,9 @@ from typing import IO, Any
 import msgspec
 
 from penstock.core.llm import LlmCode, LlmFailure
+from penstock.ports.runner import Loading
 from penstock.workloads.spool.llama import child, reasons
 from penstock.workloads.spool.llama.sizing import Size
-from penstock.workloads.spool.runner import Loading
 
 _ERRORS = 200
 """Lines of standard error that are kept."""

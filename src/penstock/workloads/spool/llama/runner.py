@@ -20,6 +20,7 @@ from penstock.core.llm import (
     Said,
     Usage,
 )
+from penstock.ports.runner import Loading, side_by_side
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.catalogue import Catalogue
 from penstock.workloads.spool.llama.engine import Departed, Engine
@@ -33,7 +34,6 @@ from penstock.workloads.spool.llama.sizing import (
 )
 from penstock.workloads.spool.llama.trial import engine_version
 from penstock.workloads.spool.models.gguf import GgufFacts, projector_of
-from penstock.workloads.spool.runner import Loading, side_by_side
 
 
 class LlamaRunner:

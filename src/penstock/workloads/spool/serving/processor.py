@@ -9,8 +9,8 @@ from pathlib import Path
 
 from penstock.core.llm import Embedding, EmbeddingResult, LlmCode, LlmFailure, LlmResult
 from penstock.ports.clock import Clock
+from penstock.ports.runner import Runner, answer
 from penstock.workloads.spool.disk import Unfit
-from penstock.workloads.spool.runner import Runner, answer
 from penstock.workloads.spool.serving import outcomes
 from penstock.workloads.spool.serving.attempts import read_attempts
 from penstock.workloads.spool.serving.choosing import chosen

@@ -1,0 +1,96 @@
+"""How a node is set up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Dtype = Literal["auto", "float32", "bfloat16", "int8"]
+"""`int8` are weights of eight bits, computed with in float32. `auto` takes what is fastest here
+of float32 and bfloat16."""
+AUTO = "auto"
+
+
+class LayerRange(Struct, frozen=True, order=True):
+    """Layers `start` to `end`, the last one not included."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __contains__(self, layer: int) -> bool:
+        return self.start <= layer < self.end
+
+    def __str__(self) -> str:
+        """As people write it: the last one included."""
+        return f"{self.start}-{self.end - 1}"
+
+
+class LpConfig(Struct, frozen=True, kw_only=True):
+    """Everything a node is told at its start."""
+
+    model: str
+    """The name under which the network knows it, as in `job.chat.<model>`."""
+    source: Path
+    """A folder with safetensors and config.json, a folder made by `penstock pipe prepare`, or a
+    GGUF file."""
+    node_id: str = ""
+    """Unique in the network; made up from the host's name if empty."""
+    layers: tuple[LayerRange, ...] | None = None
+    """None lets the network decide ("auto"); () holds none."""
+    end_model: bool = False
+    """Whether text is handled here: jobs can then begin on this node."""
+    local_layers: Annotated[int, Meta(ge=0)] = 1
+    """Of the end model: how many of the first layers are computed beside it, so that what leaves
+    is never an embedding as such."""
+
+    listen: str = "127.0.0.1:0"
+    """HOST:PORT for other nodes."""
+    advertise: str = ""
+    """HOST:PORT at which others reach it, if that is not where it listens."""
+    join: tuple[str, ...] = ()
+    """Addresses of nodes that are there already; one that answers is enough."""
+    key: str = ""
+    """The network's key (`penstock pipe key`): whoever has it belongs to the network."""
+
+    dtype: Dtype = "auto"
+    threads: Annotated[int, Meta(ge=0)] = 0
+    """0 is chosen by measurement."""
+    memory: Annotated[int, Meta(ge=0)] = 0
+    """Bytes that weights and caches may take; 0 means three quarters of the machine's."""
+    cache: Annotated[int, Meta(ge=0)] = 0
+    """Bytes of it for caches; 0 means a quarter of what is left beside the weights, at most
+    4 GiB."""
+    context: Annotated[int, Meta(ge=16)] = 4096
+    """Tokens that one job may have, prompt and answer together; less if the model has less."""
+    max_jobs: Annotated[int, Meta(ge=1)] = 64
+    """Jobs that a node has open at once; more wait, with that reason."""
+    max_waiting: Annotated[int, Meta(ge=0)] = 256
+    """Jobs that may wait for room on a node; more are refused."""
+
+    prefill_chunk_size: Annotated[int, Meta(ge=1)] = 256
+    """Tokens of a prompt that go through the pipe at once."""
+    pass_tokens: Annotated[int, Meta(ge=1)] = 512
+    """Tokens of all jobs that are computed in one pass."""
+    keep: Annotated[float, Meta(ge=0)] = 300.0
+    """Seconds for which the cache of a finished job is kept for a next turn, unless its room is
+    needed; 0 keeps none."""
+    spot_check: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """How likely a job is to be preceded by a check of one node's computation."""
+    print_times: bool = False
+    """Log the timing statistics of every job."""
+
+    ping: Annotated[float, Meta(gt=0)] = 1.0
+    """Seconds between two signs of life."""
+    silence: Annotated[float, Meta(gt=0)] = 5.0
+    """Seconds without one after which a node is taken for lost."""
+    step_timeout: Annotated[float, Meta(gt=0)] = 30.0
+    """Seconds that one step may take on its way round the pipe."""
+    open_timeout: Annotated[float, Meta(gt=0)] = 60.0
+    """Seconds that a job may wait for room in the nodes of its pipe, and for a pipe to be whole."""
+    drain: Annotated[float, Meta(ge=0)] = 30.0
+    """Seconds that a node which leaves gives the jobs it has."""
