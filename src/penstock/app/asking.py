@@ -14,6 +14,7 @@ from penstock.config import load
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.job import Priority
 from penstock.core.llm import (
+    PIPE_TOPICS,
     TOPICS,
     Chat,
     LlmResult,
@@ -21,7 +22,6 @@ from penstock.core.llm import (
     Piece,
     Sampling,
     Usage,
-    topic_of,
 )
 from penstock.ports.desk import JobUpdate, Streamed
 from penstock.workloads.function.options import SubmitOptions
@@ -96,7 +96,7 @@ def ask(
     Raises JobFailed and its kin.
     """
     engine = client or _alone.client()
-    topic = topic_of(chosen(engine.topics(), model))
+    topic = topic_for(engine.topics(), model)
     request = replace(question(prompt, **options), stream=tell is not None)
     handle = engine.submit(topic, msgspec.to_builtins(request), **_urgent(submit))
     if tell is None:
@@ -118,7 +118,7 @@ async def aask(
 ) -> Answer:
     """The same for who is in an event loop."""
     engine = client if client is not None else await asyncio.to_thread(_alone.client)
-    topic = topic_of(chosen(await engine.atopics(), model))
+    topic = topic_for(await engine.atopics(), model)
     request = replace(question(prompt, **options), stream=tell is not None)
     handle = await engine.asubmit(topic, msgspec.to_builtins(request), **_urgent(submit))
     if tell is None:
@@ -164,23 +164,29 @@ def _urgent(options: SubmitOptions | None) -> SubmitOptions:
     return {"priority": Priority.INTERACTIVE, **(options or {})}
 
 
-def chosen(topics: Iterable[str], wanted: str = "") -> str:
-    """The name of a model that is served. Raises NotFound."""
-    served = [topic.removeprefix(TOPICS) for topic in topics if topic.startswith(TOPICS)]
+def topic_for(topics: Iterable[str], wanted: str = "") -> str:
+    """The topic of a model that is served, whole here or split over nodes. Raises NotFound."""
+    served = {name: topic for topic in topics if (name := model_of(topic))}
     if not served:
         raise NotFound(
             "the engine that is running here serves no language model",
             hint="start it with 'penstock up --model auto', or join it with"
             " 'penstock worker --model auto'",
         )
-    if not wanted or wanted in served:
-        return wanted or served[0]
-    alike = {name for name in served if wanted.lower() in name.lower()}
-    if len(alike) == 1:
-        return alike.pop()
-    raise NotFound(
-        f"no model {wanted!r} is served", hint=f"there are: {', '.join(sorted(set(served)))}"
-    )
+    if not wanted:
+        return next(iter(served.values()))
+    alike = [name for name in served if wanted.lower() in name.lower()]
+    if wanted in served or len(alike) == 1:
+        return served.get(wanted) or served[alike[0]]
+    raise NotFound(f"no model {wanted!r} is served", hint=f"there are: {', '.join(sorted(served))}")
+
+
+def model_of(topic: str) -> str:
+    """The model whose jobs have this topic; empty if it is none's."""
+    for prefix in (TOPICS, PIPE_TOPICS):
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return ""
 
 
 def piece_of(update: JobUpdate) -> Piece | None:
@@ -215,7 +221,7 @@ def _embedded() -> Session:
 
 
 def _check_served(client: Client) -> None:
-    chosen(client.topics())
+    topic_for(client.topics())
 
 
 _alone = Alone(_embedded, _check_served)

@@ -1,0 +1,170 @@
+"""A model's answer at a terminal: who gives it, how it is shown as it comes, what it took."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+import click
+from msgspec.structs import replace
+
+from penstock.cli.paper import console
+from penstock.cli.place import Place, client_at
+from penstock.cli.spool_found import harmless
+from penstock.cli.words import plural, span
+from penstock.core.errors import InvalidRequest, NotRunning
+from penstock.core.llm import PIPE_TOPICS, TOPICS, Chat, LlmResult, Message
+from penstock.ports.desk import JobUpdate, Streamed
+from penstock.workloads.spool.options import SpoolOptions
+
+if TYPE_CHECKING:
+    from penstock.app.client import Client
+
+
+def chat_of(messages: Sequence[Message], options: SpoolOptions) -> Chat:
+    """A request for what comes next in a conversation, told as it is made."""
+    if options.system:
+        messages = [Message(role="system", content=options.system), *messages]
+    return Chat(
+        messages=tuple(messages),
+        max_tokens=options.max_tokens,
+        stop=options.stop,
+        sampling=options.sampling,
+        schema=options.schema,
+        grammar=options.grammar,
+        stream=True,
+    )
+
+
+def piped_text() -> str:
+    """All of standard input, without the end of its last line."""
+    try:
+        return sys.stdin.buffer.read().removesuffix(b"\n").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            "prompt", f"standard input is not UTF-8: byte {error.start} can't be read"
+        ) from error
+
+
+async def engine_for(place: Place, wanted: str, opened: AsyncExitStack) -> tuple[Client, bool]:
+    """The engine that runs and serves a model, or else one in this process (True)."""
+    from penstock.app.application import App
+    from penstock.app.models import ALL
+    from penstock.workloads.spool.llama.trial import engine_version
+
+    client = await _running(place, opened)
+    if client is not None and (place.connect or _serves(await client.atopics())):
+        return client, False
+    engine_version()
+    settings = place.settings()
+    models = (wanted,) if wanted else settings.models or (ALL,)
+    settings = replace(settings, models=models)
+    if client is not None:
+        # Its folder is taken, so this one has its own for as long as it is needed.
+        folder = opened.enter_context(TemporaryDirectory(prefix="penstock-ask-"))
+        settings = replace(settings, data_dir=Path(folder), http="", listen=("unix:",))
+    return await opened.enter_async_context(App().run(settings=settings)), True
+
+
+async def _running(place: Place, opened: AsyncExitStack) -> Client | None:
+    try:
+        return await opened.enter_async_context(client_at(place))
+    except NotRunning:
+        if place.connect:
+            raise
+        return None
+
+
+def _serves(topics: Sequence[str]) -> bool:
+    return any(topic.startswith((TOPICS, PIPE_TOPICS)) for topic in topics)
+
+
+class Patience:
+    """A sign of life on standard error until there is something to read; on a terminal only."""
+
+    def __init__(self) -> None:
+        self._status = console(err=True).status("") if sys.stderr.isatty() else None
+
+    def __enter__(self) -> Patience:
+        self.say("looking for a model")
+        return self
+
+    def say(self, text: str) -> None:
+        if self._status is not None:
+            self._status.update(text)
+            self._status.start()
+
+    def end(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+
+class Paper:
+    """The answer on standard output, as it comes."""
+
+    def __init__(self, patience: Patience, *, silent: bool = False) -> None:
+        self._patience, self._silent = patience, silent
+        self._attempt = 0
+        self.text = ""
+        """What was said so far."""
+
+    def add(self, update: JobUpdate) -> None:
+        from penstock.app.asking import piece_of
+
+        if not isinstance(update, Streamed) or (piece := piece_of(update)) is None:
+            return
+        if update.attempt != self._attempt:
+            self._begin_again(update.attempt)
+        self._write(piece.text)
+
+    def finish(self, text: str) -> None:
+        """Print what of the answer was not told while it was made."""
+        if not text.startswith(self.text):
+            self._begin_again(self._attempt)
+        self._write(text[len(self.text) :])
+
+    def __enter__(self) -> Paper:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Leave the line."""
+        self._patience.end()
+        if self.text and not self.text.endswith("\n"):
+            self._put("\n")
+
+    def _begin_again(self, attempt: int) -> None:
+        if self.text:
+            self._put("\n")
+        self._attempt, self.text = attempt, ""
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._patience.end()
+            self.text += text
+            self._put(harmless(text) if sys.stdout.isatty() else text)
+
+    def _put(self, text: str) -> None:
+        if not self._silent:
+            click.echo(text, nl=False)
+            sys.stdout.flush()
+
+
+def stats_of(result: LlmResult, seconds: float) -> str:
+    """How many tokens it took, and how fast they came."""
+    usage, timings = result.usage, result.timings
+    cached = f" ({usage.cached_tokens:,} cached)" if usage.cached_tokens else ""
+    said = [
+        f"{result.model}: {plural(usage.prompt_tokens, 'token')} read{cached}",
+        f"{plural(usage.completion_tokens, 'token')} said",
+        span(seconds),
+    ]
+    if timings.predicted_ms:
+        said.insert(2, f"{usage.completion_tokens * 1000 / timings.predicted_ms:.0f} tokens/s")
+    return ", ".join(said) + f"; ended by {result.choices[0].finish_reason}"
