@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.core.llm import Generation, Piece, Said
-from penstock.ports.runner import Runner
+from penstock.ports.runner import Runner, Watch
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.config import ModelConfig, ServerConfig, Sync
 from penstock.workloads.spool.serving.server import Server
@@ -46,7 +46,7 @@ class MarkingRunner(FakeRunner):
     marks = ""
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
         if self.marks:
             file = os.open(self.marks, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -27,6 +27,7 @@ from penstock.core.llm import (
     Said,
 )
 from penstock.lifecycles.spool import Status
+from penstock.ports.runner import Watch
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.config import ServerConfig, Sync
@@ -57,7 +58,7 @@ class Hearing(FakeRunner):
         return ModelFacts(name=facts.name, loaded=True, vision=self.vision, context=facts.context)
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
         self.asks.append(ask)
         async with aclosing(super().generate(model, ask, choice)) as pieces:

@@ -20,7 +20,7 @@ from penstock.config import Settings, load
 from penstock.core.llm import Choice, Generation, LlmFailure, Piece, Said, Usage
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Executor
-from penstock.ports.runner import Runner
+from penstock.ports.runner import Runner, Watch
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.executor import LlmExecutor
 
@@ -49,7 +49,7 @@ class Scripted(FakeRunner):
         self.asks: list[Generation] = []
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
         self.asks.append(ask)
         self.running += 1

@@ -14,6 +14,7 @@ from pathlib import Path
 from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.core.llm import Chat, Generation, Piece, Said
+from penstock.ports.runner import Watch
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.executor import LlmExecutor
 
@@ -26,7 +27,7 @@ class Marking(FakeRunner):
         self._file = os.open(marks, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
         assert isinstance(ask, Chat)
         os.write(self._file, f"{ask.messages[-1].content}\n".encode())

@@ -123,7 +123,7 @@ class Fragile(FakeRunner):
         self._after = after
         self._is_well = False
 
-    async def generate(self, model: str, ask: Any, choice: int = 0) -> Any:
+    async def generate(self, model: str, ask: Any, choice: int = 0, watch: Any = None) -> Any:
         said = 0
         async for piece in super().generate(model, ask, choice):
             if said == self._after and not self._is_well:
@@ -169,7 +169,7 @@ async def test_a_large_job_is_not_asked_all_at_once() -> None:
     most = 0
 
     class Counting(FakeRunner):
-        async def generate(self, model: str, ask: Any, choice: int = 0) -> Any:
+        async def generate(self, model: str, ask: Any, choice: int = 0, watch: Any = None) -> Any:
             nonlocal most
             async for piece in super().generate(model, ask, choice):
                 most = max(most, self.running)
@@ -227,7 +227,7 @@ async def test_a_cancel_ends_the_computation_before_the_job() -> None:
 @run_async
 async def test_when_one_answer_fails_the_others_are_ended() -> None:
     class Halting(FakeRunner):
-        async def generate(self, model: str, ask: Any, choice: int = 0) -> Any:
+        async def generate(self, model: str, ask: Any, choice: int = 0, watch: Any = None) -> Any:
             if choice == 1:
                 raise LlmFailure(LlmCode.ENGINE_ERROR, "no")
             self.running += 1

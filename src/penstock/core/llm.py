@@ -1,22 +1,28 @@
 """Language-model work as values: what is asked of a model, what it says, and why it could not.
 
-The same values are a canonical job's input and result (`job.llm.<model>`), what a spooled job
-becomes, and what the OpenAI door makes of a request.
+The same values are a canonical job's input and result (`job.llm.<model>`, or `job.chat.<model>`
+where the model is split over nodes), what a spooled job becomes, and what the OpenAI door makes of
+a request.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
+
+from penstock.core.errors import InvalidRequest
 
 TOPICS = "job.llm."
 """How the topics of models begin; the model's name follows."""
 PIPE_TOPICS = "job.chat."
 """The same for models that are split over nodes."""
+MODEL_TOPICS = (TOPICS, PIPE_TOPICS)
+"""Where two serve the same name, the first has precedence."""
 MAX_CHOICES = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 _MAX_NAME = 120
@@ -90,6 +96,25 @@ def is_model_name(name: str) -> bool:
 
 def topic_of(model: str) -> str:
     return TOPICS + model
+
+
+def model_of(topic: str) -> str:
+    """The model whose jobs have this topic; empty if it is none's."""
+    for prefix in MODEL_TOPICS:
+        if topic.startswith(prefix) and is_model_name(name := topic.removeprefix(prefix)):
+            return name
+    return ""
+
+
+def topics_by_model(topics: Iterable[str]) -> dict[str, str]:
+    """The topic of each model that can be asked, those that are whole first."""
+    found: dict[str, str] = {}
+    known = list(topics)
+    for prefix in MODEL_TOPICS:
+        for topic in known:
+            if topic.startswith(prefix) and (name := model_of(topic)):
+                found.setdefault(name, topic)
+    return found
 
 
 # -- what is asked ------------------------------------------------------------------
@@ -193,7 +218,18 @@ class Embedding(
 
 Generation = Chat | Completion
 LlmRequest = Chat | Completion | Embedding
-"""The input of a job with the topic `job.llm.<model>`."""
+"""The input of a job with the topic `job.llm.<model>` or `job.chat.<model>`."""
+_decoder: msgspec.json.Decoder[LlmRequest] = msgspec.json.Decoder(LlmRequest)
+
+
+def read_request(payload: bytes) -> LlmRequest:
+    """Raises InvalidRequest, naming what is wrong."""
+    try:
+        return _decoder.decode(payload)
+    except RecursionError:
+        raise InvalidRequest("input", "is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest("input", f"is no request to a language model: {error}") from error
 
 
 # -- what comes of it ---------------------------------------------------------------
@@ -235,6 +271,33 @@ class Timings(Struct, frozen=True):
     predicted_ms: float = 0.0
 
 
+class HopTime(Struct, frozen=True, kw_only=True):
+    """What a job took of one node of its way, over all of its passes there."""
+
+    node: str
+    layers: str
+    """As people write them, the last one included: `0-14`."""
+    compute_ms: float = 0.0
+    queue_ms: float = 0.0
+    """From its arrival to the beginning of its computation."""
+    network_ms: float = 0.0
+    """From the node before it to this one."""
+    passes: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: HopTime) -> HopTime:
+        """Of the same node and layers."""
+        return HopTime(
+            node=self.node,
+            layers=self.layers,
+            compute_ms=self.compute_ms + other.compute_ms,
+            queue_ms=self.queue_ms + other.queue_ms,
+            network_ms=self.network_ms + other.network_ms,
+            passes=self.passes + other.passes,
+            tokens=self.tokens + other.tokens,
+        )
+
+
 class ToolDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A part of a tool call, as it comes."""
 
@@ -271,6 +334,8 @@ class Said(Struct, frozen=True, kw_only=True):
     choice: Choice
     usage: Usage = Usage()
     timings: Timings = Timings()
+    hops: tuple[HopTime, ...] = ()
+    """In the order of the layers, where the model is split over nodes."""
 
 
 class LlmResult(Struct, frozen=True, kw_only=True):
@@ -284,6 +349,8 @@ class LlmResult(Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     """A prompt with several answers is counted once."""
     timings: Timings = Timings()
+    hops: tuple[HopTime, ...] = ()
+    """The way it went, where the model is split over nodes; all answers together."""
 
 
 class EmbeddingResult(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ calls has taken care of who may, who is first, and what happens after a crash.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol, TypeVar
 
@@ -16,6 +16,7 @@ from penstock.core.llm import (
     Embedding,
     EmbeddingResult,
     Generation,
+    HopTime,
     LlmResult,
     ModelFacts,
     Piece,
@@ -30,6 +31,16 @@ TOGETHER = 64
 """Answers of one job that are asked for at once: the slots that most engines have and more, and
 few enough that who comes later is not behind all of a large job."""
 T = TypeVar("T")
+
+
+class Watch(Protocol):
+    """Hears how an answer comes about; the Context of a job is one. Called from any thread."""
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        """How far its prompt was read (0 to 1), or what it waits for."""
+
+    def log(self, text: str, level: str = "info") -> None:
+        """What happened to it, as when another node took over."""
 
 
 class Runner(Protocol):
@@ -49,9 +60,10 @@ class Runner(Protocol):
         """Give its memory back once its jobs have ended."""
 
     def generate(
-        self, model: str, ask: Generation, choice: int = 0
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
-        """Answer number `choice`: Pieces as they come, then one Said.
+        """Answer number `choice`: Pieces as they come, then one Said. A runner for which an answer
+        may have a history before its first Piece tells it to `watch`.
 
         Closing the generator ends the computation within a token. Answers that were under way
         when the engine died raise ENGINE_CRASHED; the next call finds a new one.
@@ -69,11 +81,15 @@ def choices_of(ask: Generation) -> int:
 
 
 async def answer(
-    runner: Runner, model: str, ask: Generation, tell: Callable[[Piece], None] | None = None
+    runner: Runner,
+    model: str,
+    ask: Generation,
+    tell: Callable[[Piece], None] | None = None,
+    watch: Watch | None = None,
 ) -> LlmResult:
     """All of its answers, computed side by side. When it is cancelled, or one fails, all end."""
     said = await side_by_side(
-        choices_of(ask), lambda choice: _said(runner, model, ask, choice, tell)
+        choices_of(ask), lambda choice: _said(runner, model, ask, choice, tell, watch)
     )
     return LlmResult(
         model=model,
@@ -84,6 +100,7 @@ async def answer(
             sum(one.timings.prompt_ms for one in said),
             sum(one.timings.predicted_ms for one in said),
         ),
+        hops=_hops(hop for one in said for hop in one.hops),
     )
 
 
@@ -108,9 +125,14 @@ async def side_by_side(
 
 
 async def _said(
-    runner: Runner, model: str, ask: Generation, choice: int, tell: Callable[[Piece], None] | None
+    runner: Runner,
+    model: str,
+    ask: Generation,
+    choice: int,
+    tell: Callable[[Piece], None] | None,
+    watch: Watch | None,
 ) -> Said:
-    async with aclosing(runner.generate(model, ask, choice)) as pieces:
+    async with aclosing(runner.generate(model, ask, choice, watch)) as pieces:
         async for piece in pieces:
             if isinstance(piece, Said):
                 return piece
@@ -126,6 +148,15 @@ def _used(said: Sequence[Said], n: int) -> Usage:
         prompt = one.usage if first else Usage(0, one.usage.completion_tokens, 0)
         total = total + prompt
     return total
+
+
+def _hops(hops: Iterable[HopTime]) -> tuple[HopTime, ...]:
+    """Each node with its layers once."""
+    found: dict[tuple[str, str], HopTime] = {}
+    for hop in hops:
+        before = found.get((hop.node, hop.layers))
+        found[hop.node, hop.layers] = hop if before is None else before + hop
+    return tuple(found.values())
 
 
 class _together(asyncio.TaskGroup):

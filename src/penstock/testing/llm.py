@@ -18,7 +18,7 @@ from penstock.core.llm import (
     Said,
     Usage,
 )
-from penstock.ports.runner import Loading
+from penstock.ports.runner import Loading, Watch
 
 
 class FakeRunner:
@@ -67,7 +67,7 @@ class FakeRunner:
         pass
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
         facts = await self.load(model)
         prompt = _prompt(ask, choice)

@@ -22,6 +22,7 @@ from penstock.core.llm import (
     LlmFailure,
     LlmRequest,
     Piece,
+    read_request,
     topic_of,
 )
 from penstock.core.verdict import Constraints
@@ -31,7 +32,6 @@ from penstock.ports.runner import Runner, answer
 
 log = logging.getLogger(__name__)
 
-_decoder: msgspec.json.Decoder[LlmRequest] = msgspec.json.Decoder(LlmRequest)
 _encode = msgspec.json.Encoder().encode
 _OFFER = Offer(idempotent=True)
 """An answer changes nothing outside: a job whose worker was lost is simply computed again."""
@@ -128,16 +128,6 @@ def make(app: Any, options: Mapping[str, Any]) -> LlmExecutor:
             "there is no model to serve", hint="get one with 'penstock models pull smollm2'"
         )
     return LlmExecutor(LlamaRunner(config), [model.name for model in models])
-
-
-def read_request(payload: bytes) -> LlmRequest:
-    """Raises InvalidRequest, naming what is wrong."""
-    try:
-        return _decoder.decode(payload)
-    except RecursionError:
-        raise InvalidRequest("input", "is nested too deeply") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest("input", f"is no request to a language model: {error}") from error
 
 
 async def _answered(

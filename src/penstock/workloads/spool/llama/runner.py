@@ -20,7 +20,7 @@ from penstock.core.llm import (
     Said,
     Usage,
 )
-from penstock.ports.runner import Loading, side_by_side
+from penstock.ports.runner import Loading, Watch, side_by_side
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.catalogue import Catalogue
 from penstock.workloads.spool.llama.engine import Departed, Engine
@@ -64,7 +64,7 @@ class LlamaRunner:
         await self._running().unload((await self._catalogue.find(model)).name)
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
         purpose = self._purpose(await self._catalogue.find(model))
         while True:
