@@ -1,0 +1,260 @@
+"""Ways from a model's first layer to its last, over the nodes that hold them. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.workloads.pipes.config import LayerRange
+from penstock.workloads.pipes.job import Hop
+from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, ranges_of, written
+
+HOP_US = 300
+"""What a hop costs beside the link: packing, waking up, one more that can fail."""
+UNKNOWN_LINK_MS = 1.0
+UNKNOWN_LAYER_MS = 1.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """Hops that together are the whole model, each layer once."""
+
+    hops: tuple[Hop, ...]
+    cost: float
+    """Milliseconds that one token is expected to take, all round."""
+    disagree: tuple[str, ...] = ()
+    """Who was passed over because its weights are others."""
+
+    def __str__(self) -> str:
+        way = " → ".join(f"{h.node_id} {LayerRange(h.start, h.end)}" for h in self.hops)
+        return f"{way} ({self.cost:.1f} ms a token)"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Why there is no way."""
+
+    missing: tuple[LayerRange, ...]
+    disagree: tuple[str, ...]
+    reason: str
+
+
+def find_way(
+    model: str,
+    num_layers: int,
+    records: Iterable[NodeRecord],
+    origin: str,
+    local_layers: int,
+    load: Mapping[str, float],
+    avoid: Collection[str] = frozenset(),
+) -> Way | Gap:
+    """The quickest way for a job of `origin`, whose first `local_layers` layers stay with it.
+
+    `load` is how many times longer than alone a layer takes on a node (see `loads`); whom it does
+    not name has 1. At equal cost fewer hops win, then the smaller ids: the answer depends on
+    nothing but what is given.
+    """
+    nodes = {r.node_id: r for r in records}
+    holdings = _Holdings.of(model, num_layers, nodes, origin, avoid)
+    missing = holdings.missing(origin, local_layers)
+    if missing:
+        return holdings.gap(model, missing)
+    links = _Links(nodes)
+    home = holdings.cost(origin, LayerRange(0, local_layers), load)
+    first = ((origin, 0),) if local_layers else ()
+    best: dict[str, _Path] = {origin: (home, len(first), first)}
+    for stretch in holdings.stretches(local_layers):
+        best = {
+            node_id: _extended(best, node_id, stretch, links, holdings.cost(node_id, stretch, load))
+            for node_id in holdings.holders(stretch.start)
+        }
+    cost, _, path = min(
+        (cost + links.us(node_id, origin), hops, path)
+        for node_id, (cost, hops, path) in best.items()
+    )
+    ends = [start for _, start in path[1:]] + [num_layers]
+    hops = tuple(Hop(n, start, end) for (n, start), end in zip(path, ends, strict=True))
+    return Way(hops, cost / 1000, holdings.disagree)
+
+
+def check_hops(
+    hops: Sequence[Hop], num_layers: int, nodes: Collection[str] | None = None
+) -> str | None:
+    """What is wrong with a way that somebody else made, or None. `nodes` are those that are
+    known."""
+    if not hops:
+        return "a way without a hop"
+    at = 0
+    for hop in hops:
+        if hop.end <= hop.start:
+            return f"layers {hop.start} to {hop.end} on {hop.node_id} are no range"
+        if hop.start > at:
+            return f"nobody has layers {LayerRange(at, hop.start)}: a hole before {hop.node_id}"
+        if hop.start < at:
+            return f"{hop.node_id} begins at layer {hop.start}, which was computed before"
+        if nodes is not None and hop.node_id not in nodes:
+            return f"{hop.node_id} is not in the network"
+        at = hop.end
+    if at != num_layers:
+        return f"it ends at layer {at} of {num_layers}"
+    return None
+
+
+def loads(records: Iterable[NodeRecord]) -> dict[str, float]:
+    """How much longer a layer takes for what a node has to do already. Jobs are computed
+    together, so a few more cost little; one that waits for room costs as much as a whole one."""
+    return {r.node_id: 1 + r.jobs / 8 + r.waiting for r in records}
+
+
+_Path = tuple[int, int, tuple[tuple[str, int], ...]]
+"""Cost in microseconds (whole ones, so that equal is equal), hops, and where each begins."""
+
+
+def _extended(
+    best: Mapping[str, _Path], node_id: str, stretch: LayerRange, links: _Links, cost: int
+) -> _Path:
+    """The best way so far that goes on over `stretch` on this node."""
+    so_far, hops, path = min(
+        (so_far + links.us(before, node_id), hops + _new_hop(path, node_id), path)
+        for before, (so_far, hops, path) in best.items()
+    )
+    if _new_hop(path, node_id):
+        path = (*path, (node_id, stretch.start))
+    return so_far + cost, hops, path
+
+
+def _new_hop(path: tuple[tuple[str, int], ...], node_id: str) -> int:
+    return int(not path or path[-1][0] != node_id)
+
+
+class _Links:
+    def __init__(self, nodes: Mapping[str, NodeRecord]) -> None:
+        self._nodes = nodes
+
+    def us(self, one: str, other: str) -> int:
+        if one == other:
+            return 0
+        told = [
+            self._nodes[a].links[b]
+            for a, b in ((one, other), (other, one))
+            if a in self._nodes and b in self._nodes[a].links
+        ]
+        return HOP_US + round((max(told) if told else UNKNOWN_LINK_MS) / 2 * 1000)
+
+
+@dataclass
+class _Holdings:
+    """Which layers can be computed where."""
+
+    num_layers: int
+    layer_us: list[dict[str, int]]
+    """For each layer: what it takes on each node that can be used for it."""
+    disagree: tuple[str, ...] = ()
+    left_out: list[str] = field(default_factory=list)
+    """Who has layers that cannot be used, and why."""
+
+    @classmethod
+    def of(
+        cls,
+        model: str,
+        num_layers: int,
+        nodes: Mapping[str, NodeRecord],
+        origin: str,
+        avoid: Collection[str],
+    ) -> _Holdings:
+        held = cls(num_layers, [{} for _ in range(num_layers)])
+        segments = [
+            (r, s) for _, r in sorted(nodes.items()) for s in r.of(model) if len(s.layers) > 0
+        ]
+        for record, segment in segments:
+            if not segment.ready:
+                held.left_out.append(f"{record.node_id} is loading {segment.layers}")
+        usable = [(r, s) for r, s in segments if s.ready]
+        truth = _reference(num_layers, usable, origin)
+        others: list[str] = []
+        for record, segment in usable:
+            if segment.num_layers != num_layers:
+                others.append(
+                    f"{record.node_id} has a {model} of {segment.num_layers} layers, not of"
+                    f" {num_layers}"
+                )
+                continue
+            inside = range(max(0, segment.layers.start), min(num_layers, segment.layers.end))
+            wrong = {n for n in inside if not truth[n] or segment.fingerprint(n) != truth[n]}
+            if wrong:
+                others.append(
+                    f"layers {written(ranges_of(wrong))} of {record.node_id} have other weights"
+                )
+            why = _unwanted(record, origin, avoid)
+            if why:
+                held.left_out.append(f"{record.node_id} ({segment.layers}) {why}")
+                continue
+            us = round((segment.layer_ms or record.layer_ms or UNKNOWN_LAYER_MS) * 1000)
+            for n in inside:
+                if n not in wrong:
+                    known = held.layer_us[n].get(record.node_id, us)
+                    held.layer_us[n][record.node_id] = min(us, known)
+        held.disagree = tuple(others)
+        return held
+
+    def missing(self, origin: str, local_layers: int) -> list[int]:
+        """Layers that nobody can compute; the first ones only the origin may."""
+        return [
+            n
+            for n, held in enumerate(self.layer_us)
+            if not (origin in held if n < local_layers else held)
+        ]
+
+    def gap(self, model: str, missing: list[int]) -> Gap:
+        ranges = ranges_of(missing)
+        reason = f"no node can compute layers {written(ranges)} of {model}"
+        because = [*self.left_out, *self.disagree]
+        return Gap(ranges, self.disagree, "; ".join([reason, *because]))
+
+    def stretches(self, begin: int) -> list[LayerRange]:
+        """Runs of layers between which nothing changes: whoever can compute one of a run can
+        compute all of it at the same price. So a change of node within one never pays."""
+        cuts = [
+            n
+            for n in range(begin, self.num_layers)
+            if n == begin or self.layer_us[n] != self.layer_us[n - 1]
+        ]
+        return [LayerRange(a, b) for a, b in zip(cuts, [*cuts[1:], self.num_layers], strict=True)]
+
+    def holders(self, layer: int) -> Iterable[str]:
+        return self.layer_us[layer]
+
+    def cost(self, node_id: str, layers: LayerRange, load: Mapping[str, float]) -> int:
+        us = sum(self.layer_us[n][node_id] for n in range(layers.start, layers.end))
+        return round(us * load.get(node_id, 1.0))
+
+
+def _unwanted(record: NodeRecord, origin: str, avoid: Collection[str]) -> str:
+    """Why a job is not to go there. The origin is always good enough for its own."""
+    if record.node_id == origin:
+        return ""
+    if record.node_id in avoid:
+        return "is avoided"
+    return "is about to leave" if record.draining else ""
+
+
+def _reference(
+    num_layers: int, segments: Sequence[tuple[NodeRecord, SegmentRecord]], origin: str
+) -> list[str]:
+    """The weights that count, layer by layer: the origin's own if it has them, else those that
+    most nodes have."""
+    votes: list[Counter[str]] = [Counter() for _ in range(num_layers)]
+    own = [""] * num_layers
+    for record, segment in segments:
+        if segment.num_layers != num_layers:
+            continue
+        for n in range(max(0, segment.layers.start), min(num_layers, segment.layers.end)):
+            seen = segment.fingerprint(n)
+            if seen:
+                votes[n][seen] += 1
+                own[n] = seen if record.node_id == origin else own[n]
+    return [
+        mine or min(counted, key=lambda f: (-counted[f], f), default="")
+        for mine, counted in zip(own, votes, strict=True)
+    ]
