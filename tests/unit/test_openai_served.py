@@ -44,3 +44,17 @@ async def test_a_model_that_is_gone_is_missed_within_a_second() -> None:
     assert await served.find(desk, "a") == first
     clock.advance(1.0)
     assert await served.find(desk, "a") is None
+
+
+@run_async
+async def test_a_model_that_is_split_over_nodes_is_served_like_a_whole_one() -> None:
+    clock, topics = VirtualClock(), Topics("job.chat.a", "job.chat.*")
+    desk, served = cast("Desk", topics), Served(clock)
+    first = await served.find(desk, "a")
+    assert first is not None
+    assert first.topic == "job.chat.a"
+    clock.advance(5.0)
+    topics.topics_now = ["job.chat.a", "job.chat.b", "job.llm.a"]
+    both = await served.list(desk)
+    assert [(one.name, one.topic) for one in both] == [("a", "job.llm.a"), ("b", "job.chat.b")]
+    assert both[0].since == first.since

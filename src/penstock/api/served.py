@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from penstock.core.llm import TOPICS, is_model_name
+from penstock.core.llm import topics_by_model
 from penstock.ports.clock import Clock
 from penstock.ports.desk import Desk
 
-PREFIXES = (TOPICS,)
-"""How topics of models begin; the first has precedence where two serve the same name."""
 _FRESH = 1.0
 """Seconds for which a model that was there is taken to be there."""
 
@@ -40,13 +38,14 @@ class Served:
         return list(self._known.values())
 
     async def _look(self, desk: Desk) -> None:
-        topics = await desk.topics()
+        served = topics_by_model(await desk.topics())
         now = self._clock.now()
-        found: dict[str, ServedModel] = {}
-        for prefix in PREFIXES:
-            for topic in topics:
-                name = topic.removeprefix(prefix)
-                if name != topic and is_model_name(name) and name not in found:
-                    found[name] = self._known.get(name) or ServedModel(name, topic, now)
-        self._known = dict(sorted(found.items()))
+        self._known = {
+            name: ServedModel(name, topic, self._since(name, now))
+            for name, topic in sorted(served.items())
+        }
         self._until = self._clock.monotonic() + _FRESH
+
+    def _since(self, name: str, now: float) -> float:
+        known = self._known.get(name)
+        return now if known is None else known.since

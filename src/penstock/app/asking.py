@@ -14,14 +14,14 @@ from penstock.config import load
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.job import Priority
 from penstock.core.llm import (
-    PIPE_TOPICS,
-    TOPICS,
     Chat,
     LlmResult,
     Message,
     Piece,
     Sampling,
     Usage,
+    model_of,
+    topics_by_model,
 )
 from penstock.ports.desk import JobUpdate, Streamed
 from penstock.workloads.function.options import SubmitOptions
@@ -29,6 +29,8 @@ from penstock.workloads.function.options import SubmitOptions
 if TYPE_CHECKING:
     from penstock.app.application import Session
     from penstock.app.client import Client
+
+__all__ = ["Answer", "aask", "answer_of", "ask", "model_of", "piece_of", "question", "topic_for"]
 
 Tell = Callable[[str], None]
 
@@ -166,7 +168,7 @@ def _urgent(options: SubmitOptions | None) -> SubmitOptions:
 
 def topic_for(topics: Iterable[str], wanted: str = "") -> str:
     """The topic of a model that is served, whole here or split over nodes. Raises NotFound."""
-    served = {name: topic for topic in topics if (name := model_of(topic))}
+    served = topics_by_model(topics)
     if not served:
         raise NotFound(
             "the engine that is running here serves no language model",
@@ -179,14 +181,6 @@ def topic_for(topics: Iterable[str], wanted: str = "") -> str:
     if wanted in served or len(alike) == 1:
         return served.get(wanted) or served[alike[0]]
     raise NotFound(f"no model {wanted!r} is served", hint=f"there are: {', '.join(sorted(served))}")
-
-
-def model_of(topic: str) -> str:
-    """The model whose jobs have this topic; empty if it is none's."""
-    for prefix in (TOPICS, PIPE_TOPICS):
-        if topic.startswith(prefix):
-            return topic.removeprefix(prefix)
-    return ""
 
 
 def piece_of(update: JobUpdate) -> Piece | None:

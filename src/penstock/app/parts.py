@@ -37,6 +37,7 @@ from penstock.control.scheduler import Scheduler
 from penstock.control.schedules import ScheduleKeeper
 from penstock.core.caller import OWNER
 from penstock.core.ids import IdSource
+from penstock.core.llm import MODEL_TOPICS
 from penstock.ports.batches import Shelf
 from penstock.ports.clock import Clock
 from penstock.ports.desk import EngineStatus
@@ -196,13 +197,24 @@ def _surroundings(
         store=gateway.store,
         blobs=blobs,
         gateway=gateway,
-        dialect=OpenAiDialect(),
+        dialect=OpenAiDialect(partial(_topic_for, gateway.board)),
         clock=clock,
         knows=lambda topic: not refuses or gateway.board.knows(topic),
         room=settings.batch_jobs,
         longest=settings.max_input,
         grace=settings.lease,
     )
+
+
+def _topic_for(board: Board, model: str) -> str:
+    """Of the topics that are served now, or else were once: its workers may be away."""
+    topics = [prefix + model for prefix in MODEL_TOPICS]
+    now = {topic for worker in board.roster.workers.values() for topic in worker.topics}
+    for served in (now, board.topics):
+        for topic in topics:
+            if topic in served:
+                return topic
+    return topics[0]
 
 
 def _limits(settings: Settings) -> Limits:

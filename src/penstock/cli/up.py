@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.cli.journal import keep_journal
 from penstock.cli.place import Place, placed
 from penstock.cli.words import plural
-from penstock.core.llm import TOPICS
+from penstock.core.llm import model_of
 from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.store import Durability
 
@@ -167,7 +167,7 @@ async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
 
 
 def _how_to_use(place: Place, topics: list[str]) -> tuple[str, str]:
-    if topics and all(topic.startswith(TOPICS) for topic in topics):
+    if topics and all(map(model_of, topics)):
         return "ask", f'penstock {place.spelled()}ask "…"'
     topic = topics[0] if topics else "TOPIC"
     return "submit", f"penstock {place.spelled()}submit {topic} --input '{{…}}' --wait"

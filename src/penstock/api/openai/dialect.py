@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,13 +32,17 @@ class OpenAiDialect:
 
     endpoints = tuple(_BODIES)
 
+    def __init__(self, topic_for: Callable[[str], str] = topic_of) -> None:
+        """`topic_for` says which topic a model's jobs have now, whether it is served or not."""
+        self._topic_for = topic_for
+
     def ask(self, endpoint: str, body: bytes) -> Asked:
         asked = _read(endpoint, body)
         if not is_model_name(asked.model):
             raise ModelNotFound(f"the model {asked.model[:120]!r} does not exist")
         if isinstance(asked, Generating) and asked.stream:
             raise InvalidRequest("stream", "is of no use in a batch: nobody reads along")
-        return Asked(topic_of(asked.model), encode(ask_of(asked)))
+        return Asked(self._topic_for(asked.model), encode(ask_of(asked)))
 
     def tell(self, endpoint: str, body: bytes, job: Job, result: bytes) -> bytes:
         asked = _read(endpoint, body)

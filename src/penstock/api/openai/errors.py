@@ -82,11 +82,37 @@ FAILURES: dict[str, tuple[int, str, str | None]] = {
     LlmCode.ENGINE_MISSING: (503, "engine_missing", None),
     LlmCode.ENGINE_CRASHED: (500, "engine_crashed", None),
     LlmCode.ENGINE_ERROR: (500, "engine_error", None),
+    LlmCode.JOB_MISSING: (503, "job_missing", None),
+    LlmCode.ORIGIN_MISMATCH: (500, "origin_mismatch", None),
+    LlmCode.END_MODEL_UNAVAILABLE: (503, "end_model_unavailable", _MODEL),
+    LlmCode.PREFILL_UPDATE_FAILED: (500, "prefill_update_failed", None),
+    LlmCode.NO_MODEL_FOR_NEXT_LAYER: (503, "no_model_for_next_layer", _MODEL),
+    LlmCode.NO_LOCAL_MODEL: (503, "no_local_model", _MODEL),
+    LlmCode.JOB_UPDATE_FAILED: (500, "job_update_failed", None),
+    LlmCode.PIPE_UNAVAILABLE: (503, "pipe_unavailable", _MODEL),
+    LlmCode.NODE_LOST: (503, "node_lost", None),
+    LlmCode.NODE_STALLED: (503, "node_stalled", None),
+    LlmCode.NO_ROOM: (503, "no_room", None),
+    LlmCode.WRONG_COMPUTATION: (502, "wrong_computation", None),
     "BAD_INPUT": (400, "invalid_value", None),
     "UNKNOWN_TOPIC": (404, "model_not_found", _MODEL),
 }
 """Status, code and field of a failure; without a field it is what the model was given."""
-_MAY_REPEAT = frozenset({LlmCode.OUT_OF_MEMORY, LlmCode.ENGINE_CRASHED})
+_MAY_REPEAT = frozenset(
+    {
+        LlmCode.OUT_OF_MEMORY,
+        LlmCode.ENGINE_CRASHED,
+        LlmCode.JOB_MISSING,
+        LlmCode.NO_MODEL_FOR_NEXT_LAYER,
+        LlmCode.NO_LOCAL_MODEL,
+        LlmCode.PIPE_UNAVAILABLE,
+        LlmCode.NODE_LOST,
+        LlmCode.NODE_STALLED,
+        LlmCode.NO_ROOM,
+        LlmCode.WRONG_COMPUTATION,
+    }
+)
+"""What may go better the next time: nodes come back, and others take over."""
 _ENDS = {
     JobState.FAILED: (500, "job_failed"),
     JobState.CANCELLED: (409, "job_cancelled"),
