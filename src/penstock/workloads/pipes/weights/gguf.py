@@ -1,0 +1,188 @@
+"""A GGUF file, alone or in several parts, read tensor by tensor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from penstock.workloads.pipes.weights import described
+from penstock.workloads.pipes.weights.gguf_config import GgufConfig
+from penstock.workloads.pipes.weights.gguf_header import GgufHeader, GgufTensor, Value
+from penstock.workloads.pipes.weights.refusing import invalid, not_supported
+from penstock.workloads.pipes.weights.tensor_file import read_into
+from penstock.workloads.pipes.weights.tokenizers import gguf_tokenizer
+
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_PHI3 = {"ffn_up": "mlp.gate_up_proj"}
+_SANDWICHED = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+NAMES = {"phi3": _LAYER | _PHI3, "gemma2": _LAYER | _SANDWICHED, "gemma3": _LAYER | _SANDWICHED}
+"""What transformers calls a layer's tensors, by architecture where it differs."""
+_ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
+_INTERLEAVED = ("llama", "smollm3")
+"""Whose queries and keys lie in pairs of neighbours there, and in two halves here."""
+_SHIFTED = ("gemma", "gemma2", "gemma3")
+"""Whose norms have the one added there that transformers adds when it computes."""
+_PLAIN = {
+    GGMLQuantizationType.F64: torch.float64,
+    GGMLQuantizationType.F32: torch.float32,
+    GGMLQuantizationType.F16: torch.float16,
+    GGMLQuantizationType.BF16: torch.bfloat16,
+}
+_PIECE = 1 << 20
+"""Values that are made of a quantised tensor at once: the work on them needs several times
+their room."""
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+class GgufSource:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._tensors: dict[str, GgufTensor] = {}
+        self._metadata: Mapping[str, Value] = {}
+        for number, part in enumerate(parts(path)):
+            header = GgufHeader(part, _wanted)
+            self._metadata = self._metadata if number else header.metadata
+            self._tensors.update(header.tensors)
+        shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
+        config = GgufConfig(path, self._metadata, shapes, self._small).config()
+        self.config: Mapping[str, Any] = described.checked(config, path)
+        self._arch = str(self._metadata["general.architecture"])
+        self._names = NAMES.get(self._arch, _LAYER)
+        self._refuse_unknown_types()
+
+    @property
+    def generation(self) -> Mapping[str, Any]:
+        """Of the ends, where a turn ends beside where the text does."""
+        ends = [
+            self._metadata[key]
+            for key in ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+            if key in self._metadata
+        ]
+        return {"eos_token_id": ends} if ends else {}
+
+    def layer(self, n: int) -> Mapping[str, torch.Tensor]:
+        places = self._layer_places(n)
+        return {name: self._converted(place) for name, place in places.items()}
+
+    def ends(self) -> Mapping[str, torch.Tensor]:
+        return {name: self._converted(place) for name, place in self._end_places().items()}
+
+    def layer_bytes(self, n: int) -> int:
+        return sum(place.size for place in self._layer_places(n).values())
+
+    def layer_values(self, n: int) -> int:
+        return sum(place.values for place in self._layer_places(n).values())
+
+    def ends_bytes(self) -> int:
+        return sum(place.size for place in self._end_places().values())
+
+    def tokenizer(self) -> Any:
+        return gguf_tokenizer(self.path)
+
+    def _layer_places(self, n: int) -> dict[str, GgufTensor]:
+        places = {}
+        for name, tensor in self._tensors.items():
+            if name.startswith(f"blk.{n}."):
+                stem, _, kind = name.removeprefix(f"blk.{n}.").rpartition(".")
+                if stem in self._names:
+                    places[f"{self._names[stem]}.{kind}"] = tensor
+        shapes = {name: place.shape for name, place in places.items()}
+        described.check_layer(self.config, n, shapes, self.path)
+        return places
+
+    def _end_places(self) -> dict[str, GgufTensor]:
+        places = {
+            name: self._tensors[theirs] for name, theirs in _ENDS.items() if theirs in self._tensors
+        }
+        shapes = {name: place.shape for name, place in places.items()}
+        described.check_ends(self.config, shapes, self.path)
+        return places
+
+    def _converted(self, place: GgufTensor) -> torch.Tensor:
+        tensor = read(place)
+        if self._arch in _SHIFTED and "norm.weight" in place.name:
+            return tensor - 1
+        if self._arch in _INTERLEAVED and ".attn_q." in place.name:
+            return halved(tensor, self.config["num_attention_heads"])
+        if self._arch in _INTERLEAVED and ".attn_k." in place.name:
+            return halved(tensor, self.config["num_key_value_heads"])
+        return tensor
+
+    def _small(self, name: str) -> list[float]:
+        values: list[float] = read(self._tensors[name]).tolist()
+        return values
+
+    def _refuse_unknown_types(self) -> None:
+        """Before anything is loaded."""
+        for kind in {tensor.kind for tensor in self._tensors.values()} - set(_PLAIN):
+            block = numpy.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=numpy.uint8)
+            try:
+                dequantize(block, kind)
+            except (NotImplementedError, ValueError):
+                raise not_supported(
+                    self.path, f"has tensors of the type {kind.name}, which can't be read"
+                ) from None
+
+
+def parts(path: Path) -> list[Path]:
+    """All files of a model that was cut into several; whichever of them was named."""
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    stem, count = match["stem"], int(match["count"])
+    if not 1 <= count <= 10_000:
+        raise invalid(path, f"calls itself one of {count}")
+    return [path.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
+
+
+def read(place: GgufTensor) -> torch.Tensor:
+    """Plain floats as they are, quantised values as float32."""
+    plain = _PLAIN.get(place.kind)
+    if plain is not None:
+        tensor = torch.empty(place.shape, dtype=plain)
+        read_into(place.path, place.offset, tensor.reshape(-1).view(torch.uint8))
+        return tensor
+    stored = torch.empty(place.size, dtype=torch.uint8)
+    read_into(place.path, place.offset, stored)
+    rows = place.values // place.shape[-1]
+    packed = stored.numpy().reshape(rows, -1)
+    values = numpy.empty((rows, place.shape[-1]), dtype=numpy.float32)
+    step = max(1, _PIECE // place.shape[-1])
+    for row in range(0, rows, step):
+        values[row : row + step] = dequantize(packed[row : row + step], place.kind)
+    return torch.from_numpy(values).reshape(place.shape)
+
+
+def halved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows 0, 2, 4… of each head first, then 1, 3, 5…"""
+    paired = tensor.reshape(heads, tensor.shape[0] // heads // 2, 2, *tensor.shape[1:])
+    return paired.transpose(1, 2).reshape(tensor.shape)
+
+
+def _wanted(key: str) -> bool:
+    """No words: they are for the tokenizer, and read when it is asked for."""
+    return not key.startswith("tokenizer.") or key.endswith("_token_id")
