@@ -17,8 +17,8 @@ from penstock.cli.place import Place, client_at
 from penstock.cli.spool_found import harmless
 from penstock.cli.words import plural, span
 from penstock.core.errors import InvalidRequest, NotRunning
-from penstock.core.llm import PIPE_TOPICS, TOPICS, Chat, LlmResult, Message
-from penstock.ports.desk import JobUpdate, Streamed
+from penstock.core.llm import Chat, HopTime, LlmResult, Message, model_of
+from penstock.ports.desk import JobUpdate, Progressed, Streamed
 from penstock.workloads.spool.options import SpoolOptions
 
 if TYPE_CHECKING:
@@ -80,17 +80,18 @@ async def _running(place: Place, opened: AsyncExitStack) -> Client | None:
 
 
 def _serves(topics: Sequence[str]) -> bool:
-    return any(topic.startswith((TOPICS, PIPE_TOPICS)) for topic in topics)
+    return any(map(model_of, topics))
 
 
 class Patience:
     """A sign of life on standard error until there is something to read; on a terminal only."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
+        self._text = text
         self._status = console(err=True).status("") if sys.stderr.isatty() else None
 
     def __enter__(self) -> Patience:
-        self.say("looking for a model")
+        self.say(self._text)
         return self
 
     def say(self, text: str) -> None:
@@ -118,6 +119,8 @@ class Paper:
     def add(self, update: JobUpdate) -> None:
         from penstock.app.asking import piece_of
 
+        if isinstance(update, Progressed) and update.message and not self.text:
+            self._patience.say(harmless(update.message))
         if not isinstance(update, Streamed) or (piece := piece_of(update)) is None:
             return
         if update.attempt != self._attempt:
@@ -167,4 +170,16 @@ def stats_of(result: LlmResult, seconds: float) -> str:
     ]
     if timings.predicted_ms:
         said.insert(2, f"{usage.completion_tokens * 1000 / timings.predicted_ms:.0f} tokens/s")
-    return ", ".join(said) + f"; ended by {result.choices[0].finish_reason}"
+    ended = f"; ended by {result.choices[0].finish_reason}"
+    return ", ".join(said) + ended + "".join(f"\n  {_hop(hop)}" for hop in result.hops)
+
+
+def _hop(hop: HopTime) -> str:
+    """What a pass takes there."""
+    passes = max(1, hop.passes)
+    compute, queue = span(hop.compute_ms / 1000 / passes), span(hop.queue_ms / 1000 / passes)
+    way = span(hop.network_ms / 1000 / passes)
+    return (
+        f"{hop.node}, layers {hop.layers}: {hop.passes:,} passes, each {compute} computed,"
+        f" {queue} waited, {way} on the way"
+    )

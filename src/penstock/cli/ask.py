@@ -26,7 +26,7 @@ from penstock.cli.place import Place, placed
 from penstock.cli.place import run as run_async
 from penstock.cli.spool_jobs import is_piped
 from penstock.cli.spool_options import asked, options_of, read_asked
-from penstock.core.llm import Chat, LlmResult, Message
+from penstock.core.llm import Chat, LlmResult, Message, model_of
 
 
 @click.command()
@@ -70,10 +70,10 @@ def _prompt(words: tuple[str, ...]) -> str:
 async def ask_once(
     place: Place, request: Chat, wanted: str, priority: str | None, stats: bool, json: bool
 ) -> int:
-    from penstock.app.asking import answer_of, model_of, topic_for
+    from penstock.app.asking import answer_of, topic_for
 
     async with AsyncExitStack() as opened:
-        patience = opened.enter_context(Patience())
+        patience = opened.enter_context(Patience("looking for a model"))
         client, is_own = await engine_for(place, wanted, opened)
         # One of our own serves what is wanted and nothing else; a file has another name there.
         topic = topic_for(await client.atopics(), "" if is_own else wanted)

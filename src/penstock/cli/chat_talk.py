@@ -1,0 +1,235 @@
+"""The turns of a conversation in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from penstock.cli.answers import Paper, Patience, chat_of, stats_of
+from penstock.cli.exits import Exit
+from penstock.cli.groups import nearest
+from penstock.core.errors import JobCancelled, JobEnded, NotRunning, PenstockError
+from penstock.core.llm import LlmCode, LlmResult, Message, model_of
+from penstock.workloads.spool.options import SpoolOptions
+
+if TYPE_CHECKING:
+    from penstock.app.handle import JobHandle
+    from penstock.cli.chat import Partner
+
+_PROMPT = "> "
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
+_HELP = """\
+  /clear      forget what was said, and begin anew
+  /save FILE  write the conversation to a file, as the input of a job
+  /exit       end it, as Ctrl-D does
+  Ctrl-C      end an answer; what of it was said stays
+A line that begins with // is said with one of them."""
+
+
+class Talk:
+    """Asks and answers in turn, until somebody has had enough."""
+
+    def __init__(self, partner: Partner, options: SpoolOptions, *, stats: bool) -> None:
+        self._partner, self._options, self._stats = partner, options, stats
+        self._messages: list[Message] = []
+        self._commands: Mapping[str, Callable[[str], None]] = {
+            "/clear": self._clear,
+            "/help": self._help,
+            "/save": self._save,
+        }
+
+    def run(self) -> int:
+        _edit_lines()
+        _say(f"{model_of(self._partner.topic)}; /help tells what can be done, Ctrl-D ends")
+        with suppress(_Ended), _ended_by_signals():
+            while (text := _line()) is not None:
+                try:
+                    if not self._turn(text):
+                        break
+                except PenstockError as error:
+                    _complain(error.message, _hint(error))
+            return Exit.OK
+        return Exit.INTERRUPTED
+
+    def _turn(self, text: str) -> bool:
+        """Whether it goes on."""
+        word, _, rest = text.strip().partition(" ")
+        if word.startswith("//"):
+            self._ask(text.replace("//", "/", 1))
+        elif not word.startswith("/"):
+            if word:
+                self._ask(text)
+        elif word in ("/exit", "/quit"):
+            return False
+        elif word in self._commands:
+            self._commands[word](rest.strip())
+        else:
+            known = (*self._commands, "/exit")
+            raise PenstockError(f"there is no {word}{nearest(word, known)}", hint=", ".join(known))
+        return True
+
+    # -- asking -------------------------------------------------------------------
+
+    def _ask(self, text: str) -> None:
+        """A turn that failed is taken back; of one that was cut short stays what was said."""
+        asked = Message(role="user", content=text)
+        try:
+            answer = self._answer([*self._messages, asked])
+        except NotRunning:
+            self._partner.is_lost()
+            raise
+        if answer:
+            self._messages += [asked, Message(role="assistant", content=answer)]
+
+    def _answer(self, messages: Sequence[Message]) -> str:
+        began = time.monotonic()
+        request = msgspec.to_builtins(chat_of(messages, self._options))
+        with (
+            _Interruption(self._partner.portal.loop) as interruption,
+            Patience("waiting for an answer") as patience,
+            Paper(patience) as paper,
+        ):
+            handle = self._submit(request)
+            interruption.concerns(handle)
+            for update in handle.follow():
+                paper.add(update)
+            try:
+                result = msgspec.convert(handle.result(), LlmResult)
+            except JobCancelled:
+                if not interruption.heard:
+                    raise
+                return paper.text
+            paper.finish(result.choices[0].text)
+        if self._stats:
+            _say(stats_of(result, time.monotonic() - began))
+        return paper.text
+
+    def _submit(self, request: Mapping[str, Any]) -> JobHandle:
+        """To the engine, or to the one that has come in its place."""
+        partner = self._partner
+        try:
+            return partner.client().submit(partner.topic, request, priority="interactive")
+        except NotRunning:
+            partner.is_lost()
+            return partner.client().submit(partner.topic, request, priority="interactive")
+
+    # -- commands -----------------------------------------------------------------
+
+    def _clear(self, rest: str) -> None:
+        self._messages.clear()
+        _say("a new conversation")
+
+    def _help(self, rest: str) -> None:
+        _say(_HELP)
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            raise PenstockError("say where to: /save FILE")
+        if not self._messages:
+            raise PenstockError("nothing was said yet")
+        path = Path(rest).expanduser()
+        request = msgspec.json.encode(chat_of(self._messages, self._options))
+        try:
+            with path.open("xb") as file:
+                file.write(msgspec.json.format(request) + b"\n")
+        except OSError as error:
+            raise PenstockError(f"can't write {path}: {error.strerror}") from error
+        _say(f"saved {path}")
+
+
+class _Ended(BaseException):
+    """Somebody wants this process to end."""
+
+
+class _Interruption:
+    """Ctrl-C while a job is waited for: it cancels the job. A second one ends the conversation,
+    and so does a signal that ends processes."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: JobHandle | None = None
+        self.heard: list[int] = []
+
+    def concerns(self, handle: JobHandle) -> None:
+        self._handle = handle
+        if self.heard:
+            self._cancel()
+
+    def __enter__(self) -> _Interruption:
+        self._before = {n: signal.signal(n, self._hear) for n in (signal.SIGINT, *_ENDS)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if any(number in _ENDS for number in self.heard):
+            raise _Ended
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.heard.append(number)
+        if len(self.heard) > 1:
+            raise _Ended
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._handle is not None:
+            why = f"{signal.Signals(self.heard[0]).name} at the terminal"
+            asyncio.run_coroutine_threadsafe(self._handle.acancel(why), self._loop)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    def hear(number: int, frame: FrameType | None) -> None:
+        raise _Ended
+
+    before = {number: signal.signal(number, hear) for number in _ENDS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _line() -> str | None:
+    """What is typed; None at the end of it. Ctrl-C begins the line anew."""
+    while True:
+        try:
+            return input(_PROMPT)
+        except EOFError:
+            _say("")
+            return None
+        except KeyboardInterrupt:
+            _say("")
+        except UnicodeDecodeError:
+            _complain("that was not UTF-8")
+
+
+def _edit_lines() -> None:
+    """Arrow keys recall what was typed while the conversation lasts; nothing of it is kept."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  `input` uses it where it is loaded
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _complain(message: str, hint: str = "") -> None:
+    _say(f"penstock: {message}")
+    if hint:
+        _say(f"  {hint}")
+
+
+def _hint(error: PenstockError) -> str:
+    if isinstance(error, JobEnded) and error.error_code == LlmCode.CONTEXT_EXCEEDED:
+        return "the conversation has become too long: /clear begins a new one"
+    return error.hint
