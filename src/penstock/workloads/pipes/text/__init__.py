@@ -1,0 +1,1 @@
+"""Text and tokens: only the origin of a job knows them."""

@@ -1,0 +1,196 @@
+"""What a model is given: a conversation through its own template, or text as it is, as tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from penstock.core.llm import (
+    Chat,
+    Generation,
+    ImagePart,
+    LlmCode,
+    LlmFailure,
+    Message,
+    Sampling,
+)
+from penstock.workloads.pipes.text.noise import seed_of
+from penstock.workloads.pipes.text.sampler import DEFAULTS, Sampler
+from penstock.workloads.pipes.text.vocabulary import Vocabulary
+from penstock.workloads.pipes.text.writer import Writer
+
+_MODELS_OWN = ("temperature", "top_k", "top_p", "min_p")
+"""Of what a model recommends, that which llama.cpp takes from it too."""
+_WORD = "penstock"
+
+
+class Text:
+    """All of a model that has to do with text."""
+
+    def __init__(
+        self, tokenizer: Any, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+    ) -> None:
+        """Raises NOT_SUPPORTED if text can't be made of its tokens here."""
+        self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            # Set by who trained it; a prompt would be cut off without a word.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        self._generation = generation or {}
+        self.vocabulary = Vocabulary(tokenizer)
+        self.vocab_size = int(config.get("vocab_size") or len(tokenizer))
+        self.ends = self._ends(config)
+        """Tokens that end an answer."""
+
+    # -- prompts ---------------------------------------------------------------------
+
+    def prompt_of(self, ask: Generation, choice: int = 0) -> list[int]:
+        """Raises INVALID_PROMPT or NOT_SUPPORTED."""
+        if isinstance(ask, Chat):
+            return self.tokenize(self.written(ask))
+        number = choice // ask.n
+        if number >= len(ask.prompts):
+            raise ValueError(f"there is no choice {choice}")
+        prompt = ask.prompts[number]
+        if not prompt:
+            raise LlmFailure(LlmCode.INVALID_PROMPT, "the prompt is empty")
+        if isinstance(prompt, str):
+            return self.tokenize(prompt, bare=True)
+        return self._checked(prompt)
+
+    def written(self, ask: Chat) -> str:
+        """The conversation as its template writes it, up to where the model goes on. That is
+        after what it has said already, if the last message is its own."""
+        self._check(ask)
+        messages, said = ask.messages, ""
+        if messages[-1].role == "assistant":
+            messages, said = messages[:-1], _content(messages[-1])
+            if messages and messages[-1].role == "assistant":
+                raise LlmFailure(
+                    LlmCode.INVALID_PROMPT,
+                    "the last two messages are both the assistant's, and only one can be gone"
+                    " on from",
+                )
+        return self._templated([_plain(message) for message in messages]) + said
+
+    def tokenize(self, text: str, *, bare: bool = False) -> list[int]:
+        """`bare` text gets the tokens in front that the model expects; a template writes them
+        itself."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise LlmFailure(LlmCode.INVALID_PROMPT, "the prompt is not valid Unicode") from None
+        if self._backend is not None:
+            tokens = list(self._backend.encode(text, add_special_tokens=bare).ids)
+        else:
+            tokens = list(self._tokenizer.encode(text, add_special_tokens=bare))
+        if not tokens:
+            raise LlmFailure(LlmCode.INVALID_PROMPT, "the prompt is empty")
+        return tokens
+
+    # -- answers ---------------------------------------------------------------------
+
+    def sampling(self, sampling: Sampling) -> Sampling:
+        """With all that was left open: as the model recommends it, else as llama.cpp does it."""
+        own = {name: self._generation.get(name) for name in _MODELS_OWN}
+        known = asdict(DEFAULTS)
+        for told in (own, asdict(sampling)):
+            known |= {name: value for name, value in told.items() if value is not None}
+        return Sampling(**known)
+
+    def sampler(self, ask: Generation, choice: int = 0) -> Sampler:
+        """Raises INVALID_SCHEMA or NOT_SUPPORTED."""
+        if ask.schema is not None or ask.grammar is not None or ask.json_object:
+            raise LlmFailure(
+                LlmCode.NOT_SUPPORTED, "an answer can't be held to a schema or a grammar here"
+            )
+        return Sampler(self.sampling(ask.sampling), seed_of(ask, choice), ask.logprobs)
+
+    def writer(self, ask: Generation, max_tokens: int, choice: int = 0) -> Writer:
+        return Writer(self.vocabulary, self.ends, max_tokens, ask.stop, choice)
+
+    # -- inside ----------------------------------------------------------------------
+
+    def _check(self, ask: Chat) -> None:
+        if not self._tokenizer.chat_template:
+            raise LlmFailure(
+                LlmCode.NOT_SUPPORTED,
+                "this model has no chat template: give it a prompt to complete",
+            )
+        if ask.tools and ask.tool_choice != "none":
+            raise LlmFailure(
+                LlmCode.NOT_SUPPORTED, "tools can't be given to a model that is split over nodes"
+            )
+        if any(isinstance(part, ImagePart) for one in ask.messages for part in _parts(one)):
+            raise LlmFailure(
+                LlmCode.NOT_SUPPORTED, "a model that is split over nodes can't see images"
+            )
+
+    def _templated(self, messages: list[dict[str, Any]], **more: Any) -> str:
+        more = {"add_generation_prompt": True, **more}
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, **more))
+        except Exception as refused:  # a template is a program of the model's maker
+            why = str(refused) or type(refused).__name__
+            raise LlmFailure(
+                LlmCode.INVALID_PROMPT, f"the model's chat template refuses this: {why}"
+            ) from None
+
+    def _checked(self, prompt: tuple[int, ...]) -> list[int]:
+        for token in prompt:
+            if not 0 <= token < self.vocab_size:
+                raise LlmFailure(
+                    LlmCode.INVALID_PROMPT,
+                    f"the prompt contains invalid tokens: {token}, and the vocabulary has"
+                    f" {self.vocab_size}",
+                )
+        return list(prompt)
+
+    def _ends(self, config: Mapping[str, Any]) -> frozenset[int]:
+        told = (
+            *_listed(config.get("eos_token_id")),
+            *_listed(self._generation.get("eos_token_id")),
+            *_listed(self._tokenizer.eos_token_id),
+            *self._ends_of_turn(),
+        )
+        return frozenset(int(token) for token in told)
+
+    def _ends_of_turn(self) -> list[int]:
+        """What the template writes after an answer."""
+        if not self._tokenizer.chat_template:
+            return []
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _WORD}]
+        try:
+            written = self._templated(turns, add_generation_prompt=False)
+            after = self.tokenize(written.rpartition(_WORD)[2].lstrip())
+        except LlmFailure:
+            return []
+        return after[:1] if after[0] in self.vocabulary.specials else []
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """As templates read it."""
+    plain: dict[str, Any] = msgspec.to_builtins(message)
+    # `developer` is a newer word, which templates don't know.
+    role = "system" if message.role == "developer" else message.role
+    return plain | {"role": role, "content": _content(message)}
+
+
+def _content(message: Message) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "\n".join(part.text for part in _parts(message) if not isinstance(part, ImagePart))
+
+
+def _parts(message: Message) -> tuple[Any, ...]:
+    return message.content if isinstance(message.content, tuple) else ()
+
+
+def _listed(told: Any) -> Iterable[int]:
+    if told is None:
+        return ()
+    return (told,) if isinstance(told, int) else tuple(told)
