@@ -32,6 +32,7 @@ _TAGS = {
     "topics": "Workers and pools",
     "workers": "Workers and pools",
     "pools": "Workers and pools",
+    "pipes": "Pipes",
     "policy": "Safety rules",
     "keys": "Keys and audit",
     "audit": "Keys and audit",

@@ -12,6 +12,7 @@ from penstock.app.portal import Portal
 from penstock.core.check import check_finite
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job, JobRequest
+from penstock.core.pipes import PipesView
 from penstock.core.pointer import encode_data
 from penstock.core.stages import PipelineEvent
 from penstock.ports.desk import (
@@ -244,6 +245,13 @@ class Client:
 
     async def aworkers(self) -> list[WorkerView]:
         return await self._portal.arun(self.desk.workers())
+
+    def pipes(self) -> PipesView:
+        """Models that are split over nodes, and those nodes."""
+        return self._portal.run(self.desk.pipes())
+
+    async def apipes(self) -> PipesView:
+        return await self._portal.arun(self.desk.pipes())
 
     def pools(self) -> list[PoolView]:
         return self._portal.run(self.desk.pools())

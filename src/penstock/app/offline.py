@@ -113,7 +113,7 @@ class OfflineDesk:
     async def read_blob(self, uri: str, start: int, length: int) -> bytes:
         return await self._blobs.read(uri, start, length)
 
-    submit = cancel = retry = topics = workers = pools = status = prune = put_blob = _refuse
+    submit = cancel = retry = topics = workers = pipes = pools = status = prune = put_blob = _refuse
     cancel_many = retry_many = pause_pool = resume_pool = _refuse
 
 

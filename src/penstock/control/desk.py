@@ -44,6 +44,7 @@ from penstock.control.uploads import Uploads
 from penstock.core.caller import OWNER, Caller, KeyRole
 from penstock.core.errors import WaitTimedOut
 from penstock.core.job import Job, JobRequest
+from penstock.core.pipes import PipesView, merged, told_in
 from penstock.core.policy import ready_at
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
@@ -286,9 +287,18 @@ class EngineDesk:
                 local=w.local,
                 status=w.status,
                 silent_for=0.0 if w.local else max(0.0, monotonic - w.heard_at),
+                facts=w.facts,
             )
             for w in self._board.roster.workers.values()
         ]
+
+    async def pipes(self) -> PipesView:
+        self._guard.require(KeyRole.OPERATE, "pipes.list")
+        return merged(
+            (worker.worker_id, view)
+            for worker in self._board.roster.workers.values()
+            if worker.missing_since is None and (view := told_in(worker.facts)) is not None
+        )
 
     async def pools(self) -> list[PoolView]:
         self._guard.require(KeyRole.OPERATE, "pools.list")

@@ -21,6 +21,7 @@ from penstock.ports.bus import (
     Heartbeat,
     Returned,
     Started,
+    WorkerFacts,
 )
 
 
@@ -55,6 +56,11 @@ class Intake:
                 return [Move(job_id, (JobEvent.START,), actor, now, attempt=attempt)]
             case Heartbeat(worker_id):
                 self._hear(worker_id, monotonic)
+            case WorkerFacts(worker_id, session, facts):
+                self._hear(worker_id, monotonic)
+                record = self._roster.workers.get(worker_id)
+                if record is not None and record.session == session:
+                    record.facts = facts
             case Credit(worker_id, limit):
                 if (record := self._roster.workers.get(worker_id)) is not None:
                     record.limit = limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import Struct
 
@@ -45,6 +46,8 @@ class WorkerRecord:
     missing_since: float | None = None
     """Monotonic time at which its connection dropped; None while it is connected."""
     draining: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What its executors tell of themselves."""
 
     @property
     def ready(self) -> bool:
@@ -64,6 +67,8 @@ class WorkerRecord:
         self.labels = hello.labels
         self.held = dict(hello.held)
         self.host, self.pid, self.local = hello.host, hello.pid, hello.local
+        if hello.session != self.session:
+            self.facts = {}
         self.session, self.link = hello.session, hello.link
         self.heard_at = monotonic
         self.missing_since = None

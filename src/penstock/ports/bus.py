@@ -9,7 +9,7 @@ Subjects are those of the CAP wire, so that another bus can carry the same traff
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
@@ -79,6 +79,14 @@ class Heartbeat(Message, frozen=True, gc=False):
 
     worker_id: str
     active: int = 0
+
+
+class WorkerFacts(Message, frozen=True, gc=False):
+    """What a worker's executors tell of themselves; all of it, whenever some of it is new."""
+
+    worker_id: str
+    session: str
+    facts: Mapping[str, Any]
 
 
 class Credit(Message, frozen=True, gc=False):
@@ -187,6 +195,7 @@ AnyMessage = (
     | Dismissed
     | Reintroduce
     | Heartbeat
+    | WorkerFacts
     | Credit
     | Farewell
     | Dispatch

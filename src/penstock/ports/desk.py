@@ -8,11 +8,12 @@ the difference.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from penstock.core.job import Job, JobRequest
+from penstock.core.pipes import PipesView
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.approvals import Approvals
@@ -98,6 +99,8 @@ class WorkerView(Struct, frozen=True, kw_only=True):
     """ready, draining or missing"""
     silent_for: float
     """Seconds since it was last heard of."""
+    facts: Mapping[str, Any] = {}
+    """What its executors tell of themselves, as `pipes`."""
 
 
 class PoolView(Struct, frozen=True, kw_only=True):
@@ -219,6 +222,9 @@ class Desk(Protocol):
         """The topics (globs) that workers serve now: any caller may know what can be asked for."""
 
     async def workers(self) -> list[WorkerView]: ...
+
+    async def pipes(self) -> PipesView:
+        """Models that are split over nodes, as the workers that are nodes tell of them."""
 
     async def pools(self) -> list[PoolView]: ...
 

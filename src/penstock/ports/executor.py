@@ -128,6 +128,10 @@ class Context(Protocol):
 
 
 class Executor(Protocol):
+    """It may have three things more: `async open(world)`, called once before it is given work;
+    `labels`, what its worker is known by besides its own labels, read after that; and `facts()`,
+    what the engine shows of it, asked for at most once a second."""
+
     topics: tuple[str, ...]
     """The topics (globs) that this executor can run."""
     offers: Mapping[str, Offer]

@@ -34,12 +34,14 @@ from penstock.ports.bus import (
     Returned,
     Settled,
     Started,
+    WorkerFacts,
 )
 from penstock.testing.aio import run_async
 
 ONE_OF_EACH: tuple[AnyMessage, ...] = (
     Handshake("w", "p", ("job.*",), 2, {"gpu": "yes"}, (("a", 1),), "host", 7, True),
     Heartbeat("w", 3),
+    WorkerFacts("w", "s", {"pipes": {"nodes": [{"node_id": "a", "busy": 0.5}]}}),
     Credit("w", 5),
     Farewell("w", lost=True),
     Dispatch(

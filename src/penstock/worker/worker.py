@@ -50,6 +50,7 @@ from penstock.ports.starts import StartBook
 from penstock.worker.attempt import Attempt
 from penstock.worker.deadlines import Deadlines
 from penstock.worker.outbox import Outbox
+from penstock.worker.reporter import Reporter
 from penstock.worker.runners import Runners
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Worker:
         self.welcomed = asyncio.Event()
         """The engine knows it, and what it serves."""
         self._link = 1
+        self._reporter = Reporter(bus, options.worker_id, self.session, self.executors, clock)
         self._deadlines = Deadlines(clock, self._active.values, _time_out)
         self._idle = asyncio.Event()
         self._idle.set()
@@ -166,7 +168,7 @@ class Worker:
                     options.pool,
                     self.topics,
                     options.slots,
-                    options.labels,
+                    {**self._reporter.labels(), **options.labels},
                     tuple(self._held()),
                     socket.gethostname(),
                     os.getpid(),
@@ -199,6 +201,8 @@ class Worker:
             rate = (self._done - counted) / elapsed if elapsed > 0 else 0.0
             self._set_credit(self.options.slots + min(_MOST_AHEAD, int(rate * _AHEAD)))
             self._hand_back(self.clock.monotonic() - _PATIENCE, "the worker is busy")
+            if self._welcome:
+                self._reporter.tell()
             if self._book is not None:
                 self._book.trim([*self._active, *self._unsettled])
 
@@ -258,6 +262,7 @@ class Worker:
                     if session == self.session:
                         self._welcome = True
                         self.welcomed.set()
+                        self._reporter.begin_again()
                         self._open_book(books)
                 case Dismissed(session, reason):
                     if session == self.session and not self._dismissed.done():

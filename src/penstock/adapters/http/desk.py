@@ -30,6 +30,7 @@ from penstock.adapters.http.pipelines import HttpPipelines
 from penstock.core.errors import WaitTimedOut
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest
+from penstock.core.pipes import PipesView
 from penstock.core.transition import Transition
 from penstock.ports.batches import Batches
 from penstock.ports.blobs import BlobStat
@@ -286,6 +287,9 @@ class HttpDesk:
 
     async def workers(self) -> list[WorkerView]:
         return (await self._line.get("/v1/workers", Workers)).workers
+
+    async def pipes(self) -> PipesView:
+        return await self._line.get("/v1/pipes", PipesView)
 
     async def pools(self) -> list[PoolView]:
         return (await self._line.get("/v1/pools", Pools)).pools

@@ -16,6 +16,7 @@ from penstock.adapters.link.parts import (
 )
 from penstock.adapters.link.pipelines import RemotePipelines
 from penstock.core.job import Job, JobRequest
+from penstock.core.pipes import PipesView
 from penstock.core.transition import Transition
 from penstock.ports.blobs import BlobStat
 from penstock.ports.desk import (
@@ -100,6 +101,9 @@ class RemoteDesk:
 
     async def workers(self) -> list[WorkerView]:
         return await self._link.call("workers", list[WorkerView])
+
+    async def pipes(self) -> PipesView:
+        return await self._link.call("pipes", PipesView)
 
     async def pools(self) -> list[PoolView]:
         return await self._link.call("pools", list[PoolView])

@@ -1,0 +1,33 @@
+"""Models that are split over nodes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.api.operation import Operation
+from penstock.api.reply import Reply, json_reply
+from penstock.core.caller import KeyRole
+from penstock.core.pipes import PipesView
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+
+async def get_pipes(call: Call) -> Reply:
+    return json_reply(await call.desk.pipes())
+
+
+OPERATIONS = (
+    Operation(
+        "GET",
+        "/v1/pipes",
+        get_pipes,
+        role=KeyRole.OPERATE,
+        answer=PipesView,
+        summary="Show models that are split over nodes",
+        description=(
+            "Which node holds which layers, what each has to do, and whether every layer is held; "
+            "at most a second or two old."
+        ),
+    ),
+)
