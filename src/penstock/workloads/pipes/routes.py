@@ -48,15 +48,17 @@ def find_way(
     local_layers: int,
     load: Mapping[str, float],
     avoid: Collection[str] = frozenset(),
+    reference: Sequence[str] = (),
 ) -> Way | Gap:
     """The quickest way for a job of `origin`, whose first `local_layers` layers stay with it.
 
     `load` is how many times longer than alone a layer takes on a node (see `loads`); whom it does
-    not name has 1. At equal cost fewer hops win, then the smaller ids: the answer depends on
-    nothing but what is given.
+    not name has 1. `reference` are fingerprints that the origin knows to be right, layer by layer,
+    "" where it does not; it needs none of layers that it holds itself. At equal cost fewer hops
+    win, then the smaller ids: the answer depends on nothing but what is given.
     """
     nodes = {r.node_id: r for r in records}
-    holdings = _Holdings.of(model, num_layers, nodes, origin, avoid)
+    holdings = _Holdings.of(model, num_layers, nodes, origin, avoid, reference)
     missing = holdings.missing(origin, local_layers)
     if missing:
         return holdings.gap(model, missing)
@@ -162,16 +164,20 @@ class _Holdings:
         nodes: Mapping[str, NodeRecord],
         origin: str,
         avoid: Collection[str],
+        reference: Sequence[str],
     ) -> _Holdings:
         held = cls(num_layers, [{} for _ in range(num_layers)])
         segments = [
-            (r, s) for _, r in sorted(nodes.items()) for s in r.of(model) if len(s.layers) > 0
+            (r, s)
+            for _, r in sorted(nodes.items())
+            for s in r.of(model)
+            if s.layers.start < s.layers.end
         ]
         for record, segment in segments:
             if not segment.ready:
                 held.left_out.append(f"{record.node_id} is loading {segment.layers}")
         usable = [(r, s) for r, s in segments if s.ready]
-        truth = _reference(num_layers, usable, origin)
+        truth = _reference(num_layers, usable, origin, reference)
         others: list[str] = []
         for record, segment in usable:
             if segment.num_layers != num_layers:
@@ -240,12 +246,15 @@ def _unwanted(record: NodeRecord, origin: str, avoid: Collection[str]) -> str:
 
 
 def _reference(
-    num_layers: int, segments: Sequence[tuple[NodeRecord, SegmentRecord]], origin: str
+    num_layers: int,
+    segments: Sequence[tuple[NodeRecord, SegmentRecord]],
+    origin: str,
+    known: Sequence[str],
 ) -> list[str]:
-    """The weights that count, layer by layer: the origin's own if it has them, else those that
-    most nodes have."""
+    """The weights that count, layer by layer: the origin's own if it has or knows them, else
+    those that most nodes have."""
     votes: list[Counter[str]] = [Counter() for _ in range(num_layers)]
-    own = [""] * num_layers
+    own = [*known[:num_layers], *[""] * (num_layers - len(known))]
     for record, segment in segments:
         if segment.num_layers != num_layers:
             continue
