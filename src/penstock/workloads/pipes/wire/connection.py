@@ -1,0 +1,262 @@
+"""One peer: its frames, its signs of life, and why it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+from penstock.workloads.pipes.wire.counters import Counters, Refused
+from penstock.workloads.pipes.wire.frames import BadFrame, Splitter, head_of
+from penstock.workloads.pipes.wire.identity import node_id_of
+from penstock.workloads.pipes.wire.kinds import HELLO_LIMITS, MAX_STEPS, PROTOCOL, Kind, limits
+from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode, protocol_of
+from penstock.workloads.pipes.wire.pulse import Pulse
+
+MAX_QUEUE = 128 << 20
+LINGER = 2.0
+"""Seconds that a closed connection has for its last bytes."""
+_JOIN = 16 << 10
+"""A frame up to this size becomes one record of TLS: copying it together costs less than two."""
+_NUMBER = struct.Struct("<Q")
+
+Refusal = tuple[Refused, str] | None
+
+
+class Handler(Protocol):
+    """Called by the event loop. What it raises ends the connection."""
+
+    def connected(self, connection: Connection) -> None:
+        """Before anything else of it; also for one that this side dialed."""
+
+    def received(self, connection: Connection, kind: Kind, payload: memoryview) -> None:
+        """`payload` is the handler's, memory of its own that can be written to. HELLO, PING and
+        PONG do not come here; BYE does, as the last."""
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        """Exactly once after `connected`, whoever ended it; never from within `close`."""
+
+
+class NotConnected(ConnectionError):
+    """No connection came about. `what` names the refusal, if it was one."""
+
+    def __init__(self, reason: str, what: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.what = reason, what
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long, and how much."""
+
+    ping: float = 1.0
+    silence: float = 5.0
+    handshake: float = 10.0
+    """Seconds from a socket to a known peer."""
+    steps: int = MAX_STEPS
+    """Bytes of the largest STEPS frame."""
+    queue: int = MAX_QUEUE
+    """Bytes that may wait for a peer to read them; then it is given up."""
+
+
+class Connection(asyncio.BufferedProtocol):
+    """For the thread of the event loop only. `dialing` and `listener` make them."""
+
+    peer: Hello
+    """Its node id is the one in its certificate."""
+
+    def __init__(
+        self,
+        hello: Hello,
+        handler: Handler,
+        terms: Terms,
+        counters: Counters,
+        admit: Callable[[Hello], Refusal],
+        *,
+        outgoing: bool,
+    ) -> None:
+        self.outgoing = outgoing
+        """Whether this side dialed."""
+        self.closed: str | None = None
+        """Why it ended; None while it has not."""
+        self.sent_bytes = self.received_bytes = 0
+        """Of all frames, without what TLS adds."""
+        self._loop = asyncio.get_running_loop()
+        self.greeted: asyncio.Future[None] = self._loop.create_future()
+        """Done when the peer is known; NotConnected if it never will be."""
+        self._hello, self._handler, self._terms = hello, handler, terms
+        self._counters, self._admit = counters, admit
+        self._splitter = Splitter(HELLO_LIMITS)
+        self._transport: asyncio.Transport | None = None
+        self._open = False
+        self._pulse = Pulse(terms.ping, terms.silence, self._ping, self._silent)
+        self._linger: asyncio.TimerHandle | None = None
+
+    @property
+    def rtt(self) -> float:
+        """Seconds there and back, smoothed; 0 until the first answer."""
+        return self._pulse.rtt
+
+    @property
+    def rtt_min(self) -> float:
+        """The least of the last: the way itself, without the waiting at its ends."""
+        return self._pulse.rtt_min
+
+    @property
+    def queued(self) -> int:
+        """Bytes that wait for the peer to read, without those that the system has taken."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
+
+    def send(self, kind: Kind, *buffers: bytes | memoryview) -> None:
+        """Put a frame in the queue, and never wait. Raises ConnectionResetError if it is closed.
+
+        A memoryview is of bytes, and what it shows must not change afterwards.
+        """
+        if self.closed is not None or self._transport is None:
+            raise ConnectionResetError(self.closed or "not connected yet")
+        size = sum(map(len, buffers))
+        head = head_of(kind, size)
+        self.sent_bytes += len(head) + size
+        if size <= _JOIN:
+            self._transport.write(b"".join((head, *buffers)))
+        else:
+            self._transport.writelines((head, *buffers))
+        if self.queued > self._terms.queue:
+            self._give_up(Refused.NOT_READING, f"it does not read: {self.queued} bytes wait for it")
+
+    def close(self, reason: str) -> None:
+        """Tell the peer, and end. What was sent before still goes out, if it is read soon."""
+        self._end(reason, bye=Bye(reason))
+
+    # -- what the transport calls -------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self.closed is not None:
+            self._transport.abort()
+        elif self.outgoing:
+            self.send(Kind.HELLO, encode(self._hello))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._splitter.get_buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._pulse.heard = time.monotonic()
+        self.received_bytes += nbytes
+        try:
+            for kind, payload in self._splitter.written(nbytes):
+                if self.closed is not None:
+                    break
+                self._take(kind, payload)
+        except BadFrame as bad:
+            self._refuse(bad.what, bad.reason)
+        except Exception as error:
+            self._loop.call_exception_handler(
+                {"message": "a frame could not be handled", "exception": error}
+            )
+            self.close(f"an error at the other end: {type(error).__name__}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.closed is None and self._splitter.within:
+            self._counters.add(Refused.TRUNCATED)
+            self._end("it ended in the middle of a frame")
+        else:
+            self._end(str(exc) if exc else "the other side closed it")
+        self._transport = None
+        if self._linger is not None:
+            self._linger.cancel()
+
+    # -- frames ---------------------------------------------------------------------------
+
+    def _take(self, kind: Kind, payload: memoryview) -> None:
+        if kind is Kind.PING:
+            self.send(Kind.PONG, payload)
+        elif kind is Kind.PONG:
+            if len(payload) == _NUMBER.size:
+                self._pulse.answered(*_NUMBER.unpack(payload))
+        elif kind is Kind.HELLO:
+            self._greet(payload)
+        elif kind is Kind.BYE:
+            self._left(payload)
+        else:
+            self._handler.received(self, kind, payload)
+
+    def _greet(self, payload: memoryview) -> None:
+        protocol = protocol_of(payload)
+        if protocol != PROTOCOL:
+            self._refuse(Refused.OLD_PROTOCOL, f"protocol {protocol} is not {PROTOCOL}")
+            return
+        peer = decode(payload, Hello)
+        refusal = self._stranger(peer) or self._admit(peer)
+        if refusal is not None:
+            self._refuse(*refusal)
+            return
+        self.peer, self._open = peer, True
+        self._splitter.limits = limits(self._terms.steps)
+        if not self.outgoing:
+            self.send(Kind.HELLO, encode(self._hello))
+        self._handler.connected(self)
+        if self.closed is None:
+            self._pulse.start()
+        if not self.greeted.done():
+            self.greeted.set_result(None)
+
+    def _stranger(self, peer: Hello) -> Refusal:
+        assert self._transport is not None
+        proved = node_id_of(self._transport.get_extra_info("ssl_object"))
+        if not proved or peer.node_id != proved:
+            says = f"it says it is {peer.node_id!r}, and its certificate says {proved!r}"
+            return Refused.NODE_ID_MISMATCH, says
+        if proved == self._hello.node_id:
+            return Refused.OWN_NODE_ID, f"{proved!r} is the id of this node itself"
+        return None
+
+    def _left(self, payload: memoryview) -> None:
+        bye = decode(payload, Bye)
+        if self._open:
+            self._handler.received(self, Kind.BYE, payload)
+            self._end(f"it left: {bye.reason}")
+        else:
+            self._end(f"it refused: {bye.reason}", what=bye.what)
+
+    # -- signs of life, and the end -------------------------------------------------------
+
+    def _ping(self, number: int) -> None:
+        self.send(Kind.PING, _NUMBER.pack(number))
+
+    def _silent(self, seconds: float) -> None:
+        self._give_up(Refused.SILENT, f"silent for {seconds:.1f} s")
+
+    def _refuse(self, what: str, reason: str) -> None:
+        """The peer did something wrong, and is told what."""
+        self._counters.add(what)
+        self._end(reason, bye=Bye(reason, what), what=what)
+
+    def _give_up(self, what: str, reason: str) -> None:
+        """The peer would not hear it."""
+        self._counters.add(what)
+        self._end(reason, what=what, abort=True)
+
+    def _end(
+        self, reason: str, *, bye: Bye | None = None, what: str = "", abort: bool = False
+    ) -> None:
+        if self.closed is not None:
+            return
+        self.closed = reason
+        self._pulse.stop()
+        if self._transport is not None and abort:
+            self._transport.abort()
+        elif self._transport is not None:
+            if bye is not None:
+                told = encode(bye)
+                self._transport.write(head_of(Kind.BYE, len(told)) + told)
+            self._transport.close()
+            self._linger = self._loop.call_later(LINGER, self._transport.abort)
+        if self._open:
+            self._loop.call_soon(self._handler.lost, self, reason)
+        elif not self.greeted.done():
+            self.greeted.set_exception(NotConnected(reason, what))
+            self.greeted.exception()  # Perhaps nobody waits for it any more.

@@ -1,0 +1,45 @@
+"""What was refused, counted by its reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+
+class Refused(StrEnum):
+    """Names in counters and in status."""
+
+    # A connection that did not come about.
+    NOT_TLS = "not_tls"
+    NO_CERTIFICATE = "no_certificate"
+    WRONG_KEY = "wrong_key"
+    OLD_PROTOCOL = "old_protocol"
+    NODE_ID_MISMATCH = "node_id_mismatch"
+    """HELLO names another node than the certificate."""
+    OWN_NODE_ID = "own_node_id"
+    SECOND_CONNECTION = "second_connection"
+    NOT_ADMITTED = "not_admitted"
+    NO_HELLO = "no_hello"
+    HANDSHAKE_TIMEOUT = "handshake_timeout"
+    HANDSHAKE_BROKEN = "handshake_broken"
+    """The peer went away before it said who it is."""
+    TOO_MANY_HANDSHAKES = "too_many_handshakes"
+    # A connection that had to be ended.
+    BAD_FRAME = "bad_frame"
+    UNKNOWN_KIND = "unknown_kind"
+    OVERSIZED = "oversized"
+    TRUNCATED = "truncated"
+    SILENT = "silent"
+    NOT_READING = "not_reading"
+    # One job of a frame.
+    BAD_HASH = "bad_hash"
+    BAD_DTYPE = "bad_dtype"
+    BAD_SHAPE = "bad_shape"
+    NOT_FINITE = "not_finite"
+
+
+class Counters(Counter[str]):
+    """One for a node. Others count here too, under names of their own."""
+
+    def add(self, what: str) -> None:
+        self[str(what)] += 1

@@ -1,0 +1,85 @@
+"""Signs of life: how far away a peer is, and whether it is still there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+_SMOOTH = 0.2
+_LAST = 16
+
+
+class Pulse:
+    """Asks every `ping` seconds, and calls `silent` once when nothing came for `silence`.
+
+    A process that was itself stopped does not blame others for it: what they sent meanwhile is
+    read first.
+    """
+
+    def __init__(
+        self,
+        ping: float,
+        silence: float,
+        ask: Callable[[int], None],
+        silent: Callable[[float], None],
+    ) -> None:
+        self.rtt = 0.0
+        """Seconds there and back, smoothed; 0 until the first answer."""
+        self.rtt_min = 0.0
+        """The least of the last sixteen: the way itself, without the waiting at its ends."""
+        self.heard = time.monotonic()
+        """When anything last came in. Set by the owner."""
+        self._ping, self._silence = ping, silence
+        self._ask, self._silent = ask, silent
+        self._asked: dict[int, float] = {}
+        self._number = 0
+        self._last: deque[float] = deque(maxlen=_LAST)
+        self._timers: list[asyncio.TimerHandle] = []
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timers = [
+            self._loop.call_later(self._ping, self._tick),
+            self._watch_at(self._silence),
+        ]
+        self._ask_now()
+
+    def stop(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = []
+
+    def answered(self, number: int) -> None:
+        """A number that was not asked, or was answered before, says nothing."""
+        asked = self._asked.pop(number, None)
+        if asked is None:
+            return
+        rtt = time.monotonic() - asked
+        self._last.append(rtt)
+        self.rtt_min = min(self._last)
+        self.rtt = rtt if len(self._last) == 1 else self.rtt + _SMOOTH * (rtt - self.rtt)
+
+    def _ask_now(self) -> None:
+        self._number += 1
+        self._asked[self._number] = time.monotonic()
+        self._asked.pop(self._number - _LAST, None)
+        self._ask(self._number)
+
+    def _tick(self) -> None:
+        self._timers[0] = self._loop.call_later(self._ping, self._tick)
+        self._ask_now()
+
+    def _watch_at(self, seconds: float) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, self._watch, time.monotonic() + seconds)
+
+    def _watch(self, due: float) -> None:
+        now = time.monotonic()
+        if now - due > self._ping:
+            # The loop itself was away. Bytes may be waiting that nobody has read yet.
+            self._timers[1] = self._watch_at(self._ping)
+        elif now - self.heard >= self._silence:
+            self._silent(now - self.heard)
+        else:
+            self._timers[1] = self._watch_at(self.heard + self._silence - now)
