@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.core.llm import LlmFailure
+from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
 
-_TIED = ("gemma", "gemma2", "gemma3_text")
+_TIED = ("gemma", "gemma2", "gemma3_text", "smollm3")
 """Families whose embedding is the head unless they say otherwise."""
-_COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
-_OUTER = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype")
+_OUTER = (
+    *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
+    *("torch_dtype", "dtype", "quantization_config"),
+)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -28,7 +32,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    return checked(flattened(read_json(path)), path)
+    return flattened(read_json(path))
 
 
 def flattened(config: dict[str, Any]) -> dict[str, Any]:
@@ -36,24 +40,31 @@ def flattened(config: dict[str, Any]) -> dict[str, Any]:
     inner = config.get("text_config")
     if not isinstance(inner, dict):
         return config
-    outer = {name: config[name] for name in (*_OUTER, "quantization_config") if name in config}
+    outer = {name: config[name] for name in _OUTER if name in config}
     return {"architectures": config.get("architectures"), **outer, **inner}
 
 
-def checked(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """With what every family has, and numbers that can be reckoned with."""
+def read_shape(config: Mapping[str, Any], path: Path) -> Shape:
+    """Whether it is a model that can be split, before anything else of it is looked at."""
     if not isinstance(config.get("model_type"), str) or not config["model_type"]:
         raise invalid(path, "does not say what architecture the model has (model_type)")
-    for name in _COUNTS:
-        count = config.get(name)
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-            raise invalid(path, f"has no usable {name}: {count!r}")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "some method")
+    quantised = config.get("quantization_config")
+    if quantised:
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else None
         raise not_supported(
-            path, f"describes weights quantised by {method}: take plain ones, or a GGUF"
+            path,
+            f"describes weights quantised by {method or 'some method'}: take plain ones, or a GGUF",
         )
-    return config
+    try:
+        shape = Shape.of(config)
+    except LlmFailure as failure:
+        raise LlmFailure(failure.code, f"{path}: {failure.message}", **failure.facts) from failure
+    except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
+        raise invalid(path, f"has a config that can't be understood: {error}") from error
+    sizes = (shape.num_layers, shape.hidden, shape.intermediate, shape.heads, shape.kv_heads)
+    if min(*sizes, shape.head_dim) < 1 or shape.heads % shape.kv_heads:
+        raise invalid(path, f"has a config with impossible sizes: {list(sizes)}")
+    return shape
 
 
 def tied(config: Mapping[str, Any], has_head: bool) -> bool:
@@ -64,31 +75,32 @@ def tied(config: Mapping[str, Any], has_head: bool) -> bool:
     return config["model_type"] in _TIED or not has_head
 
 
-def check_number(config: Mapping[str, Any], n: int, path: Path) -> None:
-    if not 0 <= n < config["num_hidden_layers"]:
-        raise invalid(path, f"has layers 0 to {config['num_hidden_layers'] - 1}, and no {n}")
+def check_number(shape: Shape, n: int, path: Path) -> None:
+    if not 0 <= n < shape.num_layers:
+        raise invalid(path, f"has layers 0 to {shape.num_layers - 1}, and no {n}")
 
 
-def check_layer(
-    config: Mapping[str, Any], n: int, shapes: Mapping[str, tuple[int, ...]], path: Path
-) -> None:
+def check_layer(shape: Shape, n: int, there: Mapping[str, tuple[int, ...]], path: Path) -> None:
     """Refuses what lacks something, or has it in another size than the config says."""
-    check_number(config, n, path)
-    for name, shape in layer_shapes(config).items():
-        _check(f"layer {n}", name, shapes.get(name), shape, path)
-    if not shapes:
-        raise invalid(path, f"has no tensors of layer {n}")
+    check_number(shape, n, path)
+    expected = layer_shapes(shape)
+    for name, size in there.items():
+        rows = expected.get(name.removesuffix(".bias") + ".weight") if ".bias" in name else None
+        if rows is not None:
+            expected[name] = rows[:1]
+        if not all(size):
+            raise invalid(path, f"is damaged: {name} of layer {n} is empty")
+    for name, size in expected.items():
+        _check(f"layer {n}", name, there.get(name), size, path)
 
 
-def check_ends(
-    config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], path: Path
-) -> None:
-    hidden = config["hidden_size"]
-    for name in ("embed", "norm") if tied(config, "head" in shapes) else ("embed", "norm", "head"):
-        there = shapes.get(name)
-        rows = there[:-1] if there else ()
-        expected = (hidden,) if name == "norm" else (*rows, hidden)
-        _check("the end model", name, there, expected, path)
+def check_ends(shape: Shape, there: Mapping[str, tuple[int, ...]], path: Path) -> None:
+    words = shape.vocabulary or there.get("embed", (0,))[0]
+    expected = {"embed": (words, shape.hidden), "norm": (shape.hidden,)}
+    for name, size in expected.items():
+        _check("the end model", name, there.get(name), size, path)
+    if not shape.tied:
+        _check("the end model", "head", there.get("head"), expected["embed"], path)
 
 
 def _check(
@@ -103,41 +115,30 @@ def _check(
         )
 
 
-def layer_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """What a layer must have; empty for a family that is not known here."""
-    family = config["model_type"]
-    if family not in _FAMILIES:
-        return {}
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    heads = config["num_attention_heads"]
-    size = config.get("head_dim") or hidden // heads
-    queries, keys = heads * size, (config.get("num_key_value_heads") or heads) * size
+def layer_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """What a layer must have."""
+    hidden, inner = shape.hidden, shape.intermediate
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "self_attn.o_proj.weight": (hidden, queries),
         "mlp.down_proj.weight": (hidden, inner),
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
     }
-    if family == "phi3":
+    if shape.family == "phi3":
         shapes["self_attn.qkv_proj.weight"] = (queries + 2 * keys, hidden)
         shapes["mlp.gate_up_proj.weight"] = (2 * inner, hidden)
     else:
         shapes["mlp.gate_proj.weight"] = shapes["mlp.up_proj.weight"] = (inner, hidden)
+        shapes["self_attn.q_proj.weight"] = (queries, hidden)
+        shapes["self_attn.k_proj.weight"] = shapes["self_attn.v_proj.weight"] = (keys, hidden)
+    if shape.family == "qwen2":
         for name, rows in (("q", queries), ("k", keys), ("v", keys)):
-            shapes[f"self_attn.{name}_proj.weight"] = (rows, hidden)
-            if family == "qwen2" or config.get("attention_bias"):
-                shapes[f"self_attn.{name}_proj.bias"] = (rows,)
-    if family in ("qwen3", "gemma3_text"):
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (size,)
-    if family in ("gemma2", "gemma3_text"):
+            shapes[f"self_attn.{name}_proj.bias"] = (rows,)
+    if shape.head_norms:
+        shapes["self_attn.q_norm.weight"] = (shape.head_dim,)
+        shapes["self_attn.k_norm.weight"] = (shape.head_dim,)
+    if shape.after_norms:
         shapes["pre_feedforward_layernorm.weight"] = (hidden,)
         shapes["post_feedforward_layernorm.weight"] = (hidden,)
     return shapes
-
-
-_FAMILIES = frozenset(
-    {
-        *("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3"),
-        *("gemma", "gemma2", "gemma3_text"),
-    }
-)

@@ -41,6 +41,8 @@ _SANDWICHED = {
 }
 NAMES = {"phi3": _LAYER | _PHI3, "gemma2": _LAYER | _SANDWICHED, "gemma3": _LAYER | _SANDWICHED}
 """What transformers calls a layer's tensors, by architecture where it differs."""
+_DERIVED = ("rope_freqs", "attn_rot_embd")
+"""Positions in another form, and no weights."""
 _ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
 _INTERLEAVED = ("llama", "smollm3")
 """Whose queries and keys lie in pairs of neighbours there, and in two halves here."""
@@ -69,7 +71,8 @@ class GgufSource:
             self._tensors.update(header.tensors)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
         config = GgufConfig(path, self._metadata, shapes, self._small).config()
-        self.config: Mapping[str, Any] = described.checked(config, path)
+        self.config: Mapping[str, Any] = config
+        self._shape = described.read_shape(config, path)
         self._arch = str(self._metadata["general.architecture"])
         self._names = NAMES.get(self._arch, _LAYER)
         self._refuse_unknown_types()
@@ -108,10 +111,11 @@ class GgufSource:
         for name, tensor in self._tensors.items():
             if name.startswith(f"blk.{n}."):
                 stem, _, kind = name.removeprefix(f"blk.{n}.").rpartition(".")
-                if stem in self._names:
-                    places[f"{self._names[stem]}.{kind}"] = tensor
+                # What is not known keeps its name, and whoever computes refuses it.
+                if stem not in _DERIVED:
+                    places[f"{self._names.get(stem, stem)}.{kind}"] = tensor
         shapes = {name: place.shape for name, place in places.items()}
-        described.check_layer(self.config, n, shapes, self.path)
+        described.check_layer(self._shape, n, shapes, self.path)
         return places
 
     def _end_places(self) -> dict[str, GgufTensor]:
@@ -119,7 +123,7 @@ class GgufSource:
             name: self._tensors[theirs] for name, theirs in _ENDS.items() if theirs in self._tensors
         }
         shapes = {name: place.shape for name, place in places.items()}
-        described.check_ends(self.config, shapes, self.path)
+        described.check_ends(self._shape, shapes, self.path)
         return places
 
     def _converted(self, place: GgufTensor) -> torch.Tensor:
@@ -127,9 +131,9 @@ class GgufSource:
         if self._arch in _SHIFTED and "norm.weight" in place.name:
             return tensor - 1
         if self._arch in _INTERLEAVED and ".attn_q." in place.name:
-            return halved(tensor, self.config["num_attention_heads"])
+            return halved(tensor, self._shape.heads)
         if self._arch in _INTERLEAVED and ".attn_k." in place.name:
-            return halved(tensor, self.config["num_key_value_heads"])
+            return halved(tensor, self._shape.kv_heads)
         return tensor
 
     def _small(self, name: str) -> list[float]:

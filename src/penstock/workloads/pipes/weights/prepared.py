@@ -58,7 +58,8 @@ class PreparedSource:
         self.path = path
         self.manifest = _read_manifest(path / "manifest.json")
         self.config: Mapping[str, Any] = described.read_config(path / "config.json")
-        if self.config["num_hidden_layers"] != self.manifest.num_layers:
+        self._shape = described.read_shape(self.config, path / "config.json")
+        if self._shape.num_layers != self.manifest.num_layers:
             raise invalid(path, "has a config and a manifest of different models")
 
     @cached_property
@@ -69,13 +70,13 @@ class PreparedSource:
     def layer(self, n: int) -> Mapping[str, Tensor]:
         file = self._opened(self._part(n))
         shapes = {name: place.shape for name, place in file.places.items()}
-        described.check_layer(self.config, n, shapes, file.path)
+        described.check_layer(self._shape, n, shapes, file.path)
         return {name: file.read(name) for name in file.places}
 
     def ends(self) -> Mapping[str, Tensor]:
         file = self._opened(self.manifest.ends)
         shapes = {name: place.shape for name, place in file.places.items()}
-        described.check_ends(self.config, shapes, file.path)
+        described.check_ends(self._shape, shapes, file.path)
         return {name: file.read(name) for name in file.places}
 
     def layer_bytes(self, n: int) -> int:
@@ -91,7 +92,7 @@ class PreparedSource:
         return folder_tokenizer(self.path / _ENDS)
 
     def _part(self, n: int) -> Part:
-        described.check_number(self.config, n, self.path)
+        described.check_number(self._shape, n, self.path)
         return self.manifest.layers[n]
 
     def _opened(self, part: Part) -> TensorFile:

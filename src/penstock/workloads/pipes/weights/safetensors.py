@@ -26,13 +26,15 @@ class SafetensorsSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        config = described.read_config(path / "config.json")
+        file = path / "config.json"
+        config = described.read_config(file)
+        described.read_shape(config, file)
         self._files: dict[str, TensorFile] = {}
         self._where = self._index()
         self._prefix = self._find_prefix()
-        head = self._head_name()
-        config["tie_word_embeddings"] = described.tied(config, head in self._where)
+        config["tie_word_embeddings"] = described.tied(config, self._head_name() in self._where)
         self.config: Mapping[str, Any] = config
+        self._shape = described.read_shape(config, file)
 
     @cached_property
     def generation(self) -> Mapping[str, Any]:
@@ -104,14 +106,14 @@ class SafetensorsSource:
         # An old checkpoint's rotary table: derived, and no weight.
         places.pop("self_attn.rotary_emb.inv_freq", None)
         shapes = {name: place.shape for name, place in places.items()}
-        described.check_layer(self.config, n, shapes, self.path)
+        described.check_layer(self._shape, n, shapes, self.path)
         return places
 
     def _end_places(self) -> dict[str, Place]:
         names = {short: name for short, name in self._end_names().items() if name in self._where}
         places = {short: self._file(name).places[name] for short, name in names.items()}
         shapes = {short: place.shape for short, place in places.items()}
-        described.check_ends(self.config, shapes, self.path)
+        described.check_ends(self._shape, shapes, self.path)
         return places
 
     def _file(self, name: str) -> TensorFile:
