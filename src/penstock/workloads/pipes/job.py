@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.timing import JobTiming
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.workloads.pipes.end_model import EndModel
     from penstock.workloads.pipes.model.cache import JobCache
     from penstock.workloads.pipes.pipe import Pipe
-    from penstock.workloads.pipes.text.sampler import Sampler
+    from penstock.workloads.pipes.text.sampler import Chosen, Sampler
 
 
 class ComputeStep(IntEnum):
@@ -46,12 +47,30 @@ class ChunkState:
     total: int = 0
     """Tokens to compute before the first new one: a prompt, or all that is replayed."""
     sent: int = 0
+    """Begins above 0 when the first tokens are in every cache of the way already."""
     landed: int = 0
     """Tokens whose pass is over. Several chunks may be under way."""
 
     @property
     def has_more(self) -> bool:
         return self.sent < self.total
+
+    def land(self, position: int) -> None:
+        """All passes up to there are over."""
+        self.landed = max(self.landed, min(position, self.total))
+
+
+@dataclass(slots=True)
+class Flight:
+    """A pass that has left the origin and is not back."""
+
+    end: int
+    """The position after its last token."""
+    count: int
+    left: float
+    """When it left; the origin's own clock."""
+    away: float = 0.0
+    """Seconds that it was elsewhere before it came by and left again."""
 
 
 @dataclass
@@ -67,6 +86,13 @@ class OriginText:
     """How many may be generated."""
     sampler: Sampler | None = None
     chunking: ChunkState = field(default_factory=ChunkState)
+    chosen: Chosen | None = None
+    """The newest token, with its logprobs."""
+    passes: int = 0
+    """How many were begun: the sequence of the newest."""
+    under_way: dict[int, Flight] = field(default_factory=dict)
+    """By sequence: what was handed to other nodes, in this order."""
+    timing: JobTiming = field(default_factory=JobTiming)
     on_token: Callable[[Job, int, Any], bool] = lambda *_: True
     """Told of each new token with its logprobs (or None); False when nobody listens any more.
     Returning is quick: it is called by the thread that computes."""
@@ -78,6 +104,16 @@ class OriginText:
     @property
     def generated(self) -> int:
         return len(self.input_ids) - self.prompt_tokens
+
+    def land(self, sequence: int) -> Flight | None:
+        """This pass is over, and so are all before it: they go in order. None if it was not
+        under way."""
+        flight = self.under_way.get(sequence)
+        if flight is not None:
+            for earlier in [number for number in self.under_way if number <= sequence]:
+                del self.under_way[earlier]
+            self.chunking.land(flight.end)
+        return flight
 
 
 @dataclass
@@ -96,8 +132,9 @@ class Job:
     current_layer: int = 0
     sequence: int = 0
     """Of the pass that is under way here; the first has 1."""
-    seen: int = 0
-    """The highest sequence that was taken: what is not above it is passed over."""
+    seen: dict[int, int] = field(default_factory=dict)
+    """By the layer at which a pass comes in (a way may lead over a node twice), the highest
+    sequence that was taken: what is not above it is passed over."""
     start: int = 0
     """The position of the pass's first token."""
     count: int = 0
@@ -115,6 +152,24 @@ class Job:
     last_update: float = field(default_factory=time.monotonic)
     cancelled: str = ""
     """Why its pass is to be abandoned between two states."""
+
+    def begin_pass(self, chunk_size: int) -> None:
+        """Take the next chunk of the prompt, or else the newest token. On the origin only."""
+        text = self.text
+        assert text is not None
+        chunking = text.chunking
+        if chunking.has_more:
+            self.start = chunking.sent
+            self.count = min(chunk_size, chunking.total - chunking.sent)
+            chunking.sent += self.count
+            self.returns = 0 if chunking.sent < chunking.total else 1
+        else:
+            self.start = len(text.input_ids) - 1
+            self.count = self.returns = 1
+        text.passes += 1
+        self.sequence = text.passes
+        self.current_layer = 0
+        self.times = []
 
 
 class JobTime(Struct, frozen=True, array_like=True):

@@ -1,0 +1,100 @@
+"""A job's way over the nodes, as one of them sees it: what is local, and what is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.workloads.pipes.job import ComputeStep, Hop, Job
+
+if TYPE_CHECKING:
+    from penstock.workloads.pipes.llm_model import LlmModel
+    from penstock.workloads.pipes.network_job import NetworkJob
+
+
+class Outbox(Protocol):
+    """What leaves a node. Never blocks."""
+
+    def put(self, node_id: str, job: NetworkJob) -> None:
+        """To be handed to that node."""
+
+    def land(self, job: Job) -> None:
+        """A pass that returns nothing has been through its last layer: its origin is to know."""
+
+
+class Pipe:
+    """From the first layer to the last. `segments` is looked at anew each time: what is unloaded
+    is no longer local."""
+
+    def __init__(
+        self,
+        pipe_id: str,
+        model_id: str,
+        hops: Sequence[Hop],
+        num_layers: int,
+        node_id: str,
+        segments: Sequence[LlmModel],
+        outbox: Outbox,
+    ) -> None:
+        self.pipe_id, self.model_id, self.node_id = pipe_id, model_id, node_id
+        self.hops, self.num_layers = tuple(hops), num_layers
+        self.unavailable = _flaw(self.hops, num_layers)
+        """Why it can't be used; set as well when one of its nodes is lost."""
+        self._segments, self._outbox = segments, outbox
+        self._at = {layer: hop for hop in self.hops for layer in range(hop.start, hop.end)}
+        self.window = 1 + sum(hop.node_id != node_id for hop in self.hops)
+        """How many chunks of a prompt may be under way at once: one for each node elsewhere, and
+        one between them."""
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.unavailable
+
+    def hop_at(self, layer: int) -> Hop | None:
+        """Who has this layer."""
+        return self._at.get(layer)
+
+    def is_local(self, layer: int) -> bool:
+        hop = self._at.get(layer)
+        return hop is not None and hop.node_id == self.node_id
+
+    def local(self, layer: int) -> LlmModel | None:
+        """The segment of this node that computes this layer; None if it is virtual, that is on
+        another node, or not loaded here."""
+        if not self.is_local(layer):
+            return None
+        return next((one for one in self._segments if layer in one.layers), None)
+
+    def local_end(self, layer: int, model: LlmModel) -> int:
+        """How far a local segment goes from here without leaving this hop."""
+        return min(self._at[layer].end, model.layers.end)
+
+    def before(self, layer: int, origin: str) -> str:
+        """Which node hands over a job at this layer (the number of layers stands for the head)."""
+        return self._at[layer - 1].node_id if layer > 0 else origin
+
+    def destination(self, job: Job) -> str:
+        """Where a job goes next: to its origin for the head, else to who has the next layer."""
+        if job.compute_step is ComputeStep.HEAD:
+            return job.origin_node_id
+        return self._at[job.current_layer].node_id
+
+    def send_job(self, job: NetworkJob, node_id: str) -> None:
+        self._outbox.put(node_id, job)
+
+    def land_job(self, job: Job) -> None:
+        """Instead of hidden states that nobody needs."""
+        self._outbox.land(job)
+
+
+def _flaw(hops: Sequence[Hop], num_layers: int) -> str:
+    """What keeps these hops from being a way over all layers; "" if nothing does."""
+    at = 0
+    for hop in hops:
+        if hop.start != at or hop.end <= hop.start:
+            what = "overlap" if hop.start < at else "are missing"
+            return f"layers {min(at, hop.start)}-{max(at, hop.start) - 1} {what}"
+        at = hop.end
+    if at < num_layers:
+        return f"layers {at}-{num_layers - 1} are missing"
+    return f"the model has {num_layers} layers, not {at}" if at > num_layers else ""
