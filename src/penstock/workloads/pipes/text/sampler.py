@@ -7,16 +7,15 @@ Penalties, then the `top_k` likeliest, of them those that make up `top_p`, of th
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from penstock.core.llm import LlmCode, LlmFailure, Sampling
+from penstock.workloads.pipes.text.filters import Floats, candidates, penalised
 from penstock.workloads.pipes.text.noise import gumbel
 
 DEFAULTS = Sampling(
@@ -29,14 +28,8 @@ DEFAULTS = Sampling(
     frequency_penalty=0.0,
 )
 """Of llama.cpp, where neither the job nor the model says more."""
-LAST = 64
-"""Tokens of prompt and answer that penalties look at."""
-_FIRST_LOOK = 512
-"""Tokens that nearly always make up any `top_p`: sorting all of them takes long."""
 _LEAST = -9999.0
 """For JSON, which has no infinity."""
-
-Floats = npt.NDArray[Any]
 
 
 class Logprobs(Struct, frozen=True):
@@ -73,8 +66,7 @@ class Sampler:
         logprobs: int | None = None,
         constraint: Holding | None = None,
     ) -> None:
-        told = {name: value for name, value in asdict(sampling).items() if value is not None}
-        self._how = how = Sampling(**{**asdict(DEFAULTS), **told})
+        self._how = how = completed(sampling)
         self._is_greedy = how.temperature == 0 or how.top_k == 1
         self._penalises = (
             how.repeat_penalty != 1 or how.presence_penalty != 0 or how.frequency_penalty != 0
@@ -85,7 +77,7 @@ class Sampler:
         """The token that follows `ids` (prompt and answer so far); `logits` is a tensor of the
         vocabulary's size, in float32. Raises WRONG_COMPUTATION if they are no numbers."""
         raw: Floats = logits.numpy()
-        row = self._penalised(raw, ids) if self._penalises else raw
+        row = penalised(raw, ids, self._how) if self._penalises else raw
         if self._constraint is not None:
             row = self._constraint.allowed(row)
         token = int(row.argmax())
@@ -100,62 +92,22 @@ class Sampler:
             return Chosen(token)
         return Chosen(token, _logprobs(raw, token, self._alternatives))
 
-    def _penalised(self, raw: Floats, ids: Sequence[int]) -> Floats:
-        how = self._how
-        seen = Counter(ids[-LAST:])
-        tokens = np.fromiter(seen.keys(), np.int64, len(seen))
-        counts = np.fromiter(seen.values(), np.float32, len(seen))
-        row = raw.copy()
-        values = row[tokens]
-        repeat = np.float32(how.repeat_penalty)
-        values = np.where(values <= 0, values * repeat, values / repeat)
-        values -= counts * np.float32(how.frequency_penalty) + np.float32(how.presence_penalty)
-        row[tokens] = values
-        return row
-
     def _drawn(self, row: Floats, likeliest: float, position: int) -> int:
-        kept, values = self._kept(row, likeliest)
-        assert self._how.temperature is not None
+        how: Any = self._how
+        tokens, values = candidates(row, likeliest, how.top_k, how.top_p, how.min_p)
         # Noise of its own for each token, and the highest sum is taken (Gumbel's trick): a change
         # in the last bit of one token's logit leaves what the others were given as it was.
-        drawn = values / self._how.temperature + gumbel(self._seed, position, kept)
-        return int(kept[drawn.argmax()])
-
-    def _kept(self, row: Floats, likeliest: float) -> tuple[npt.NDArray[np.int64], Floats]:
-        """The tokens to draw from, and how far each is from the likeliest."""
-        how = self._how
-        assert how.top_k is not None
-        assert how.top_p is not None
-        assert how.min_p is not None
-        if 0 < how.top_k < len(row):
-            kept = np.argpartition(row, len(row) - how.top_k)[len(row) - how.top_k :]
-        else:
-            kept = np.arange(len(row))
-        values = row[kept].astype(np.float64) - likeliest
-        if how.top_p < 1:
-            total = float(np.exp(values).sum())
-        if how.min_p > 0:
-            # Before `top_p`, to sort less: both keep a beginning of the same order, so it is the
-            # shorter of the two in any case.
-            least = values >= math.log(how.min_p)
-            kept, values = kept[least], values[least]
-        if how.top_p < 1:
-            first = _making_up(values, how.top_p * total)
-            kept, values = kept[first], values[first]
-        return kept, values
+        drawn = values / how.temperature + gumbel(self._seed, position, tokens)
+        return int(tokens[drawn.argmax()])
 
 
-def _making_up(values: Floats, mass: float) -> npt.NDArray[np.int64]:
-    """The fewest of the highest whose weights add up to `mass`; all if they don't."""
-    count = len(values)
-    if count > _FIRST_LOOK:
-        look = np.argpartition(values, count - _FIRST_LOOK)[count - _FIRST_LOOK :]
-        first = _making_up(values[look], mass)
-        if len(first) < _FIRST_LOOK:
-            return np.asarray(look[first])
-    order = np.argsort(-values)
-    enough = int(np.searchsorted(np.cumsum(np.exp(values[order])), mass)) + 1
-    return np.asarray(order[:enough])
+def completed(sampling: Sampling, *before: dict[str, Any]) -> Sampling:
+    """With nothing left open: what is None is as in the last of `before` that says it, else as in
+    llama.cpp."""
+    known = asdict(DEFAULTS)
+    for told in (*before, asdict(sampling)):
+        known |= {name: value for name, value in told.items() if value is not None}
+    return Sampling(**known)
 
 
 def _logprobs(raw: Floats, token: int, count: int) -> Logprobs:
@@ -167,6 +119,6 @@ def _logprobs(raw: Floats, token: int, count: int) -> Logprobs:
 
     if not count:
         return Logprobs(told(token))
-    highest_ones = np.argpartition(raw, max(len(raw) - count, 0))[-count:].tolist()
-    highest_ones.sort(key=lambda which: (-float(raw[which]), which))
-    return Logprobs(told(token), tuple((which, told(which)) for which in highest_ones))
+    top = np.argpartition(raw, max(len(raw) - count, 0))[-count:].tolist()
+    top.sort(key=lambda which: (-float(raw[which]), which))
+    return Logprobs(told(token), tuple((which, told(which)) for which in top))

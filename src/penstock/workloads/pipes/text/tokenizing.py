@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
 
 from penstock.core.llm import (
     Chat,
@@ -17,8 +16,9 @@ from penstock.core.llm import (
     Message,
     Sampling,
 )
+from penstock.workloads.pipes.text.constraint import Constraints
 from penstock.workloads.pipes.text.noise import seed_of
-from penstock.workloads.pipes.text.sampler import DEFAULTS, Sampler
+from penstock.workloads.pipes.text.sampler import Sampler, completed
 from penstock.workloads.pipes.text.vocabulary import Vocabulary
 from penstock.workloads.pipes.text.writer import Writer
 
@@ -45,6 +45,7 @@ class Text:
         self.vocab_size = int(config.get("vocab_size") or len(tokenizer))
         self.ends = self._ends(config)
         """Tokens that end an answer."""
+        self._constraints = Constraints(tokenizer, self.ends, self.vocab_size)
 
     # -- prompts ---------------------------------------------------------------------
 
@@ -96,19 +97,13 @@ class Text:
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """With all that was left open: as the model recommends it, else as llama.cpp does it."""
-        own = {name: self._generation.get(name) for name in _MODELS_OWN}
-        known = asdict(DEFAULTS)
-        for told in (own, asdict(sampling)):
-            known |= {name: value for name, value in told.items() if value is not None}
-        return Sampling(**known)
+        return completed(sampling, {name: self._generation.get(name) for name in _MODELS_OWN})
 
     def sampler(self, ask: Generation, choice: int = 0) -> Sampler:
-        """Raises INVALID_SCHEMA or NOT_SUPPORTED."""
-        if ask.schema is not None or ask.grammar is not None or ask.json_object:
-            raise LlmFailure(
-                LlmCode.NOT_SUPPORTED, "an answer can't be held to a schema or a grammar here"
-            )
-        return Sampler(self.sampling(ask.sampling), seed_of(ask, choice), ask.logprobs)
+        """Raises INVALID_SCHEMA or NOT_SUPPORTED. Takes long for an answer that is held to a
+        schema or a grammar (`is_held`): up to seconds for the largest."""
+        sampling, seed = self.sampling(ask.sampling), seed_of(ask, choice)
+        return Sampler(sampling, seed, ask.logprobs, self._constraints.of(ask))
 
     def writer(self, ask: Generation, max_tokens: int, choice: int = 0) -> Writer:
         return Writer(self.vocabulary, self.ends, max_tokens, ask.stop, choice)
@@ -177,7 +172,18 @@ def _plain(message: Message) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(message)
     # `developer` is a newer word, which templates don't know.
     role = "system" if message.role == "developer" else message.role
-    return plain | {"role": role, "content": _content(message)}
+    plain |= {"role": role, "content": _content(message)}
+    for call in plain.get("tool_calls", ()):
+        call["function"]["arguments"] = _value(call["function"].get("arguments", ""))
+    return plain
+
+
+def _value(arguments: str) -> Any:
+    """Templates take the arguments of a call as a value, not as the JSON that OpenAI has there."""
+    try:
+        return msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return arguments
 
 
 def _content(message: Message) -> str:
