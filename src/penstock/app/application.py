@@ -22,6 +22,7 @@ from penstock.app.container_worker import executor_config
 from penstock.app.engine import Engine
 from penstock.app.models import model_config
 from penstock.app.pipelines import Pipeline, load_pipeline
+from penstock.app.pipes import pipe_config
 from penstock.app.portal import LoopThread, Portal
 from penstock.config import Settings, load
 from penstock.core.errors import Misconfigured
@@ -281,6 +282,7 @@ def make_executors(app: App | None, settings: Settings) -> list[Executor]:
         "threads": settings.concurrency,
         "containers": executor_config(settings),
         "models": model_config(settings),
+        "pipes": pipe_config(settings),
     }
     return [entry.load()(app, options) for entry in entry_points(group="penstock.executors")]
 

@@ -41,7 +41,7 @@ from penstock.core.job import Job
 from penstock.core.transition import Answer
 from penstock.ports.batches import Shelf
 from penstock.ports.clock import Clock, SystemClock
-from penstock.ports.executor import Executor, World
+from penstock.ports.executor import Executor, World, is_needed
 from penstock.ports.pipelines import PipelineStore
 from penstock.ports.store import Durability, Store
 from penstock.worker.worker import Worker, WorkerOptions
@@ -77,7 +77,7 @@ class Engine:
         any_port: bool = False,
     ) -> None:
         self.settings = settings
-        self._executors = [executor for executor in executors if executor.topics]
+        self._executors = list(filter(is_needed, executors))
         self._clock: Clock = clock or SystemClock()
         self._listen = listen
         self._any_port = any_port

@@ -22,7 +22,7 @@ from penstock.config import Settings
 from penstock.core.errors import Misconfigured
 from penstock.ports.bus import HANDSHAKE, AnyMessage, Farewell
 from penstock.ports.clock import SystemClock
-from penstock.ports.executor import World
+from penstock.ports.executor import World, is_needed
 from penstock.worker.worker import Worker, WorkerOptions
 
 
@@ -58,7 +58,7 @@ class Site:
 
     async def run(self) -> None:
         options, settings = self.options, self._settings
-        executors = [e for e in make_executors(self._app, settings) if e.topics]
+        executors = list(filter(is_needed, make_executors(self._app, settings)))
         if not executors:
             raise Misconfigured("the application has no jobs, so a worker has nothing to serve")
         link = Link(self._address, token=self._token, will=self._last_word)

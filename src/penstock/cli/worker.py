@@ -89,7 +89,8 @@ def worker(
         containers=containers,
         models=model or None,
     )
-    if not (app or settings.pipelines or settings.containers or settings.models):
+    services = (settings.pipelines, settings.containers, settings.models, settings.pipe_model)
+    if not (app or any(services)):
         raise click.UsageError("say what to serve, with --app, --pipeline, --containers or --model")
     application = load_app(app) if app else App()
     address, token = engine_address(place.connect, place.data, place.secret)

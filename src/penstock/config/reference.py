@@ -58,6 +58,7 @@ PLACES = """\
 | `containers/` | folders of container jobs, and the images of the engine `oci` |
 | `blobs/` | payloads too large for their pointer, named by their content |
 | `files/` | files that a job may point to with `file:` |
+| `pipe.key` | the key of a network of nodes (`pipe_key`), if one was made here; mode 0600 |
 | `token` | the owner's key: for TCP, and to do everything over HTTP; mode 0600 |
 
 A Unix socket's path can't be longer than about a hundred bytes. If that of

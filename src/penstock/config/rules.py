@@ -29,6 +29,7 @@ from penstock.config.settings import MAX_SOCKET_PATH, Pool, Settings, fits_socke
 from penstock.core.check import check_name, check_pairs
 from penstock.core.errors import InvalidRequest
 from penstock.core.source import Source, parse_source
+from penstock.workloads.pipes.ranges import parse_layers
 
 _GLOB = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,200}", re.ASCII)
 
@@ -125,6 +126,26 @@ def parse_host_port(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _check_pipe_listen(text: str) -> None:
+    parse_host_port(text)
+
+
+def _check_pipe_join(addresses: tuple[str, ...]) -> None:
+    for address in addresses:
+        _, port = parse_host_port(address)
+        if port == 0:
+            raise ValueError(f"{address!r} names no port to connect to")
+
+
+def _check_pipe_advertise(text: str) -> None:
+    if text:
+        _check_pipe_join((text,))
+
+
+def _check_pipe_layers(text: str) -> None:
+    parse_layers(text)
+
+
 RULES: Mapping[str, Callable[[Any], None]] = {
     "container_config": _check_file,
     "containers": _check_containers,
@@ -134,6 +155,10 @@ RULES: Mapping[str, Callable[[Any], None]] = {
     "http_certificate": _check_file,
     "http_private_key": _check_file,
     "listen": _check_listen,
+    "pipe_advertise": _check_pipe_advertise,
+    "pipe_join": _check_pipe_join,
+    "pipe_layers": _check_pipe_layers,
+    "pipe_listen": _check_pipe_listen,
     "pools": _check_pools,
     "sources": _check_sources,
 }
@@ -148,10 +173,30 @@ def check_together(settings: Settings) -> tuple[str, str] | None:
             return limit, f"is less than inline_limit ({settings.inline_limit})"
     if (settings.http_certificate is None) != (settings.http_private_key is None):
         return "http_certificate", "goes with http_private_key: set both, or none"
+    if (found := _check_pipe(settings)) is not None:
+        return found
     for source in settings.sources:
         if _holds(parse_source(source), settings.data_dir):
             return "sources", f"{source!r} would let jobs read the engine's token and database"
     return None
+
+
+def _check_pipe(settings: Settings) -> tuple[str, str] | None:
+    if settings.pipe_source is not None and not settings.pipe_model:
+        return "pipe_source", "needs pipe_model, the name of the model"
+    if settings.pipe_end_model and not settings.pipe_model:
+        return "pipe_end_model", "needs pipe_model, the model whose text is handled here"
+    if settings.pipe_model and not settings.pipe_end_model and not _has_layers(settings):
+        return "pipe_layers", "a node without layers and without pipe_end_model is of no use"
+    if settings.pipe_memory and settings.pipe_cache > settings.pipe_memory:
+        return "pipe_cache", f"is more than pipe_memory ({settings.pipe_memory})"
+    if settings.pipe_silence <= settings.pipe_ping:
+        return "pipe_silence", f"is not more than pipe_ping ({settings.pipe_ping:g})"
+    return None
+
+
+def _has_layers(settings: Settings) -> bool:
+    return parse_layers(settings.pipe_layers) != ()
 
 
 def _holds(source: Source, data_dir: Path) -> bool:

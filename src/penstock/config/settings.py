@@ -32,6 +32,15 @@ class UnknownTopics(StrEnum):
     HOLD = "hold"
 
 
+class PipeDtype(StrEnum):
+    """What a split model is computed in."""
+
+    AUTO = "auto"
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+
+
 class Pool(Struct, frozen=True, forbid_unknown_fields=True):
     """A set of workers that serve the same topics."""
 
@@ -141,6 +150,73 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Threads that compute for one model; 0 means one for each core."""
     model_memory: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     """Bytes that all loaded models may take together; 0 means three quarters of the machine's."""
+    pipe_model: str = ""
+    """The language model that is split over nodes, one of which is here (`job.chat.<model>`): a
+    name on the shelf of `penstock models` or a part of it, a GGUF file, or a folder; empty means
+    that there is no node here. The network knows it by the name that is given, or by that of the
+    file or folder."""
+    pipe_source: Path | None = None
+    """The GGUF file or folder with the model's weights, if pipe_model is to be its name and
+    nothing else."""
+    pipe_layers: str = "auto"
+    """The layers that the node holds, as `0-14` or `0-4,20-29`; `auto` lets the network decide,
+    `none` holds none."""
+    pipe_end_model: bool = False
+    """Whether text is handled here: the model can then be asked here, and its tokenizer, embedding
+    and head are on this node."""
+    pipe_local_layers: Annotated[int, Meta(ge=0, le=100_000)] = 1
+    """Of an end model: how many of the first layers are computed beside it, so that what leaves
+    is never an embedding as such."""
+    pipe_listen: str = "127.0.0.1:0"
+    """Where the node listens for others, as `0.0.0.0:7471`; with port 0 it is any free one."""
+    pipe_advertise: str = ""
+    """The HOST:PORT at which other nodes reach it, if that is not where it listens."""
+    pipe_join: tuple[str, ...] = ()
+    """Addresses of nodes that are there already, as `10.0.0.5:7471`; one that answers is enough.
+    Workers of the same engine find each other without."""
+    pipe_key: str = ""
+    """The network's key (`penstock pipe key`), or `@` and the file that it is in; without one it
+    is read from `<data_dir>/pipe.key`, and made there at first."""
+    pipe_node_id: str = ""
+    """The node's name, unique in its network; made up from the host's name if empty."""
+    pipe_dtype: PipeDtype = PipeDtype.AUTO
+    """What is computed in; `auto` takes what is fastest here of float32 and bfloat16. `int8` are
+    weights of eight bits, a quarter of the memory."""
+    pipe_threads: Annotated[int, Meta(ge=0, le=1024)] = 0
+    """Threads that compute; 0 is chosen by measurement."""
+    pipe_memory: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    """Bytes that the node's weights and caches may take; 0 means three quarters of the
+    machine's."""
+    pipe_cache: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    """Bytes of it for caches; 0 means a quarter of what is left beside the weights, at most
+    4 GiB."""
+    pipe_context: Annotated[int, Meta(ge=16, le=16_777_216)] = 4096
+    """Tokens that one answer may have with its prompt; less if the model was made for less."""
+    pipe_max_jobs: Annotated[int, Meta(ge=1, le=100_000)] = 64
+    """Jobs that the node has open at once; more wait, with that reason."""
+    pipe_max_waiting: Annotated[int, Meta(ge=0, le=1_000_000)] = 256
+    """Jobs that may wait for room on the node; more are refused."""
+    pipe_chunk: Annotated[int, Meta(ge=1, le=1_000_000)] = 256
+    """Tokens of a prompt that go through the nodes at once."""
+    pipe_pass: Annotated[int, Meta(ge=1, le=1_000_000)] = 512
+    """Tokens of all jobs that are computed in one pass."""
+    pipe_keep: Annotated[float, Meta(ge=0, le=30 * DAY)] = 300.0
+    """Seconds for which the cache of a finished job is kept for a next turn, unless its room is
+    needed; 0 keeps none."""
+    pipe_spot_check: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """How likely a job is to be preceded by a check of one node's computation."""
+    pipe_print_times: bool = False
+    """Whether the timing statistics of every job are logged."""
+    pipe_ping: Annotated[float, Meta(ge=0.01, le=3600)] = 1.0
+    """Seconds between two signs of life of a node."""
+    pipe_silence: Annotated[float, Meta(ge=0.05, le=3600)] = 5.0
+    """Seconds without one after which a node is taken for lost."""
+    pipe_step_timeout: Annotated[float, Meta(ge=0.1, le=3600)] = 30.0
+    """Seconds that one step of a job may take on its way round the nodes."""
+    pipe_open_timeout: Annotated[float, Meta(ge=0.1, le=DAY)] = 60.0
+    """Seconds that a job may wait for room on the nodes, and for all layers to be held."""
+    pipe_drain: GraceSeconds = 30.0
+    """Seconds that a node which leaves gives the jobs it has."""
     max_log_lines: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000
     """How many lines of output are kept of each job."""
 
@@ -157,6 +233,11 @@ class Settings(Struct, frozen=True, kw_only=True):
     def model_folder(self) -> Path:
         """Where models are kept."""
         return self.models_dir or default_data_dir() / "models"
+
+    @property
+    def pipe_key_file(self) -> Path:
+        """The key of a network of nodes, if no setting has it; mode 0600."""
+        return self.data_dir / "pipe.key"
 
     @property
     def containers_dir(self) -> Path:

@@ -128,9 +128,10 @@ class Context(Protocol):
 
 
 class Executor(Protocol):
-    """It may have three things more: `async open(world)`, called once before it is given work;
-    `labels`, what its worker is known by besides its own labels, read after that; and `facts()`,
-    what the engine shows of it, asked for at most once a second."""
+    """It may have more: `async open(world)`, called once before it is given work; `labels`, what
+    its worker is known by besides its own labels, read after that; `facts()`, what the engine
+    shows of it, asked for at most once a second; and `standing`, true if it has something to do
+    besides jobs."""
 
     topics: tuple[str, ...]
     """The topics (globs) that this executor can run."""
@@ -151,6 +152,11 @@ class Executor(Protocol):
         """
 
     async def close(self) -> None: ...
+
+
+def is_needed(executor: Executor) -> bool:
+    """Whether a worker has a use for it: one that serves nothing need not be opened."""
+    return bool(executor.topics) or getattr(executor, "standing", False)
 
 
 class ExecutorFactory(Protocol):

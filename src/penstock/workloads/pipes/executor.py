@@ -1,30 +1,236 @@
-"""Runs split models as canonical jobs: `job.chat.<model>`."""
+"""Runs split models as canonical jobs (`job.chat.<model>`): what happens inside RUNNING.
+
+The node lives as long as the worker. It takes the place of whatever has failed by itself, so a job
+that it gives up is given up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
 
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.errors import InvalidRequest, Misconfigured, PenstockError, Unavailable
 from penstock.core.job import Offer
+from penstock.core.llm import (
+    PIPE_TOPICS,
+    Embedding,
+    LlmCode,
+    LlmFailure,
+    LlmRequest,
+    Piece,
+    read_request,
+)
+from penstock.core.pipes import FACT, LABEL
+from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Context, Outcome, Task
+from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
+from penstock.ports.runner import Loading, Runner, Watch, answer, choices_of
+from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.finding import addresses
+from penstock.workloads.pipes.net.records import NodeRecord
+from penstock.workloads.pipes.views import view_of
+
+log = logging.getLogger(__name__)
+
+_encode = msgspec.json.Encoder().encode
+_OFFER = Offer(idempotent=True)
+"""An answer changes nothing outside: a job whose worker was lost is simply computed again."""
+_LOOK = 5.0
+"""Seconds between two looks for nodes among the engine's workers: of two that came at the same
+time neither saw the other."""
+_MACHINE = frozenset({LlmCode.ENGINE_MISSING, LlmCode.OUT_OF_MEMORY, LlmCode.ENGINE_CRASHED})
+"""Failures to start for which no setting is to blame."""
+
+
+class Host(Protocol):
+    """A node, as far as an executor has to do with it."""
+
+    @property
+    def node_id(self) -> str: ...
+
+    @property
+    def address(self) -> str:
+        """Where other nodes reach it, once it was started."""
+
+    @property
+    def runner(self) -> Runner:
+        """Answers with its model; only where it has the end model."""
+
+    async def start(self, told: Loading) -> None:
+        """Until its own part is loaded. Raises LlmFailure, Misconfigured."""
+
+    def records(self) -> Iterable[NodeRecord]:
+        """All nodes that it knows of, and itself."""
+
+    def join(self, addresses: Iterable[str]) -> None:
+        """See whether there are nodes."""
+
+    async def stop(self) -> None:
+        """It drains first."""
 
 
 class PipesExecutor:
+    """Executes jobs of the model whose end model is here. A node that only holds layers serves no
+    topic, and is there for the others."""
+
     resumable = False
 
-    def __init__(self) -> None:
-        self.topics: tuple[str, ...] = ()
-        self.offers: Mapping[str, Offer] = {}
+    def __init__(
+        self, config: LpConfig | None, make_host: Callable[[LpConfig], Host] | None = None
+    ) -> None:
+        self._config = config
+        self._make_host = make_host or _node
+        served = (config.model,) if config is not None and config.end_model else ()
+        self.topics = tuple(PIPE_TOPICS + model for model in served)
+        self.offers: Mapping[str, Offer] = dict.fromkeys(self.topics, _OFFER)
+        self.standing = config is not None
+        """Whether it has something to do besides jobs."""
+        self._host: Host | None = None
+        self._worker_id = ""
+        self._looking: asyncio.Task[None] | None = None
 
-    def check(self, topic: str, payload: bytes) -> None: ...
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return {LABEL: self._host.address} if self._host is not None else {}
+
+    def facts(self) -> Mapping[str, Any]:
+        if self._host is None:
+            return {}
+        host, workers = self._host, {self._host.node_id: self._worker_id}
+        return {FACT: msgspec.to_builtins(view_of(host.records(), workers))}
+
+    # -- the node -----------------------------------------------------------------
+
+    async def open(self, world: World) -> None:
+        """Start the node, joined to those that are workers of the same engine."""
+        if self._config is None or self._host is not None:
+            return
+        self._worker_id = world.worker_id
+        join = (*self._config.join, *await addresses(world.desk, world.worker_id))
+        host = self._make_host(replace(self._config, join=tuple(dict.fromkeys(join))))
+        try:
+            await host.start(_Loading(self._config.model).tell)
+        except LlmFailure as failure:
+            await host.stop()
+            raise _explained(failure) from failure
+        except BaseException:
+            await host.stop()
+            raise
+        self._host = host
+        self._looking = asyncio.ensure_future(self._look(world, host))
+
+    async def _look(self, world: World, host: Host) -> None:
+        while True:
+            await world.clock.sleep(_LOOK)
+            with suppress(PenstockError):  # while the engine is away, nodes go on without it
+                host.join(await addresses(world.desk, world.worker_id))
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        host, self._host = self._host, None
+        if host is not None:
+            await host.stop()
+
+    # -- jobs ---------------------------------------------------------------------
+
+    def check(self, topic: str, payload: bytes) -> None:
+        read_request(payload)
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
-        return Outcome(JobState.FAILED, error_code="UNKNOWN_TOPIC")
-
-    async def close(self) -> None: ...
+        model = task.request.topic.removeprefix(PIPE_TOPICS)
+        if self._host is None or task.request.topic not in self.topics:
+            return _failure("UNKNOWN_TOPIC", f"no split model {model!r} is served here")
+        if (unmet := _unmet(task.constraints)) is not None:
+            return unmet
+        try:
+            ask = read_request(task.payload)
+        except InvalidRequest as wrong:
+            return _failure("BAD_INPUT", str(wrong))
+        try:
+            return await _answered(self._host.runner, model, ask, ctx)
+        except LlmFailure as failure:
+            return _failure(failure.code, failure.message)
+        except asyncio.CancelledError:
+            if ctx.ended_as is JobState.FAILED and ctx.request.idempotent:
+                raise Interrupted(ctx.cancel.reason) from None
+            raise
 
 
 def make(app: Any, options: Mapping[str, Any]) -> PipesExecutor:
     """The executor of split models (entry point `penstock.executors`)."""
-    return PipesExecutor()
+    return PipesExecutor(options.get("pipes"))
+
+
+def _node(config: LpConfig) -> Host:
+    """Only here is what computes imported."""
+    from penstock.workloads.pipes.hosting import NodeHost
+
+    return NodeHost(config)
+
+
+async def _answered(runner: Runner, model: str, ask: LlmRequest, ctx: Context) -> Outcome:
+    if isinstance(ask, Embedding):
+        return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
+
+    def tell(piece: Piece) -> None:
+        ctx.stream(_encode(piece).decode())
+
+    watch: Watch = ctx if choices_of(ask) == 1 else _Several(ctx)
+    result = await answer(runner, model, ask, tell if ask.stream else None, watch)
+    return Outcome(JobState.SUCCEEDED, _encode(result))
+
+
+class _Several:
+    """Hears of many answers at once: how far one of them is says nothing of the job."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        self._ctx.progress(None, message)
+
+    def log(self, text: str, level: str = "info") -> None:
+        self._ctx.log(text, level)
+
+
+class _Loading:
+    """Logs how far a model is loaded, in few lines."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._said = ""
+
+    def tell(self, fraction: float, doing: str) -> None:
+        said = f"{doing} ({int(fraction * 4) * 25}%)"
+        if said != self._said:
+            self._said = said
+            log.info("%s: %s", self._model, said)
+
+
+def _explained(failure: LlmFailure) -> PenstockError:
+    if failure.code in _MACHINE:
+        return Unavailable(failure.message)
+    return Misconfigured(failure.message)
+
+
+def _unmet(constraints: Constraints | None) -> Outcome | None:
+    """A model reads no network and writes no file; its memory is shared by all jobs."""
+    if constraints is None or constraints.max_memory is None:
+        return None
+    return _failure(
+        "CONSTRAINT_NOT_ENFORCED",
+        "the safety rules limit max_memory, and a model's memory is shared by all of its jobs:"
+        " set pipe_memory instead",
+    )
+
+
+def _failure(code: str, message: str) -> Outcome:
+    return Outcome(JobState.FAILED, error_code=str(code), error_message=message)

@@ -1,0 +1,39 @@
+"""The node of an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.ports.runner import Loading
+from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.net.records import NodeRecord
+from penstock.workloads.pipes.node import Node
+from penstock.workloads.pipes.runner import PipeRunner
+
+
+class NodeHost:
+    """See `penstock.workloads.pipes.executor.Host`."""
+
+    def __init__(self, config: LpConfig) -> None:
+        self._node = Node(config)
+        self.runner = PipeRunner(self._node)
+
+    @property
+    def node_id(self) -> str:
+        return self._node.node_id
+
+    @property
+    def address(self) -> str:
+        return self._node.address
+
+    async def start(self, told: Loading) -> None:
+        await self._node.start(told)
+
+    def records(self) -> Iterable[NodeRecord]:
+        return self._node.mesh.table.live()
+
+    def join(self, addresses: Iterable[str]) -> None:
+        self._node.mesh.join(addresses)
+
+    async def stop(self) -> None:
+        await self._node.stop()

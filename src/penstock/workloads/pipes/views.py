@@ -1,0 +1,133 @@
+"""A network of nodes as it is shown: in `penstock pipe status`, and by the engine. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from penstock.core.pipes import HopView, NodeView, PipesView, PipeView, SegmentView
+from penstock.workloads.pipes.config import LayerRange
+from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, written
+from penstock.workloads.pipes.net.table import Table
+from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
+
+
+def view_of(records: Iterable[NodeRecord], workers: dict[str, str] | None = None) -> PipesView:
+    """`workers` are the engine's workers that are nodes, by the node's id."""
+    table = Table(records)
+    return PipesView(
+        pipes=tuple(_pipe(model, table.of(model)) for model in table.models()),
+        nodes=tuple(_node(record, (workers or {}).get(record.node_id, "")) for record in table),
+    )
+
+
+def _pipe(model: str, records: Sequence[NodeRecord]) -> PipeView:
+    """As the origin sees it that sees it best."""
+    num_layers = max(_num_layers(record, model) for record in records)
+    origins = [record for record in records if model in record.end_models]
+    ways = [_way(model, num_layers, records, origin) for origin in origins]
+    whole = [way for way in ways if isinstance(way, Way)]
+    base = PipeView(
+        model=model,
+        num_layers=num_layers,
+        complete=bool(whole),
+        origins=tuple(origin.node_id for origin in origins),
+    )
+    if whole:
+        return _completed(base, min(whole, key=lambda way: way.cost))
+    # Without an origin it is seen as by one that holds nothing itself.
+    gaps = [way for way in ways if isinstance(way, Gap)] or [_coverage(model, num_layers, records)]
+    return _lacking(base, min(gaps, key=lambda gap: sum(map(len, gap.missing))))
+
+
+def _completed(pipe: PipeView, way: Way) -> PipeView:
+    return PipeView(
+        model=pipe.model,
+        num_layers=pipe.num_layers,
+        complete=True,
+        origins=pipe.origins,
+        disagree=way.disagree,
+        hops=tuple(
+            HopView(node_id=hop.node_id, layers=str(LayerRange(hop.start, hop.end)))
+            for hop in way.hops
+        ),
+        token_ms=round(way.cost, 3),
+    )
+
+
+def _lacking(pipe: PipeView, gap: Gap) -> PipeView:
+    reason = gap.reason
+    if not pipe.origins:
+        nobody = f"no node handles the text of {pipe.model} (--end-model)"
+        reason = f"{nobody}; {reason}" if gap.missing else nobody
+    return PipeView(
+        model=pipe.model,
+        num_layers=pipe.num_layers,
+        complete=False,
+        missing=written(gap.missing),
+        reason=reason,
+        disagree=gap.disagree,
+        origins=pipe.origins,
+    )
+
+
+def _way(
+    model: str, num_layers: int, records: Sequence[NodeRecord], origin: NodeRecord
+) -> Way | Gap:
+    return find_way(model, num_layers, records, origin.node_id, origin.local_layers, loads(records))
+
+
+def _coverage(model: str, num_layers: int, records: Sequence[NodeRecord]) -> Gap:
+    way = find_way(model, num_layers, records, "", 0, loads(records))
+    return way if isinstance(way, Gap) else Gap((), way.disagree, "")
+
+
+def _num_layers(record: NodeRecord, model: str) -> int:
+    told = [segment.num_layers for segment in record.of(model)]
+    return max([*told, record.num_layers if record.model == model else 0])
+
+
+def _node(record: NodeRecord, worker_id: str) -> NodeView:
+    return NodeView(
+        node_id=record.node_id,
+        address=record.address,
+        state=_state(record),
+        model=record.model,
+        end_models=record.end_models,
+        segments=tuple(map(_segment, record.segments)),
+        threads=record.threads,
+        memory=record.memory,
+        weights=record.weights,
+        cache_total=record.cache_total,
+        cache_used=record.cache_used,
+        cache_kept=record.cache_kept,
+        jobs=record.jobs,
+        waiting=record.waiting,
+        tokens_per_s=round(record.tokens_per_s, 2),
+        busy=round(record.busy, 3),
+        refused=dict(record.refused),
+        links={node: round(ms, 3) for node, ms in record.links.items()},
+        worker_id=worker_id,
+        boot=record.boot,
+        version=record.version,
+    )
+
+
+def _state(record: NodeRecord) -> str:
+    if record.draining:
+        return "draining"
+    if any(not segment.ready for segment in record.segments):
+        return "loading"
+    return "ready" if record.segments or record.end_models else "idle"
+
+
+def _segment(segment: SegmentRecord) -> SegmentView:
+    return SegmentView(
+        model=segment.model,
+        layers=str(segment.layers),
+        start=segment.layers.start,
+        end=segment.layers.end,
+        state=segment.state.value,
+        loaded=segment.loaded,
+        dtype=segment.dtype,
+        layer_ms=round(segment.layer_ms, 4),
+    )
