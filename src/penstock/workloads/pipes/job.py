@@ -67,6 +67,7 @@ class Flight:
     end: int
     """The position after its last token."""
     count: int
+    returns: int
     left: float
     """When it left; the origin's own clock."""
     away: float = 0.0

@@ -237,7 +237,9 @@ class JobProcessor:
         job, now = self._job, time.perf_counter()
         flight = text.under_way.get(job.sequence)
         if flight is None:
-            text.under_way[job.sequence] = Flight(job.start + job.count, job.count, now)
+            text.under_way[job.sequence] = Flight(
+                job.start + job.count, job.count, job.returns, now
+            )
         else:
             flight.left = now
 

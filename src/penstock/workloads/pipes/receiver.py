@@ -17,7 +17,7 @@ from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.end_model import EndModel
-from penstock.workloads.pipes.job import ComputeStep, Job, JobContext
+from penstock.workloads.pipes.job import ComputeStep, Flight, Job, JobContext
 from penstock.workloads.pipes.jobs import JobTable
 from penstock.workloads.pipes.network_job import NetworkJob, finite, unpack_steps
 from penstock.workloads.pipes.processor import JobProcessor
@@ -60,7 +60,7 @@ class JobReceiver:
         for packet in packets:
             context = self.context(packet.job_id)
             if context.job is None:
-                self._refuse("unknown job", sender)
+                self._refused["unknown job"] += 1  # as a rule one that has just ended
                 failure = LlmFailure(LlmCode.JOB_MISSING, "the job is not known here")
                 self._compute.tell_failure(
                     packet.job_id, packet.origin_node_id, packet.sequence, failure
@@ -117,13 +117,14 @@ class JobReceiver:
         if packet.sequence <= job.seen.get(layer, 0):
             self._refused["repeated"] += 1
             return None
-        if job.text is not None:
-            flight = job.text.under_way.get(packet.sequence)
-            if flight is None:
-                self._refused["not under way"] += 1
-                return None
-            flight.away += arrived - flight.left
+        flight = job.text.under_way.get(packet.sequence) if job.text is not None else None
+        if job.text is not None and flight is None:
+            self._refused["not under way"] += 1
+            return None
         job.seen[layer] = packet.sequence
+        if flight is not None:
+            flight.away += arrived - flight.left
+            _check_flight(flight, packet)
         _check(job, packet, layer, is_head)
         job.sequence, job.start, job.count = packet.sequence, packet.start, packet.count
         job.returns, job.data = packet.returns, packet.data
@@ -136,6 +137,18 @@ class JobReceiver:
     def _refuse(self, why: str, sender: str, words: str = "") -> None:
         self._refused[why] += 1
         log.warning("refused a step from %s: %s", sender, words or why)
+
+
+def _check_flight(flight: Flight, packet: NetworkJob) -> None:
+    """Raises LlmFailure if what came back to the origin is not what it sent."""
+    sent = (flight.end - flight.count, flight.count, flight.returns)
+    came = (packet.start, packet.count, packet.returns)
+    if sent != came:
+        raise LlmFailure(
+            LlmCode.WRONG_COMPUTATION,
+            f"positions {came[0]} to {came[0] + came[1]} came back, and"
+            f" {sent[0]} to {sent[0] + sent[1]} were sent",
+        )
 
 
 def _check(job: Job, packet: NetworkJob, layer: int, is_head: bool) -> None:
