@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from msgspec.structs import replace
@@ -48,6 +48,7 @@ class Mesh:
         """Where others reach it; known once it has started."""
         self.table = Table()
         """Nodes that are there, this one among them."""
+        self.stopped = False
         self.counters = Counters() if counters is None else counters
         self._identity, self._seeds = identity, tuple(join)
         self._listen, self._advertise = listen, advertise
@@ -78,12 +79,25 @@ class Mesh:
         self.address = self._advertise or await own_address(self._listener.address, self._seeds)
         self.publish(self._publisher.record)
         for seed in self._seeds:
-            if seed not in (self.address, self._listener.address):
-                self._membership.caller.seed(seed)
+            self.join(seed)
         self._retelling = asyncio.create_task(self._retell())
+
+    def join(self, address: str) -> None:
+        """Somebody may be there: it is dialed until it answers, as those named at the start."""
+        assert self._listener is not None
+        if address not in (self.address, self._listener.address):
+            self._membership.caller.seed(address)
+
+    def join(self, addresses: Iterable[str]) -> None:
+        """Dial these too, until they answer, and again when who answered is lost."""
+        own = {self.address, self._listener.address if self._listener else ""}
+        for address in addresses:
+            if address not in own:
+                self._membership.caller.seed(address)
 
     async def stop(self, reason: str = "it stops") -> None:
         """Leave politely. Nobody is called back any more."""
+        self.stopped = True
         self._events.stop()
         self._publisher.stop()
         if self._retelling is not None:

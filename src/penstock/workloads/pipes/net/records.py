@@ -76,6 +76,8 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
     """What it was told to hold, from the moment it was told."""
     generation: int = 0
     """Of that word."""
+    unfit: str = ""
+    """Why it could not hold what it was told to; it is not planned with then."""
     segments: tuple[SegmentRecord, ...] = ()
 
     threads: int = 0

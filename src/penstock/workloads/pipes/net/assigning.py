@@ -1,0 +1,128 @@
+"""Which layers the auto nodes hold: decided by one of the origins, followed by the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from penstock.workloads.pipes.config import LayerRange
+from penstock.workloads.pipes.net.coordinating import coordinator, planned, refusal, steps
+from penstock.workloads.pipes.net.mesh import Mesh
+from penstock.workloads.pipes.net.records import NodeRecord
+from penstock.workloads.pipes.wire.kinds import Kind
+from penstock.workloads.pipes.wire.messages import Assign, decode, encode
+
+log = logging.getLogger(__name__)
+
+SETTLE = 0.3
+"""Seconds without a change before anything is decided: nodes often come several at a time."""
+AGAIN = 5.0
+"""Seconds after which a word that was not followed is said again."""
+UNFIT = 60.0
+"""Seconds for which a node that could not hold its layers is not planned with."""
+REFUSED = "foreign_assign"
+
+
+class Assigning:
+    """Both sides of it: every node may come to be the one that decides."""
+
+    def __init__(self, mesh: Mesh, node_id: str, model: str) -> None:
+        self.shortage = ""
+        """What is missing for every layer to be somewhere; on the node that decides."""
+        self._mesh, self._node_id, self._model = mesh, node_id, model
+        self._assigned: LayerRange | None = None
+        self._generation = 0
+        self._unfit = ""
+        self._on_assigned: list[Callable[[LayerRange | None], None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        mesh.on(Kind.ASSIGN, self._assign)
+        mesh.on_change(lambda: self._decide_in(SETTLE))
+
+    def on_assigned(self, callback: Callable[[LayerRange | None], None]) -> None:
+        """When other layers than before are to be held here."""
+        self._on_assigned.append(callback)
+
+    def told(self) -> dict[str, Any]:
+        """What belongs into this node's record."""
+        return {
+            "assigned": self._assigned,
+            "generation": self._generation,
+            "unfit": self._unfit,
+        }
+
+    def gave_up(self, reason: str) -> None:
+        """The layers could not be held. The node is left out for a while."""
+        self._assigned, self._unfit = None, reason
+        self._publish()
+        asyncio.get_running_loop().call_later(UNFIT, self._fit_again)
+
+    def _fit_again(self) -> None:
+        self._unfit = ""
+        self._publish()
+
+    # -- the node that follows ------------------------------------------------------------
+
+    def _assign(self, sender: str, payload: memoryview) -> None:
+        assign = decode(payload, Assign)
+        own = self._own()
+        if own is None:
+            return
+        reason = refusal(assign, sender, own, self._mesh.table)
+        if reason:
+            log.warning("not followed: %s", reason)
+            self._mesh.counters.add(REFUSED)
+            return
+        before, self._assigned = self._assigned, LayerRange(assign.start, assign.end)
+        self._generation = assign.generation
+        self._publish()
+        if self._assigned != before:
+            log.info("%s is to hold layers %s of %s", self._node_id, self._assigned, self._model)
+            for callback in self._on_assigned:
+                callback(self._assigned)
+
+    def _publish(self) -> None:
+        own = self._own()
+        if own is not None and not self._mesh.stopped:
+            self._mesh.publish(replace(own, **self.told()))
+
+    def _own(self) -> NodeRecord | None:
+        return self._mesh.table.get(self._node_id)
+
+    # -- the node that decides --------------------------------------------------------------
+
+    def _decide_in(self, seconds: float) -> None:
+        """Not before what came last has settled; but what goes on and on is not waited for."""
+        if self._mesh.stopped:
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._decide)
+
+    def _decide(self) -> None:
+        self._timer = None
+        records, own = self._mesh.table.live(), self._own()
+        if self._mesh.stopped or own is None or not own.num_layers:
+            return
+        if coordinator(self._model, records) != self._node_id:
+            self.shortage = ""
+            return
+        plan = planned(self._model, own.num_layers, records, self._node_id)
+        if plan.missing and plan.reason != self.shortage:
+            log.warning("%s: %s", self._model, plan.reason)
+        self.shortage = plan.reason if plan.missing else ""
+        due = steps(self._model, own.num_layers, records, plan.ranges)
+        if not due:
+            return
+        generation = 1 + max(r.generation for r in records)
+        for node_id, layers in due.items():
+            word = Assign(self._model, layers.start, layers.end, self._node_id, generation)
+            self._mesh.send(node_id, Kind.ASSIGN, encode(word))
+        # A word may be lost, or come to a node that does not know yet who decides.
+        self._decide_in(AGAIN)
