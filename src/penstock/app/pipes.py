@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.app.engine import make_private
 from penstock.config import Settings
-from penstock.core.errors import InvalidRequest, Misconfigured, StoreFailed
+from penstock.core.errors import InvalidRequest, Misconfigured, NotRunning, StoreFailed
 from penstock.core.llm import LlmFailure, is_model_name
 from penstock.core.pipes import PipesView
 from penstock.ports.runner import Loading
@@ -181,9 +181,15 @@ async def run_node(config: LpConfig, told: Loading | None = None) -> None:
 
 
 async def observe(address: str, key: str) -> PipesView:
-    """What a node knows of its network, asked without joining it."""
-    from penstock.workloads.pipes.net.mesh import observe as look
+    """What a node knows of its network, asked without joining it. Raises NotRunning if none
+    answers there, or not with this key."""
+    from penstock.workloads.pipes.net.observing import observe as look
+    from penstock.workloads.pipes.net.observing import observer_id
     from penstock.workloads.pipes.views import view_of
+    from penstock.workloads.pipes.wire.connection import NotConnected
     from penstock.workloads.pipes.wire.identity import Identity
 
-    return view_of(await look(address, Identity.make(key, f"observer-{secrets.token_hex(4)}")))
+    try:
+        return view_of(await look(address, Identity.make(key, observer_id())))
+    except NotConnected as error:
+        raise NotRunning(f"no node tells of its network at {address}: {error.reason}") from error

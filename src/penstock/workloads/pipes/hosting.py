@@ -17,6 +17,7 @@ class NodeHost:
     def __init__(self, config: LpConfig) -> None:
         self._node = Node(config)
         self.runner = PipeRunner(self._node)
+        self._joined: set[str] = set()
 
     @property
     def node_id(self) -> str:
@@ -33,7 +34,10 @@ class NodeHost:
         return self._node.mesh.table.live()
 
     def join(self, addresses: Iterable[str]) -> None:
-        self._node.mesh.join(addresses)
+        known = {record.address for record in self.records()}
+        for address in set(addresses) - known - self._joined:
+            self._joined.add(address)
+            self._node.mesh.join(address)
 
     async def stop(self) -> None:
         await self._node.stop()
