@@ -1,0 +1,253 @@
+"""Who comes in: a node's answer to OPEN, and what becomes of a job's room when it ends.
+
+Everything here happens in the event loop. The thread that computes may still be at a job that is
+ended early: its room is given back by that thread, after what it is doing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.job import ComputeStep, Hop, Job
+from penstock.workloads.pipes.jobs import JobTable
+from penstock.workloads.pipes.model.cache import CacheFull, JobCache, KvPool
+from penstock.workloads.pipes.pipe import Outbox, Pipe
+from penstock.workloads.pipes.routes import check_hops
+from penstock.workloads.pipes.wire.messages import End, Open, Opened
+
+if TYPE_CHECKING:
+    from penstock.workloads.pipes.llm_model import LlmModel
+
+
+class _Guest(Struct):
+    """A job that waits for room."""
+
+    sender: str
+    message: Open
+    until: float
+
+
+class Admission:
+    """`answer` takes an Opened to whoever asked; `after_pass` has something done by the thread that
+    computes, between two passes."""
+
+    def __init__(
+        self,
+        node_id: str,
+        config: LpConfig,
+        jobs: JobTable,
+        pool: KvPool,
+        *,
+        num_layers: int,
+        segments: Callable[[], Sequence[LlmModel]],
+        outbox: Outbox,
+        answer: Callable[[str, Opened], None],
+        after_pass: Callable[[Callable[[], None]], None],
+        refused: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node_id, self._config, self._jobs, self._pool = node_id, config, jobs, pool
+        self._num_layers = num_layers
+        self._segments, self._outbox, self._answer = segments, outbox, answer
+        self._after_pass, self._refused, self._now = after_pass, refused, now
+        self._waiting: deque[_Guest] = deque()
+        self.closing = ""
+        """Why nobody is let in any more."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def open(self, sender: str, message: Open) -> None:
+        """Answered at once, or with a word that it waits, and then again."""
+        try:
+            self._check(sender, message)
+        except LlmFailure as failure:
+            self._refuse(sender, message, failure)
+            return
+        guest = _Guest(
+            sender, message, self._now() + min(self._config.open_timeout, message.deadline)
+        )
+        if self._waiting or not self._let_in(guest):
+            self._wait(guest)
+
+    def retry(self) -> None:
+        """Room was given back, or time has passed."""
+        now = self._now()
+        while self._waiting and (self._waiting[0].until <= now or self._let_in(self._waiting[0])):
+            guest = self._waiting.popleft()
+            if guest.until <= now and guest.message.job_id not in self._jobs:
+                self._refuse(
+                    guest.sender, guest.message, self._no_room("there was no room in time")
+                )
+
+    def end(self, sender: str, message: End) -> None:
+        """From a job's origin only."""
+        self._forget_guest(sender, message.job_id)
+        job = self._jobs.get(message.job_id)
+        if job is None:
+            return
+        if job.origin_node_id != sender:
+            self._refused("foreign end")
+            return
+        self._end(message.job_id, message.reason or "ended", message.seconds if message.keep else 0)
+
+    def lose(self, origin: str) -> None:
+        """An origin is gone: nobody will ask for its jobs again."""
+        self._waiting = deque(guest for guest in self._waiting if guest.sender != origin)
+        for job in self._jobs.of_origin(origin):
+            self._end(job.job_id, f"its origin {origin} is gone")
+
+    def end_all(self, reason: str) -> None:
+        self._waiting.clear()
+        for job in self._jobs.all():
+            self._end(job.job_id, reason)
+
+    # -- letting in -----------------------------------------------------------------
+
+    def _check(self, sender: str, message: Open) -> None:
+        if self.closing:
+            raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, f"{self._node_id} {self.closing}")
+        if message.job_id in self._jobs:
+            raise LlmFailure(LlmCode.ENGINE_ERROR, "a job with this id is open already")
+        if message.model != self._config.model:
+            raise LlmFailure(
+                LlmCode.MODEL_NOT_FOUND,
+                f"{self._node_id} has {self._config.model}, not {message.model}",
+            )
+        if wrong := check_hops(message.hops, self._num_layers):
+            raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, f"this is no way: {wrong}")
+        if missing := [hop for hop in self._own(message) if not self._holds(hop, sender)]:
+            raise LlmFailure(
+                LlmCode.NO_LOCAL_MODEL,
+                f"{self._node_id} does not hold layers {missing[0].start}-{missing[0].end - 1}",
+            )
+        if message.tokens > self._config.context:
+            raise LlmFailure(
+                LlmCode.CONTEXT_EXCEEDED,
+                f"{message.tokens} tokens were asked for, and {self._node_id} takes"
+                f" {self._config.context}",
+            )
+
+    def _own(self, message: Open) -> list[Hop]:
+        return [hop for hop in message.hops if hop.node_id == self._node_id]
+
+    def _holds(self, hop: Hop, sender: str) -> bool:
+        """What an origin says that it holds itself is its own affair."""
+        held = (segment.layers for segment in self._segments())
+        return sender == self._node_id or any(
+            layers.start <= hop.start and hop.end <= layers.end for layers in held
+        )
+
+    def _let_in(self, guest: _Guest) -> bool:
+        """False if there is no room now."""
+        if len(self._jobs) >= self._config.max_jobs:
+            return False
+        message = guest.message
+        layers = [n for hop in self._own(message) for n in range(hop.start, hop.end)]
+        layers = [n for n in layers if any(n in segment.layers for segment in self._segments())]
+        try:
+            cache, have = self._room(message, layers)
+        except CacheFull:
+            return False
+        except LlmFailure as failure:
+            self._refuse(guest.sender, message, failure)
+            return True
+        self._jobs.add(self._job(guest.sender, message, cache), self._pipe(message))
+        self._answer(guest.sender, Opened(job_id=message.job_id, ok=True, have=have))
+        return True
+
+    def _room(self, message: Open, layers: list[int]) -> tuple[JobCache | None, int]:
+        if not layers:
+            return None, message.tokens
+        if message.reuse:
+            cache = self._pool.take(message.reuse, layers, message.tokens)
+            if cache is not None:
+                return cache, min(cache.filled[layer] for layer in layers)
+        return self._pool.reserve(layers, message.tokens), 0
+
+    def _job(self, sender: str, message: Open, cache: JobCache | None) -> Job:
+        return Job(
+            job_id=message.job_id,
+            pipe_id=message.pipe_id,
+            model_id=message.model,
+            origin_node_id=sender,
+            hops=message.hops,
+            cache=cache,
+            compute_step=ComputeStep.TOKENIZE if sender == self._node_id else ComputeStep.LAYER,
+        )
+
+    def _pipe(self, message: Open) -> Pipe:
+        return Pipe(
+            message.pipe_id,
+            message.model,
+            message.hops,
+            self._num_layers,
+            self._node_id,
+            tuple(self._segments()),
+            self._outbox,
+        )
+
+    def _wait(self, guest: _Guest) -> None:
+        if len(self._waiting) >= self._config.max_waiting:
+            failure = self._no_room(f"{len(self._waiting)} jobs wait already")
+            self._refuse(guest.sender, guest.message, failure)
+            return
+        self._waiting.append(guest)
+        reason = f"waits for room on {self._node_id}: {self._why(guest)}"
+        self._answer(
+            guest.sender,
+            Opened(job_id=guest.message.job_id, ok=False, waiting=True, reason=reason),
+        )
+
+    def _why(self, guest: _Guest) -> str:
+        if len(self._jobs) >= self._config.max_jobs:
+            return f"it has {len(self._jobs)} jobs, as many as it takes"
+        if len(self._waiting) > 1:
+            return f"{len(self._waiting) - 1} others wait before it"
+        used, total = self._pool.used >> 20, self._pool.total >> 20
+        return f"{used} of {total} MiB of its cache are in use"
+
+    def _no_room(self, why: str) -> LlmFailure:
+        return LlmFailure(LlmCode.NO_ROOM, f"{self._node_id} is full: {why}")
+
+    def _refuse(self, sender: str, message: Open, failure: LlmFailure) -> None:
+        self._refused(f"open: {failure.code}")
+        self._answer(
+            sender,
+            Opened(job_id=message.job_id, ok=False, code=str(failure.code), reason=failure.message),
+        )
+
+    # -- ending ---------------------------------------------------------------------
+
+    def _forget_guest(self, sender: str, job_id: bytes) -> None:
+        self._waiting = deque(
+            guest
+            for guest in self._waiting
+            if (guest.sender, guest.message.job_id) != (sender, job_id)
+        )
+
+    def _end(self, job_id: bytes, reason: str, keep: float = 0) -> None:
+        job = self._jobs.remove(job_id)
+        if job is None:
+            return
+        job.cancelled = reason
+        if keep > 0 and job.cache is not None:
+            # Its last pass is over, or its origin would not want it kept; the next turn, which may
+            # be at the door already, finds it.
+            self._pool.keep(job.cache, job.job_id, self._now() + keep)
+        else:
+            self._after_pass(lambda: _release(job))
+
+
+def _release(job: Job) -> None:
+    job.data = job.logits = None
+    if job.cache is not None:
+        job.cache.free()

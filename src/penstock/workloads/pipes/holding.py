@@ -1,0 +1,128 @@
+"""The layers that a node holds, and how they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock.workloads.pipes.config import LayerRange
+from penstock.workloads.pipes.job import Hop, Job
+from penstock.workloads.pipes.llm_model import LlmModel
+from penstock.workloads.pipes.model.cache import KvPool
+from penstock.workloads.pipes.model.linear import COMPUTE
+from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.net.records import SegmentRecord, SegmentState
+
+if TYPE_CHECKING:
+    from penstock.workloads.pipes.weights.source import Source
+
+Told = Callable[[int, int], None]
+"""Layers that are read, and of how many."""
+_TIMED = 3
+
+
+class Holding:
+    """What is wanted is loaded before what is not wanted any more is let go, so that a way over
+    this node stays whole. Jobs that go over a segment keep it alive by themselves."""
+
+    def __init__(
+        self, model: str, source: Source, shape: Shape, dtype: str, changed: Callable[[], None]
+    ) -> None:
+        self._model, self._source, self._shape, self._dtype = model, source, shape, dtype
+        self._changed = changed
+        self._turn = asyncio.Lock()
+        self._loading: dict[LayerRange, int] = {}
+        self._layer_ms: dict[LayerRange, float] = {}
+        self.segments: tuple[LlmModel, ...] = ()
+
+    @property
+    def layer_ms(self) -> float:
+        """What a token takes in a layer, as measured; 0 before anything is held."""
+        return max(self._layer_ms.values(), default=0.0)
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(segment.weight_bytes for segment in self.segments)
+
+    async def hold(self, ranges: Sequence[LayerRange], told: Told | None = None) -> None:
+        """Exactly these. Raises LlmFailure, and then holds what it held before."""
+        async with self._turn:
+            held = {segment.layers: segment for segment in self.segments}
+            new = [layers for layers in ranges if layers not in held]
+            try:
+                for layers in new:
+                    held[layers] = await self._load(layers, told)
+            finally:
+                self._loading.clear()
+            self.segments = tuple(held[layers] for layers in sorted(set(ranges)))
+            self._changed()
+
+    def records(self) -> tuple[SegmentRecord, ...]:
+        ready = [
+            SegmentRecord(
+                model=self._model,
+                layers=segment.layers,
+                num_layers=self._shape.num_layers,
+                fingerprints=segment.fingerprints,
+                state=SegmentState.READY,
+                loaded=len(segment.layers),
+                dtype=self._dtype,
+                layer_ms=self._layer_ms.get(segment.layers, 0.0),
+            )
+            for segment in self.segments
+        ]
+        coming = [
+            SegmentRecord(
+                model=self._model,
+                layers=layers,
+                num_layers=self._shape.num_layers,
+                loaded=loaded,
+                dtype=self._dtype,
+            )
+            for layers, loaded in self._loading.items()
+        ]
+        return (*ready, *coming)
+
+    async def _load(self, layers: LayerRange, told: Told | None) -> LlmModel:
+        loop = asyncio.get_running_loop()
+        self._loading[layers] = 0
+        self._changed()
+
+        def read(count: int, of: int) -> None:
+            self._loading[layers] = count
+            loop.call_soon_threadsafe(self._changed)
+            if told is not None:
+                told(count, of)
+
+        def load() -> tuple[LlmModel, float]:
+            model = LlmModel.load(self._source, layers, self._dtype, read)
+            return model, timed(model)
+
+        model, ms = await asyncio.to_thread(load)
+        self._layer_ms[layers] = ms
+        del self._loading[layers]
+        return model
+
+
+def timed(model: LlmModel) -> float:
+    """Milliseconds that one token takes in one layer: the best of a few, the first one warms up."""
+    layers = model.layers
+    pool = KvPool(model.shape, 1 << 40, COMPUTE[model.dtype])
+    cache = pool.reserve(range(layers.start, layers.end), _TIMED + 1)
+    best = float("inf")
+    for position in range(_TIMED + 1):
+        job = Job(
+            b"", "", "", "", hops=(Hop("", layers.start, layers.end),), start=position, count=1
+        )
+        job.current_layer, job.cache = layers.start, cache
+        job.data = torch.ones(1, model.shape.hidden, dtype=COMPUTE[model.dtype])
+        began = time.perf_counter()
+        model.process_jobs([job], layers.end)
+        if position:
+            best = min(best, time.perf_counter() - began)
+    cache.free()
+    return best / len(layers) * 1000

@@ -1,0 +1,567 @@
+"""One node: its layers, its part in the network, and, with the end model, an origin of jobs.
+
+Other threads than the event loop's reach it in `send`, `landed`, `done` and `failed` only, which
+the thread that computes calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+
+from penstock.core.errors import Misconfigured
+from penstock.core.llm import (
+    Generation,
+    HopTime,
+    LlmCode,
+    LlmFailure,
+    ModelFacts,
+    Piece,
+    Said,
+)
+from penstock.lifecycles.processor import ERRORS, ProcessorEvent
+from penstock.ports.runner import Loading, Watch
+from penstock.workloads.pipes.admission import Admission
+from penstock.workloads.pipes.checking import SpotChecks
+from penstock.workloads.pipes.compute import Compute
+from penstock.workloads.pipes.config import LayerRange, LpConfig
+from penstock.workloads.pipes.end_model import EndModel
+from penstock.workloads.pipes.holding import Holding
+from penstock.workloads.pipes.job import Hop, Job, JobTime
+from penstock.workloads.pipes.jobs import JobTable
+from penstock.workloads.pipes.measure import Choice, measured
+from penstock.workloads.pipes.model.cache import KvPool
+from penstock.workloads.pipes.model.ends import Ends
+from penstock.workloads.pipes.model.linear import COMPUTE
+from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.net.assigning import Assigning
+from penstock.workloads.pipes.net.mesh import Mesh
+from penstock.workloads.pipes.net.records import NodeRecord
+from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
+from penstock.workloads.pipes.origin import Origin
+from penstock.workloads.pipes.pipe import Pipe
+from penstock.workloads.pipes.receiver import JobReceiver
+from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
+from penstock.workloads.pipes.text.tokenizing import Text
+from penstock.workloads.pipes.trip import code_of
+from penstock.workloads.pipes.weights.room import Room, room
+from penstock.workloads.pipes.weights.source import Source, open_source
+from penstock.workloads.pipes.wire.counters import Counters
+from penstock.workloads.pipes.wire.identity import Identity
+from penstock.workloads.pipes.wire.kinds import Kind, steps_limit
+from penstock.workloads.pipes.wire.messages import (
+    End,
+    Failed,
+    Landed,
+    Message,
+    Open,
+    Opened,
+    decode,
+    encode,
+    kind_of,
+)
+
+log = logging.getLogger(__name__)
+
+TICK = 0.25
+"""Seconds between two looks at deadlines."""
+
+
+class Node:
+    """Begins with `start`, ends with `stop`; both may be called again and then do nothing."""
+
+    def __init__(self, config: LpConfig) -> None:
+        self.config = config
+        self.node_id = config.node_id or own_name()
+        self.refused = Counters()
+        self.origin: Origin | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._jobs = JobTable()
+        self._draining = False
+
+    # -- life -----------------------------------------------------------------------
+
+    async def start(self, told: Loading | None = None) -> None:
+        """Until its own layers are loaded. Raises LlmFailure and Misconfigured."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start(told))
+        await asyncio.shield(self._starting)
+
+    async def _start(self, told: Loading | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        identity = Identity.make(self.config.key, self.node_id)
+        tell = told or (lambda fraction, what: None)
+        tell(0.0, "measuring")
+        self._source, self._shape, self._choice = await asyncio.to_thread(self._look)
+        self._check_layers()
+        os.environ.update(self._choice.environment)
+        await self._make_parts(tell)
+        self.mesh = Mesh(
+            identity,
+            self.node_id,
+            self.config.listen,
+            self.config.advertise,
+            self.config.join,
+            ping=self.config.ping,
+            silence=self.config.silence,
+            steps=steps_limit(self._shape.hidden, self.config.pass_tokens),
+            counters=self.refused,
+        )
+        self._assigning = Assigning(self.mesh, self.node_id, self.config.model)
+        self._listen()
+        self.mesh.publish(self.record)
+        await self.mesh.start()
+        self._compute.start()
+        self._spawn(self._tick())
+        await self._hold(self._own_ranges(), tell)
+        tell(1.0, "ready")
+
+    def _look(self) -> tuple[Source, Shape, Choice]:
+        """All that takes a while before weights are read."""
+        source = open_source(self.config.source)
+        shape = Shape.of(source.config)
+        return source, shape, measured(shape, self.config.threads, self.config.dtype)
+
+    async def _make_parts(self, tell: Callable[[float, str], None]) -> None:
+        config, shape, dtype = self.config, self._shape, self._choice.dtype
+        self.context = min(config.context, shape.max_positions)
+        self._room: Room = room(
+            self._source,
+            shape,
+            dtype,
+            memory=config.memory,
+            cache=config.cache,
+            context=self.context,
+            ends=config.end_model,
+        )
+        self._holding = Holding(config.model, self._source, shape, dtype, self._news)
+        end_model = None
+        if config.end_model:
+            tell(0.05, "reading the end model")
+            ends, text = await asyncio.to_thread(self._load_ends)
+            end_model = EndModel(ends, partial(text.tokenize, bare=True))
+            self._end_bytes = ends.weight_bytes
+            self.origin = Origin(self, text, self.context)
+        else:
+            self._end_bytes = 0
+        self._pool = KvPool(shape, self._cache_budget(), COMPUTE[dtype])
+        self._pool.on_free = lambda: self.soon(self._admission.retry)
+        self._compute = Compute(self, config, self._choice.threads)
+        self._receiver = JobReceiver(
+            config, self._jobs, self._compute, shape.hidden, self.refused, end_model
+        )
+        self._admission = Admission(
+            self.node_id,
+            config,
+            self._jobs,
+            self._pool,
+            num_layers=shape.num_layers,
+            segments=lambda: self._holding.segments,
+            outbox=self._compute,
+            answer=self._answer,
+            after_pass=self._compute.submit,
+            refused=self.refused.add,
+        )
+        self._checks = SpotChecks(self, self._source, shape, end_model.ends if end_model else None)
+
+    def _load_ends(self) -> tuple[Ends, Text]:
+        text = Text(self._source.tokenizer(), self._source.config, self._source.generation)
+        return Ends.load(self._source, self._choice.dtype), text
+
+    def _cache_budget(self) -> int:
+        if self.config.cache:
+            return self.config.cache
+        layers = self.config.layers
+        count = self._room.layers if layers is None else sum(map(len, layers))
+        return self._room.cache(self._room.ends + count * self._room.layer)
+
+    async def stop(self, reason: str = "it leaves") -> None:
+        """Politely: what it has goes on for `drain` seconds, nothing new begins."""
+        if self._starting is None or self._stopping:
+            return
+        self._stopping = True
+        if not self._starting.done():
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if hasattr(self, "mesh"):
+            await self._drain()
+        if self.origin is not None:
+            self.origin.break_all(LlmCode.END_MODEL_UNAVAILABLE, f"{self.node_id} stops")
+            await asyncio.sleep(0)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "mesh"):
+            await self.mesh.stop(reason)
+        if hasattr(self, "_compute"):
+            await asyncio.to_thread(self._compute.stop, self.config.step_timeout)
+
+    async def _drain(self) -> None:
+        self._draining = True
+        self._admission.closing = "is about to leave"
+        self._news()
+        until = time.monotonic() + self.config.drain
+        while len(self._jobs) and time.monotonic() < until:
+            await self.changed(min(TICK, until - time.monotonic()))
+
+    # -- layers ---------------------------------------------------------------------
+
+    def _check_layers(self) -> None:
+        for layers in self.config.layers or ():
+            if layers.end > self._shape.num_layers:
+                raise Misconfigured(
+                    f"layers {layers} were asked for, and {self.config.model} has"
+                    f" 0-{self._shape.num_layers - 1}"
+                )
+        if self.config.end_model and self.config.local_layers > self._shape.num_layers:
+            raise Misconfigured(
+                f"{self.config.local_layers} local layers were asked for, and"
+                f" {self.config.model} has {self._shape.num_layers}"
+            )
+
+    def _own_ranges(self) -> tuple[LayerRange, ...]:
+        """What it holds whatever the network decides."""
+        local = self.config.local_layers if self.config.end_model else 0
+        own = [LayerRange(0, local)] if local else []
+        return merged([*own, *(self.config.layers or ())])
+
+    async def _hold(
+        self, ranges: Sequence[LayerRange], tell: Callable[[float, str], None] | None = None
+    ) -> None:
+        total = sum(map(len, ranges)) or 1
+        done = 0
+
+        def read(count: int, of: int) -> None:
+            nonlocal done
+            done += 1
+            if tell is not None:
+                tell(0.1 + 0.9 * min(1.0, done / total), f"reading layer {done} of {total}")
+
+        await self._holding.hold(ranges, read)
+
+    async def _take_on(self, layers: LayerRange | None) -> None:
+        """What the network wants of it."""
+        extra = [layers] if layers is not None else []
+        try:
+            await self._hold(merged([*self._own_ranges(), *extra]))
+        except LlmFailure as failure:
+            log.error("layers %s can't be held: %s", layers, failure)
+            self._assigning.gave_up(str(failure))
+
+    # -- the network ----------------------------------------------------------------
+
+    def _listen(self) -> None:
+        on = self.mesh.on
+        on(Kind.STEPS, lambda sender, payload: self._receiver.receive(payload, sender))
+        on(Kind.OPEN, lambda sender, it: self._admission.open(sender, decode(it, Open)))
+        on(Kind.END, lambda sender, it: self._admission.end(sender, decode(it, End)))
+        on(Kind.OPENED, self._opened)
+        on(Kind.LANDED, self._landed)
+        on(Kind.FAILED, self._failed)
+        self.mesh.on_lost(self._lost)
+        self.mesh.on_back(self._back)
+        self.mesh.on_change(self._wake)
+        self._assigning.on_assigned(lambda layers: self._spawn(self._take_on(layers)))
+
+    def _opened(self, sender: str, payload: memoryview) -> None:
+        if self.origin is not None:
+            self.origin.opened(sender, decode(payload, Opened))
+
+    def _landed(self, sender: str, payload: memoryview) -> None:
+        message = decode(payload, Landed)
+        if self.origin is None or not self.origin.landed(sender, message):
+            self.refused.add("foreign landing")
+            return
+        context = self._receiver.context(message.job_id)
+        self._compute.landed(context, message.sequence, message.times)
+
+    def _failed(self, sender: str, payload: memoryview) -> None:
+        message = decode(payload, Failed)
+        failure = LlmFailure(code_of(message.code), f"{sender}: {message.reason}")
+        if not self._checks.failed(message.job_id, failure) and self.origin is not None:
+            self.origin.failed(sender, message.job_id, failure)
+
+    def _lost(self, node_id: str, reason: str) -> None:
+        self._admission.lose(node_id)
+        if self.origin is not None:
+            self.origin.lost(node_id, reason)
+        self._checks.lost(node_id)
+
+    @property
+    def record(self) -> NodeRecord:
+        config, now = self.config, time.monotonic()
+        tokens_per_s, busy = self._compute.timing.rates(now)
+        local = config.local_layers if config.end_model else 0
+        return NodeRecord(
+            node_id=self.node_id,
+            model=config.model,
+            num_layers=self._shape.num_layers,
+            layer_bytes=self._room.layer,
+            layer_ms=self._holding.layer_ms or self._choice.layer_ms,
+            end_models=(config.model,) if config.end_model else (),
+            local_layers=local,
+            auto=config.layers is None,
+            room=self._room.layers,
+            segments=self._holding.records(),
+            threads=self._choice.threads,
+            memory=self._room.memory,
+            weights=self._holding.weight_bytes + self._end_bytes,
+            cache_total=self._pool.total,
+            cache_used=self._pool.used,
+            cache_kept=self._pool.kept,
+            jobs=len(self._jobs),
+            waiting=self._admission.waiting,
+            tokens_per_s=tokens_per_s,
+            busy=busy,
+            draining=self._draining or self._is_stalled(now),
+            refused=dict(self.refused),
+            **self._assigning.told(),
+        )
+
+    def _is_stalled(self, now: float) -> bool:
+        since = self._compute.busy_since
+        return since is not None and now - since > self.config.step_timeout / 2
+
+    def _send(self, node_id: str, message: Message) -> bool:
+        return self.mesh.send(node_id, kind_of(message), encode(message))
+
+    def _answer(self, to: str, message: Opened) -> None:
+        if to != self.node_id:
+            self._send(to, message)
+        elif self.origin is not None:
+            self.origin.opened(to, message)
+
+    def _back(self, node_id: str) -> None:
+        """The connection to a node broke, and there is a new one: steps may be lost."""
+        if self.origin is not None:
+            self.origin.cut_off(node_id)
+        lost = LlmFailure(LlmCode.NODE_LOST, f"the connection to {node_id} broke")
+        for job in self._jobs.all():
+            if any(hop.node_id == node_id for hop in job.hops):
+                self.failed(job.job_id, job.origin_node_id, job.sequence, lost)
+
+    # -- called by the thread that computes -----------------------------------------
+
+    def send(self, node_id: str, jobs: Sequence[NetworkJob]) -> None:
+        self.soon(self._deliver, node_id, pack_steps(jobs), jobs)
+
+    def landed(self, origin: str, job_id: bytes, sequence: int, times: Sequence[JobTime]) -> None:
+        self.soon(self._send, origin, Landed(job_id, sequence, tuple(times)))
+
+    def done(self, job: Job, event: ProcessorEvent, reason: str) -> None:
+        if job.origin_node_id == self.node_id:
+            if not self._checks.done(job) and self.origin is not None:
+                self.origin.done(job, event, reason)
+        elif event in ERRORS:
+            failure = LlmFailure(LlmCode[event.name], reason)
+            self.failed(job.job_id, job.origin_node_id, job.sequence, failure)
+
+    def failed(self, job_id: bytes, origin: str, sequence: int, failure: LlmFailure) -> None:
+        if origin != self.node_id:
+            message = Failed(
+                job_id, sequence, str(failure.code), failure.message[:4096], self.node_id
+            )
+            self.soon(self._send, origin, message)
+        elif not self._checks.failed(job_id, failure) and self.origin is not None:
+            self.origin.failed_here(job_id, failure)
+
+    def soon(self, act: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._loop.call_soon_threadsafe(act, *args)
+
+    def _deliver(
+        self, node_id: str, buffers: Sequence[bytes | memoryview], jobs: Sequence[NetworkJob]
+    ) -> None:
+        if self.mesh.send(node_id, Kind.STEPS, *buffers):
+            return
+        lost = LlmFailure(LlmCode.NODE_LOST, f"{node_id} can't be reached from {self.node_id}")
+        for job in jobs:
+            self.failed(job.job_id, job.origin_node_id, job.sequence, lost)
+
+    # -- what an origin needs (Surroundings) ----------------------------------------
+
+    def find(self, avoid: frozenset[str]) -> Way | Gap:
+        if self._draining:
+            return Gap((), (), f"{self.node_id} is about to leave")
+        records = self.mesh.table.live()
+        load = loads(records)
+        return find_way(
+            self.config.model,
+            self._shape.num_layers,
+            records,
+            self.node_id,
+            self.config.local_layers,
+            load,
+            avoid,
+        )
+
+    def holds(self, hops: tuple[Hop, ...]) -> bool:
+        table = self.mesh.table
+        return all(
+            (record := table.get(hop.node_id)) is not None
+            and (not record.draining or hop.node_id == self.node_id)
+            and any(
+                one.ready and one.layers.start <= hop.start and hop.end <= one.layers.end
+                for one in record.of(self.config.model)
+            )
+            for hop in hops
+        )
+
+    async def changed(self, timeout: float) -> None:
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout)
+
+    def open(self, node_id: str, message: Open) -> bool:
+        if node_id == self.node_id:
+            self._admission.open(node_id, message)
+            return True
+        return self._send(node_id, message)
+
+    def end(self, node_id: str, message: End) -> None:
+        if node_id == self.node_id:
+            self._admission.end(node_id, message)
+        else:
+            self._send(node_id, message)
+
+    def submit(self, job_id: bytes, prepare: Callable[[Job], None]) -> None:
+        context = self._receiver.context(job_id)
+        if context.job is None:
+            raise LlmFailure(LlmCode.JOB_MISSING, "the job was given up before it began")
+        prepare(context.job)
+        self._compute.begin(context)
+
+    async def settled(self) -> None:
+        past = self._loop.create_future()
+        self._compute.submit(
+            lambda: self.soon(lambda: None if past.done() else past.set_result(None))
+        )
+        await past
+
+    async def check(self, hops: tuple[Hop, ...]) -> None:
+        await self._checks.maybe(hops)
+
+    # -- what a spot check needs (Around) -------------------------------------------
+
+    async def ask(self, node_id: str, message: Open) -> Opened:
+        assert self.origin is not None
+        return await self.origin.ask(node_id, message)
+
+    def expect(self, job: Job) -> None:
+        hops, layers = job.hops, self._shape.num_layers
+        pipe = Pipe(job.pipe_id, job.model_id, hops, layers, self.node_id, (), self._compute)
+        self._jobs.add(job, pipe)
+
+    def forget(self, job: Job) -> None:
+        self._jobs.remove(job.job_id)
+
+    def dtype_of(self, node_id: str) -> str:
+        record = self.mesh.table.get(node_id)
+        return next((one.dtype for one in record.segments), "") if record is not None else ""
+
+    def hops_of(self, job: Job) -> tuple[HopTime, ...]:
+        return job.text.timing.hops() if job.text is not None else ()
+
+    # -- for callers ----------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        return self.mesh.address
+
+    def records(self) -> tuple[NodeRecord, ...]:
+        """All nodes that it knows of, and itself."""
+        return self.mesh.table.live()
+
+    def join(self, addresses: Iterable[str]) -> None:
+        """See whether there are nodes."""
+        self.mesh.join(addresses)
+
+    async def generate(
+        self, ask: Generation, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Piece | Said, None]:
+        await self.start()
+        if self.origin is None:
+            raise LlmFailure(
+                LlmCode.END_MODEL_UNAVAILABLE, f"{self.node_id} has no end model: it sees no text"
+            )
+        answer = self.origin.generate(ask, choice, watch)
+        try:
+            async for piece in answer:
+                yield piece
+        finally:
+            await answer.aclose()
+
+    def facts(self) -> ModelFacts:
+        ready = self._starting is not None and self._starting.done()
+        if not ready:
+            return ModelFacts(name=self.config.model, path=str(self.config.source))
+        shape = self._shape
+        size = sum(self._source.layer_bytes(n) for n in range(shape.num_layers))
+        return ModelFacts(
+            name=self.config.model,
+            path=str(self.config.source),
+            size=size + self._source.ends_bytes(),
+            architecture=shape.family,
+            quantisation=self._choice.dtype,
+            train_context=shape.max_positions,
+            context=self.context,
+            slots=self.config.max_jobs,
+            loaded=isinstance(self.find(frozenset()), Way),
+            memory=self._holding.weight_bytes + self._end_bytes + self._pool.used,
+        )
+
+    # -- time -----------------------------------------------------------------------
+
+    def _news(self) -> None:
+        """Something about this node is new."""
+        self.mesh.publish(self.record)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            now = time.monotonic()
+            self._pool.forget(now)
+            self._admission.retry()
+            if self.origin is not None:
+                self.origin.watch_over(now, self._looks_stalled)
+            self.mesh.publish(self.record)
+
+    def _looks_stalled(self, node_id: str) -> bool:
+        record = self.mesh.table.get(node_id)
+        return record is None or record.draining
+
+
+def merged(ranges: Sequence[LayerRange]) -> tuple[LayerRange, ...]:
+    """As few as they can be; those that touch or overlap become one."""
+    found: list[LayerRange] = []
+    for one in sorted(ranges):
+        if found and one.start <= found[-1].end:
+            found[-1] = LayerRange(found[-1].start, max(found[-1].end, one.end))
+        else:
+            found.append(one)
+    return tuple(found)
+
+
+def own_name() -> str:
+    """A name for a node that was given none."""
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname()).strip("-") or "node"
+    return f"{host[:40]}-{os.urandom(3).hex()}"

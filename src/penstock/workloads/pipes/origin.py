@@ -1,0 +1,388 @@
+"""The origin's part: jobs begin and end here, and their callers are answered here and nowhere else.
+
+A job takes one way after another until one brings it to its end: a node that is lost, stalls or
+computes nonsense is left aside, and what was generated so far is replayed over other nodes. What
+was told stays told: nothing is repeated or skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from os import urandom
+from typing import Protocol
+
+from penstock.core.llm import (
+    Generation,
+    HopTime,
+    LlmCode,
+    LlmFailure,
+    Piece,
+    Said,
+    Timings,
+    Usage,
+)
+from penstock.lifecycles.processor import ERRORS, ProcessorEvent
+from penstock.ports.runner import Watch
+from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.job import Hop, Job
+from penstock.workloads.pipes.prefixes import Kept, Prefixes
+from penstock.workloads.pipes.routes import Gap, Way
+from penstock.workloads.pipes.text.tokenizing import Text
+from penstock.workloads.pipes.trip import Broken, Completed, Read, Trip, Wrote, code_of
+from penstock.workloads.pipes.wire.messages import End, Landed, Open, Opened
+
+log = logging.getLogger(__name__)
+
+WAYS = 5
+"""How many are tried before a job is given up."""
+_AGAIN = frozenset(
+    {
+        LlmCode.NODE_LOST,
+        LlmCode.NODE_STALLED,
+        LlmCode.ENGINE_ERROR,
+        LlmCode.OUT_OF_MEMORY,
+        LlmCode.WRONG_COMPUTATION,
+        LlmCode.NO_LOCAL_MODEL,
+        LlmCode.JOB_MISSING,
+        LlmCode.PIPE_UNAVAILABLE,
+    }
+)
+"""What another way may mend."""
+
+
+class Surroundings(Protocol):
+    """What an origin needs of its node."""
+
+    config: LpConfig
+    node_id: str
+
+    def find(self, avoid: frozenset[str]) -> Way | Gap:
+        """A way over nodes that are there now."""
+
+    def holds(self, hops: tuple[Hop, ...]) -> bool:
+        """Whether all of this way is still there, and may be gone."""
+
+    async def changed(self, timeout: float) -> None:
+        """Until something about the nodes is new, or time has passed."""
+
+    async def check(self, hops: tuple[Hop, ...]) -> None:
+        """A spot check, if one is due. Raises Broken."""
+
+    def open(self, node_id: str, message: Open) -> bool:
+        """False when the node is gone."""
+
+    def end(self, node_id: str, message: End) -> None: ...
+
+    def submit(self, job_id: bytes, prepare: Callable[[Job], None]) -> None:
+        """Have a job that was let in computed; `prepare` makes it ready."""
+
+    async def settled(self) -> None:
+        """Until the thread that computes is past whatever it does now."""
+
+    def hops_of(self, job: Job) -> tuple[HopTime, ...]:
+        """What a job took of each node so far."""
+
+
+class Origin:
+    def __init__(self, around: Surroundings, text: Text, context: int) -> None:
+        self._around, self._text = around, text
+        self.context = context
+        """Tokens that a job may have."""
+        self._trips: dict[bytes, Trip] = {}
+        self._opening: dict[tuple[bytes, str], asyncio.Future[Opened]] = {}
+        self.prefixes = Prefixes()
+        self.distrusted: dict[str, str] = {}
+        """Nodes that a spot check found to compute something else, and why."""
+
+    @property
+    def jobs(self) -> Counter[str]:
+        """How many ways lead over each node."""
+        return Counter(node for trip in self._trips.values() for node in trip.nodes)
+
+    async def generate(
+        self, ask: Generation, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Piece | Said, None]:
+        trip = self._begin(ask, choice, watch)
+        ways = 0
+        try:
+            while True:
+                try:
+                    await self._set_out(trip)
+                    async for piece in self._follow(trip):
+                        yield piece
+                    break
+                except Broken as broken:
+                    ways += 1
+                    if await self._is_over(trip):
+                        break
+                    self._turn_back(trip, broken, ways)
+            for piece in _left(trip):
+                yield piece
+            said = self._said(trip)
+            self._leave(trip, keep=True)
+            yield said
+        finally:
+            self._leave(trip)
+
+    # -- what nodes say -------------------------------------------------------------
+
+    def opened(self, node_id: str, message: Opened) -> None:
+        waiting = self._opening.get((message.job_id, node_id))
+        if waiting is None:
+            if message.ok:  # it was given up meanwhile
+                self._around.end(node_id, End(job_id=message.job_id, reason="not wanted any more"))
+        elif message.waiting:
+            if (trip := self._trips.get(message.job_id)) is not None:
+                trip.note(message.reason)
+        elif not waiting.done():
+            waiting.set_result(message)
+
+    def landed(self, node_id: str, message: Landed) -> bool:
+        """Whether this is about a job of ours, from a node of its way."""
+        trip = self._trips.get(message.job_id)
+        if trip is None or node_id not in trip.nodes:
+            return False
+        trip.sign = time.monotonic()
+        return True
+
+    def failed(self, node_id: str, job_id: bytes, failure: LlmFailure) -> None:
+        """A node of the way can't go on. One that lost another is not to blame itself, unless that
+        happens again."""
+        trip = self._trips.get(job_id)
+        if trip is None or node_id not in trip.nodes:
+            return
+        is_first = failure.code is LlmCode.NODE_LOST and node_id not in trip.complaints
+        trip.complaints.add(node_id)
+        guilty = "" if is_first else node_id
+        trip.events.put_nowait(Broken(job_id, failure.code, failure.message, guilty))
+
+    def lost(self, node_id: str, reason: str) -> None:
+        self.prefixes.forget(node_id)
+        self.distrusted.pop(node_id, None)
+        for (job_id, node), waiting in list(self._opening.items()):
+            if node == node_id and not waiting.done():
+                said = f"the node {node_id} was lost: {reason}"
+                waiting.set_exception(Broken(job_id, LlmCode.NODE_LOST, said, node_id))
+        self._break(node_id, f"the node {node_id} was lost: {reason}", node_id)
+
+    def cut_off(self, node_id: str) -> None:
+        """A connection broke and was made anew: what was under way on it may be gone."""
+        self._break(node_id, f"the connection to {node_id} broke", "")
+
+    def _break(self, node_id: str, said: str, guilty: str) -> None:
+        for job_id, trip in self._trips.items():
+            if node_id in trip.nodes:
+                trip.events.put_nowait(Broken(job_id, LlmCode.NODE_LOST, said, guilty))
+
+    def done(self, job: Job, event: ProcessorEvent, reason: str) -> None:
+        """A pass of one of our jobs is over. (The thread that computes says so.)"""
+        trip = self._trips.get(job.job_id)
+        if trip is None:
+            return
+        if event is ProcessorEvent.JOB_COMPLETED:
+            trip.tell(Completed(job.job_id))
+        elif event in ERRORS:
+            trip.tell(Broken(job.job_id, LlmCode[event.name], reason, self._around.node_id))
+
+    def failed_here(self, job_id: bytes, failure: LlmFailure) -> None:
+        """A pass of one of our jobs failed on this node. (From any thread.)"""
+        if (trip := self._trips.get(job_id)) is not None:
+            guilty = "" if failure.code is LlmCode.NODE_LOST else self._around.node_id
+            trip.tell(Broken(job_id, failure.code, failure.message, guilty))
+
+    def watch_over(self, now: float, stalled: Callable[[str], bool]) -> None:
+        """Break what has had no sign of life for a step's time."""
+        limit = self._around.config.step_timeout
+        for job_id, trip in self._trips.items():
+            if trip.job is None or now - trip.sign < limit:
+                continue
+            trip.sign = now
+            others = sorted(trip.nodes - {self._around.node_id})
+            guilty = [node for node in others if stalled(node)] or others
+            trip.avoid.update(guilty)
+            reason = f"no step came back for {limit:g} s over {', '.join(guilty) or 'this node'}"
+            trip.events.put_nowait(Broken(job_id, LlmCode.NODE_STALLED, reason))
+
+    def break_all(self, code: LlmCode, reason: str) -> None:
+        for job_id, trip in self._trips.items():
+            trip.avoid.add(self._around.node_id)
+            trip.events.put_nowait(Broken(job_id, code, reason, self._around.node_id))
+
+    # -- a trip ---------------------------------------------------------------------
+
+    def _begin(self, ask: Generation, choice: int, watch: Watch | None) -> Trip:
+        ids = self._text.prompt_of(ask, choice)
+        if len(ids) >= self.context:
+            raise LlmFailure(
+                LlmCode.CONTEXT_EXCEEDED,
+                f"the prompt has {len(ids)} tokens, and {self.context} are all that a job may have",
+                prompt_tokens=len(ids),
+                context=self.context,
+            )
+        most = min(ask.max_tokens or self.context, self.context - len(ids))
+        return Trip(
+            loop=asyncio.get_running_loop(),
+            ids=ids,
+            prompt_tokens=len(ids),
+            max_tokens=most,
+            sampler=self._text.sampler(ask, choice),
+            writer=self._text.writer(ask, most, choice),
+            watch=watch,
+        )
+
+    async def _set_out(self, trip: Trip) -> None:
+        """Find a way, have room on all of it, and go."""
+        del trip.ids[trip.prompt_tokens + trip.told :]
+        job_id = urandom(16)
+        kept, shared = self._kept(trip)
+        hops = kept.hops if kept is not None else (await self._way(trip)).hops
+        await self._trusted(hops)
+        trip.hops, trip.opened = hops, []
+        self._trips[job_id] = trip
+        have = shared
+        # In the same order everywhere: two jobs never wait for each other's room.
+        for node_id in sorted({*trip.nodes, self._around.node_id}):
+            answer = await self._open(trip, job_id, node_id, kept)
+            have = min(have, answer.have)
+        trip.cached = have if trip.told == 0 else trip.cached
+        trip.sign = time.monotonic()
+
+        def prepare(job: Job) -> None:
+            job.text = trip.text(have)
+            trip.job = job
+
+        self._around.submit(job_id, prepare)
+
+    async def _trusted(self, hops: tuple[Hop, ...]) -> None:
+        try:
+            await self._around.check(hops)
+        except Broken as broken:
+            if broken.code is LlmCode.WRONG_COMPUTATION:
+                self.distrusted[broken.node_id] = broken.reason
+                log.error("%s; it is left aside", broken.reason)
+            raise
+
+    def _kept(self, trip: Trip) -> tuple[Kept | None, int]:
+        """A cache of an earlier turn, unless a way has failed already."""
+        if trip.avoid or trip.told:
+            return None, 0
+        found = self.prefixes.take(
+            trip.ids, time.monotonic(), lambda kept: self._around.holds(kept.hops)
+        )
+        return found or (None, 0)
+
+    async def _way(self, trip: Trip) -> Way:
+        until = time.monotonic() + self._around.config.open_timeout
+        while True:
+            avoid = frozenset(trip.avoid | self.distrusted.keys())
+            way = self._around.find(avoid)
+            if isinstance(way, Way):
+                return way
+            left = until - time.monotonic()
+            if left <= 0 or trip.told or trip.avoid:
+                raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, way.reason)
+            trip.note(f"waits: {way.reason}")
+            await self._around.changed(left)
+
+    async def _open(self, trip: Trip, job_id: bytes, node_id: str, kept: Kept | None) -> Opened:
+        message = Open(
+            job_id=job_id,
+            pipe_id=job_id.hex()[:8],
+            model=self._around.config.model,
+            hops=trip.hops,
+            tokens=trip.prompt_tokens + trip.max_tokens,
+            reuse=kept.key if kept is not None else None,
+            deadline=self._around.config.open_timeout,
+        )
+        trip.opened.append(node_id)
+        return await self.ask(node_id, message)
+
+    async def ask(self, node_id: str, message: Open) -> Opened:
+        """Until a node has room. Raises Broken."""
+        config, job_id = self._around.config, message.job_id
+        waiting: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
+        self._opening[job_id, node_id] = waiting
+        try:
+            if not self._around.open(node_id, message):
+                said = f"the node {node_id} is gone"
+                raise Broken(job_id, LlmCode.NODE_LOST, said, node_id)
+            answer = await asyncio.wait_for(waiting, message.deadline + config.silence)
+        except TimeoutError:
+            said = f"{node_id} did not answer in time"
+            raise Broken(job_id, LlmCode.NODE_STALLED, said, node_id) from None
+        finally:
+            del self._opening[job_id, node_id]
+        if not answer.ok:
+            raise Broken(job_id, code_of(answer.code), answer.reason, node_id)
+        return answer
+
+    async def _follow(self, trip: Trip) -> AsyncGenerator[Piece, None]:
+        while True:
+            event = await trip.events.get()
+            if isinstance(event, Wrote):
+                trip.first = trip.first or time.monotonic()
+                if event.piece is not None:
+                    yield event.piece
+            elif isinstance(event, Read):
+                trip.note(f"read {event.sent} of {event.total} tokens", event.sent / event.total)
+            elif event.job_id not in self._trips:
+                continue  # of a way that was left
+            elif isinstance(event, Completed):
+                return
+            else:
+                raise event
+
+    async def _is_over(self, trip: Trip) -> bool:
+        """Leave the way; whether the answer was finished meanwhile, so that nothing was lost."""
+        self._leave(trip)
+        await self._around.settled()
+        return trip.writer.finished is not None
+
+    def _turn_back(self, trip: Trip, broken: Broken, ways: int) -> None:
+        """Raises what ended it for good, or makes it ready for another way."""
+        if broken.node_id and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
+            trip.avoid.add(broken.node_id)
+        if broken.code not in _AGAIN or ways >= WAYS or broken.node_id == self._around.node_id:
+            raise broken.failure() from broken
+        if isinstance(self._around.find(frozenset(trip.avoid | self.distrusted.keys())), Gap):
+            raise broken.failure() from broken
+        trip.log(f"{broken.reason}; goes on another way", "warning")
+        log.warning("a job goes on another way: %s", broken.reason)
+
+    def _leave(self, trip: Trip, keep: bool = False) -> None:
+        """Give back what it has on its nodes."""
+        job, trip.job = trip.job, None
+        seconds = self._around.config.keep if keep and job is not None else 0.0
+        for job_id in [job_id for job_id, other in self._trips.items() if other is trip]:
+            del self._trips[job_id]
+            if seconds:
+                until = time.monotonic() + seconds
+                self.prefixes.add(Kept(job_id, tuple(trip.ids[:-1]), trip.hops, until))
+            message = End(job_id=job_id, keep=seconds > 0, seconds=seconds)
+            for node_id in trip.opened:
+                self._around.end(node_id, message)
+        trip.opened = []
+
+    def _said(self, trip: Trip) -> Said:
+        now = time.monotonic()
+        first = trip.first or now
+        return Said(
+            choice=trip.writer.said(),
+            usage=Usage(trip.prompt_tokens, trip.told, trip.cached),
+            timings=Timings((first - trip.began) * 1000, (now - first) * 1000),
+            hops=self._around.hops_of(trip.job) if trip.job is not None else (),
+        )
+
+
+def _left(trip: Trip) -> list[Piece]:
+    """What was written and not yet told."""
+    left = []
+    while not trip.events.empty():
+        event = trip.events.get_nowait()
+        if isinstance(event, Wrote) and event.piece is not None:
+            left.append(event.piece)
+    return left

@@ -1,0 +1,70 @@
+"""A split model behind the seam that all engines have."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from penstock.core.llm import (
+    Embedding,
+    EmbeddingResult,
+    Generation,
+    LlmCode,
+    LlmFailure,
+    ModelFacts,
+    Piece,
+    Said,
+)
+from penstock.ports.runner import Loading, Watch
+from penstock.workloads.pipes.node import Node
+
+
+class PipeRunner:
+    """Answers with the model of a node that has the end model. It owns the node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    @property
+    def engine(self) -> str:
+        import torch
+
+        from penstock import __version__
+
+        return f"penstock pipes {__version__}, torch {torch.__version__}"
+
+    async def models(self) -> Sequence[ModelFacts]:
+        return (self._node.facts(),)
+
+    async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
+        """Until its own part is loaded; a pipe may still want for other nodes."""
+        self._check(model)
+        await self._node.start(told)
+        return self._node.facts()
+
+    async def unload(self, model: str) -> None:
+        """A node gives its layers back when it leaves, not before."""
+
+    def generate(
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Piece | Said, None]:
+        self._check(model)
+        return self._node.generate(ask, choice, watch)
+
+    async def embed(self, model: str, ask: Embedding) -> EmbeddingResult:
+        raise LlmFailure(
+            LlmCode.NOT_SUPPORTED,
+            "a model that is split over nodes makes no embeddings: ask one that is whole"
+            " (penstock up --model)",
+        )
+
+    async def close(self) -> None:
+        await self._node.stop()
+
+    def _check(self, model: str) -> None:
+        name = self._node.config.model
+        if model not in ("", name):
+            raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"this node has {name}, not {model}")

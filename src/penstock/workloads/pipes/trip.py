@@ -1,0 +1,134 @@
+"""One answer on its way: what stays the same when it has to go another way.
+
+Tokens, sampler and writer belong to the thread that computes; the rest to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from penstock.core.llm import LlmCode, LlmFailure, Piece
+from penstock.ports.runner import Watch
+from penstock.workloads.pipes.job import ChunkState, Hop, Job, OriginText
+from penstock.workloads.pipes.text.sampler import Logprobs, Sampler
+from penstock.workloads.pipes.text.writer import Writer
+
+
+class Wrote(Struct, frozen=True):
+    piece: Piece | None
+    """None while its characters are not whole, or might be the beginning of a stop string."""
+
+
+class Read(Struct, frozen=True):
+    """A part of the prompt is on its way."""
+
+    sent: int
+    total: int
+
+
+class Completed(Struct, frozen=True):
+    job_id: bytes
+
+
+class Broken(Exception):
+    """A way that can't be gone on. `node_id` is who is to blame, if anybody is known to be."""
+
+    def __init__(self, job_id: bytes, code: LlmCode, reason: str, node_id: str = "") -> None:
+        super().__init__(reason)
+        self.job_id, self.code, self.reason, self.node_id = job_id, code, reason, node_id
+
+    def failure(self) -> LlmFailure:
+        return LlmFailure(self.code, self.reason)
+
+
+def code_of(name: str) -> LlmCode:
+    """As another node said it, which may be a newer one."""
+    try:
+        return LlmCode(name)
+    except ValueError:
+        return LlmCode.ENGINE_ERROR
+
+
+Event = Wrote | Read | Completed | Broken
+
+
+@dataclass(eq=False)
+class Trip:
+    loop: asyncio.AbstractEventLoop
+    ids: list[int]
+    """Prompt and answer so far."""
+    prompt_tokens: int
+    max_tokens: int
+    sampler: Sampler
+    writer: Writer
+    watch: Watch | None = None
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    avoid: set[str] = field(default_factory=set)
+    """Nodes that failed it."""
+    complaints: set[str] = field(default_factory=set)
+    """Nodes that could not reach another, once."""
+    job: Job | None = None
+    hops: tuple[Hop, ...] = ()
+    opened: list[str] = field(default_factory=list)
+    """Nodes that have room reserved for it."""
+    cached: int = 0
+    """Tokens of the prompt that were computed before."""
+    told: int = 0
+    """Tokens that the writer was given."""
+    began: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+    """When the first token came."""
+    sign: float = field(default_factory=time.monotonic)
+    """When something last happened to it."""
+
+    @property
+    def nodes(self) -> set[str]:
+        return {hop.node_id for hop in self.hops}
+
+    def text(self, sent: int) -> OriginText:
+        """For a job that has `sent` tokens in its caches already."""
+        return OriginText(
+            prompt=None,
+            input_ids=self.ids,
+            prompt_tokens=self.prompt_tokens,
+            max_tokens=self.max_tokens,
+            sampler=self.sampler,
+            chunking=ChunkState(total=len(self.ids), sent=sent, landed=sent),
+            on_token=self._on_token,
+            on_progress=self._on_progress,
+            is_complete=lambda job, token: self.writer.finished is not None,
+        )
+
+    def tell(self, event: Event) -> bool:
+        """From any thread; False when nobody listens any more."""
+        try:
+            self.loop.call_soon_threadsafe(self._take, event)
+        except RuntimeError:
+            return False
+        return True
+
+    def _take(self, event: Event) -> None:
+        self.sign = time.monotonic()
+        self.events.put_nowait(event)
+
+    def _on_token(self, job: Job, token: int, logprobs: Logprobs | None) -> bool:
+        if job is not self.job:
+            return False
+        piece = self.writer.add(token, logprobs)
+        self.told += 1
+        return self.tell(Wrote(piece))
+
+    def _on_progress(self, job: Job, sent: int, total: int) -> bool:
+        return job is self.job and self.tell(Read(sent, total))
+
+    def note(self, text: str, fraction: float | None = None) -> None:
+        if self.watch is not None:
+            self.watch.progress(fraction, text)
+
+    def log(self, text: str, level: str = "info") -> None:
+        if self.watch is not None:
+            self.watch.log(text, level)
