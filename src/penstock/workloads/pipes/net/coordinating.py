@@ -83,16 +83,15 @@ def _counts(model: str, record: NodeRecord) -> bool:
 def _member(model: str, record: NodeRecord) -> Member:
     ms = record.layer_ms or UNKNOWN_LAYER_MS
     origin = model in record.end_models
+    held = [s.layers for s in record.of(model)]
     if record.auto:
-        held = (record.assigned,) if record.assigned is not None else ()
-    else:
-        held = tuple(s.layers for s in record.of(model))
+        held = [record.assigned] if record.assigned is not None else []
     return Member(
         record.node_id,
         ms,
         record.room,
         record.auto,
-        held,
+        tuple(held),
         record.end_ms + record.local_layers * ms if origin else 0.0,
     )
 

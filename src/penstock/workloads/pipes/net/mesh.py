@@ -78,15 +78,8 @@ class Mesh:
         )
         self.address = self._advertise or await own_address(self._listener.address, self._seeds)
         self.publish(self._publisher.record)
-        for seed in self._seeds:
-            self.join(seed)
+        self.join(self._seeds)
         self._retelling = asyncio.create_task(self._retell())
-
-    def join(self, address: str) -> None:
-        """Somebody may be there: it is dialed until it answers, as those named at the start."""
-        assert self._listener is not None
-        if address not in (self.address, self._listener.address):
-            self._membership.caller.seed(address)
 
     def join(self, addresses: Iterable[str]) -> None:
         """Dial these too, until they answer, and again when who answered is lost."""
