@@ -35,9 +35,9 @@ class NodeHost:
 
     def join(self, addresses: Iterable[str]) -> None:
         known = {record.address for record in self.records()}
-        for address in set(addresses) - known - self._joined:
-            self._joined.add(address)
-            self._node.mesh.join(address)
+        new = set(addresses) - known - self._joined
+        self._joined |= new
+        self._node.mesh.join(new)
 
     async def stop(self) -> None:
         await self._node.stop()
