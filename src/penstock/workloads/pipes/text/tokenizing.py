@@ -24,6 +24,11 @@ from penstock.workloads.pipes.text.writer import Writer
 
 _MODELS_OWN = ("temperature", "top_k", "top_p", "min_p")
 """Of what a model recommends, that which llama.cpp takes from it too."""
+_ENDS = {
+    *("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"),
+    *("<end_of_turn>", "<end_of_utterance>", "<EOT>"),
+}
+"""Names of tokens that end an answer in every model that has them: GGUF files tell one at most."""
 _WORD = "penstock"
 
 
@@ -106,7 +111,8 @@ class Text:
         return Sampler(sampling, seed, ask.logprobs, self._constraints.of(ask))
 
     def writer(self, ask: Generation, max_tokens: int, choice: int = 0) -> Writer:
-        return Writer(self.vocabulary, self.ends, max_tokens, ask.stop, choice)
+        continues = not isinstance(ask, Chat) or ask.messages[-1].role == "assistant"
+        return Writer(self.vocabulary, self.ends, max_tokens, ask.stop, choice, continues=continues)
 
     # -- inside ----------------------------------------------------------------------
 
@@ -146,11 +152,13 @@ class Text:
         return list(prompt)
 
     def _ends(self, config: Mapping[str, Any]) -> frozenset[int]:
+        special = self.vocabulary.specials
         told = (
             *_listed(config.get("eos_token_id")),
             *_listed(self._generation.get("eos_token_id")),
             *_listed(self._tokenizer.eos_token_id),
             *self._ends_of_turn(),
+            *(one for one in special if self.vocabulary.name_of(one).decode() in _ENDS),
         )
         return frozenset(int(token) for token in told)
 

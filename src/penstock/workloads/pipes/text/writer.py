@@ -23,14 +23,18 @@ class Writer:
         max_tokens: int,
         stop: Sequence[str] = (),
         choice: int = 0,
+        *,
+        continues: bool = True,
     ) -> None:
+        """`continues` if it goes on from text, and does not begin one: a space in front of its
+        first word counts then, whatever the tokenizer."""
         self.finished: Literal["stop", "length"] | None = None
         self.tokens = 0
         """As many as were added, the one that ended it with them."""
         self._vocabulary, self._ends, self._max_tokens = vocabulary, ends, max_tokens
         self._stop, self._choice = tuple(stop), choice
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_at_beginning = vocabulary.begins_with_space
+        self._is_at_beginning = vocabulary.begins_with_space and not continues
         self._told: list[str] = []
         self._told_length = 0
         self._held = ""
