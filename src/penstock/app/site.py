@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.adapters.files.starts import FileStartBook
 from penstock.adapters.link.address import Address
@@ -22,7 +22,7 @@ from penstock.config import Settings
 from penstock.core.errors import Misconfigured
 from penstock.ports.bus import HANDSHAKE, AnyMessage, Farewell
 from penstock.ports.clock import SystemClock
-from penstock.ports.executor import World, is_needed
+from penstock.ports.executor import Executor, World, is_needed
 from penstock.worker.worker import Worker, WorkerOptions
 
 
@@ -40,7 +40,10 @@ class Site:
         pool: str = "default",
         labels: Mapping[str, str] | None = None,
         drain_timeout: float = 30.0,
+        make: Callable[[App, Settings], Sequence[Executor]] = make_executors,
     ) -> None:
+        """`make` gives the executors, if they are not to be those of the settings alone."""
+        self._make = make
         self._app, self._address, self._settings, self._token = app, address, settings, token
         self._worker: Worker | None = None
         self.options = WorkerOptions(
@@ -58,7 +61,7 @@ class Site:
 
     async def run(self) -> None:
         options, settings = self.options, self._settings
-        executors = list(filter(is_needed, make_executors(self._app, settings)))
+        executors = list(filter(is_needed, self._make(self._app, settings)))
         if not executors:
             raise Misconfigured("the application has no jobs, so a worker has nothing to serve")
         link = Link(self._address, token=self._token, will=self._last_word)

@@ -55,7 +55,8 @@ def headline(pipe: PipeView, nodes: int) -> Iterator[Text]:
     else:
         yield Text(f"  {why_not(pipe)}", "red")
     for one in pipe.disagree:
-        yield Text(f"  passed over: {one}", "yellow")
+        if one not in pipe.reason:
+            yield Text(f"  passed over: {one}", "yellow")
 
 
 def way(pipe: PipeView) -> str:
@@ -85,22 +86,22 @@ def _layers(
 ) -> RenderableType:
     from rich.text import Text
 
-    held = {node.node_id: _held(node, pipe.model) for node in nodes}
+    words = {node.node_id: held(node, pipe.model) for node in nodes}
     name = max((len(node.node_id) for node in nodes), default=0)
-    words = max((len(text) for text in held.values()), default=0)
-    room = width - min(_NAME, max(name, len("copies"))) - max(words, len("LAYERS")) - 4 - 12
+    longest = max((len(text) for text in words.values()), default=0)
+    room = width - min(_NAME, max(name, len("copies"))) - max(longest, len("LAYERS")) - 4 - 12
     cells = width_of(pipe.num_layers, max(10, room))
     scale = ruler(pipe.num_layers, cells)
     listing = Listing("NODE", scale, "LAYERS", "STATE", flexible=("NODE",))
     for node in nodes:
         bar = holding(node, pipe.model, pipe.num_layers, cells, glyphs)
-        listing.add(node.node_id, bar, held[node.node_id], _state(node, pipe.model))
+        listing.add(node.node_id, bar, words[node.node_id], _state(node, pipe.model))
     together = coverage(nodes, pipe.model, pipe.num_layers, cells, glyphs)
     listing.add(Text("copies", "dim"), together, "", "")
     return listing
 
 
-def _held(node: NodeView, model: str) -> str:
+def held(node: NodeView, model: str) -> str:
     """In words: layers, and whether the text is handled there."""
     parts = [f"{a}-{b - 1}" if b - a > 1 else str(a) for a, b in _ranges(node, model)]
     if model in node.end_models:

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Language models": {
         "ask": ("ask", "Ask a language model; its answer is shown as it comes."),
         "chat": ("chat", "Talk with a language model."),
+        "pipe": ("pipe", "Split a language model over several machines."),
         "spool": ("spool", "Queue prompts in a folder, and let a local model work on them."),
         "models": ("models", "Fetch, list and remove language models."),
     },

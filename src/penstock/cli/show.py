@@ -15,9 +15,10 @@ from penstock.cli.ids import meant
 from penstock.cli.paper import Listing, emit, print_json, record, styled
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed, reading_at, run
-from penstock.cli.words import moment, run_time, short_id, span
+from penstock.cli.words import moment, plural, run_time, short_id, span
 from penstock.core.errors import PenstockError
 from penstock.core.job import NO_RETRY, Job, JobRequest
+from penstock.core.llm import PIPE_TOPICS, HopTime
 from penstock.core.stages import pipeline_of
 from penstock.core.transition import Transition
 from penstock.ports.desk import Desk
@@ -38,6 +39,8 @@ class Dossier(Struct, frozen=True):
     """The jobs that it waits for, and their states."""
     given: str
     returned: str
+    hops: tuple[HopTime, ...] = ()
+    """The way of an answer over the nodes of its model."""
 
 
 @click.command()
@@ -77,6 +80,7 @@ async def _gather(place: Place, text: str) -> Dossier:
             [(parent, await _state(desk, parent)) for parent in job.request.after],
             await _glance(desk, job.request.context_ptr),
             await _glance(desk, result),
+            await _hops(desk, job, result),
         )
 
 
@@ -113,6 +117,21 @@ async def _glance(desk: Desk, pointer: str | None) -> str:
     except PenstockError as error:
         return f"{pointer} ({error.message})"
     return text if len(text) <= _GLANCE else text[:_GLANCE] + "…"
+
+
+async def _hops(desk: Desk, job: Job, pointer: str | None) -> tuple[HopTime, ...]:
+    if not pointer or not job.request.topic.startswith(PIPE_TOPICS):
+        return ()
+    try:
+        return msgspec.json.decode(await desk.get_blob(pointer), type=_Way).hops
+    except (PenstockError, msgspec.DecodeError):
+        return ()
+
+
+class _Way(Struct, frozen=True):
+    """Of a result, the part that is looked at."""
+
+    hops: tuple[HopTime, ...] = ()
 
 
 def _print(dossier: Dossier) -> None:
@@ -154,6 +173,22 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
             yield "error", f"{result.error_code}: {result.error_message or ''}".rstrip(": ")
         if dossier.returned:
             yield "result", dossier.returned
+    for index, hop in enumerate(dossier.hops):
+        yield "" if index else "hops", _hop(hop)
+
+
+def _hop(hop: HopTime) -> str:
+    took = [f"computed {_ms(hop.compute_ms)}"]
+    if hop.queue_ms:
+        took.append(f"queued {_ms(hop.queue_ms)}")
+    if hop.network_ms:
+        took.append(f"on the network {_ms(hop.network_ms)}")
+    passes = plural(hop.passes, "pass", "passes")
+    return f"layers {hop.layers} on {hop.node}: {passes}, {', '.join(took)}"
+
+
+def _ms(milliseconds: float) -> str:
+    return span(milliseconds / 1000)
 
 
 def _judged(job: Job, now: float) -> Iterator[tuple[str, str]]:

@@ -176,5 +176,7 @@ def _how_to_use(place: Place, topics: list[str]) -> tuple[str, str]:
 def _worker(engine: Engine, topics: list[str]) -> str:
     if not engine.worker_id:
         return "none here; start one with 'penstock worker --app MODULE:APP'"
+    if not topics:
+        return f"{engine.worker_id}, with no jobs of its own"
     some = ", ".join(topics[:5]) + (f" and {len(topics) - 5} more" if len(topics) > 5 else "")
     return f"{engine.worker_id}, {engine.settings.concurrency} at once: {some}"

@@ -131,7 +131,7 @@ async def _drained(working: asyncio.Task[None]) -> None:
 
 
 async def _work(place: Place, site: Site, address: str) -> None:
-    await _engine_there(place, address)
+    await engine_there(place, address)
     options = site.options
     log.info(
         "worker %s in pool %s, %d at once, serves %s",
@@ -143,7 +143,7 @@ async def _work(place: Place, site: Site, address: str) -> None:
     await site.run()
 
 
-async def _engine_there(place: Place, address: str) -> None:
+async def engine_there(place: Place, address: str) -> None:
     """Wait until an engine answers, saying so once."""
     pause = _FIRST_PAUSE
     while True:
