@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from typing import Any
 
@@ -131,3 +132,11 @@ def test_room_for_deep_ones_is_theirs_alone() -> None:
     before = threading.stack_size()
     answered(ask(grammar='root ::= "a"'))
     assert threading.stack_size() == before
+
+
+def test_without_its_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(LlmFailure, match=r"pip install 'penstock\[pipes\]'") as refused:
+        answered(ask(json_object=True))
+
+    assert refused.value.code is LlmCode.NOT_SUPPORTED

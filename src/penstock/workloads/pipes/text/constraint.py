@@ -29,6 +29,10 @@ T = TypeVar("T")
 _making = threading.Lock()
 
 
+def is_held(ask: Generation) -> bool:
+    return ask.schema is not None or ask.grammar is not None or ask.json_object
+
+
 class Constraint:
     """What one answer is held to."""
 
@@ -60,7 +64,7 @@ class Constraints:
 
     def of(self, ask: Generation) -> Constraint | None:
         """None if it may say anything. Raises INVALID_SCHEMA or NOT_SUPPORTED."""
-        if ask.grammar is None and ask.schema is None and not ask.json_object:
+        if not is_held(ask):
             return None
         if ask.grammar is not None and (ask.schema is not None or ask.json_object):
             raise _refused("a grammar and a schema at once")
@@ -77,7 +81,14 @@ class Constraints:
                 LlmCode.INVALID_SCHEMA,
                 f"the {what} has {size:,} bytes, and at most {LARGEST:,} can be followed",
             )
-        return _deeply(lambda: self._made(grammar_of(text)))
+        try:
+            return _deeply(lambda: self._made(grammar_of(text)))
+        except ImportError:
+            raise LlmFailure(
+                LlmCode.NOT_SUPPORTED,
+                "llguidance, which holds answers to schemas and grammars, is not installed:"
+                " pip install 'penstock[pipes]'",
+            ) from None
 
     def _made(self, grammar: str) -> Constraint:
         from llguidance import LLMatcher

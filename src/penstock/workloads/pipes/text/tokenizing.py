@@ -16,9 +16,10 @@ from penstock.core.llm import (
     Message,
     Sampling,
 )
-from penstock.workloads.pipes.text.constraint import Constraints
+from penstock.workloads.pipes.text.constraint import Constraints, is_held
 from penstock.workloads.pipes.text.noise import seed_of
 from penstock.workloads.pipes.text.sampler import Sampler, completed
+from penstock.workloads.pipes.text.thinking import CLOSE, OPEN, Thinking
 from penstock.workloads.pipes.text.vocabulary import Vocabulary
 from penstock.workloads.pipes.text.writer import Writer
 
@@ -51,6 +52,8 @@ class Text:
         self.ends = self._ends(config)
         """Tokens that end an answer."""
         self._constraints = Constraints(tokenizer, self.ends, self.vocab_size)
+        self._thinks = CLOSE in str(tokenizer.chat_template or "")
+        self._begins_thinking = self._thinks and self._ends_with(OPEN)
 
     # -- prompts ---------------------------------------------------------------------
 
@@ -111,8 +114,15 @@ class Text:
         return Sampler(sampling, seed, ask.logprobs, self._constraints.of(ask))
 
     def writer(self, ask: Generation, max_tokens: int, choice: int = 0) -> Writer:
-        continues = not isinstance(ask, Chat) or ask.messages[-1].role == "assistant"
-        return Writer(self.vocabulary, self.ends, max_tokens, ask.stop, choice, continues=continues)
+        begins = isinstance(ask, Chat) and ask.messages[-1].role != "assistant"
+        thinking = None
+        if begins and self._thinks and not is_held(ask):
+            thinking = Thinking(begun=self._begins_thinking)
+        return Writer(
+            *(self.vocabulary, self.ends, max_tokens, ask.stop, choice),
+            continues=not begins,
+            thinking=thinking,
+        )
 
     # -- inside ----------------------------------------------------------------------
 
@@ -161,6 +171,13 @@ class Text:
             *(one for one in special if self.vocabulary.name_of(one).decode() in _ENDS),
         )
         return frozenset(int(token) for token in told)
+
+    def _ends_with(self, mark: str) -> bool:
+        """Whether the template leaves the model with it."""
+        try:
+            return self._templated([{"role": "user", "content": "?"}]).rstrip().endswith(mark)
+        except LlmFailure:
+            return False
 
     def _ends_of_turn(self) -> list[int]:
         """What the template writes after an answer."""

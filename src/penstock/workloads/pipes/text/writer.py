@@ -9,6 +9,7 @@ from typing import Literal
 
 from penstock.core.llm import Choice, Piece, TokenLogprob, TopLogprob
 from penstock.workloads.pipes.text.sampler import Logprobs
+from penstock.workloads.pipes.text.thinking import Thinking
 from penstock.workloads.pipes.text.vocabulary import Vocabulary, readable
 
 
@@ -25,9 +26,11 @@ class Writer:
         choice: int = 0,
         *,
         continues: bool = True,
+        thinking: Thinking | None = None,
     ) -> None:
         """`continues` if it goes on from text, and does not begin one: a space in front of its
-        first word counts then, whatever the tokenizer."""
+        first word counts then, whatever the tokenizer. With `thinking` what it thinks is told
+        apart."""
         self.finished: Literal["stop", "length"] | None = None
         self.tokens = 0
         """As many as were added, the one that ended it with them."""
@@ -35,8 +38,11 @@ class Writer:
         self._stop, self._choice = tuple(stop), choice
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._is_at_beginning = vocabulary.begins_with_space and not continues
+        self._thinking = thinking
         self._told: list[str] = []
+        self._thought: list[str] = []
         self._told_length = 0
+        """Of all text, what was thought with it."""
         self._held = ""
         """What may be the beginning of a stop string."""
         self._logprobs: list[TokenLogprob] | None = None
@@ -72,6 +78,7 @@ class Writer:
             index=self._choice,
             text="".join(self._told),
             finish_reason=self.finished or "stop",
+            reasoning="".join(self._thought),
             logprobs=None if self._logprobs is None else tuple(self._logprobs),
         )
 
@@ -102,12 +109,15 @@ class Writer:
 
     def _tell(self, text: str, *, is_cut: bool = False) -> Piece | None:
         self._told_length += len(text)
-        if text:
-            self._told.append(text)
+        reasoning = ""
+        if self._thinking is not None:
+            reasoning, text = self._thinking.add(text, is_last=self.finished is not None)
         logprobs = self._due(is_cut=is_cut)
-        if not text and not logprobs:
+        if not (text or reasoning or logprobs):
             return None
-        return Piece(choice=self._choice, text=text, logprobs=logprobs)
+        self._told.append(text)
+        self._thought.append(reasoning)
+        return Piece(choice=self._choice, text=text, reasoning=reasoning, logprobs=logprobs)
 
     def _due(self, *, is_cut: bool) -> tuple[TokenLogprob, ...]:
         """Those of tokens whose text is told; at the end of an answer all, but for those of which
