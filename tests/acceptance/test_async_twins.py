@@ -22,6 +22,7 @@ async def test_the_engine_can_be_asked_from_a_callers_own_event_loop(tmp_path: P
         }
         (worker,) = await ps.aworkers()
         assert worker.local
+        assert (await ps.apipes()).nodes == ()
         assert (await ps.averify()).mismatches == ()
 
         again = await failed.aretry()

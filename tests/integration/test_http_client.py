@@ -41,6 +41,7 @@ from penstock.core.errors import (
     WaitTimedOut,
 )
 from penstock.core.job import JobRequest
+from penstock.core.pipes import PipesView
 from penstock.core.pointer import decode_data, encode_data
 from penstock.core.verdict import Rate
 from penstock.lifecycles.canonical import TERMINAL, JobState
@@ -477,6 +478,7 @@ async def test_the_engine_and_its_fleet_are_told_of(desk: Desk, house: House) ->
     assert worker.local
     assert await desk.topics() == sorted(worker.topics)
     assert worker.worker_id == house.engine.worker_id
+    assert (worker.facts, await desk.pipes()) == ({}, PipesView())
     names = [pool.name for pool in await desk.pools()]
     assert worker.pool in names
     assert (await desk.pause_pool(worker.pool)).paused

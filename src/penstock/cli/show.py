@@ -15,7 +15,7 @@ from penstock.cli.ids import meant
 from penstock.cli.paper import Listing, emit, print_json, record, styled
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed, reading_at, run
-from penstock.cli.words import moment, plural, run_time, short_id, span
+from penstock.cli.words import moment, run_time, short_id, span
 from penstock.core.errors import PenstockError
 from penstock.core.job import NO_RETRY, Job, JobRequest
 from penstock.core.llm import PIPE_TOPICS, HopTime
@@ -183,7 +183,7 @@ def _hop(hop: HopTime) -> str:
         took.append(f"queued {_ms(hop.queue_ms)}")
     if hop.network_ms:
         took.append(f"on the network {_ms(hop.network_ms)}")
-    passes = plural(hop.passes, "pass", "passes")
+    passes = f"{hop.passes:,} pass" if hop.passes == 1 else f"{hop.passes:,} passes"
     return f"layers {hop.layers} on {hop.node}: {passes}, {', '.join(took)}"
 
 
