@@ -13,6 +13,8 @@ from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_su
 
 _TIED = ("gemma", "gemma2", "gemma3_text", "smollm3")
 """Families whose embedding is the head unless they say otherwise."""
+MOST_LAYERS = 10_000
+"""Far from what any model has: a number beyond is damage, and would take all memory."""
 _OUTER = (
     *("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"),
     *("torch_dtype", "dtype", "quantization_config"),
@@ -55,11 +57,14 @@ def read_shape(config: Mapping[str, Any], path: Path) -> Shape:
             path,
             f"describes weights quantised by {method or 'some method'}: take plain ones, or a GGUF",
         )
+    layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
+        raise invalid(path, f"has a config of {str(layers)[:80]} layers")
     try:
         shape = Shape.of(config)
     except LlmFailure as failure:
         raise LlmFailure(failure.code, f"{path}: {failure.message}", **failure.facts) from failure
-    except (ValueError, TypeError, KeyError, IndexError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise invalid(path, f"has a config that can't be understood: {error}") from error
     sizes = (shape.num_layers, shape.hidden, shape.intermediate, shape.heads, shape.kv_heads)
     if min(*sizes, shape.head_dim) < 1 or shape.heads % shape.kv_heads:

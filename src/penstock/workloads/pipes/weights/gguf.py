@@ -39,8 +39,14 @@ _SANDWICHED = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-NAMES = {"phi3": _LAYER | _PHI3, "gemma2": _LAYER | _SANDWICHED, "gemma3": _LAYER | _SANDWICHED}
+NAMES = {
+    "": _LAYER,
+    "phi3": _LAYER | _PHI3,
+    "gemma2": _LAYER | _SANDWICHED,
+    "gemma3": _LAYER | _SANDWICHED,
+}
 """What transformers calls a layer's tensors, by architecture where it differs."""
+_TOKENIZER = ("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.add_bos_token")
 _DERIVED = ("rope_freqs", "attn_rot_embd")
 """Positions in another form, and no weights."""
 _ENDS = {"embed": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
@@ -74,7 +80,7 @@ class GgufSource:
         self.config: Mapping[str, Any] = config
         self._shape = described.read_shape(config, path)
         self._arch = str(self._metadata["general.architecture"])
-        self._names = NAMES.get(self._arch, _LAYER)
+        self._names = NAMES.get(self._arch, NAMES[""])
         self._refuse_unknown_types()
 
     @property
@@ -104,7 +110,7 @@ class GgufSource:
         return sum(place.size for place in self._end_places().values())
 
     def tokenizer(self) -> Any:
-        return gguf_tokenizer(self.path)
+        return gguf_tokenizer(parts(self.path)[0], self._metadata)
 
     def _layer_places(self, n: int) -> dict[str, GgufTensor]:
         places = {}
@@ -189,4 +195,4 @@ def halved(tensor: torch.Tensor, heads: int) -> torch.Tensor:
 
 def _wanted(key: str) -> bool:
     """No words: they are for the tokenizer, and read when it is asked for."""
-    return not key.startswith("tokenizer.") or key.endswith("_token_id")
+    return not key.startswith("tokenizer.") or key.endswith("_token_id") or key in _TOKENIZER

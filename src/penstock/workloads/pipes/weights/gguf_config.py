@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.workloads.pipes.weights.described import MOST_LAYERS
 from penstock.workloads.pipes.weights.gguf_header import Value
 from penstock.workloads.pipes.weights.refusing import invalid, not_supported
 
@@ -75,7 +76,7 @@ class GgufConfig:
         if self._get("attention.value_length", size) != size:
             raise not_supported(self._path, "has values of another length than keys")
         return {
-            "num_hidden_layers": self._count("block_count"),
+            "num_hidden_layers": self._count("block_count", most=MOST_LAYERS),
             "hidden_size": hidden,
             "intermediate_size": self._count("feed_forward_length"),
             "num_attention_heads": heads,
@@ -197,10 +198,12 @@ class GgufConfig:
             raise invalid(self._path, f"is not whole: it lacks {self._arch}.{key}")
         return value
 
-    def _count(self, key: str, default: int | None = None) -> int:
+    def _count(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
         value = self._need(key) if default is None else self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise not_supported(self._path, f"has no single whole number as {self._arch}.{key}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            raise not_supported(
+                self._path, f"has {str(value)[:80]} as {self._arch}.{key}, no usable number"
+            )
         return value
 
 

@@ -1,0 +1,115 @@
+"""How many layers fit, on the machine or in what a container has of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.pipes.random_models import RandomSource, tiny
+
+from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.weights.room import Room, ends_bytes, machine_memory, room
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def source() -> RandomSource:
+    return tiny("llama")[1]
+
+
+def layers(source: RandomSource, dtype: str = "float32", **asked: int) -> int:
+    return room(source, Shape.of(source.config), dtype, **asked).layers  # type: ignore[arg-type]
+
+
+def test_all_layers_fit_into_plenty(source: RandomSource) -> None:
+    assert layers(source, memory=GIB) == 5
+
+
+def test_none_fits_into_nothing(source: RandomSource) -> None:
+    assert layers(source, memory=1) == 0
+
+
+def test_each_layer_more_needs_its_weights(source: RandomSource) -> None:
+    values = source.layer_values(0)
+    loading, cache = 8 * values, 1000
+    for count in (1, 2, 4):
+        enough = loading + cache + count * 4 * values
+        assert layers(source, memory=enough, cache=cache) == count
+        assert layers(source, memory=enough - 1, cache=cache) == count - 1
+
+
+def test_smaller_numbers_let_more_fit(source: RandomSource) -> None:
+    values = source.layer_values(0)
+    memory = 8 * values + 8 * values
+    found = [layers(source, dtype, memory=memory, cache=1) for dtype in ("float32", "bfloat16")]
+    assert found == [1, 3]
+    assert layers(source, "int8", memory=memory, cache=1) == 5
+
+
+def test_a_cache_for_one_job_at_least_is_counted_with_each_layer(source: RandomSource) -> None:
+    shape = Shape.of(source.config)
+    token = 2 * shape.kv_heads * shape.head_dim * 4
+    each = 4 * source.layer_values(0) + 4 * 100 * token
+    memory = 8 * source.layer_values(0) + 3 * each
+    assert layers(source, memory=memory, context=100) == 3
+    assert layers(source, memory=memory - 1, context=100) == 2
+
+
+def test_ends_take_their_part(source: RandomSource) -> None:
+    shape = Shape.of(source.config)
+    assert ends_bytes(shape, "float32") == source.ends_bytes()
+    memory = 8 * source.layer_values(0) + 3 * 4 * source.layer_values(0) + 1
+    without = room(source, shape, "float32", memory=memory, cache=1)
+    beside = room(source, shape, "float32", memory=memory, cache=1, ends=True)
+    assert (without.ends, beside.ends) == (0, source.ends_bytes())
+    assert beside.layers < without.layers
+
+
+def test_caches_have_a_quarter_of_what_is_left_and_no_more_than_4_gib() -> None:
+    assert Room(10 * GIB, 1, 0, 5).cache(6 * GIB) == GIB
+    assert Room(100 * GIB, 1, 0, 5).cache(6 * GIB) == 4 * GIB
+    assert Room(GIB, 1, 0, 5).cache(6 * GIB) == 0
+
+
+def test_without_a_word_three_quarters_of_the_machine_are_taken(source: RandomSource) -> None:
+    found = room(source, Shape.of(source.config), "float32")
+    assert found.memory == machine_memory() * 3 // 4
+
+
+# -- the machine ---------------------------------------------------------------------------
+
+
+def machine(root: Path, membership: str, limits: dict[str, str]) -> int:
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/meminfo").write_text("MemTotal:       16777216 kB\nMemFree: 5 kB\n")
+    (root / "proc/self/cgroup").write_text(membership)
+    for name, text in limits.items():
+        file = root / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return machine_memory(root / "proc", root / "cgroup")
+
+
+@pytest.mark.parametrize(
+    ("membership", "limits", "gib"),
+    [
+        ("0::/\n", {}, 16),
+        ("0::/\n", {"memory.max": "max\n"}, 16),
+        ("0::/\n", {"memory.max": f"{2 * GIB}\n"}, 2),
+        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": f"{3 * GIB}\n"}, 3),
+        ("0::/a\n", {"a/memory.max": f"{5 * GIB}\n", "memory.max": f"{4 * GIB}\n"}, 4),
+        ("0::/a\n", {"a/memory.max": f"{99 * GIB}\n"}, 16),
+        ("4:memory:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": f"{GIB}\n"}, 1),
+        ("4:memory:/x\n", {"memory/x/memory.limit_in_bytes": "9223372036854771712\n"}, 16),
+        ("4:cpu,memory:/gone\n", {"memory/memory.limit_in_bytes": f"{GIB}\n"}, 1),
+    ],
+)
+def test_a_containers_limit_counts_in_both_versions_and_at_every_height(
+    membership: str, limits: dict[str, str], gib: int, tmp_path: Path
+) -> None:
+    assert machine(tmp_path, membership, limits) == gib * GIB
+
+
+def test_this_machine_has_some() -> None:
+    assert machine_memory() > 1 << 26
