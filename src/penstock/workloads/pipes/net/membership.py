@@ -13,7 +13,7 @@ from penstock.workloads.pipes.net.peers import Peers
 from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.net.states import BAD_RECORD, read_state, state_of
 from penstock.workloads.pipes.net.table import Table
-from penstock.workloads.pipes.wire.connection import Connection, NotConnected
+from penstock.workloads.pipes.wire.connection import LINGER, Connection, NotConnected
 from penstock.workloads.pipes.wire.counters import Counters, Refused
 from penstock.workloads.pipes.wire.frames import BadFrame
 from penstock.workloads.pipes.wire.kinds import Kind
@@ -56,6 +56,7 @@ class Membership:
         self._counters, self._silence = counters, silence
         self._members: dict[str, Hello] = {}
         self._grace: dict[str, asyncio.TimerHandle] = {}
+        self._all: set[Connection] = set()
         self._observers: set[Connection] = set()
         self._leaving: set[Connection] = set()
         self._gone: dict[str, str] = {}
@@ -77,10 +78,16 @@ class Membership:
         for timer in self._grace.values():
             timer.cancel()
         await self.caller.stop()
-        for connection in (*self.peers, *self._observers):
+        for connection in self._all:
             with suppress(ConnectionResetError):
                 connection.send(Kind.BYE, encode(Bye(reason, LEFT)))
             connection.close(reason)
+        # What was said last has to be out before the loop may end.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER):
+                # Nothing tells when a connection has wholly ended.
+                while any(_lingers(c) for c in self._all):  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
 
     def admit(self, peer: Hello) -> str:
         """Why a peer can't come in; "" lets it in."""
@@ -95,6 +102,7 @@ class Membership:
 
     def connected(self, connection: Connection) -> None:
         peer = connection.peer
+        self._all = {c for c in self._all if _lingers(c)} | {connection}
         if peer.observer:
             self._observers.add(connection)
             self.tell_all(connection)
@@ -216,6 +224,11 @@ class Membership:
         elif now - self._refused_since > self._silence + GRACE:
             self._refused_since = float("inf")
             self._events.refused(reason)
+
+
+def _lingers(connection: Connection) -> bool:
+    """Closed or not, it has bytes that are not sent, or an end that is not confirmed."""
+    return connection._transport is not None
 
 
 def _send_state(connection: Connection, state: bytes) -> None:
