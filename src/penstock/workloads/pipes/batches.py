@@ -57,13 +57,14 @@ class Batches:
         while going:
             group, going = next_group(going)
             for one in self._through(group):
+                sequence = one.job.sequence
                 if one.job.current_layer < _layers(one).end:
                     going.append(one)
                 elif not self._lanes.go_on(one):
                     self._lanes.move(one.lane)
-                elif isinstance(one.need, Layers):
+                elif isinstance(one.need, Layers) and one.job.sequence == sequence:
                     going.append(one)
-                else:
+                else:  # at the head, or with the next chunk of its prompt: others come first
                     self._lanes.queue(one)
 
     def _through(self, group: Group) -> list[Pass]:

@@ -179,14 +179,18 @@ class Stand:
     def send(self, node_id: str, jobs: Sequence[NetworkJob]) -> None:
         payload = bytearray(b"".join(pack_steps(jobs)))
         self.ring.frames += 1
-        self.ring.way[self.node_id, node_id].append(
-            lambda to: to.receiver.receive(memoryview(payload), self.node_id)
+        self.ring.carry(
+            self.node_id,
+            node_id,
+            lambda to: to.receiver.receive(memoryview(payload), self.node_id),
         )
 
     def landed(self, origin: str, job_id: bytes, sequence: int, times: Sequence[JobTime]) -> None:
         self.ring.landings += 1
-        self.ring.way[self.node_id, origin].append(
-            lambda to: to.compute.landed(to.receiver.context(job_id), sequence, times)
+        self.ring.carry(
+            self.node_id,
+            origin,
+            lambda to: to.compute.landed(to.receiver.context(job_id), sequence, times),
         )
 
     def done(self, job: Job, event: ProcessorEvent, reason: str) -> None:
@@ -229,6 +233,10 @@ class Ring:
         job = self.nodes["A"].open(job_id, hops, text=text)
         self.nodes["A"].compute.begin(self.nodes["A"].receiver.context(job_id))
         return job, told
+
+    def carry(self, sender: str, to: str, act: Callable[[Stand], None]) -> None:
+        """It lies there, behind what was sent before, until its turn comes."""
+        self.way[sender, to].append(act)
 
     def choices(self) -> list[Callable[[], None]]:
         """All that could happen next."""
