@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -30,8 +29,8 @@ _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 class NetworkJob(StepHead, frozen=True, kw_only=True):
     """One pass of a job. Positions, masks and rotary tables follow from `start` and `count`."""
 
-    data: Any
-    """Hidden states, [rows, hidden]."""
+    data: torch.Tensor | None = None
+    """Hidden states, [rows, hidden]; always there in what was unpacked."""
     data_hash: bytes = b""
     """As it came; checked already."""
 
@@ -60,15 +59,13 @@ def pack_steps(jobs: Sequence[NetworkJob]) -> list[Bytes]:
     """A STEPS frame in parts, to be written in this order. The hidden states are not copied, so
     they must not change until they are written. Raises ValueError for what nobody would take."""
     tensors = [_sendable(job.data) for job in jobs]
-    parts = _parts(tensors)
-    if len(parts) == 1:
+    views = parts = _parts(tensors)
+    if len(parts) < len(jobs):
         views, begin = [], 0
         for tensor in tensors:
             size = tensor.numel() * tensor.element_size()
             views.append(parts[0][begin : begin + size])
             begin += size
-    else:
-        views = parts
     heads = [
         pack_head(job, _CODES[tensor.dtype], tensor.shape[1], view)
         for job, tensor, view in zip(jobs, tensors, views, strict=True)
@@ -127,12 +124,14 @@ def finite(tensor: torch.Tensor) -> bool:
 def _sendable(data: torch.Tensor | None) -> torch.Tensor:
     if data is None or data.ndim != 2 or data.dtype not in _CODES:
         raise ValueError(f"these are no hidden states: {data if data is None else data.dtype}")
-    return data.detach().contiguous()
+    return data if data.is_contiguous() else data.contiguous()
 
 
 def _parts(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
     """Their bytes, as one piece where they follow each other in the memory of one tensor."""
     first = tensors[0]
+    if len(tensors) == 1:
+        return [_bytes_of(first)]
     adjoin = all(
         one.dtype == other.dtype
         and one.shape[1] == other.shape[1]
@@ -140,26 +139,24 @@ def _parts(tensors: Sequence[torch.Tensor]) -> list[memoryview]:
         and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
         for one, other in pairwise(tensors)
     )
-    if adjoin and len(tensors) > 1:
+    if adjoin:
         rows, width = sum(tensor.shape[0] for tensor in tensors), first.shape[1]
         return [_bytes_of(first.as_strided((rows, width), (width, 1)))]
     return [_bytes_of(tensor) for tensor in tensors]
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.view(torch.uint8).numpy()).cast("B")
+    # numpy does not know bfloat16.
+    known = tensor.view(torch.uint8) if tensor.dtype == torch.bfloat16 else tensor
+    return memoryview(known.numpy()).cast("B")
 
 
 def _tensors(payload: memoryview, found: Sequence[Found]) -> list[torch.Tensor]:
-    """Views of one tensor where jobs have the same form, so that they can be computed together
-    without being copied together."""
+    """Where they lie in the payload."""
     return [
         torch.frombuffer(
-            payload,
-            dtype=_DTYPES[job.dtype],
-            count=job.head.rows * job.width,
-            offset=job.offset,
-        ).view(job.head.rows, job.width)
+            payload, dtype=_DTYPES[job.dtype], count=job.head.rows * job.width, offset=job.offset
+        ).view(-1, job.width)
         for job in found
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -11,18 +12,23 @@ from typing import Protocol, cast
 
 from penstock.workloads.pipes.wire.counters import Counters, Refused
 from penstock.workloads.pipes.wire.frames import BadFrame, Splitter, head_of
-from penstock.workloads.pipes.wire.identity import node_id_of
 from penstock.workloads.pipes.wire.kinds import HELLO_LIMITS, MAX_STEPS, PROTOCOL, Kind, limits
 from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode, protocol_of
 from penstock.workloads.pipes.wire.pulse import Pulse
+from penstock.workloads.pipes.wire.tls import Tls, refusal_of
 
 MAX_QUEUE = 128 << 20
 LINGER = 2.0
-"""Seconds that a closed connection has for its last bytes."""
+"""Seconds that a connection which has ended waits for the peer to have read why."""
+_BUFFER = 64 << 10
 _JOIN = 16 << 10
 """A frame up to this size becomes one record of TLS: copying it together costs less than two."""
+_PIECE = 256 << 10
+"""How much of a larger one is encrypted before it is handed on."""
 _NUMBER = struct.Struct("<Q")
 
+Admit = Callable[[Hello], str]
+"""Why a peer that proved who it is can't come in all the same; "" lets it in."""
 Refusal = tuple[Refused, str] | None
 
 
@@ -70,13 +76,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(
         self,
+        tls: Tls,
         hello: Hello,
         handler: Handler,
         terms: Terms,
         counters: Counters,
-        admit: Callable[[Hello], Refusal],
         *,
         outgoing: bool,
+        admit: Callable[[Hello], Refusal],
     ) -> None:
         self.outgoing = outgoing
         """Whether this side dialed."""
@@ -87,8 +94,9 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         """Done when the peer is known; NotConnected if it never will be."""
-        self._hello, self._handler, self._terms = hello, handler, terms
-        self._counters, self._admit = counters, admit
+        self._tls, self._hello, self._handler = tls, hello, handler
+        self._terms, self._counters, self._admit = terms, counters, admit
+        self._buffer = memoryview(bytearray(_BUFFER))
         self._splitter = Splitter(HELLO_LIMITS)
         self._transport: asyncio.Transport | None = None
         self._open = False
@@ -113,23 +121,29 @@ class Connection(asyncio.BufferedProtocol):
     def send(self, kind: Kind, *buffers: bytes | memoryview) -> None:
         """Put a frame in the queue, and never wait. Raises ConnectionResetError if it is closed.
 
-        A memoryview is of bytes, and what it shows must not change afterwards.
+        A memoryview is of bytes. What it shows has been read when this returns.
         """
         if self.closed is not None or self._transport is None:
             raise ConnectionResetError(self.closed or "not connected yet")
-        size = sum(map(len, buffers))
-        head = head_of(kind, size)
-        self.sent_bytes += len(head) + size
-        if size <= _JOIN:
-            self._transport.write(b"".join((head, *buffers)))
-        else:
-            self._transport.writelines((head, *buffers))
+        self._write(kind, *buffers)
         if self.queued > self._terms.queue:
-            self._give_up(Refused.NOT_READING, f"it does not read: {self.queued} bytes wait for it")
+            self.give_up(Refused.NOT_READING, f"it does not read: {self.queued} bytes wait for it")
 
     def close(self, reason: str) -> None:
         """Tell the peer, and end. What was sent before still goes out, if it is read soon."""
         self._end(reason, bye=Bye(reason))
+
+    def refuse(self, what: str, reason: str) -> None:
+        """The peer did something wrong: it is counted, and the peer is told."""
+        if self.closed is None:
+            self._counters.add(what)
+            self._end(reason, bye=Bye(reason, what), what=what)
+
+    def give_up(self, what: str, reason: str) -> None:
+        """The same for a peer that would not hear it."""
+        if self.closed is None:
+            self._counters.add(what)
+            self._end(reason, what=what)
 
     # -- what the transport calls -------------------------------------------------------
 
@@ -138,21 +152,24 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed is not None:
             self._transport.abort()
         elif self.outgoing:
-            self.send(Kind.HELLO, encode(self._hello))
+            self._tls.shake()
+            self._flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._splitter.get_buffer()
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self.closed is not None:
+            return  # Read only so that the peer gets to what it was told.
         self._pulse.heard = time.monotonic()
-        self.received_bytes += nbytes
         try:
-            for kind, payload in self._splitter.written(nbytes):
-                if self.closed is not None:
-                    break
-                self._take(kind, payload)
+            self._tls.feed(self._buffer[:nbytes])
+            self._read() if self._tls.ready else self._shake()
         except BadFrame as bad:
-            self._refuse(bad.what, bad.reason)
+            self.refuse(bad.what, bad.reason)
+        except ssl.SSLError as error:
+            self._flush()
+            self.give_up(*refusal_of(error))
         except Exception as error:
             self._loop.call_exception_handler(
                 {"message": "a frame could not be handled", "exception": error}
@@ -160,14 +177,56 @@ class Connection(asyncio.BufferedProtocol):
             self.close(f"an error at the other end: {type(error).__name__}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.closed is None and self._splitter.within:
-            self._counters.add(Refused.TRUNCATED)
-            self._end("it ended in the middle of a frame")
-        else:
-            self._end(str(exc) if exc else "the other side closed it")
         self._transport = None
         if self._linger is not None:
             self._linger.cancel()
+        reason = str(exc) if exc else "the other side closed it"
+        if not self._open:
+            self.give_up(Refused.HANDSHAKE_BROKEN, f"before it said who it is: {reason}")
+        elif self._splitter.within:
+            self.give_up(Refused.TRUNCATED, f"in the middle of a frame: {reason}")
+        else:
+            self._end(reason)
+
+    # -- bytes ----------------------------------------------------------------------------
+
+    def _shake(self) -> None:
+        self._tls.shake()
+        self._flush()
+        if self._tls.ready:
+            if self.outgoing:
+                self._write(Kind.HELLO, encode(self._hello))
+            self._read()
+
+    def _read(self) -> None:
+        while count := self._tls.read(self._splitter.get_buffer()):
+            self.received_bytes += count
+            for kind, payload in self._splitter.written(count):
+                self._take(kind, payload)
+                if self.closed is not None:
+                    return
+
+    def _write(self, kind: Kind, *buffers: bytes | memoryview) -> None:
+        size = sum(map(len, buffers))
+        head = head_of(kind, size)
+        self.sent_bytes += len(head) + size
+        small: list[bytes | memoryview] = [head]
+        for buffer in buffers:
+            if len(buffer) <= _JOIN:
+                small.append(buffer)
+                continue
+            self._tls.write(b"".join(small))
+            small.clear()
+            for at in range(0, len(buffer), _PIECE):
+                self._tls.write(buffer[at : at + _PIECE])
+                self._flush()
+        if small:
+            self._tls.write(b"".join(small))
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._transport is not None and (data := self._tls.take()):
+            self._transport.write(data)
 
     # -- frames ---------------------------------------------------------------------------
 
@@ -187,17 +246,17 @@ class Connection(asyncio.BufferedProtocol):
     def _greet(self, payload: memoryview) -> None:
         protocol = protocol_of(payload)
         if protocol != PROTOCOL:
-            self._refuse(Refused.OLD_PROTOCOL, f"protocol {protocol} is not {PROTOCOL}")
+            self.refuse(Refused.OLD_PROTOCOL, f"protocol {protocol} is not {PROTOCOL}")
             return
         peer = decode(payload, Hello)
         refusal = self._stranger(peer) or self._admit(peer)
         if refusal is not None:
-            self._refuse(*refusal)
+            self.refuse(*refusal)
             return
         self.peer, self._open = peer, True
         self._splitter.limits = limits(self._terms.steps)
         if not self.outgoing:
-            self.send(Kind.HELLO, encode(self._hello))
+            self._write(Kind.HELLO, encode(self._hello))
         self._handler.connected(self)
         if self.closed is None:
             self._pulse.start()
@@ -205,13 +264,12 @@ class Connection(asyncio.BufferedProtocol):
             self.greeted.set_result(None)
 
     def _stranger(self, peer: Hello) -> Refusal:
-        assert self._transport is not None
-        proved = node_id_of(self._transport.get_extra_info("ssl_object"))
+        proved = self._tls.node_id
         if not proved or peer.node_id != proved:
             says = f"it says it is {peer.node_id!r}, and its certificate says {proved!r}"
             return Refused.NODE_ID_MISMATCH, says
         if proved == self._hello.node_id:
-            return Refused.OWN_NODE_ID, f"{proved!r} is the id of this node itself"
+            return Refused.OWN_NODE_ID, f"{proved!r} is the id of both nodes"
         return None
 
     def _left(self, payload: memoryview) -> None:
@@ -228,35 +286,33 @@ class Connection(asyncio.BufferedProtocol):
         self.send(Kind.PING, _NUMBER.pack(number))
 
     def _silent(self, seconds: float) -> None:
-        self._give_up(Refused.SILENT, f"silent for {seconds:.1f} s")
+        self.give_up(Refused.SILENT, f"silent for {seconds:.1f} s")
 
-    def _refuse(self, what: str, reason: str) -> None:
-        """The peer did something wrong, and is told what."""
-        self._counters.add(what)
-        self._end(reason, bye=Bye(reason, what), what=what)
-
-    def _give_up(self, what: str, reason: str) -> None:
-        """The peer would not hear it."""
-        self._counters.add(what)
-        self._end(reason, what=what, abort=True)
-
-    def _end(
-        self, reason: str, *, bye: Bye | None = None, what: str = "", abort: bool = False
-    ) -> None:
+    def _end(self, reason: str, *, bye: Bye | None = None, what: str = "") -> None:
         if self.closed is not None:
             return
         self.closed = reason
         self._pulse.stop()
-        if self._transport is not None and abort:
-            self._transport.abort()
-        elif self._transport is not None:
-            if bye is not None:
-                told = encode(bye)
-                self._transport.write(head_of(Kind.BYE, len(told)) + told)
-            self._transport.close()
+        if self._transport is not None:
             self._linger = self._loop.call_later(LINGER, self._transport.abort)
+            if bye is not None and self._tls.ready:
+                self._write(Kind.BYE, encode(bye))
+                self._tls.finish()
+                self._flush()
+                # Not closed yet: what the peer still sends would make the system drop our BYE.
+                self._transport.write_eof()
+            else:
+                self._transport.close()
         if self._open:
             self._loop.call_soon(self._handler.lost, self, reason)
         elif not self.greeted.done():
             self.greeted.set_exception(NotConnected(reason, what))
             self.greeted.exception()  # Perhaps nobody waits for it any more.
+
+
+def refusing(admit: Admit | None) -> Callable[[Hello], Refusal]:
+    def refusal(peer: Hello) -> Refusal:
+        reason = admit(peer) if admit is not None else ""
+        return (Refused.NOT_ADMITTED, reason) if reason else None
+
+    return refusal

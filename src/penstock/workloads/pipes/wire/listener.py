@@ -9,18 +9,18 @@ import socket
 from penstock.core.errors import Misconfigured
 from penstock.workloads.pipes.wire.address import join, parse
 from penstock.workloads.pipes.wire.connection import (
-    LINGER,
+    Admit,
     Connection,
     Handler,
-    NotConnected,
     Refusal,
     Terms,
+    refusing,
 )
 from penstock.workloads.pipes.wire.counters import Counters, Refused
-from penstock.workloads.pipes.wire.handshake import Admit, failure_of, refusing
 from penstock.workloads.pipes.wire.identity import Identity
 from penstock.workloads.pipes.wire.kinds import MAX_STEPS
 from penstock.workloads.pipes.wire.messages import Hello
+from penstock.workloads.pipes.wire.tls import Tls
 
 MAX_HANDSHAKES = 64
 """Peers that are not known yet, at once. For one more, the oldest is given up: who only holds
@@ -114,30 +114,27 @@ class Listener:
             return refusal
 
         connection = Connection(
-            self._hello, self._handler, self._terms, self._counters, admit, outgoing=False
+            Tls(self._identity.server, server_side=True),
+            self._hello,
+            self._handler,
+            self._terms,
+            self._counters,
+            outgoing=False,
+            admit=admit,
         )
         seconds = self._terms.handshake
         try:
             async with asyncio.timeout(seconds):
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: connection,
-                    peer,
-                    ssl=self._identity.server,
-                    ssl_handshake_timeout=seconds + 1,
-                    ssl_shutdown_timeout=LINGER,
-                )
+                loop = asyncio.get_running_loop()
+                await loop.connect_accepted_socket(lambda: connection, peer)
                 await connection.greeted
-        except NotConnected as refused:
-            if not refused.what:
-                self._counters.add(Refused.HANDSHAKE_BROKEN)
         except TimeoutError:
-            self._counters.add(Refused.HANDSHAKE_TIMEOUT)
-            connection.close(f"no HELLO in {seconds:g} s")
+            connection.refuse(Refused.HANDSHAKE_TIMEOUT, f"no HELLO in {seconds:g} s")
         except OSError as error:
-            self._counters.add(failure_of(error)[0])
-            connection.close("no handshake")
+            # Counted where it was found.
+            connection.close(str(error))
         except asyncio.CancelledError:
-            connection.close("too many handshakes")
+            connection.close("nobody is let in now")
             raise
 
     def _refusal(self, peer: Hello) -> Refusal:
