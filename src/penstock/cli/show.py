@@ -184,7 +184,8 @@ def _hop(hop: HopTime) -> str:
     if hop.network_ms:
         took.append(f"on the network {_ms(hop.network_ms)}")
     passes = f"{hop.passes:,} pass" if hop.passes == 1 else f"{hop.passes:,} passes"
-    return f"layers {hop.layers} on {hop.node}: {passes}, {', '.join(took)}"
+    what = f"layers {hop.layers}" if hop.layers[:1].isdigit() else hop.layers
+    return f"{what} on {hop.node}: {passes}, {', '.join(took)}"
 
 
 def _ms(milliseconds: float) -> str:

@@ -276,7 +276,7 @@ class HopTime(Struct, frozen=True, kw_only=True):
 
     node: str
     layers: str
-    """As people write them, the last one included: `0-14`."""
+    """As people write them, the last one included: `0-14`; `ends` are embedding, norm and head."""
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     """From its arrival to the beginning of its computation."""
