@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from penstock.workloads.pipes.agreement import distrust
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import Hop
-from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, ranges_of, written
+from penstock.workloads.pipes.net.records import NodeRecord, ranges_of, written
 
 HOP_US = 300
 """What a hop costs beside the link: packing, waking up, one more that can fail."""
@@ -176,32 +176,20 @@ class _Holdings:
         for record, segment in segments:
             if not segment.ready:
                 held.left_out.append(f"{record.node_id} is loading {segment.layers}")
-        usable = [(r, s) for r, s in segments if s.ready]
-        truth = _reference(num_layers, usable, origin, reference)
-        others: list[str] = []
-        for record, segment in usable:
-            if segment.num_layers != num_layers:
-                others.append(
-                    f"{record.node_id} has a {model} of {segment.num_layers} layers, not of"
-                    f" {num_layers}"
-                )
+        ready = [(r, s) for r, s in segments if s.ready]
+        distrusted = distrust(model, num_layers, ready, origin, reference)
+        held.disagree = tuple(distrusted.values())
+        for record, segment in ready:
+            if record.node_id in distrusted:
                 continue
-            inside = range(max(0, segment.layers.start), min(num_layers, segment.layers.end))
-            wrong = {n for n in inside if not truth[n] or segment.fingerprint(n) != truth[n]}
-            if wrong:
-                others.append(
-                    f"layers {written(ranges_of(wrong))} of {record.node_id} have other weights"
-                )
             why = _unwanted(record, origin, avoid)
             if why:
                 held.left_out.append(f"{record.node_id} ({segment.layers}) {why}")
                 continue
             us = round((segment.layer_ms or record.layer_ms or UNKNOWN_LAYER_MS) * 1000)
-            for n in inside:
-                if n not in wrong:
-                    known = held.layer_us[n].get(record.node_id, us)
-                    held.layer_us[n][record.node_id] = min(us, known)
-        held.disagree = tuple(others)
+            for n in range(segment.layers.start, segment.layers.end):
+                known = held.layer_us[n].get(record.node_id, us)
+                held.layer_us[n][record.node_id] = min(us, known)
         return held
 
     def missing(self, origin: str, local_layers: int) -> list[int]:
@@ -243,27 +231,3 @@ def _unwanted(record: NodeRecord, origin: str, avoid: Collection[str]) -> str:
     if record.node_id in avoid:
         return "is avoided"
     return "is about to leave" if record.draining else ""
-
-
-def _reference(
-    num_layers: int,
-    segments: Sequence[tuple[NodeRecord, SegmentRecord]],
-    origin: str,
-    known: Sequence[str],
-) -> list[str]:
-    """The weights that count, layer by layer: the origin's own if it has or knows them, else
-    those that most nodes have."""
-    votes: list[Counter[str]] = [Counter() for _ in range(num_layers)]
-    own = [*known[:num_layers], *[""] * (num_layers - len(known))]
-    for record, segment in segments:
-        if segment.num_layers != num_layers:
-            continue
-        for n in range(max(0, segment.layers.start), min(num_layers, segment.layers.end)):
-            seen = segment.fingerprint(n)
-            if seen:
-                votes[n][seen] += 1
-                own[n] = seen if record.node_id == origin else own[n]
-    return [
-        mine or min(counted, key=lambda f: (-counted[f], f), default="")
-        for mine, counted in zip(own, votes, strict=True)
-    ]
