@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from penstock.cli.paper import console
 from penstock.cli.place import Place, client_at
 from penstock.cli.spool_found import harmless
-from penstock.cli.words import plural, span
+from penstock.cli.words import layers, plural, span
 from penstock.core.errors import InvalidRequest, NotRunning
 from penstock.core.llm import Chat, HopTime, LlmResult, Message, model_of
 from penstock.ports.desk import JobUpdate, Progressed, Streamed
@@ -180,6 +180,6 @@ def _hop(hop: HopTime) -> str:
     compute, queue = span(hop.compute_ms / 1000 / passes), span(hop.queue_ms / 1000 / passes)
     way = span(hop.network_ms / 1000 / passes)
     return (
-        f"{hop.node}, layers {hop.layers}: {hop.passes:,} passes, each {compute} computed,"
+        f"{hop.node}, {layers(hop.layers)}: {hop.passes:,} passes, each {compute} computed,"
         f" {queue} waited, {way} on the way"
     )

@@ -72,7 +72,7 @@ class Children:
         pipe = asyncio.subprocess.PIPE
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "penstock.cli", "pipe", "node", *self._commands[name]),
-            *("--node-id", name, "--json", "--with-parent"),
+            *("--json", "--with-parent"),
             env=dict(self._environment),
             stdin=pipe,
             stdout=pipe,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from msgspec import Struct
 
-from penstock.cli.pipe_screen import way, why_not
+from penstock.cli.pipe_screen import held, way, why_not
 from penstock.core.pipes import NodeView, PipesView, PipeView
 
 
@@ -41,24 +41,24 @@ class News(Struct, frozen=True, kw_only=True):
     text: str = ""
 
 
-def news(before: PipesView, after: PipesView) -> list[News]:
-    """First of nodes, then what that means for the models."""
-    return [*_of_nodes(before, after), *_of_pipes(before, after)]
+def news(
+    before: PipesView, after: PipesView, reasons: Mapping[str, str] | None = None
+) -> list[News]:
+    """First of nodes, then what that means for the models. `reasons` are those of losses."""
+    return [*_of_nodes(before, after, reasons or {}), *_of_pipes(before, after)]
 
 
-def _of_nodes(before: PipesView, after: PipesView) -> Iterator[News]:
+def _of_nodes(before: PipesView, after: PipesView, reasons: Mapping[str, str]) -> Iterator[News]:
     known = {node.node_id: node for node in before.nodes}
     there = {node.node_id: node for node in after.nodes}
     for node_id in known.keys() - there.keys():
-        yield News(what=What.LOST, about=node_id, text=_held(known[node_id]))
+        parts = (reasons.get(node_id, ""), f"it had {_held(known[node_id]) or 'no layers'}")
+        yield News(what=What.LOST, about=node_id, text="; ".join(filter(None, parts)))
     for node_id, node in there.items():
         then = known.get(node_id)
         if then is None or then.boot != node.boot:
             yield News(what=What.JOINED, about=node_id, text=_joined(node))
-            then = None
-        if then is None and node.state in ("idle", "loading"):
-            continue
-        if then is None or (then.state, _layers(then)) != (node.state, _layers(node)):
+        elif (then.state, _layers(then)) != (node.state, _layers(node)):
             yield from _moved(node)
 
 
@@ -87,9 +87,8 @@ def _layers(node: NodeView) -> tuple[tuple[str, str], ...]:
 
 
 def _held(node: NodeView) -> str:
-    parts = [f"{segment.model} {segment.layers}" for segment in node.segments]
-    parts += [f"{model} text" for model in node.end_models]
-    return ", ".join(parts)
+    models = dict.fromkeys([*(one.model for one in node.segments), *node.end_models])
+    return "; ".join(f"{model} {held(node, model)}" for model in models)
 
 
 def _joined(node: NodeView) -> str:

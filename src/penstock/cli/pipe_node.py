@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.journal import keep_journal
 from penstock.cli.llm import told
 from penstock.cli.pipe_options import end_model, layers, node_options, settings_of
 from penstock.cli.place import Place, placed
@@ -49,9 +48,8 @@ def run_node(place: Place, said: dict[str, Any]) -> int:
     settings = node_settings(place, said)
     if not settings.pipe_end_model and (said["http"] or said["no_http"]):
         raise click.UsageError("a node without --end-model has no HTTP: leave --http out")
-    keep_journal(verbose=said["verbose"])
     with told():
-        return run_service(serve(place, settings, json=said["json"], no_http=said["no_http"]))
+        return run_service(serve(place, settings, said))
 
 
 def node_settings(place: Place, said: dict[str, Any]) -> Settings:

@@ -37,9 +37,16 @@ def kept(folder: Path, place: NodePlace) -> Iterator[None]:
 
 
 def places(folder: Path) -> list[NodePlace]:
-    """Those whose processes are there; the youngest file first."""
-    files = sorted(folder.glob("*.json"), key=_age)
-    return [place for file in files if (place := _read(file)) and _lives(place.pid)]
+    """Those whose processes are there, the youngest first. What others left is removed."""
+    found = []
+    for file in sorted(folder.glob("*.json"), key=_age):
+        place = _read(file)
+        if place is not None and _lives(place.pid):
+            found.append(place)
+        else:
+            with suppress(OSError):
+                file.unlink()
+    return found
 
 
 def _age(file: Path) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.paper import WIDE, Listing
 from penstock.cli.pipe_bar import Glyphs, coverage, holding, ruler, width_of
+from penstock.cli.words import layers
 from penstock.core.pipes import NodeView, PipesView, PipeView
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def headline(pipe: PipeView, nodes: int) -> Iterator[Text]:
 
 def way(pipe: PipeView) -> str:
     """The way that a job would go now."""
-    return " → ".join(f"{hop.node_id} {hop.layers}" for hop in pipe.hops)
+    return " → ".join(f"{hop.node_id} {layers(hop.layers).split()[-1]}" for hop in pipe.hops)
 
 
 def why_not(pipe: PipeView) -> str:

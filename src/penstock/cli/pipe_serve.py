@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from penstock.app.pipes import pipe_config
 from penstock.cli.exits import Exit
+from penstock.cli.journal import keep_journal
 from penstock.cli.pipe_banner import banner, facts_of
 from penstock.cli.pipe_news import news
 from penstock.cli.pipe_places import NodePlace, kept
@@ -63,17 +64,20 @@ class Being(Protocol):
 async def serve(
     place: Place,
     settings: Settings,
-    *,
-    json: bool,
-    no_http: bool,
+    said: Mapping[str, Any],
     children: Children | None = None,
 ) -> int:
     """Until a signal ends it; `children` are nodes that live as long."""
     stop = Stop()
     stop.listen()
-    with Screen(json=json) as screen:
+    with Screen(json=said["json"]) as screen:
+        # Only now, so that what is logged is drawn above the last line; what a network tells of
+        # itself there is told here in fewer words.
+        keep_journal(verbose=said["verbose"])
+        if not said["verbose"]:
+            logging.getLogger("penstock.workloads.pipes.net").setLevel(logging.WARNING)
         screen.load(0.0, "starting")
-        being = await _made(place, settings, screen, no_http=no_http)
+        being = await _made(place, settings, screen, no_http=said["no_http"])
         if children is not None:
             children.start()
         try:
@@ -133,13 +137,16 @@ async def _first(waiting: Coroutine[Any, Any, None], children: Children | None) 
 @asynccontextmanager
 async def _watching(node: Node, screen: Screen) -> AsyncIterator[None]:
     """Tell of every change in the network, as this node sees it."""
+    reasons: dict[str, str] = {}
+    node.mesh.on_lost(reasons.__setitem__)
 
     async def watch() -> None:
         before = PipesView(nodes=tuple(n for n in _seen(node).nodes if n.node_id == node.node_id))
         while True:
             after = _seen(node)
-            for one in news(before, after):
+            for one in news(before, after, reasons):
                 screen.tell(one)
+            reasons.clear()
             before = after
             await node.changed(_LOOK)
             await asyncio.sleep(_SETTLE)

@@ -74,7 +74,7 @@ class Screen:
         if self._json:
             print_line(msgspec.to_builtins(news))
         elif self._live is not None:
-            self._page.print(_line(news), soft_wrap=True)
+            self._page.print(_line(news))
         else:
             click.echo(_line(news).plain.rstrip())
             sys.stdout.flush()

@@ -6,29 +6,26 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+from msgspec.structs import replace
 
-from penstock.cli.journal import keep_journal
+from penstock.cli.answers import Patience
 from penstock.cli.llm import told
+from penstock.cli.pipe_children import Children
 from penstock.cli.pipe_node import node_settings
 from penstock.cli.pipe_options import node_options, nodes
 from penstock.cli.place import Place, placed
 
 if TYPE_CHECKING:
-    from penstock.cli.pipe_children import Children
     from penstock.config import Settings
 
-_PASSED_ON = {
-    "pipe_dtype": "--dtype",
-    "pipe_context": "--context",
-    "pipe_cache": "--cache",
-    "pipe_keep": "--keep",
-    "pipe_chunk": "--prefill-chunk-size",
-    "pipe_drain": "--drain",
-}
-"""What a child is told as this process was told it."""
+_OWN = ("end_model", "node_id", "layers", "listen", "advertise", "join", "local_layers")
+"""What is said of this node, and not of its children."""
 
 
 @click.command()
@@ -48,49 +45,74 @@ def up(place: Place, /, **said: Any) -> int:
     if place.connect:
         raise click.UsageError("--connect makes no sense here: an engine is started")
     count: int = said["nodes"]
-    said["node_id"] = said["node_id"] or _name()
-    settings = _shared(place, said, count)
-    keep_journal(verbose=said["verbose"])
+    said |= {"end_model": True, "node_id": said["node_id"] or _name()}
+    settings = shared(node_settings(place, said), count)
     with told():
-        return run_service(
-            serve(
-                place,
-                settings,
-                json=said["json"],
-                no_http=said["no_http"],
-                children=_children(settings, count),
-            )
-        )
+        with Patience("looking at the model"):
+            ranges = cut(settings, count)
+        own = replace(settings, pipe_layers=ranges.pop(settings.pipe_node_id, "none"))
+        return run_service(serve(place, own, said, _children(own, ranges)))
 
 
-def _shared(place: Place, said: dict[str, Any], count: int) -> Settings:
-    """The settings of the first node, which leaves the others their part of the machine."""
+def shared(settings: Settings, count: int) -> Settings:
+    """Each node has its part of the machine, unless it is said what it has."""
     from penstock.workloads.pipes.weights.room import machine_memory
 
-    said["end_model"] = True
-    settings = node_settings(place, said)
-    if not settings.pipe_threads:
-        said["threads"] = max(1, (os.cpu_count() or 1) // count)
-    if not settings.pipe_memory:
-        said["memory"] = machine_memory() * 3 // 4 // count
-    return node_settings(place, said)
+    return replace(
+        settings,
+        pipe_threads=settings.pipe_threads or max(1, (os.cpu_count() or 1) // count),
+        pipe_memory=settings.pipe_memory or machine_memory() * 3 // 4 // count,
+    )
 
 
-def _children(settings: Settings, count: int) -> Children:
+def cut(settings: Settings, count: int) -> dict[str, str]:
+    """The layers of each node, by name. All are equally fast, and the first has the ends too.
+
+    They are said once and for all: whoever dies comes back with the same, and nobody else has to
+    load them meanwhile.
+    """
+    from penstock.app.pipes import pipe_source
+    from penstock.workloads.pipes.model.shape import Shape
+    from penstock.workloads.pipes.placement import Member, plan
+    from penstock.workloads.pipes.weights.source import open_source
+
+    source = open_source(pipe_source(settings)[1])
+    shape = Shape.of(source.config)
+    ends = shape.vocabulary * shape.hidden / source.layer_values(0)
+    first = settings.pipe_node_id
+    names = [first, *(f"{first}-{number}" for number in range(2, count + 1))]
+    found = plan(
+        shape.num_layers,
+        [Member(name, 1.0, shape.num_layers, base_ms=ends * (name == first)) for name in names],
+        origin=first,
+        local_layers=settings.pipe_local_layers,
+    )
+    return {name: str(found.ranges[name]) for name in names if name in found.ranges}
+
+
+def _children(settings: Settings, ranges: Mapping[str, str]) -> Children:
     from penstock.app.pipes import network_key, pipe_source
-    from penstock.cli.pipe_children import Children
 
     model, source = pipe_source(settings)
-    common = ["--model", model, "--source", str(source), "--layers", "auto"]
-    common += ["--threads", str(settings.pipe_threads), "--memory", str(settings.pipe_memory)]
-    for name, option in _PASSED_ON.items():
-        value = getattr(settings, name)
-        if value:
-            common += [option, str(getattr(value, "value", value))]
-    # By its environment: the options of a process can be seen by others.
-    environment = {**os.environ, "PENSTOCK_PIPE_KEY": network_key(settings)}
-    names = [f"{settings.pipe_node_id}-{number}" for number in range(2, count + 1)]
-    return Children(dict.fromkeys(names, common), environment, settings.pipe_drain)
+    given = replace(settings, pipe_model=model, pipe_source=source, pipe_key=network_key(settings))
+    commands = {name: ("--node-id", name, "--layers", layers) for name, layers in ranges.items()}
+    return Children(commands, {**os.environ, **_environment(given)}, settings.pipe_drain)
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """What a child is told, the key too: options of a process can be seen by others."""
+    names = [name for name in settings.__struct_fields__ if name.startswith("pipe_")]
+    return {
+        f"PENSTOCK_{name.upper()}": _text(getattr(settings, name))
+        for name in names
+        if name.removeprefix("pipe_") not in _OWN
+    } | {"PENSTOCK_DATA_DIR": str(settings.data_dir)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str | Path):
+        return str(value)
+    return msgspec.json.encode(value).decode()
 
 
 def _name() -> str:

@@ -63,3 +63,11 @@ def size(count: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def layers(said: str) -> str:
+    """Layers of a model: `layer 0` for 0-0, `layers 1-14`; what is no range as it is."""
+    first, dash, last = said.partition("-")
+    if not first.isdecimal():
+        return said
+    return f"layer {first}" if not dash or first == last else f"layers {said}"

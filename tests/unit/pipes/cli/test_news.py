@@ -16,12 +16,14 @@ def test_who_comes_and_who_goes_is_told() -> None:
     assert news(alone, both)[0] == News(
         what=What.JOINED, about="b", text="127.0.0.1:7500, Smol 3-5"
     )
-    assert news(both, alone) == [News(what=What.LOST, about="b", text="Smol 3-5")]
+    assert news(both, alone) == [News(what=What.LOST, about="b", text="it had Smol 3-5")]
+    why = {"b": "it said nothing for 5 s"}
+    assert news(both, alone, why)[0].text == "it said nothing for 5 s; it had Smol 3-5"
 
 
 def test_a_node_that_was_started_again_has_joined_again() -> None:
     before, after = view(node("a", boot="1")), view(node("a", boot="2"))
-    assert [one.what for one in news(before, after)] == [What.JOINED, What.READY]
+    assert [one.what for one in news(before, after)] == [What.JOINED]
 
 
 def test_a_node_that_joins_without_layers_is_told_once() -> None:
