@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.workloads.pipes.job import ComputeStep, Hop, Job
+from penstock.workloads.pipes.routes import check_hops
 
 if TYPE_CHECKING:
     from penstock.workloads.pipes.llm_model import LlmModel
@@ -38,7 +39,7 @@ class Pipe:
     ) -> None:
         self.pipe_id, self.model_id, self.node_id = pipe_id, model_id, node_id
         self.hops, self.num_layers = tuple(hops), num_layers
-        self.unavailable = _flaw(self.hops, num_layers)
+        self.unavailable = check_hops(self.hops, num_layers) or ""
         """Why it can't be used; set as well when one of its nodes is lost."""
         self._segments, self._outbox = segments, outbox
         self._at = {layer: hop for hop in self.hops for layer in range(hop.start, hop.end)}
@@ -85,16 +86,3 @@ class Pipe:
     def land_job(self, job: Job) -> None:
         """Instead of hidden states that nobody needs."""
         self._outbox.land(job)
-
-
-def _flaw(hops: Sequence[Hop], num_layers: int) -> str:
-    """What keeps these hops from being a way over all layers; "" if nothing does."""
-    at = 0
-    for hop in hops:
-        if hop.start != at or hop.end <= hop.start:
-            what = "overlap" if hop.start < at else "are missing"
-            return f"layers {min(at, hop.start)}-{max(at, hop.start) - 1} {what}"
-        at = hop.end
-    if at < num_layers:
-        return f"layers {at}-{num_layers - 1} are missing"
-    return f"the model has {num_layers} layers, not {at}" if at > num_layers else ""

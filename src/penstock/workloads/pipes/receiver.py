@@ -11,19 +11,41 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from enum import StrEnum
 from functools import partial
 
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.end_model import EndModel
-from penstock.workloads.pipes.job import ComputeStep, Flight, Job, JobContext
+from penstock.workloads.pipes.job import ComputeStep, Job, JobContext
 from penstock.workloads.pipes.jobs import JobTable
 from penstock.workloads.pipes.network_job import NetworkJob, finite, unpack_steps
 from penstock.workloads.pipes.processor import JobProcessor
 from penstock.workloads.pipes.wire.frames import BadFrame
 
 log = logging.getLogger(__name__)
+
+
+class StepRefused(StrEnum):
+    """Names in the node's counters, beside those of the wire (`wire.counters`)."""
+
+    UNKNOWN_JOB = "unknown_job"
+    """As a rule one that has just ended."""
+    JOB_HAS_ENDED = "job_has_ended"
+    ORIGIN_MISMATCH = "origin_mismatch"
+    WRONG_PIPE = "wrong_pipe"
+    WRONG_LAYER = "wrong_layer"
+    """Not where a part of the job's way begins on this node."""
+    WRONG_SENDER = "wrong_sender"
+    """Not the node that has the part of the way before this one."""
+    REPEATED = "repeated"
+    NOT_UNDER_WAY = "not_under_way"
+    """It came back to an origin that did not send it."""
+    NOT_WHAT_WAS_SENT = "not_what_was_sent"
+    NOT_FINITE = "not_finite"
+    GAP = "gap"
+    NO_ROOM = "no_room"
 
 
 class JobReceiver:
@@ -60,72 +82,47 @@ class JobReceiver:
         for packet in packets:
             context = self.context(packet.job_id)
             if context.job is None:
-                self._refused["unknown job"] += 1  # as a rule one that has just ended
+                self._refused[StepRefused.UNKNOWN_JOB] += 1
                 failure = LlmFailure(LlmCode.JOB_MISSING, "the job is not known here")
                 self._compute.tell_failure(
                     packet.job_id, packet.origin_node_id, packet.sequence, failure
                 )
-            elif why := self._foreign(context, packet, sender):
-                self._refuse(why, sender)
+            elif why := _foreign(context, packet, sender):
+                self._refuse(why, sender, f"of job {packet.job_id.hex()}: {why}")
             else:
-                self._compute.enter(context.job, partial(self._take, context, packet, arrived))
+                begin = partial(self._take, context, packet, sender, arrived)
+                self._compute.enter(context.job, begin)
 
     def _damaged(self, sender: str, bad: BadFrame) -> None:
-        """One job of a frame is not as it was sent."""
+        """One job of a frame is not as it was sent. If the sender is one of its nodes, the job
+        would wait for this step for ever."""
         self._refuse(bad.what, sender, bad.reason)
         job, pipe = self._jobs.find(bad.job_id or b"")
         if job is None or pipe is None:
             return
         if sender in {job.origin_node_id, *(hop.node_id for hop in pipe.hops)}:
-            self._compute.fail(job, LlmFailure(LlmCode.WRONG_COMPUTATION, bad.reason))
+            said = f"a step from {sender} is damaged: {bad.reason}"
+            self._compute.fail(job, LlmFailure(LlmCode.WRONG_COMPUTATION, said, node=sender))
 
-    def _foreign(self, context: JobContext, packet: NetworkJob, sender: str) -> str:
-        """Why this is not the job's own packet."""
-        job, pipe = context.job, context.pipe
-        if job is None or pipe is None:
-            return ""
-        if packet.origin_node_id != job.origin_node_id:
-            return "origin mismatch"
-        if packet.pipe_id != job.pipe_id:
-            return "wrong pipe"
-        if packet.compute_step is ComputeStep.HEAD:
-            layer = pipe.num_layers
-            if job.origin_node_id != pipe.node_id:
-                return "origin mismatch"
-        else:
-            layer = packet.current_layer
-            hop = pipe.hop_at(layer)
-            if packet.compute_step is not ComputeStep.LAYER:
-                return "wrong step"
-            if hop is None or hop.node_id != pipe.node_id or hop.start != layer:
-                return "wrong layer"
-        if sender == pipe.node_id or sender != pipe.before(layer, job.origin_node_id):
-            return "wrong sender"
-        return ""
-
-    def _take(self, context: JobContext, packet: NetworkJob, arrived: float) -> JobProcessor | None:
+    def _take(
+        self, context: JobContext, packet: NetworkJob, sender: str, arrived: float
+    ) -> JobProcessor | None:
         """The job goes on from this packet. Called when all of its earlier passes here are over.
         Raises LlmFailure if it can't."""
-        job, pipe = context.job, context.pipe
+        job = context.job
         assert job is not None
-        assert pipe is not None
-        is_head = packet.compute_step is ComputeStep.HEAD
-        layer = pipe.num_layers if is_head else packet.current_layer
-        if job.cancelled:
-            self._refused["job has ended"] += 1
-            return None
-        if packet.sequence <= job.seen.get(layer, 0):
-            self._refused["repeated"] += 1
-            return None
-        flight = job.text.under_way.get(packet.sequence) if job.text is not None else None
-        if job.text is not None and flight is None:
-            self._refused["not under way"] += 1
+        layer = _layer(context, packet)
+        if why := _late(job, packet, layer):
+            self._refused[why] += 1
             return None
         job.seen[layer] = packet.sequence
-        if flight is not None:
+        if job.text is not None:
+            flight = job.text.under_way[packet.sequence]
             flight.away += arrived - flight.left
-            _check_flight(flight, packet)
-        _check(job, packet, layer, is_head)
+        if found := _flaw(job, packet, layer):
+            why, code, words = found
+            self._refuse(why, sender, words)
+            raise LlmFailure(code, f"{sender} sent {words}", node=sender)
         job.sequence, job.start, job.count = packet.sequence, packet.start, packet.count
         job.returns, job.data = packet.returns, packet.data
         job.compute_step, job.current_layer = packet.compute_step, layer
@@ -134,45 +131,71 @@ class JobReceiver:
         processor.time.layer, processor.time.ready = layer, arrived
         return processor
 
-    def _refuse(self, why: str, sender: str, words: str = "") -> None:
+    def _refuse(self, why: str, sender: str, words: str) -> None:
         self._refused[why] += 1
-        log.warning("refused a step from %s: %s", sender, words or why)
+        log.warning("refused a step from %s: %s", sender, words)
 
 
-def _check_flight(flight: Flight, packet: NetworkJob) -> None:
-    """Raises LlmFailure if what came back to the origin is not what it sent."""
-    sent = (flight.end - flight.count, flight.count, flight.returns)
-    came = (packet.start, packet.count, packet.returns)
-    if sent != came:
-        raise LlmFailure(
-            LlmCode.WRONG_COMPUTATION,
-            f"positions {came[0]} to {came[0] + came[1]} came back, and"
-            f" {sent[0]} to {sent[0] + sent[1]} were sent",
-        )
+def _layer(context: JobContext, packet: NetworkJob) -> int:
+    """Where it comes in; the number of layers stands for the head."""
+    assert context.pipe is not None
+    is_head = packet.compute_step is ComputeStep.HEAD
+    return context.pipe.num_layers if is_head else packet.current_layer
 
 
-def _check(job: Job, packet: NetworkJob, layer: int, is_head: bool) -> None:
-    """Raises LlmFailure if the job can't go on from its own packet."""
-    data = packet.data
-    rows = packet.returns if is_head else packet.count
-    if data is None or data.shape[0] != rows or rows == 0:
-        raise LlmFailure(LlmCode.WRONG_COMPUTATION, f"{rows} positions were to come")
-    if not finite(data):
-        raise LlmFailure(
-            LlmCode.WRONG_COMPUTATION,
-            f"what came for layer {layer} has something that is no number",
-        )
-    if is_head or job.cache is None:
-        return
-    if packet.start > job.cache.filled[layer]:
-        raise LlmFailure(
-            LlmCode.ENGINE_ERROR,
-            f"a gap: the step begins at {packet.start}, and the cache ends at"
-            f" {job.cache.filled[layer]}",
-        )
-    if packet.start + packet.count > job.cache.capacity:
-        raise LlmFailure(
-            LlmCode.CONTEXT_EXCEEDED,
-            f"the job has room for {job.cache.capacity} tokens, and this one is"
-            f" {packet.start + packet.count}",
-        )
+def _foreign(context: JobContext, packet: NetworkJob, sender: str) -> StepRefused | None:
+    """Why this is not the job's own packet."""
+    job, pipe = context.job, context.pipe
+    assert job is not None
+    assert pipe is not None
+    if packet.origin_node_id != job.origin_node_id:
+        return StepRefused.ORIGIN_MISMATCH
+    if packet.pipe_id != job.pipe_id:
+        return StepRefused.WRONG_PIPE
+    layer = _layer(context, packet)
+    if packet.compute_step is ComputeStep.HEAD:
+        if job.origin_node_id != pipe.node_id:
+            return StepRefused.ORIGIN_MISMATCH
+    else:
+        hop = pipe.hop_at(layer)
+        if hop is None or hop.node_id != pipe.node_id or hop.start != layer:
+            return StepRefused.WRONG_LAYER
+    if sender == pipe.node_id or sender != pipe.before(layer, job.origin_node_id):
+        return StepRefused.WRONG_SENDER
+    return None
+
+
+def _late(job: Job, packet: NetworkJob, layer: int) -> StepRefused | None:
+    """Why nothing is to be done about a job's own packet (any more)."""
+    if job.cancelled:
+        return StepRefused.JOB_HAS_ENDED
+    if packet.sequence <= job.seen.get(layer, 0):
+        return StepRefused.REPEATED
+    if job.text is not None and packet.sequence not in job.text.under_way:
+        return StepRefused.NOT_UNDER_WAY
+    return None
+
+
+def _flaw(job: Job, packet: NetworkJob, layer: int) -> tuple[StepRefused, LlmCode, str] | None:
+    """Why the job can't go on from its own packet."""
+    if job.text is not None:
+        flight = job.text.under_way[packet.sequence]
+        sent = (flight.end - flight.count, flight.count, flight.returns)
+        if sent != (packet.start, packet.count, packet.returns):
+            words = (
+                f"{packet.count} positions from {packet.start}, and it had {sent[1]} of {sent[0]}"
+            )
+            return StepRefused.NOT_WHAT_WAS_SENT, LlmCode.WRONG_COMPUTATION, words
+    if not finite(packet.data):
+        words = f"what is no number, for layer {layer}"
+        return StepRefused.NOT_FINITE, LlmCode.WRONG_COMPUTATION, words
+    cache, end = job.cache, packet.start + packet.count
+    if packet.compute_step is ComputeStep.HEAD or cache is None:
+        return None
+    if packet.start > cache.filled[layer]:
+        words = f"positions from {packet.start}, and {cache.filled[layer]} are here: a gap"
+        return StepRefused.GAP, LlmCode.ENGINE_ERROR, words
+    if end > cache.capacity:
+        words = f"positions up to {end}, and the job has room for {cache.capacity}"
+        return StepRefused.NO_ROOM, LlmCode.CONTEXT_EXCEEDED, words
+    return None

@@ -134,7 +134,7 @@ class TestValidating:
     def test_pipe_is_incomplete_then_done(self) -> None:
         walk = Case(hops=(Hop("A", 0, 2), Hop("B", 3, LAYERS))).run()
         assert ended(walk, S.VALIDATING, E.PIPE_UNAVAILABLE)
-        assert walk.reason == "layers 2-2 are missing"
+        assert walk.reason == "nobody has layers 2-2: a hole before B"
 
     def test_pipe_that_lost_a_node_then_done(self) -> None:
         case = Case(hops=TO_B)
