@@ -51,6 +51,7 @@ from penstock.workloads.pipes.receiver import JobReceiver
 from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
 from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.trip import code_of
+from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.room import Room, room
 from penstock.workloads.pipes.weights.source import Source, open_source
 from penstock.workloads.pipes.wire.counters import Counters
@@ -72,6 +73,8 @@ log = logging.getLogger(__name__)
 
 TICK = 0.25
 """Seconds between two looks at deadlines."""
+COMPARED = 8 << 30
+"""Bytes of a model up to which an origin reads all of it, to know the weights of the others."""
 
 
 class Node:
@@ -88,6 +91,7 @@ class Node:
         self._changed = asyncio.Event()
         self._jobs = JobTable()
         self._draining = False
+        self._reference: tuple[str, ...] = ()
 
     # -- life -----------------------------------------------------------------------
 
@@ -124,13 +128,41 @@ class Node:
         self._compute.start()
         self._spawn(self._tick())
         await self._hold(self._own_ranges(), tell)
+        if self.origin is not None:
+            tell(1.0, "reading what the others' weights should be")
+            self._reference = await asyncio.to_thread(self._weights_of_others)
         tell(1.0, "ready")
+
+    def _weights_of_others(self) -> tuple[str, ...]:
+        """What an origin knows of layers that it does not hold, by its own files. Where that would
+        take long, what most nodes have counts."""
+        layers = range(self._shape.num_layers)
+        if known := getattr(self._source, "fingerprints", ()):
+            return tuple(known)
+        if sum(map(self._source.layer_bytes, layers)) > COMPARED:
+            return ()
+        held = {
+            layer: segment.fingerprints[layer - segment.layers.start]
+            for segment in self._holding.segments
+            for layer in range(segment.layers.start, segment.layers.end)
+        }
+        try:
+            return tuple(held.get(n) or fingerprint(self._source.layer(n)) for n in layers)
+        except LlmFailure:  # it has only its own part of the model
+            return ()
 
     def _look(self) -> tuple[Source, Shape, Choice]:
         """All that takes a while before weights are read."""
         source = open_source(self.config.source)
         shape = Shape.of(source.config)
-        return source, shape, measured(shape, self.config.threads, self.config.dtype)
+        return source, shape, self._chosen(shape)
+
+    def _chosen(self, shape: Shape) -> Choice:
+        """Measured, unless all was said; only float32 is known to work everywhere."""
+        dtype, threads = self.config.dtype, self.config.threads
+        if dtype == "float32" and threads:
+            return Choice(dtype, threads, 0.0)
+        return measured(shape, threads, dtype)
 
     async def _make_parts(self, tell: Callable[[float, str], None]) -> None:
         config, shape, dtype = self.config, self._shape, self._choice.dtype
@@ -403,6 +435,7 @@ class Node:
             self.config.local_layers,
             load,
             avoid,
+            self._reference,
         )
 
     def holds(self, hops: tuple[Hop, ...]) -> bool:

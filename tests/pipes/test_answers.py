@@ -1,0 +1,76 @@
+"""A model that is split says what the whole one says."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.pipes.networks import LAYERS, PROMPT, Network, SmallModel, ask, asked, ranges, whole
+
+from penstock.core.llm import Piece, Sampling
+from penstock.testing.aio import run_async
+
+CUTS = {1: (0, 6), 2: (0, 3, 6), 3: (0, 2, 4, 6), 5: (0, 1, 2, 4, 5, 6)}
+
+
+@pytest.mark.parametrize("nodes", CUTS)
+@pytest.mark.parametrize("chunk", [256, 7])
+def test_greedy_text_is_that_of_transformers(small: SmallModel, nodes: int, chunk: int) -> None:
+    @run_async
+    async def run() -> None:
+        async with Network(small, prefill_chunk_size=chunk) as network:
+            node = await network.split(*CUTS[nodes])
+            result = await ask(node, asked())
+            assert result.choices[0].text == small.text(PROMPT, 12)
+            assert {hop.node for hop in result.hops} == set(network.nodes)
+
+    run()
+
+
+@run_async
+async def test_jobs_that_are_computed_together_say_what_each_says_alone(small: SmallModel) -> None:
+    prompts = [tuple(range(50 + n, 70 + 5 * n)) for n in range(8)]
+    async with Network(small, prefill_chunk_size=16) as network:
+        node = await network.split(0, 2, 4, 6)
+        results = await asyncio.gather(*(ask(node, asked(prompt, 10)) for prompt in prompts))
+        for prompt, result in zip(prompts, results, strict=True):
+            assert result.choices[0].text == small.text(prompt, 10)
+
+
+@run_async
+async def test_pieces_together_are_the_answer(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await network.split(0, 3, 6)
+        told: list[Piece] = []
+        result = await ask(node, asked(count=30), told)
+        assert "".join(piece.text for piece in told) == result.choices[0].text
+        assert result.choices[0].finish_reason == "length"
+        assert result.usage.completion_tokens == 30
+
+
+@run_async
+async def test_the_same_seed_gives_the_same_text_whatever_runs_beside_it(small: SmallModel) -> None:
+    hot = Sampling(temperature=1.5, seed=11)
+    async with Network(small, keep=0) as network:
+        node = await network.split(0, 3, 6)
+        alone = await ask(node, asked(count=20, sampling=hot))
+        beside, *_ = await asyncio.gather(
+            ask(node, asked(count=20, sampling=hot)),
+            *(ask(node, asked(range(60 + n, 80), 15)) for n in range(4)),
+        )
+        other = await ask(node, asked(count=20, sampling=Sampling(temperature=1.5, seed=12)))
+        assert beside.choices[0].text == alone.choices[0].text != other.choices[0].text
+
+
+@run_async
+async def test_the_first_layers_never_leave_the_origin(small: SmallModel) -> None:
+    async with Network(small, local_layers=2) as network:
+        node = await network.origin()
+        await network.add("b", *ranges(0, LAYERS))
+        await whole(node)
+        result = await ask(node, asked())
+        assert [(hop.node, hop.layers) for hop in result.hops] == [
+            ("a", "ends"),
+            ("a", "0-1"),
+            ("b", f"2-{LAYERS - 1}"),
+        ]

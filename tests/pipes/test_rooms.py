@@ -1,0 +1,191 @@
+"""Caches: bounded, given back at once, waited for with a reason, and used again by a next turn."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+from tests.pipes.networks import (
+    PROMPT,
+    Heard,
+    Network,
+    SmallModel,
+    ask,
+    asked,
+    until,
+)
+
+from penstock.core.llm import LlmCode, LlmFailure
+from penstock.testing.aio import run_async
+from penstock.workloads.pipes.node import Node
+
+BLOCK = 64 * 3 * 2 * 2 * 8 * 4
+"""Bytes of 64 tokens in three layers of the small model."""
+
+
+def used(network: Network) -> dict[str, int]:
+    return {name: node.record.cache_used for name, node in network.nodes.items()}
+
+
+def nothing(network: Network) -> dict[str, int]:
+    return dict.fromkeys(network.nodes, 0)
+
+
+def open_jobs(network: Network) -> int:
+    return sum(node.record.jobs for node in network.nodes.values())
+
+
+@run_async
+async def test_after_the_end_no_cache_is_in_use_and_no_job_is_open(small: SmallModel) -> None:
+    async with Network(small, keep=0) as network:
+        node = await network.split(0, 2, 4, 6)
+        await ask(node, asked())
+        await until(lambda: used(network) == nothing(network), node)
+        assert open_jobs(network) == 0
+        assert all(one.record.cache_kept == 0 for one in network.nodes.values())
+
+
+@run_async
+async def test_a_caller_who_leaves_frees_every_cache(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await network.split(0, 3, 6)
+        async with aclosing(node.generate(asked(count=400))) as pieces:
+            await anext(aiter(pieces))
+            assert min(used(network).values()) > 0
+        await until(lambda: used(network) == nothing(network), node)
+        assert open_jobs(network) == 0
+        result = await ask(node, asked())
+        assert result.choices[0].text == small.text(PROMPT, 12)
+
+
+@run_async
+async def test_a_next_turn_computes_only_what_is_new(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await network.split(0, 3, 6)
+        first = await ask(node, asked(count=10))
+        turn = (*PROMPT, *small.generated(PROMPT, 10), 170, 171, 172)
+        second = await ask(node, asked(turn, 10))
+        assert first.usage.cached_tokens == 0
+        assert second.usage.cached_tokens == len(PROMPT) + 9
+        assert second.choices[0].text == small.text(turn, 10)
+
+
+@run_async
+async def test_a_turn_that_begins_otherwise_uses_what_is_the_same(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await network.split(0, 3, 6)
+        await ask(node, asked(count=10))
+        turn = (*PROMPT[:30], 180, 181, 182)
+        result = await ask(node, asked(turn, 10))
+        assert result.usage.cached_tokens == 30
+        assert result.choices[0].text == small.text(turn, 10)
+
+
+@run_async
+async def test_a_kept_cache_that_a_node_gave_up_is_computed_again(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await network.split(0, 3, 6)
+        await ask(node, asked(count=10))
+        other = network.nodes["b"]
+        await until(lambda: other.record.cache_kept > 0, other)
+        other._pool.forget(float("inf"))
+        result = await ask(node, asked(count=10))
+        assert result.usage.cached_tokens == 0
+        assert result.choices[0].text == small.text(PROMPT, 10)
+
+
+@run_async
+async def test_without_room_a_job_waits_with_a_reason_and_then_runs(small: SmallModel) -> None:
+    async with Network(small, cache=BLOCK, keep=0) as network:
+        node = await network.split(0, 3, 6)
+        heard = Heard()
+        async with aclosing(node.generate(asked(count=20))) as pieces:
+            await anext(aiter(pieces))
+            waiting = asyncio.ensure_future(ask(node, asked(count=12), watch=heard))
+            while not heard.notes:
+                await heard.news.wait()
+            assert "waits for room on a" in heard.notes[0]
+            assert not waiting.done()
+        result = await waiting
+        assert result.choices[0].text == small.text(PROMPT, 12)
+
+
+@run_async
+async def test_many_jobs_share_a_small_cache_and_none_is_lost(small: SmallModel) -> None:
+    async with Network(small, cache=2 * BLOCK, keep=1.0, open_timeout=50.0) as network:
+        node = await network.split(0, 2, 4, 6)
+        prompts = [tuple(range(50 + n, 70 + n)) for n in range(12)]
+        results = await asyncio.gather(*(ask(node, asked(prompt, 8)) for prompt in prompts))
+        texts = [result.choices[0].text for result in results]
+        assert texts == [small.text(prompt, 8) for prompt in prompts]
+
+
+@run_async
+async def test_a_job_that_waits_too_long_for_room_is_told_so(small: SmallModel) -> None:
+    async with Network(small, cache=7 * BLOCK, keep=0, open_timeout=0.3) as network:
+        node = await network.split(0, 3, 6)
+        async with aclosing(node.generate(asked(count=400))) as pieces:
+            await anext(aiter(pieces))
+            with pytest.raises(LlmFailure) as failed:
+                await ask(node, asked())
+        assert failed.value.code is LlmCode.NO_ROOM
+        assert "a is full" in failed.value.message
+
+
+@run_async
+async def test_more_than_may_wait_are_refused_at_once(small: SmallModel) -> None:
+    async with Network(small, max_jobs=1, max_waiting=1, keep=0) as network:
+        node = await network.split(0, 3, 6)
+        heard = Heard()
+        async with aclosing(node.generate(asked(count=300))) as pieces:
+            await anext(aiter(pieces))
+            waiting = asyncio.ensure_future(ask(node, asked(), watch=heard))
+            while not heard.notes:
+                await heard.news.wait()
+            with pytest.raises(LlmFailure) as failed:
+                await ask(node, asked())
+        assert failed.value.code is LlmCode.NO_ROOM
+        assert (await waiting).choices[0].text == small.text(PROMPT, 12)
+
+
+@run_async
+async def test_a_job_that_no_cache_could_ever_hold_is_refused(small: SmallModel) -> None:
+    async with Network(small, cache=BLOCK) as network:
+        node = await network.split(0, 6)
+        with pytest.raises(LlmFailure) as failed:
+            await ask(node, asked(count=400))
+        assert failed.value.code is LlmCode.NO_ROOM
+
+
+@run_async
+async def test_a_prompt_that_is_too_long_says_both_numbers(small: SmallModel) -> None:
+    async with Network(small, context=64) as network:
+        node = await network.split(0, 3, 6)
+        with pytest.raises(LlmFailure) as failed:
+            await ask(node, asked([40] * 64))
+        assert failed.value.code is LlmCode.CONTEXT_EXCEEDED
+        assert failed.value.facts == {"prompt_tokens": 64, "context": 64}
+        assert open_jobs(network) == 0
+
+
+@run_async
+async def test_an_answer_ends_where_the_context_ends(small: SmallModel) -> None:
+    async with Network(small, context=64) as network:
+        node = await network.split(0, 3, 6)
+        result = await ask(node, asked(PROMPT, 500))
+        assert result.usage.completion_tokens == 64 - len(PROMPT)
+        assert result.choices[0].finish_reason == "length"
+
+
+@run_async
+async def test_the_loss_of_an_origin_frees_its_jobs_on_the_others(small: SmallModel) -> None:
+    async with Network(small, silence=2.0) as network:
+        node = await network.split(0, 3, 6)
+        other: Node = network.nodes["b"]
+        pieces = node.generate(asked(count=400))
+        await anext(aiter(pieces))
+        assert other.record.jobs == 1
+        await node.mesh.stop("gone")
+        await until(lambda: other.record.jobs == 0 and other.record.cache_used == 0, other)
+        await pieces.aclose()
