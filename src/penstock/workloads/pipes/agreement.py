@@ -49,22 +49,30 @@ def _outvoted(voters: dict[str, dict[int, str]]) -> dict[str, str]:
     layers."""
     found: dict[str, str] = {}
     while True:
-        wrong = {node_id: _against(seen, voters) for node_id, seen in voters.items()}
-        worst = max(wrong, key=lambda node_id: (len(wrong[node_id]), node_id), default="")
-        if not worst or not wrong[worst]:
+        wrong = _against_most(voters)
+        if not wrong:
             return found
+        worst = max(wrong, key=lambda node_id: (len(wrong[node_id]), node_id))
         found[worst] = _differs(worst, wrong[worst])
         voters = {node_id: seen for node_id, seen in voters.items() if node_id != worst}
 
 
-def _against(seen: dict[int, str], voters: dict[str, dict[int, str]]) -> list[int]:
-    """Layers in which a node is not with most."""
-    wrong = []
-    for layer, print_ in seen.items():
-        votes = Counter(other[layer] for other in voters.values() if layer in other)
-        most = min(votes, key=lambda one: (-votes[one], one))
-        if print_ != most:
-            wrong.append(layer)
+def _against_most(voters: dict[str, dict[int, str]]) -> dict[str, list[int]]:
+    """Who is not with most, and in which layers."""
+    votes: dict[int, Counter[str]] = {}
+    for seen in voters.values():
+        for layer, print_ in seen.items():
+            votes.setdefault(layer, Counter())[print_] += 1
+    disputed = {
+        layer: min(counted, key=lambda one: (-counted[one], one))
+        for layer, counted in votes.items()
+        if len(counted) > 1
+    }
+    wrong: dict[str, list[int]] = {}
+    for layer, most in disputed.items():
+        for node_id, seen in voters.items():
+            if seen.get(layer, most) != most:
+                wrong.setdefault(node_id, []).append(layer)
     return wrong
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from penstock.workloads.pipes.agreement import distrust
 from penstock.workloads.pipes.config import LayerRange
