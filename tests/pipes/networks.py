@@ -1,10 +1,11 @@
-"""Networks of nodes in one process: real connections, real models, one thread that computes each."""
+"""Networks of nodes in one process: real connections, a real model, a computing thread each."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def asked(prompt: Sequence[int] = PROMPT, count: int = 12, **more: Any) -> Compl
 
 def ranges(*cuts: int) -> list[LayerRange]:
     """What lies between cuts: `ranges(0, 3, 6)` are two."""
-    return [LayerRange(a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [LayerRange(a, b) for a, b in pairwise(cuts)]
 
 
 class Network(AsyncExitStack):
