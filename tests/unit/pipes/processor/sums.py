@@ -151,12 +151,17 @@ class Stand:
     ) -> None:
         self.ring, self.node_id, self.segments = ring, node_id, list(segments)
         self.config = config_of(node_id, **options)
-        self.ends = SumEnds()
+        self.ends = ring.make_ends()
         self.jobs, self.refused = JobTable(), Counter[str]()
         self.compute = Compute(self, self.config)
         end = EndModel(self.ends, lambda text: [int(word) for word in text.split()])
         self.receiver = JobReceiver(
-            self.config, self.jobs, self.compute, HIDDEN, self.refused, end if end_model else None
+            self.config,
+            self.jobs,
+            self.compute,
+            ring.hidden,
+            self.refused,
+            end if end_model else None,
         )
         self.ends_told: list[tuple[ProcessorEvent, str]] = []
         self.failures: list[tuple[bytes, str, int, LlmFailure]] = []
@@ -164,7 +169,8 @@ class Stand:
     def open(self, job_id: bytes, hops: Sequence[Hop], **more: Any) -> Job:
         text = more.get("text")
         step = ComputeStep.LAYER if text is None else ComputeStep.TOKENIZE
-        cache: Any = SumCache(self.ring.layers)
+        own = [n for hop in hops if hop.node_id == self.node_id for n in range(hop.start, hop.end)]
+        cache = self.ring.make_cache(own)
         job = Job(
             job_id, "pipe", "sums", self.ring.origin, tuple(hops), step, cache=cache, text=text
         )
@@ -203,6 +209,17 @@ class Stand:
 class Ring:
     """Nodes A (the origin), B, C ... and what is between them."""
 
+    hidden = HIDDEN
+
+    def make_segment(self, start: int, end: int) -> Any:
+        return SumModel(start, end, self.layers)
+
+    def make_ends(self) -> Any:
+        return SumEnds()
+
+    def make_cache(self, layers: Sequence[int]) -> Any:
+        return SumCache(self.layers)
+
     def __init__(self, layers: int, held: dict[str, Sequence[tuple[int, int]]], **options: Any):
         self.layers, self.origin = layers, "A"
         self.frames = self.landings = 0
@@ -211,7 +228,7 @@ class Ring:
             node_id: Stand(
                 self,
                 node_id,
-                [SumModel(start, end, layers) for start, end in ranges],
+                [self.make_segment(start, end) for start, end in ranges],
                 node_id == "A",
                 **options,
             )
