@@ -43,6 +43,7 @@ _VALUES = 24_000_000
 _SECONDS = 0.08
 """For one case; each is done at least once."""
 _PATIENCE = 30.0
+_COMMAND = (sys.executable, "-m", "penstock.workloads.pipes.measure")
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -133,10 +134,10 @@ def linears_of(shape: Shape) -> tuple[tuple[int, int], ...]:
     )
 
 
-def try_out(trial: Trial, patience: float) -> list[Found]:
+def try_out(trial: Trial, patience: float, command: Sequence[str] = _COMMAND) -> list[Found]:
     """What was found until all was tried, or patience ended."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "penstock.workloads.pipes.measure"],
+        command,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

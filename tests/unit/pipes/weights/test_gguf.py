@@ -114,7 +114,7 @@ def test_large_tensors_are_made_piece_by_piece_and_whole(
     model, _ = model_of("llama")
     file = write_gguf(model, tmp_path / "m.gguf", kinds={"ffn_gate.weight": Kind.Q8_0})
     whole = open_source(file).layer(0)["mlp.gate_proj.weight"]
-    monkeypatch.setattr(ours, "_PIECE", 7 * 32)  # of 48 rows: the last piece is a smaller one
+    monkeypatch.setattr(ours, "_PIECE", 7 * 32)  # of 48 blocks: the last is a smaller one
     assert torch.equal(open_source(file).layer(0)["mlp.gate_proj.weight"], whole)
 
 

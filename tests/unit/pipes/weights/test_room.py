@@ -66,6 +66,13 @@ def test_ends_take_their_part(source: RandomSource) -> None:
     assert beside.layers < without.layers
 
 
+def test_ends_count_twice_where_head_and_embedding_are_not_one() -> None:
+    tied = Shape.of(tiny("gemma")[1].config)
+    table, norm = tied.vocabulary * tied.hidden, tied.hidden
+    assert ends_bytes(tied, "bfloat16") == 2 * (table + norm)
+    assert ends_bytes(tied, "int8") == 4 * (table + norm) + table
+
+
 def test_caches_have_a_quarter_of_what_is_left_and_no_more_than_4_gib() -> None:
     assert Room(10 * GIB, 1, 0, 5).cache(6 * GIB) == GIB
     assert Room(100 * GIB, 1, 0, 5).cache(6 * GIB) == 4 * GIB

@@ -8,8 +8,8 @@ from pathlib import Path
 from penstock.workloads.pipes.model.shape import Shape, cache_bytes
 from penstock.workloads.pipes.weights.source import Source
 
-_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0}
-_CACHE = {"float32": 4, "bfloat16": 2, "int8": 4}
+_WEIGHT = {"float32": 4, "bfloat16": 2, "int8": 1}
+_COMPUTED = {"float32": 4, "bfloat16": 2, "int8": 4}
 _MOST_CACHE = 4 << 30
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
@@ -46,22 +46,26 @@ def room(
     """`memory` and `cache` as LpConfig has them: 0 is left to this place to choose."""
     memory = memory or machine_memory() * 3 // 4
     values = max(source.layer_values(n) for n in range(shape.num_layers))
-    weight = int(values * _WEIGHT[dtype])
+    weight = values * _WEIGHT[dtype]
     held = ends_bytes(shape, dtype) if ends else 0
     left = memory - held - cache
     # While a layer is loaded it is there as float32 too, as stored or as made of it.
     left -= 2 * 4 * values
     # The least that a job needs of a layer, four times over: only a quarter is for caches.
     least = (
-        0 if cache else 4 * min(context, shape.max_positions) * cache_bytes(shape, _CACHE[dtype])
+        0 if cache else 4 * min(context, shape.max_positions) * cache_bytes(shape, _COMPUTED[dtype])
     )
     fits = max(0, left) // (weight + least)
     return Room(memory, weight, held, min(fits, shape.num_layers))
 
 
 def ends_bytes(shape: Shape, dtype: str) -> int:
-    tables = 1 if shape.tied else 2
-    return int((tables * shape.vocabulary + 1) * shape.hidden * _WEIGHT[dtype])
+    """The embedding is looked up in what is computed with, the head multiplied by as weights
+    are; they are one where both are the same."""
+    table = shape.vocabulary * shape.hidden
+    embed = _COMPUTED[dtype] * (table + shape.hidden)
+    shared = shape.tied and _COMPUTED[dtype] == _WEIGHT[dtype]
+    return embed if shared else embed + _WEIGHT[dtype] * table
 
 
 def machine_memory(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:
