@@ -1,0 +1,156 @@
+"""The origin, with what is asked of it: `origin.py CONFIG PIDS HOW`; figures as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from piped.models import prompt
+from piped.plan import PLANS, Plan
+
+from penstock.core.llm import Completion, Said, Sampling
+from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.node import Node
+from penstock.workloads.pipes.routes import Way
+from penstock.workloads.pipes.wire.kinds import Kind
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+class Clocks:
+    """Wall and processor seconds of all nodes together."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._pids = pids
+
+    def read(self) -> tuple[float, float]:
+        others = sum(cpu_of(pid) for pid in self._pids)
+        return time.perf_counter(), time.process_time() + others
+
+
+def cpu_of(pid: int) -> float:
+    """To the nanosecond, of all its threads."""
+    told = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        told += int((task / "schedstat").read_text().split()[0])
+    return told / 1e9
+
+
+def resident(pid: int | str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+def asked(ids: list[int], count: int) -> Completion:
+    return Completion(
+        prompts=(tuple(ids),), max_tokens=count, sampling=Sampling(temperature=0), logprobs=0
+    )
+
+
+async def one(node: Node, ids: list[int], count: int) -> tuple[float, float, Said]:
+    """When its first and its last token came."""
+    first = last = 0.0
+    said: Said | None = None
+    async for piece in node.generate(asked(ids, count)):
+        last = time.perf_counter()
+        first = first or last
+        said = piece if isinstance(piece, Said) else said
+    assert said is not None
+    return first, last, said
+
+
+async def measured(node: Node, plan: Plan, clocks: Clocks) -> dict[str, Any]:
+    ids = prompt(plan.prompt)
+    await one(node, prompt(8), 2)
+    walls, cpus = [], []
+    found: dict[str, Any] = {}
+    sent = counted(node)
+    for _ in range(plan.turns):
+        began, cpu = clocks.read()
+        before = sent["bytes"]
+        await one(node, ids, 1)
+        first, first_cpu = clocks.read()
+        prefill = sent["bytes"]
+        _, _, said = await one(node, ids, plan.tokens)
+        whole, whole_cpu = clocks.read()
+        steps = plan.tokens - 1
+        walls.append((whole - first - (first - began)) / steps)
+        cpus.append((whole_cpu - first_cpu - (first_cpu - cpu)) / steps)
+        found["bytes"] = (sent["bytes"] - prefill - (prefill - before)) / steps
+    found |= {"rate": 1 / min(walls), "cpu_ms": min(cpus) * 1000, "hops": hops(node)}
+    found["text"] = [one_of.token for one_of in said.choice.logprobs or ()]
+    for length in plan.first:
+        firsts = []
+        for _ in range(plan.turns):
+            began, cpu = clocks.read()
+            first, _, _ = await one(node, prompt(length, 1), 1)
+            firsts.append((first - began, clocks.read()[1] - cpu))
+        found[f"first_{length}_ms"] = min(each[0] for each in firsts) * 1000
+        found[f"first_{length}_cpu_ms"] = min(each[1] for each in firsts) * 1000
+    for count in plan.at_once:
+        rates = []
+        for _ in range(plan.turns):
+            began, cpu = clocks.read()
+            jobs = (one(node, prompt(plan.prompt, 2 + n), plan.together) for n in range(count))
+            await asyncio.gather(*jobs)
+            ended, spent = clocks.read()
+            made = count * plan.together
+            rates.append((made / (ended - began), (spent - cpu) / made * 1000))
+        found[f"together_{count}"] = max(rate for rate, _ in rates)
+        found[f"together_{count}_cpu_ms"] = min(cost for _, cost in rates)
+    return found
+
+
+def counted(node: Node) -> dict[str, int]:
+    """Bytes of the steps that leave this node, before they are encrypted."""
+    total = {"bytes": 0}
+    send = node.mesh.send
+
+    def counting(node_id: str, kind: Kind, *buffers: bytes | memoryview) -> bool:
+        if kind is Kind.STEPS:
+            total["bytes"] += sum(map(len, buffers))
+        return send(node_id, kind, *buffers)
+
+    node.mesh.send = counting  # type: ignore[method-assign]
+    return total
+
+
+def hops(node: Node) -> int:
+    """How often a token goes over the network."""
+    way = node.find(frozenset())
+    assert isinstance(way, Way)
+    names = [node.node_id, *(hop.node_id for hop in way.hops), node.node_id]
+    return sum(a != b for a, b in pairwise(names))
+
+
+async def main(config: LpConfig, pids: list[int], how: str) -> None:
+    node = Node(config)
+    await node.start()
+    while not isinstance(node.find(frozenset()), Way):
+        await node.changed(1.0)
+    assert node.origin is not None
+    node.origin._text.ends = frozenset()  # answers are as long as was asked
+    figures = await measured(node, PLANS[how], Clocks(pids))
+    for number, pid in enumerate(pids):
+        figures[f"resident_{number}"] = resident(pid)
+    print(json.dumps(figures), flush=True)
+    await node.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(
+        main(
+            msgspec.json.decode(sys.argv[1], type=LpConfig, dec_hook=lambda kind, told: kind(told)),
+            json.loads(sys.argv[2]),
+            sys.argv[3],
+        )
+    )

@@ -1,0 +1,241 @@
+"""A model split over nodes beside the same model in one process, on one machine in one run.
+
+`python benchmarks/pipes.py --help`; what is measured and how: benchmarks/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import report
+from asked import add_options, command, publish, tell, verdict
+from measure import busy_percent, machine
+from piped import ours
+from piped.plan import PLANS
+from processes import HERE
+from run import scratch
+
+GROUPS = ("real", "plumbing", "larger")
+MODEL = HERE.parent / ".models" / "SmolLM2-135M-Instruct.gguf"
+NODES = (1, 2, 3)
+Figures = dict[str, Any]
+
+
+def main() -> int:
+    options = parse(sys.argv[1:])
+    if not options.model.exists():
+        tell(f"there is no model at {options.model}: 'make model' fetches it")
+        return 1
+    how = "tiny" if options.tiny else "quick" if options.quick else "whole"
+    began, notes, busy = time.monotonic(), list[str](), [busy_percent()]
+    runs: list[Figures] = []
+    with scratch(options.folder) as folder:
+        for name in options.only:
+            asked_of("models.py", name, str(options.model), str(folder / name))
+        for turn in range(options.repeats or (1 if how != "whole" else 3)):
+            tell(f"run {turn + 1}")
+            runs.append({})
+            for name in options.only:
+                busy.append(busy_percent())
+                runs[-1] |= measured(name, folder / name, how, options)
+    if not options.peer:
+        notes.append("Language Pipes was left out: --peer PYTHON names an interpreter that has it")
+    everything = {
+        "command": command("pipes.py", GROUPS, options),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {
+            **machine(),
+            "engine": ", ".join(versions()),
+            "others": f"kept the cores {median(busy):.0f}% busy (median), at most {max(busy):.0f}%",
+        },
+        "results": {
+            **{key: middle(run.get(key) for run in runs) for key in runs[0]},
+            "base": base(),
+        },
+        "notes": notes,
+    }
+    tell(f"took {time.monotonic() - began:.0f} s")
+    publish(everything, page(everything, how), options)
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Split models beside whole ones.")
+    parser.add_argument("--quick", action="store_true", help="one run: three or four minutes")
+    parser.add_argument("--tiny", action="store_true", help="the least, to see that it works")
+    parser.add_argument("--model", type=Path, default=MODEL, metavar="FILE", help="the real one")
+    parser.add_argument("--peer", metavar="PYTHON", help="an interpreter that has Language Pipes")
+    add_options(parser, GROUPS)
+    return parser.parse_args(arguments)
+
+
+def middle(values: Any) -> float:
+    return median(value for value in values if value is not None)
+
+
+# -- measuring ----------------------------------------------------------------------
+
+
+def measured(name: str, folder: Path, how: str, options: argparse.Namespace) -> Figures:
+    """Each side in processes of its own, one thread in each."""
+    tell(f"{name}: transformers.generate")
+    plain = asked_of("plain.py", str(folder), "float32", how)
+    figures = named(name, "plain", plain)
+    for nodes in NODES:
+        tell(f"{name}: {nodes} of ours")
+        found = ours.measure(name, folder, nodes, how)
+        figures |= named(name, f"ours{nodes}", found)
+    if options.peer and name != "larger":
+        for nodes in NODES:
+            tell(f"{name}: {nodes} of Language Pipes")
+            found = asked_of("peer.py", options.peer, name, str(folder), str(nodes), how)
+            figures |= named(name, f"peer{nodes}", found)
+    return figures
+
+
+def named(name: str, side: str, found: Figures) -> Figures:
+    return {
+        f"{name}_{side}_{key}": value
+        for key, value in found.items()
+        if isinstance(value, int | float)
+    }
+
+
+def base() -> int:
+    return ours.base()
+
+
+def asked_of(script: str, *arguments: str) -> Figures:
+    """What another side says, from a process of its own."""
+    said = subprocess.run(
+        [sys.executable, str(HERE / "piped" / script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        cwd=HERE,
+        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    figures: Figures = json.loads(said.stdout.splitlines()[-1])
+    return figures
+
+
+def versions() -> list[str]:
+    return [f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers")]
+
+
+# -- the page -----------------------------------------------------------------------
+
+SIDES = {
+    "plain": "transformers.generate, one process",
+    "ours1": "Penstock, 1 node",
+    "ours2": "Penstock, 2 nodes",
+    "ours3": "Penstock, 3 nodes",
+    "peer1": "Language Pipes, 1 node",
+    "peer2": "Language Pipes, 2 nodes",
+    "peer3": "Language Pipes, 3 nodes",
+}
+TITLES = {
+    "real": "SmolLM2-135M, real weights (30 layers, 576 wide)",
+    "plumbing": "Random weights, 8 layers, 256 wide: nearly only plumbing",
+    "larger": "Random weights, 24 layers, 1024 wide",
+}
+
+
+def page(everything: dict[str, Any], how: str) -> str:
+    f, plan = everything["results"], PLANS[how]
+    parts = [*report.origin(everything), targets(f, plan.first[-1])]
+    for name, title in TITLES.items():
+        if f"{name}_plain_rate" not in f:
+            continue
+        parts += [f"{title}; float32, greedy, one thread in each process:"]
+        sides = [side for side in SIDES if f"{name}_{side}_rate" in f]
+        parts += [decode_table(f, name, sides, plan.first)]
+        crowds = [n for n in plan.at_once if f"{name}_ours1_together_{n}" in f]
+        rows = [
+            [SIDES[side], *(f"{f[f'{name}_{side}_together_{n}']:.0f}" for n in crowds)]
+            for side in sides
+            if f"{name}_{side}_together_{crowds[0]}" in f
+        ]
+        heads = [f"{n} at once" for n in crowds]
+        parts += ["Tokens/s in all, so many jobs at once:", report.table(["", *heads], rows)]
+    parts += [f"- {note}" for note in everything["notes"]]
+    return "\n\n".join(parts)
+
+
+def decode_table(f: Figures, name: str, sides: list[str], first: tuple[int, ...]) -> str:
+    rows = []
+    for side in sides:
+        of = f"{name}_{side}"
+        firsts = (
+            f"{f[f'{of}_first_{n}_ms']:.0f} ({f[f'{of}_first_{n}_cpu_ms']:.0f})"
+            if f"{of}_first_{n}_ms" in f
+            else report.NONE
+            for n in first
+        )
+        bytes_sent = f.get(f"{of}_bytes", 0)
+        rows.append(
+            [
+                SIDES[side],
+                f"{f[f'{of}_rate']:.1f}",
+                f"{f[f'{of}_rate'] / f[f'{name}_plain_rate']:.2f}x",
+                f"{f[f'{of}_cpu_ms']:.1f}",
+                *firsts,
+                f"{bytes_sent:.0f}" if bytes_sent else report.NONE,
+            ]
+        )
+    heads = [f"first token of {n}, ms (CPU ms)" for n in first]
+    head = ["", "tokens/s", "of generate's", "CPU ms a token", *heads, "bytes a token and hop"]
+    return report.table(head, rows)
+
+
+def targets(f: Figures, longest: int) -> str:
+    rows = []
+
+    def reach(said: str, figure: float, least: float) -> None:
+        rows.append([said, f"{figure:.2f}x", verdict(figure >= least)])
+
+    def below(said: str, figure: float, most: float, unit: str = "x") -> None:
+        rows.append([said, f"{figure:.2f}{unit}", verdict(figure <= most)])
+
+    if "real_plain_rate" in f:
+        one, three = f["real_ours1_rate"], f["real_ours3_rate"]
+        reach("1 node: 1.1 times generate's tokens/s", one / f["real_plain_rate"], 1.1)
+        reach("3 nodes: 0.85 of our 1 node, real weights", three / one, 0.85)
+        cpu = f[f"real_ours3_first_{longest}_cpu_ms"] / f[f"real_plain_first_{longest}_cpu_ms"]
+        below(f"{longest} prompt tokens: 1.3 times generate's CPU (3 nodes)", cpu, 1.3)
+        if "real_ours1_together_8" in f:
+            for side in ("ours1", "ours3"):
+                gain = f[f"real_{side}_together_8"] / f[f"real_{side}_together_1"]
+                reach(f"8 jobs at once: 3 times the tokens/s of one ({SIDES[side]})", gain, 3.0)
+        size = f["real_ours3_resident_0"] - f["base"]
+        share = size / f["real_ours3_weights_0"]
+        below(f"memory of a node above {f['base'] >> 20} MiB: 1.15 of its weights", share, 1.15)
+    if "plumbing_plain_rate" in f:
+        one, three = f["plumbing_ours1_rate"], f["plumbing_ours3_rate"]
+        reach("3 nodes: 0.7 of our 1 node, plumbing alone", three / one, 0.7)
+        beyond = f["plumbing_ours3_cpu_ms"] - f["plumbing_ours1_cpu_ms"]
+        below("a hop: 1 ms of CPU", beyond / f["plumbing_ours3_hops"], 1.0, " ms")
+    for nodes in NODES:
+        if f"real_peer{nodes}_rate" in f:
+            ratio = f[f"real_ours{nodes}_rate"] / f[f"real_peer{nodes}_rate"]
+            reach(f"twice the peer's tokens/s, {nodes} nodes", ratio, 2.0)
+            if f"real_peer{nodes}_first_{longest}_ms" in f:
+                theirs = f[f"real_peer{nodes}_first_{longest}_ms"]
+                ratio = theirs / f[f"real_ours{nodes}_first_{longest}_ms"]
+                reach(
+                    f"a fifth of its time to the first token of {longest}, {nodes} nodes", ratio, 5
+                )
+    return report.table(["to reach", "figure", ""], rows) if rows else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
