@@ -185,11 +185,15 @@ async def _unless_asked(work: Coroutine[Any, Any, None], stop: Stop) -> bool:
 
 
 async def _made(place: Place, settings: Settings, screen: Screen, *, no_http: bool) -> Being:
+    """What can be wrong is looked for before anything takes long."""
     from penstock.workloads.pipes.weights.source import needs_engine
 
     needs_engine()
     config = pipe_config(settings)
     assert config is not None
+    from penstock.workloads.pipes.wire.identity import Identity
+
+    Identity.make(config.key, config.node_id or "node")
     if place.connect:
         return _Worker(place, settings, screen)
     if config.end_model:

@@ -102,7 +102,7 @@ def _node(settings: Settings, address: str) -> Look:
     async def look() -> PipesView:
         try:
             return await observe(address, key)
-        except ConnectionError as error:
+        except OSError as error:
             raise Unavailable(f"{address}: {error}") from error
 
     return look
