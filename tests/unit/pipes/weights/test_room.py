@@ -1,14 +1,13 @@
-"""How many layers fit, on the machine or in what a container has of it."""
+"""How many layers fit."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 from tests.unit.pipes.random_models import RandomSource, tiny
 
 from penstock.workloads.pipes.model.shape import Shape
-from penstock.workloads.pipes.weights.room import Room, ends_bytes, machine_memory, room
+from penstock.workloads.pipes.weights.memory import machine_memory
+from penstock.workloads.pipes.weights.room import Room, ends_bytes, room
 
 GIB = 1 << 30
 
@@ -82,41 +81,3 @@ def test_caches_have_a_quarter_of_what_is_left_and_no_more_than_4_gib() -> None:
 def test_without_a_word_three_quarters_of_the_machine_are_taken(source: RandomSource) -> None:
     found = room(source, Shape.of(source.config), "float32")
     assert found.memory == machine_memory() * 3 // 4
-
-
-# -- the machine ---------------------------------------------------------------------------
-
-
-def machine(root: Path, membership: str, limits: dict[str, str]) -> int:
-    (root / "proc/self").mkdir(parents=True)
-    (root / "proc/meminfo").write_text("MemTotal:       16777216 kB\nMemFree: 5 kB\n")
-    (root / "proc/self/cgroup").write_text(membership)
-    for name, text in limits.items():
-        file = root / "cgroup" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return machine_memory(root / "proc", root / "cgroup")
-
-
-@pytest.mark.parametrize(
-    ("membership", "limits", "gib"),
-    [
-        ("0::/\n", {}, 16),
-        ("0::/\n", {"memory.max": "max\n"}, 16),
-        ("0::/\n", {"memory.max": f"{2 * GIB}\n"}, 2),
-        ("0::/a/b\n", {"a/b/memory.max": "max\n", "a/memory.max": f"{3 * GIB}\n"}, 3),
-        ("0::/a\n", {"a/memory.max": f"{5 * GIB}\n", "memory.max": f"{4 * GIB}\n"}, 4),
-        ("0::/a\n", {"a/memory.max": f"{99 * GIB}\n"}, 16),
-        ("4:memory:/x\n0::/\n", {"memory/x/memory.limit_in_bytes": f"{GIB}\n"}, 1),
-        ("4:memory:/x\n", {"memory/x/memory.limit_in_bytes": "9223372036854771712\n"}, 16),
-        ("4:cpu,memory:/gone\n", {"memory/memory.limit_in_bytes": f"{GIB}\n"}, 1),
-    ],
-)
-def test_a_containers_limit_counts_in_both_versions_and_at_every_height(
-    membership: str, limits: dict[str, str], gib: int, tmp_path: Path
-) -> None:
-    assert machine(tmp_path, membership, limits) == gib * GIB
-
-
-def test_this_machine_has_some() -> None:
-    assert machine_memory() > 1 << 26
