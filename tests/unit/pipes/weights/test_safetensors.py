@@ -83,6 +83,7 @@ def test_shards_with_other_layers_need_not_be_there(tmp_path: Path) -> None:
             file.unlink()
     source = open_source(folder)
     same(source.layer(2), original.layer(2))
+    assert source.layer_values(4) == original.layer_values(4)
     with pytest.raises(LlmFailure, match=r"MODEL_NOT_FOUND: .*\.safetensors does not exist"):
         source.layer(4)
 

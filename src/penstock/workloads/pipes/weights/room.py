@@ -20,7 +20,7 @@ class Room:
     memory: int
     """For weights and caches together."""
     layer: int
-    """The largest layer's weights."""
+    """One layer's weights."""
     ends: int
     """What the ends take here; nothing where they are not held."""
     layers: int
@@ -44,7 +44,7 @@ def room(
 ) -> Room:
     """`memory` and `cache` as LpConfig has them: 0 is left to this place to choose."""
     memory = memory or machine_memory() * 3 // 4
-    values = max(source.layer_values(n) for n in range(shape.num_layers))
+    values = source.layer_values(0)  # as every other
     weight = values * _WEIGHT[dtype]
     held = ends_bytes(shape, dtype) if ends else 0
     left = memory - held - cache
