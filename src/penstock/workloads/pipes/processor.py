@@ -47,6 +47,10 @@ Need = Layers | Head
 class JobProcessor:
     def __init__(self, context: JobContext) -> None:
         self.context = context
+        # What the other states rely on: VALIDATING looks whether it is there.
+        self._job: Job = context.job  # type: ignore[assignment]
+        self._pipe: Pipe = context.pipe  # type: ignore[assignment]
+        self._end_model: EndModel = context.end_model  # type: ignore[assignment]
         self.state = PROCESSOR.initial
         self.event: ProcessorEvent | None = None
         """The last one that was found."""
@@ -117,7 +121,7 @@ class JobProcessor:
         return _E.MORE_PREFILL_CHUNKS if job.text.chunking.has_more else _E.PREFILL_COMPLETE
 
     def _embed(self) -> ProcessorEvent:
-        job, text = self._job, self._text
+        job, text = self._job, _text(self._job)
         began = time.perf_counter()
         if job.compute_step is ComputeStep.TOKENIZE:
             self._end_model.tokenize(job)
@@ -155,13 +159,13 @@ class JobProcessor:
         if job.origin_node_id != pipe.node_id:
             return _E.NEXT_LAYER_REMOTE
         self._note_time()
-        if job.returns == 0 and not self._text.chunking.has_more:
+        if job.returns == 0 and not _text(job).chunking.has_more:
             # All of the prompt is sent, and its last chunk, which the head waits for, is elsewhere.
             return _E.NEXT_LAYER_REMOTE
         return _E.LAYERS_COMPLETE
 
     def _after_head(self) -> ProcessorEvent:
-        job, text = self._job, self._text
+        job, text = self._job, _text(self._job)
         chosen = text.chosen
         assert chosen is not None
         job.last_update = time.monotonic()
@@ -245,7 +249,7 @@ class JobProcessor:
 
     def _land(self) -> None:
         """The origin's pass has been through all layers."""
-        job, text = self._job, self._text
+        job, text = self._job, _text(self._job)
         flight = text.land(job.sequence)
         text.chunking.land(job.start + job.count)
         away = flight.away if flight is not None else 0.0
@@ -260,24 +264,7 @@ class JobProcessor:
                 f" {self._job.current_layer}",
             )
 
-    # What a state can rely on, because VALIDATING has looked.
 
-    @property
-    def _job(self) -> Job:
-        assert self.context.job is not None
-        return self.context.job
-
-    @property
-    def _pipe(self) -> Pipe:
-        assert self.context.pipe is not None
-        return self.context.pipe
-
-    @property
-    def _text(self) -> OriginText:
-        assert self._job.text is not None
-        return self._job.text
-
-    @property
-    def _end_model(self) -> EndModel:
-        assert self.context.end_model is not None
-        return self.context.end_model
+def _text(job: Job) -> OriginText:
+    assert job.text is not None
+    return job.text

@@ -192,8 +192,9 @@ def _flaw(job: Job, packet: NetworkJob, layer: int) -> tuple[StepRefused, LlmCod
     cache, end = job.cache, packet.start + packet.count
     if packet.compute_step is ComputeStep.HEAD or cache is None:
         return None
-    if packet.start > cache.filled[layer]:
-        words = f"positions from {packet.start}, and {cache.filled[layer]} are here: a gap"
+    filled = cache.filled.get(layer)
+    if filled is not None and packet.start > filled:
+        words = f"positions from {packet.start}, and {filled} are here: a gap"
         return StepRefused.GAP, LlmCode.ENGINE_ERROR, words
     if end > cache.capacity:
         words = f"positions up to {end}, and the job has room for {cache.capacity}"

@@ -69,22 +69,30 @@ class JobTiming:
 
     def passed(self, times: Sequence[JobTime], away: float, origin: str, tokens: int) -> None:
         """A pass came back. `away` are the seconds that it was on other nodes and between."""
-        legs = _legs(times, origin)
-        elsewhere = sum(one.compute_us + one.queue_us for one in times if one.node_id != origin)
-        leg = max(0.0, away * 1e6 - elsewhere) / len(legs) if legs else 0.0
-        for index, one in enumerate(times):
-            if one.embed_us:
-                self._ends(origin, one.embed_us)
-            if one.start == one.end:  # an origin without layers of its own
-                continue
-            total = self._sum(one.node_id, one.start, one.end)
-            total.compute_us += one.compute_us
-            total.queue_us += one.queue_us
-            total.network_us += leg if index in legs else 0.0
-            total.passes += 1
-            total.tokens += tokens
-        if len(times) in legs:
+        legs = elsewhere = 0
+        before = origin
+        for one in times:
+            if one.node_id != before:
+                legs += 1
+            if one.node_id != origin:
+                elsewhere += one.compute_us + one.queue_us
+            before = one.node_id
+        legs += before != origin
+        leg = max(0.0, away * 1e6 - elsewhere) / legs if legs else 0.0
+        if before != origin:
             self._sum(origin, -1, -1).network_us += leg
+        before = origin
+        for one in times:
+            if one.embed_us:
+                self._sum(origin, -1, -1).compute_us += one.embed_us
+            if one.start < one.end:  # an origin may have no layers of its own
+                total = self._sum(one.node_id, one.start, one.end)
+                total.compute_us += one.compute_us
+                total.queue_us += one.queue_us
+                total.network_us += leg if one.node_id != before else 0.0
+                total.passes += 1
+                total.tokens += tokens
+            before = one.node_id
 
     def chose(self, origin: str, head: float) -> None:
         """A token was chosen, after a head of so many seconds."""
@@ -92,7 +100,8 @@ class JobTiming:
         self.first = self.first or now
         self.last = now
         self.tokens += 1
-        total = self._ends(origin, int(head * 1e6))
+        total = self._sum(origin, -1, -1)
+        total.compute_us += int(head * 1e6)
         total.passes += 1
         total.tokens += 1
 
@@ -137,31 +146,12 @@ class JobTiming:
             )
         return "\n".join(lines)
 
-    def _ends(self, origin: str, us: int) -> _HopSum:
-        total = self._sum(origin, -1, -1)
-        total.compute_us += us
-        return total
-
     def _sum(self, node_id: str, start: int, end: int) -> _HopSum:
         key = (node_id, start, end)
         found = self._hops.get(key)
         if found is None:
             found = self._hops[key] = _HopSum()
         return found
-
-
-def _legs(times: Sequence[JobTime], origin: str) -> set[int]:
-    """Where on its way it went over the network: by the number of the hop that it came to; the
-    number after the last is its way back."""
-    legs = set()
-    before = origin
-    for index, one in enumerate(times):
-        if one.node_id != before:
-            legs.add(index)
-        before = one.node_id
-    if before != origin:
-        legs.add(len(times))
-    return legs
 
 
 class NodeTiming:

@@ -76,6 +76,46 @@ def test_jobs_of_all_ways_together_each_say_what_they_say_alone(
 
 
 @given(
+    ways=st.lists(ways(), min_size=2, max_size=5),
+    fate=st.lists(st.sampled_from(["well", "cancelled", "fails"]), min_size=5, max_size=5),
+    chunk=st.integers(1, 8),
+    data=st.data(),
+)
+def test_jobs_that_fail_or_are_cancelled_at_any_time_leave_the_others_as_they_are(
+    ways: list[tuple[Hop, ...]], fate: list[str], chunk: int, data: st.DataObject
+) -> None:
+    ring = Ring(LAYERS, {key: [(0, LAYERS)] for key in "ABC"}, prefill_chunk_size=chunk)
+    asked = [ring.begin(hops, [number, 5, 6, 7, 8], 4) for number, hops in enumerate(ways)]
+    bad = {job.job_id for (job, _), end in zip(asked, fate, strict=False) if end == "fails"}
+    for node in ring.nodes.values():
+        node.segments[0].raises = lambda jobs: (
+            ValueError("bad") if any(job.job_id in bad for job in jobs) else None
+        )
+    seed = data.draw(st.randoms(use_true_random=False))
+    going = [job for (job, _), end in zip(asked, fate, strict=False) if end == "cancelled"]
+
+    def pick(could: int) -> int:
+        if going and seed.random() < 0.2:
+            going.pop().cancelled = "not wanted any more"
+        return seed.randrange(could)
+
+    ring.run(pick)
+    completed = [event for event, _ in ring.nodes["A"].ends_told].count(
+        ProcessorEvent.JOB_COMPLETED
+    )
+    failed = [job_id for node in ring.nodes.values() for job_id, *_ in node.failures]
+    assert sorted(failed) == sorted(bad)
+    wanted = [
+        end != "fails" and not job.cancelled for (job, _), end in zip(asked, fate, strict=False)
+    ]
+    assert completed >= sum(wanted)
+    for number, ((_, told), is_wanted) in enumerate(zip(asked, wanted, strict=True)):
+        right = answer([number, 5, 6, 7, 8], 4, LAYERS)
+        assert told == (right if is_wanted else right[: len(told)])
+    assert all(len(node.compute._lanes) == 0 for node in ring.nodes.values())
+
+
+@given(
     step=st.integers(0, LAYERS),
     held=st.sets(st.sampled_from([(0, 1), (1, 3), (3, LAYERS), (0, LAYERS)])),
     hops=ways(),
@@ -100,8 +140,8 @@ def test_every_run_ends_in_done_with_an_event_that_says_what_became_of_the_job(
         case.prefilled()
         case.job.text.on_token = lambda *_: is_heard
         case.job.text.max_tokens = 3
-    for layer in range(LAYERS):  # it has been here before
-        case.job.cache.filled[layer] = 100  # type: ignore[union-attr]
+    case.job.start = 2  # the last of its prompt: those before are in the caches
+    case.job.cache.filled.update(dict.fromkeys(range(LAYERS), 2))  # type: ignore[union-attr]
     if not has_job:
         case.context.job = None
     if not has_end_model:

@@ -111,6 +111,24 @@ def test_times_are_logged_if_that_is_set(is_on: bool, caplog: pytest.LogCaptureF
     assert ("compute ms" in caplog.text) == is_on
 
 
+def test_end_of_prefill_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    ring = Ring(LAYERS, HELD, prefill_chunk_size=1)
+    with caplog.at_level(logging.DEBUG, logger="penstock"):
+        ring.begin(WAY, [1, 2, 3], 4)
+        ring.run()
+    assert caplog.text.count("prefill is over after") == 1
+
+
+def test_job_was_updated_when_it_was_last_computed() -> None:
+    ring = Ring(LAYERS, HELD)
+    job, _ = ring.begin(WAY, [1, 2, 3], 2)
+    jobs = [job, *(ring.nodes[node].jobs.all()[0] for node in "BC")]
+    for one in jobs:
+        one.last_update = 0.0
+    ring.run()
+    assert all(one.last_update > 0 for one in jobs)
+
+
 class TestNodeTiming:
     def test_rates_are_of_the_last_seconds(self) -> None:
         timing = NodeTiming(now=0.0)
