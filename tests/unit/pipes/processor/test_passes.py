@@ -140,8 +140,8 @@ def test_every_run_ends_in_done_with_an_event_that_says_what_became_of_the_job(
         case.prefilled()
         case.job.text.on_token = lambda *_: is_heard
         case.job.text.max_tokens = 3
-    case.job.start = 2  # the last of its prompt: those before are in the caches
-    case.job.cache.filled.update(dict.fromkeys(range(LAYERS), 2))  # type: ignore[union-attr]
+    case.job.start = 2  # the last of its prompt, which has been in other layers already
+    case.job.cache.filled.update(dict.fromkeys(range(LAYERS), 3))  # type: ignore[union-attr]
     if not has_job:
         case.context.job = None
     if not has_end_model:
