@@ -117,7 +117,7 @@ class Failing(Worded):
 
 
 def test_a_failure_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(LlmFailure, match=r"m can't be written: No space left"):
+    with pytest.raises(LlmFailure, match=r"m can't be written: .*No space left"):
         prepare(Failing(tiny("llama")[0]), tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
 

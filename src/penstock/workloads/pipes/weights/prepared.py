@@ -136,10 +136,10 @@ def prepare(
         manifest = _write(source, unfinished, told or (lambda *_: None), model or folder.name)
         _settle(unfinished)
         unfinished.rename(folder)
-    except OSError as error:
-        raise LlmFailure(
-            LlmCode.MODEL_INVALID, f"{folder} can't be written: {error.strerror or error}"
-        ) from error
+    except LlmFailure:
+        raise
+    except Exception as error:  # who writes tensors or words has a kind of its own for a full disk
+        raise LlmFailure(LlmCode.MODEL_INVALID, f"{folder} can't be written: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return manifest
