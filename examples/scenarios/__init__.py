@@ -13,6 +13,7 @@ from scenarios import (
     gate,
     limits,
     network,
+    split,
     spoken,
     staged,
     trouble,
@@ -30,4 +31,5 @@ SECTIONS: dict[str, list[Scenario]] = {
     "pipelines": staged.SCENARIOS,
     "containers": contained.SCENARIOS,
     "language models": spoken.SCENARIOS,
+    "a model split over nodes": split.SCENARIOS,
 }
