@@ -209,7 +209,7 @@ def _embedded() -> Session:
     from penstock.app.models import ALL
 
     settings = load()
-    if not settings.models:
+    if not settings.models and not settings.pipe_end_model:
         settings = replace(settings, models=(ALL,))
     return App().run(settings=settings)
 

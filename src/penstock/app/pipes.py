@@ -92,7 +92,9 @@ def pipe_source(settings: Settings) -> tuple[str, Path]:
 
 
 def _is_path(text: str) -> bool:
-    return os.sep in text or text.startswith("~") or os.path.exists(text)
+    """A bare word is a path only if it leads to a model: folders are called anything."""
+    looks_so = os.sep in text or text.startswith("~") or text.endswith(SUFFIX)
+    return looks_so or os.path.isfile(os.path.join(text, "config.json"))
 
 
 def _on(shelf: ModelShelf, name: str) -> bool:
@@ -112,7 +114,7 @@ def _named(name: str, given: str) -> str:
         raise InvalidRequest(
             given[:150],
             f"a model can't be called {name[:150]!r}",
-            hint="give the name as pipe_model and the path as pipe_source; a name has letters,"
+            hint="say --model NAME --source PATH (pipe_model and pipe_source); a name has letters,"
             " digits, _ and -, in words with single dots between",
         )
     return name

@@ -119,7 +119,8 @@ def _folder(settings: Settings) -> Iterator[Check]:
     else:
         yield Check("data", _OK, str(folder))
     yield from _disk(folder)
-    yield from _token(settings.token_file)
+    yield from _secret("token", settings.token_file)
+    yield from _secret("pipe key", settings.pipe_key_file)
 
 
 def _disk(folder: Path) -> Iterator[Check]:
@@ -139,9 +140,9 @@ def _disk(folder: Path) -> Iterator[Check]:
     yield Check("disk flush", _NOTE if slow else _OK, span(flush), advice)
 
 
-def _token(path: Path) -> Iterator[Check]:
+def _secret(what: str, path: Path) -> Iterator[Check]:
     if path.exists() and (mode := stat.S_IMODE(path.stat().st_mode)) & 0o077:
-        yield Check("token", _BAD, f"{path} has mode {mode:o}", f"chmod 600 {path}")
+        yield Check(what, _BAD, f"{path} has mode {mode:o}", f"chmod 600 {path}")
 
 
 async def _containers(settings: Settings) -> AsyncIterator[Check]:

@@ -14,6 +14,7 @@ from penstock.cli.journal import keep_journal
 from penstock.cli.place import Place, placed
 from penstock.cli.words import plural
 from penstock.core.llm import model_of
+from penstock.core.pipes import LABEL
 from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.store import Durability
 
@@ -158,6 +159,9 @@ async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
         ("http", f"{engine.url} (read {engine.url}/docs)" if engine.url else "off"),
         ("worker", _worker(engine, topics)),
     ]
+    for worker in await engine.desk.workers():
+        if worker.local and LABEL in worker.labels:
+            facts.append(("node", f"{worker.labels[LABEL]}, of {settings.pipe_model}"))
     if waiting := sum(n for state, n in status.tally.items() if state not in TERMINAL):
         facts.append(("taken up", f"{plural(waiting, 'unfinished job')} of an earlier run"))
     facts.append(_how_to_use(place, topics))

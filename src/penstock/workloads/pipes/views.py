@@ -23,6 +23,9 @@ def view_of(records: Iterable[NodeRecord], workers: dict[str, str] | None = None
 def _pipe(model: str, records: Sequence[NodeRecord]) -> PipeView:
     """As the origin sees it that sees it best."""
     num_layers = max(_num_layers(record, model) for record in records)
+    if not num_layers:
+        reason = f"nothing is known of {model} yet"
+        return PipeView(model=model, num_layers=0, complete=False, reason=reason)
     origins = [record for record in records if model in record.end_models]
     ways = [_way(model, num_layers, records, origin) for origin in origins]
     whole = [way for way in ways if isinstance(way, Way)]

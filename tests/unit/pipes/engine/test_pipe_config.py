@@ -71,6 +71,7 @@ def test_a_model_is_known_by_the_name_that_was_given(shelf: ModelShelf, name: st
 def test_a_file_and_a_folder_lend_their_names(tmp_path: Path) -> None:
     (tmp_path / "Llama-3.2-1B.gguf").write_bytes(gguf())
     (tmp_path / "Qwen3-0.6B").mkdir()
+    (tmp_path / "Qwen3-0.6B" / "config.json").write_text("{}")
     for given, name in (
         ("Llama-3.2-1B.gguf", "Llama-3.2-1B"),
         (str(tmp_path / "Llama-3.2-1B.gguf"), "Llama-3.2-1B"),
@@ -87,8 +88,14 @@ def test_a_folder_among_the_models_is_found_by_its_name(shelf: ModelShelf) -> No
     assert (config.model, config.source.name) == ("Gemma", "Gemma")
 
 
+def test_a_folder_that_is_no_model_hides_none(shelf: ModelShelf) -> None:
+    Path("SmolLM2").mkdir()
+    assert configured(pipe_model="SmolLM2").source.suffix == ".gguf"
+
+
 def test_a_model_on_the_shelf_comes_before_a_folder_that_is_called_so(shelf: ModelShelf) -> None:
     Path("SmolLM2-135M-Instruct").mkdir()
+    Path("SmolLM2-135M-Instruct/config.json").write_text("{}")
     assert configured(pipe_model="SmolLM2-135M-Instruct").source.suffix == ".gguf"
 
 

@@ -137,6 +137,11 @@ def test_a_pipe_is_complete_if_one_worker_sees_it_so() -> None:
         assert (pipe.complete, pipe.origins) == (True, ("a",))
 
 
+def test_a_model_of_which_nobody_knows_the_layers_is_not_complete() -> None:
+    (pipe,) = view_of([NodeRecord(node_id="a", end_models=("m",))]).pipes
+    assert (pipe.complete, pipe.reason) == (False, "nothing is known of m yet")
+
+
 def test_nothing_told_is_nothing_shown() -> None:
     assert merged([]) == PipesView()
     assert view_of([]) == PipesView()
