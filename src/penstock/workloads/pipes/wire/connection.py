@@ -7,6 +7,7 @@ import ssl
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -100,8 +101,11 @@ class Connection(asyncio.BufferedProtocol):
         self._splitter = Splitter(HELLO_LIMITS)
         self._transport: asyncio.Transport | None = None
         self._open = False
-        self._pulse = Pulse(terms.ping, terms.silence, self._ping, self._silent)
+        self._pulse = Pulse(
+            terms.ping, terms.silence, self._ping, self._silent, later=self._loop.call_later
+        )
         self._linger: asyncio.TimerHandle | None = None
+        self._gone = asyncio.Event()
 
     @property
     def rtt(self) -> float:
@@ -145,6 +149,16 @@ class Connection(asyncio.BufferedProtocol):
             self._counters.add(what)
             self._end(reason, what=what)
 
+    async def wait_closed(self) -> None:
+        """Until its socket is gone: at most LINGER seconds after `close`."""
+        await self._gone.wait()
+
+    def abort(self) -> None:
+        """End it without a word, and without waiting for one."""
+        self._end("given up")
+        if self._transport is not None:
+            self._transport.abort()
+
     # -- what the transport calls -------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -178,6 +192,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._gone.set()
         if self._linger is not None:
             self._linger.cancel()
         reason = str(exc) if exc else "the other side closed it"
@@ -205,6 +220,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._take(kind, payload)
                 if self.closed is not None:
                     return
+        if self._tls.over and self._transport is not None:
+            self._transport.close()
 
     def _write(self, kind: Kind, *buffers: bytes | memoryview) -> None:
         size = sum(map(len, buffers))
@@ -300,9 +317,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._tls.finish()
                 self._flush()
                 # Not closed yet: what the peer still sends would make the system drop our BYE.
-                self._transport.write_eof()
+                with suppress(OSError):  # the peer is gone already
+                    self._transport.write_eof()
             else:
                 self._transport.close()
+        else:
+            self._gone.set()
         if self._open:
             self._loop.call_soon(self._handler.lost, self, reason)
         elif not self.greeted.done():

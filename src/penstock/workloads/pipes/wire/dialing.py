@@ -6,6 +6,7 @@ import asyncio
 
 from penstock.workloads.pipes.wire.address import parse
 from penstock.workloads.pipes.wire.connection import (
+    MAX_QUEUE,
     Admit,
     Connection,
     Handler,
@@ -30,6 +31,7 @@ async def connect(
     silence: float = 5.0,
     timeout: float = 10.0,
     steps: int = MAX_STEPS,
+    queue: int = MAX_QUEUE,
     counters: Counters | None = None,
     admit: Admit | None = None,
 ) -> Connection:
@@ -40,7 +42,7 @@ async def connect(
         Tls(identity.client, server_side=False),
         hello,
         handler,
-        Terms(ping=ping, silence=silence, handshake=timeout, steps=steps),
+        Terms(ping=ping, silence=silence, handshake=timeout, steps=steps, queue=queue),
         Counters() if counters is None else counters,
         outgoing=True,
         admit=refusing(admit),

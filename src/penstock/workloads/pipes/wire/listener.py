@@ -9,6 +9,7 @@ import socket
 from penstock.core.errors import Misconfigured
 from penstock.workloads.pipes.wire.address import join, parse
 from penstock.workloads.pipes.wire.connection import (
+    MAX_QUEUE,
     Admit,
     Connection,
     Handler,
@@ -38,11 +39,12 @@ async def listen(
     silence: float = 5.0,
     timeout: float = 10.0,
     steps: int = MAX_STEPS,
+    queue: int = MAX_QUEUE,
     counters: Counters | None = None,
     admit: Admit | None = None,
 ) -> Listener:
     """`timeout` is for a peer's handshake. Raises Misconfigured if the address can't be had."""
-    terms = Terms(ping=ping, silence=silence, handshake=timeout, steps=steps)
+    terms = Terms(ping=ping, silence=silence, handshake=timeout, steps=steps, queue=queue)
     counters = Counters() if counters is None else counters
     return Listener(await _bound(address), identity, hello, handler, terms, counters, admit)
 
@@ -94,6 +96,8 @@ class Listener:
                         # Nothing tells when there is room again.
                         await asyncio.sleep(0.1)
                     continue
+                # A small frame leaves at once. asyncio does this only for sockets that it made.
+                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._take(peer)
 
     def _take(self, peer: socket.socket) -> None:
@@ -122,10 +126,19 @@ class Listener:
             outgoing=False,
             admit=admit,
         )
-        seconds = self._terms.handshake
+        try:
+            await self._meet(connection, peer)
+            if connection.closed is not None:
+                # It still takes room, until it has read why.
+                await connection.wait_closed()
+        except asyncio.CancelledError:
+            connection.abort()
+            raise
+
+    async def _meet(self, connection: Connection, peer: socket.socket) -> None:
+        seconds, loop = self._terms.handshake, asyncio.get_running_loop()
         try:
             async with asyncio.timeout(seconds):
-                loop = asyncio.get_running_loop()
                 await loop.connect_accepted_socket(lambda: connection, peer)
                 await connection.greeted
         except TimeoutError:
@@ -133,9 +146,6 @@ class Listener:
         except OSError as error:
             # Counted where it was found.
             connection.close(str(error))
-        except asyncio.CancelledError:
-            connection.close("nobody is let in now")
-            raise
 
     def _refusal(self, peer: Hello) -> Refusal:
         self._known = {name: one for name, one in self._known.items() if one.closed is None}

@@ -82,6 +82,8 @@ class Failed(Struct, frozen=True, array_like=True):
     code: Name
     reason: Text
     node_id: Name
+    lost: Name = ""
+    """With NODE_LOST: whom it does not reach."""
 
 
 class End(Struct, frozen=True, array_like=True):

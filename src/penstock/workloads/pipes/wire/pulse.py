@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any, Protocol
 
 _SMOOTH = 0.2
 _LAST = 16
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Later(Protocol):
+    def __call__(self, delay: float, callback: Callable[..., Any], *args: Any) -> Timer: ...
 
 
 class Pulse:
@@ -24,26 +32,26 @@ class Pulse:
         silence: float,
         ask: Callable[[int], None],
         silent: Callable[[float], None],
+        *,
+        later: Later,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.rtt = 0.0
         """Seconds there and back, smoothed; 0 until the first answer."""
         self.rtt_min = 0.0
         """The least of the last sixteen: the way itself, without the waiting at its ends."""
-        self.heard = time.monotonic()
+        self.heard = clock()
         """When anything last came in. Set by the owner."""
+        self._later, self._clock = later, clock
         self._ping, self._silence = ping, silence
         self._ask, self._silent = ask, silent
         self._asked: dict[int, float] = {}
         self._number = 0
         self._last: deque[float] = deque(maxlen=_LAST)
-        self._timers: list[asyncio.TimerHandle] = []
+        self._timers: list[Timer] = []
 
     def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._timers = [
-            self._loop.call_later(self._ping, self._tick),
-            self._watch_at(self._silence),
-        ]
+        self._timers = [self._later(self._ping, self._tick), self._watch_in(self._silence)]
         self._ask_now()
 
     def stop(self) -> None:
@@ -56,30 +64,30 @@ class Pulse:
         asked = self._asked.pop(number, None)
         if asked is None:
             return
-        rtt = time.monotonic() - asked
+        rtt = self._clock() - asked
         self._last.append(rtt)
         self.rtt_min = min(self._last)
         self.rtt = rtt if len(self._last) == 1 else self.rtt + _SMOOTH * (rtt - self.rtt)
 
     def _ask_now(self) -> None:
         self._number += 1
-        self._asked[self._number] = time.monotonic()
+        self._asked[self._number] = self._clock()
         self._asked.pop(self._number - _LAST, None)
         self._ask(self._number)
 
     def _tick(self) -> None:
-        self._timers[0] = self._loop.call_later(self._ping, self._tick)
+        self._timers[0] = self._later(self._ping, self._tick)
         self._ask_now()
 
-    def _watch_at(self, seconds: float) -> asyncio.TimerHandle:
-        return self._loop.call_later(seconds, self._watch, time.monotonic() + seconds)
+    def _watch_in(self, seconds: float) -> Timer:
+        return self._later(seconds, self._watch, self._clock() + seconds)
 
     def _watch(self, due: float) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if now - due > self._ping:
             # The loop itself was away. Bytes may be waiting that nobody has read yet.
-            self._timers[1] = self._watch_at(self._ping)
+            self._timers[1] = self._watch_in(self._ping)
         elif now - self.heard >= self._silence:
             self._silent(now - self.heard)
         else:
-            self._timers[1] = self._watch_at(self.heard + self._silence - now)
+            self._timers[1] = self._watch_in(self.heard + self._silence - now)

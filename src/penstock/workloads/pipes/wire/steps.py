@@ -126,7 +126,7 @@ def unpack(payload: memoryview, report: Report | None = None) -> list[Found]:
 def _walk(payload: memoryview) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
     if len(payload) < _PREFIX.size:
         raise BadFrame("STEPS of no length", Refused.TRUNCATED)
-    version, _, jobs, headers = _PREFIX.unpack_from(payload)
+    version, zero, jobs, headers = _PREFIX.unpack_from(payload)
     if version != VERSION:
         raise BadFrame(f"STEPS of version {version}: {VERSION} is spoken here")
     at, offset = _PREFIX.size, _PREFIX.size + headers
@@ -140,8 +140,11 @@ def _walk(payload: memoryview) -> Iterator[tuple[int, int, tuple[Any, ...]]]:
         at, offset = at + length, offset + size
         if length < _HEAD.size + fields[12] + fields[13]:
             raise BadFrame("STEPS: a header shorter than what is in it")
-    if not 0 <= end_of_headers - at < _ALIGN or offset != len(payload) or not jobs:
+    padding = end_of_headers - at
+    if not jobs or not 0 <= padding < _ALIGN or offset != len(payload):
         raise BadFrame("STEPS: more or fewer bytes than its headers say", Refused.TRUNCATED)
+    if zero or any(payload[at:end_of_headers]):
+        raise BadFrame("STEPS: something is where nothing should be")
 
 
 def _read(payload: memoryview, at: int, offset: int, fields: tuple[Any, ...]) -> Found:

@@ -37,6 +37,8 @@ class Tls:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=server_side)
         self.ready = False
         """Whether the handshake is over."""
+        self.over = False
+        """Whether the peer said that nothing more will come."""
 
     def shake(self) -> None:
         try:
@@ -55,9 +57,11 @@ class Tls:
             return 0
         try:
             # With a buffer it is a number; typeshed knows only the other form.
-            return cast(int, self._tls.read(len(into), into))
-        except (ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            count = cast(int, self._tls.read(len(into), into))
+        except ssl.SSLWantReadError:
             return 0
+        self.over = count == 0
+        return count
 
     def write(self, data: bytes | memoryview) -> None:
         self._tls.write(data)
