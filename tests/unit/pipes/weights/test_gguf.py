@@ -208,6 +208,21 @@ def test_linear_scaling_is_read(tmp_path: Path) -> None:
     assert [rope.kind for rope in Shape.of(config).ropes if rope] == ["default"] * 5
 
 
+def test_yarn_is_read(tmp_path: Path) -> None:
+    model, _ = model_of("qwen3")
+    facts = {
+        "*.rope.scaling.type": "yarn",
+        "*.rope.scaling.factor": 4.0,
+        "*.rope.scaling.original_context_length": 64,
+    }
+    config = open_source(write_gguf(model, tmp_path / "m.gguf", facts=facts)).config
+    assert config["rope_scaling"] == {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+
+
 def test_numbers_are_as_people_write_them(tmp_path: Path) -> None:
     model, _ = tiny("llama", rms_norm_eps=1e-5)
     config = open_source(write_gguf(model, tmp_path / "m.gguf")).config

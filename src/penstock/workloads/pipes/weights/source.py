@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NEEDED = ("torch", "safetensors", "gguf", "transformers")
+_PART = re.compile(r"-\d{5}-of-(?=\d{5}\.gguf$)")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -95,14 +97,19 @@ def _open_folder(path: Path) -> Source:
         from penstock.workloads.pipes.weights.safetensors import SafetensorsSource
 
         return SafetensorsSource(path)
-    models = sorted(path.glob("*.gguf"))
+    models = {first_part(file) for file in path.glob("*.gguf")}
     if len(models) == 1:
-        return open_source(models[0])
+        return open_source(models.pop())
     if models:
         raise invalid(path, f"has {len(models)} GGUF files: name one of them")
     if any(file.suffix in _PICKLES for file in path.iterdir()):
         raise not_supported(path, f"has its weights as pickles, which can run code: {_CONVERT}")
     raise not_found(path, "has no model: neither safetensors nor a GGUF file")
+
+
+def first_part(file: Path) -> Path:
+    """Of a model that was cut into several files."""
+    return file.with_name(_PART.sub("-00001-of-", file.name))
 
 
 def _begins(path: Path, magic: bytes) -> bool:
