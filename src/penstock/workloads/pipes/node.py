@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 
 from penstock.core.errors import Misconfigured
 from penstock.core.llm import (
@@ -319,12 +320,13 @@ class Node:
 
     def _failed(self, sender: str, payload: memoryview) -> None:
         message = decode(payload, Failed)
-        failure = LlmFailure(code_of(message.code), f"{sender}: {message.reason}")
+        said = f"{sender}: {message.reason}"
+        failure = LlmFailure(code_of(message.code), said, lost=message.lost)
         if not self._checks.failed(message.job_id, failure) and self.origin is not None:
             self.origin.failed(sender, message.job_id, failure)
 
     def _lost(self, node_id: str, reason: str) -> None:
-        self._admission.lose(node_id)
+        self._part(node_id, f"{node_id} was lost by {self.node_id}: {reason}")
         if self.origin is not None:
             self.origin.lost(node_id, reason)
         self._checks.lost(node_id)
@@ -377,9 +379,16 @@ class Node:
         """The connection to a node broke, and there is a new one: steps may be lost."""
         if self.origin is not None:
             self.origin.cut_off(node_id)
-        lost = LlmFailure(LlmCode.NODE_LOST, f"the connection to {node_id} broke")
+        self._part(node_id, f"the connection to {node_id} broke")
+        self._wake()
+
+    def _part(self, node_id: str, reason: str) -> None:
+        """What was under way to or from a node may be gone, and so may be its word that a job has
+        ended: its own jobs take other ways from now on."""
+        self._admission.lose(node_id)
+        lost = LlmFailure(LlmCode.NODE_LOST, reason, lost=node_id)
         for job in self._jobs.all():
-            if any(hop.node_id == node_id for hop in job.hops):
+            if job.origin_node_id != self.node_id and adjoin(job.hops, self.node_id, node_id):
                 self.failed(job.job_id, job.origin_node_id, job.sequence, lost)
 
     # -- called by the thread that computes -----------------------------------------
@@ -400,9 +409,8 @@ class Node:
 
     def failed(self, job_id: bytes, origin: str, sequence: int, failure: LlmFailure) -> None:
         if origin != self.node_id:
-            message = Failed(
-                job_id, sequence, str(failure.code), failure.message[:4096], self.node_id
-            )
+            code, lost = str(failure.code), str(failure.facts.get("lost", ""))
+            message = Failed(job_id, sequence, code, failure.message[:4096], self.node_id, lost)
             self.soon(self._send, origin, message)
         elif not self._checks.failed(job_id, failure) and self.origin is not None:
             self.origin.failed_here(job_id, failure)
@@ -416,13 +424,16 @@ class Node:
     ) -> None:
         if self.mesh.send(node_id, Kind.STEPS, *buffers):
             return
-        lost = LlmFailure(LlmCode.NODE_LOST, f"{node_id} can't be reached from {self.node_id}")
+        said = f"{node_id} can't be reached from {self.node_id}"
+        lost = LlmFailure(LlmCode.NODE_LOST, said, lost=node_id)
         for job in jobs:
             self.failed(job.job_id, job.origin_node_id, job.sequence, lost)
 
     # -- what an origin needs (Surroundings) ----------------------------------------
 
-    def find(self, avoid: frozenset[str]) -> Way | Gap:
+    def find(
+        self, avoid: frozenset[str], apart: frozenset[frozenset[str]] = frozenset()
+    ) -> Way | Gap:
         if self._draining:
             return Gap((), (), f"{self.node_id} is about to leave")
         records = self.mesh.table.live()
@@ -436,6 +447,7 @@ class Node:
             load,
             avoid,
             self._reference,
+            apart,
         )
 
     def holds(self, hops: tuple[Hop, ...]) -> bool:
@@ -454,6 +466,9 @@ class Node:
         self._changed.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)
+
+    def knows(self, node_id: str) -> bool:
+        return node_id in self.mesh.table
 
     def open(self, node_id: str, message: Open) -> bool:
         if node_id == self.node_id:
@@ -581,6 +596,11 @@ class Node:
     def _looks_stalled(self, node_id: str) -> bool:
         record = self.mesh.table.get(node_id)
         return record is None or record.draining
+
+
+def adjoin(hops: Sequence[Hop], one: str, other: str) -> bool:
+    """Whether a step goes from one of two nodes to the other."""
+    return any({a.node_id, b.node_id} == {one, other} for a, b in pairwise(hops))
 
 
 def merged(ranges: Sequence[LayerRange]) -> tuple[LayerRange, ...]:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from os import urandom
 from typing import Protocol
 
@@ -60,8 +60,9 @@ class Surroundings(Protocol):
     config: LpConfig
     node_id: str
 
-    def find(self, avoid: frozenset[str]) -> Way | Gap:
-        """A way over nodes that are there now."""
+    def find(self, avoid: frozenset[str], apart: frozenset[frozenset[str]]) -> Way | Gap:
+        """A way over nodes that are there now; between those of a pair in `apart` only if there is
+        no other."""
 
     def holds(self, hops: tuple[Hop, ...]) -> bool:
         """Whether all of this way is still there, and may be gone."""
@@ -73,7 +74,10 @@ class Surroundings(Protocol):
         """A spot check, if one is due. Raises Broken."""
 
     def open(self, node_id: str, message: Open) -> bool:
-        """False when the node is gone."""
+        """False when the node is not connected."""
+
+    def knows(self, node_id: str) -> bool:
+        """Whether it is a member: one that is not connected may be in a moment."""
 
     def end(self, node_id: str, message: End) -> None: ...
 
@@ -150,15 +154,19 @@ class Origin:
         return True
 
     def failed(self, node_id: str, job_id: bytes, failure: LlmFailure) -> None:
-        """A node of the way can't go on. One that lost another is not to blame itself, unless that
-        happens again."""
+        """A node of the way can't go on. One that lost another is not to blame itself: the way
+        between the two is."""
         trip = self._trips.get(job_id)
         if trip is None or node_id not in trip.nodes:
             return
-        is_first = failure.code is LlmCode.NODE_LOST and node_id not in trip.complaints
-        trip.complaints.add(node_id)
-        guilty = "" if is_first else node_id
+        guilty = "" if self._note_parted(trip, node_id, failure) else node_id
         trip.events.put_nowait(Broken(job_id, failure.code, failure.message, guilty))
+
+    def _note_parted(self, trip: Trip, node_id: str, failure: LlmFailure) -> bool:
+        lost = failure.facts.get("lost")
+        if failure.code is LlmCode.NODE_LOST and lost:
+            trip.apart.add(frozenset((node_id, lost)))
+        return failure.code is LlmCode.NODE_LOST
 
     def lost(self, node_id: str, reason: str) -> None:
         self.prefixes.forget(node_id)
@@ -191,7 +199,8 @@ class Origin:
     def failed_here(self, job_id: bytes, failure: LlmFailure) -> None:
         """A pass of one of our jobs failed on this node. (From any thread.)"""
         if (trip := self._trips.get(job_id)) is not None:
-            guilty = "" if failure.code is LlmCode.NODE_LOST else self._around.node_id
+            here = self._around.node_id
+            guilty = "" if self._note_parted(trip, here, failure) else here
             trip.tell(Broken(job_id, failure.code, failure.message, guilty))
 
     def watch_over(self, now: float, stalled: Callable[[str], bool]) -> None:
@@ -202,10 +211,24 @@ class Origin:
                 continue
             trip.sign = now
             others = sorted(trip.nodes - {self._around.node_id})
-            guilty = [node for node in others if stalled(node)] or others
-            trip.avoid.update(guilty)
-            reason = f"no step came back for {limit:g} s over {', '.join(guilty) or 'this node'}"
+            guilty = [node for node in others if stalled(node)]
+            trip.avoid.update(guilty or self._spared(trip, others))
+            over = ", ".join(guilty or others) or "this node"
+            reason = f"no step came back for {limit:g} s over {over}"
             trip.events.put_nowait(Broken(job_id, LlmCode.NODE_STALLED, reason))
+
+    def _spared(self, trip: Trip, nodes: list[str]) -> set[str]:
+        """Any of these may be to blame: those that the job can do without."""
+        spared: set[str] = set()
+        for node in nodes:
+            if isinstance(self._find(trip, spared | {node}), Way):
+                spared.add(node)
+        # With none it would go the same way again.
+        return spared or set(nodes)
+
+    def _find(self, trip: Trip, without: Collection[str] = ()) -> Way | Gap:
+        avoid = frozenset({*trip.avoid, *self.distrusted, *without})
+        return self._around.find(avoid, frozenset(trip.apart))
 
     def break_all(self, code: LlmCode, reason: str) -> None:
         for job_id, trip in self._trips.items():
@@ -278,8 +301,7 @@ class Origin:
     async def _way(self, trip: Trip) -> Way:
         until = time.monotonic() + self._around.config.open_timeout
         while True:
-            avoid = frozenset(trip.avoid | self.distrusted.keys())
-            way = self._around.find(avoid)
+            way = self._find(trip)
             if isinstance(way, Way):
                 return way
             left = until - time.monotonic()
@@ -307,9 +329,11 @@ class Origin:
         waiting: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
         self._opening[job_id, node_id] = waiting
         try:
-            if not self._around.open(node_id, message):
-                said = f"the node {node_id} is gone"
-                raise Broken(job_id, LlmCode.NODE_LOST, said, node_id)
+            while not self._around.open(node_id, message):
+                if not self._around.knows(node_id):
+                    said = f"the node {node_id} is gone"
+                    raise Broken(job_id, LlmCode.NODE_LOST, said, node_id)
+                await self._around.changed(config.silence)  # it is back soon, or lost
             answer = await asyncio.wait_for(waiting, message.deadline + config.silence)
         except TimeoutError:
             said = f"{node_id} did not answer in time"
@@ -348,7 +372,7 @@ class Origin:
             trip.avoid.add(broken.node_id)
         if broken.code not in _AGAIN or ways >= WAYS or broken.node_id == self._around.node_id:
             raise broken.failure() from broken
-        if isinstance(self._around.find(frozenset(trip.avoid | self.distrusted.keys())), Gap):
+        if isinstance(self._find(trip), Gap):
             raise broken.failure() from broken
         trip.log(f"{broken.reason}; goes on another way", "warning")
         log.warning("a job goes on another way: %s", broken.reason)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 
 from penstock.workloads.pipes.agreement import distrust
 from penstock.workloads.pipes.config import LayerRange
@@ -15,6 +14,8 @@ HOP_US = 300
 """What a hop costs beside the link: packing, waking up, one more that can fail."""
 UNKNOWN_LINK_MS = 1.0
 UNKNOWN_LAYER_MS = 1.0
+APART_MS = 60_000.0
+"""Between two nodes that do not reach each other: tried if there is no other way at all."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +51,22 @@ def find_way(
     load: Mapping[str, float],
     avoid: Collection[str] = frozenset(),
     reference: Sequence[str] = (),
+    apart: Collection[frozenset[str]] = frozenset(),
 ) -> Way | Gap:
     """The quickest way for a job of `origin`, whose first `local_layers` layers stay with it.
 
     `load` is how many times longer than alone a layer takes on a node (see `loads`); whom it does
     not name has 1. `reference` are fingerprints that the origin knows to be right, layer by layer,
-    "" where it does not; it needs none of layers that it holds itself. At equal cost fewer hops
-    win, then the smaller ids: the answer depends on nothing but what is given.
+    "" where it does not; it needs none of layers that it holds itself. `apart` are pairs of nodes
+    of which one said that it does not reach the other. At equal cost fewer hops win, then the
+    smaller ids: the answer depends on nothing but what is given.
     """
     nodes = {r.node_id: r for r in records}
     holdings = _Holdings.of(model, num_layers, nodes, origin, avoid, reference)
     missing = holdings.missing(origin, local_layers)
     if missing:
         return holdings.gap(model, missing)
-    links = _Links(nodes)
+    links = _Links(nodes, apart)
     home = holdings.cost(origin, LayerRange(0, local_layers), load)
     first = ((origin, 0),) if local_layers else ()
     best: dict[str, _Path] = {origin: (home, len(first), first)}
@@ -132,18 +135,21 @@ def _new_hop(path: tuple[tuple[str, int], ...], node_id: str) -> int:
 
 
 class _Links:
-    def __init__(self, nodes: Mapping[str, NodeRecord]) -> None:
-        self._nodes = nodes
+    def __init__(self, nodes: Mapping[str, NodeRecord], apart: Collection[frozenset[str]]) -> None:
+        self._nodes, self._apart = nodes, apart
 
     def us(self, one: str, other: str) -> int:
-        if one == other:
-            return 0
-        told = [
-            self._nodes[a].links[b]
-            for a, b in ((one, other), (other, one))
-            if a in self._nodes and b in self._nodes[a].links
-        ]
-        return HOP_US + round((max(told) if told else UNKNOWN_LINK_MS) / 2 * 1000)
+        return HOP_US + round(self._ms(one, other) / 2 * 1000) if one != other else 0
+
+    def _ms(self, one: str, other: str) -> float:
+        links = {node: self._nodes[node].links for node in (one, other) if node in self._nodes}
+        told = [links[a][b] for a, b in ((one, other), (other, one)) if b in links.get(a, ())]
+        if frozenset((one, other)) in self._apart:
+            return APART_MS
+        if told:
+            return max(told)
+        # Who tells of links, but not of this one, has none.
+        return APART_MS if any(links.values()) else UNKNOWN_LINK_MS
 
 
 @dataclass

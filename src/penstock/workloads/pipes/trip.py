@@ -69,8 +69,8 @@ class Trip:
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     avoid: set[str] = field(default_factory=set)
     """Nodes that failed it."""
-    complaints: set[str] = field(default_factory=set)
-    """Nodes that could not reach another, once."""
+    apart: set[frozenset[str]] = field(default_factory=set)
+    """Pairs of nodes of which one did not reach the other."""
     job: Job | None = None
     hops: tuple[Hop, ...] = ()
     opened: list[str] = field(default_factory=list)
