@@ -53,6 +53,7 @@ bench: .venv/.installed-bench $(MODEL) ## side by side with other engines; print
 	$(BIN)/python benchmarks/pipeline.py $(PIPELINE_ARGS)
 	$(BIN)/python benchmarks/container.py $(CONTAINER_ARGS)
 	$(BIN)/python benchmarks/spool.py $(SPOOL_ARGS)
+	$(BIN)/python benchmarks/pipes.py $(PIPES_ARGS)
 
 clean: ## remove .venv and everything made
 	rm -rf .venv .demo build dist htmlcov .coverage .coverage.*

@@ -184,3 +184,26 @@ def test_the_spool_benchmark_measures_llama_cpp_and_ours_and_judges_them(tmp_pat
     }
     assert results["spool_same"] == results["door_same"] == 3
     assert "| submit to RUNNING, p50 under 10 ms" in page.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_benchmark_of_split_models_measures_one_two_and_three_nodes_beside_generate(
+    tmp_path, model_file
+):
+    page, figures = tmp_path / "page.md", tmp_path / "figures.json"
+    page.write_text(PAGE)
+    where = ["--json", str(figures), "--write", str(page), "--folder", str(tmp_path)]
+    script = str(ROOT / "benchmarks" / "pipes.py")
+    done = subprocess.run(
+        [sys.executable, script, "--tiny", "--only", "plumbing", "--model", str(model_file), *where],
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(figures.read_text())["results"]
+    sides = {key.split("_")[1] for key in results if key.endswith("_rate")}
+    assert sides == {"plain", "ours1", "ours2", "ours3"}
+    assert results["plumbing_ours3_hops"] == 3
+    assert "| 3 nodes: 0.7 of our 1 node, plumbing alone" in page.read_text()
