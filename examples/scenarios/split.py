@@ -48,8 +48,8 @@ async def over_two_nodes(stage: Stage) -> Story:
 
 async def served(stage: Stage) -> None:
     async with asyncio.timeout(_PATIENCE):
-        while TOPIC not in await stage.ps.atopics():
-            await asyncio.sleep(0.05)  # noqa: ASYNC110 - another process makes it so
+        while TOPIC not in await stage.ps.atopics():  # noqa: ASYNC110 - by another process
+            await asyncio.sleep(0.05)
 
 
 async def lost(stage: Stage, layers: asyncio.subprocess.Process) -> penstock.JobHandle:
