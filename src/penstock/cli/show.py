@@ -184,8 +184,14 @@ def _hop(hop: HopTime) -> str:
     if hop.network_ms:
         took.append(f"on the network {_ms(hop.network_ms)}")
     passes = f"{hop.passes:,} pass" if hop.passes == 1 else f"{hop.passes:,} passes"
-    what = f"layers {hop.layers}" if hop.layers[:1].isdigit() else hop.layers
-    return f"{what} on {hop.node}: {passes}, {', '.join(took)}"
+    return f"{_layers(hop.layers)} on {hop.node}: {passes}, {', '.join(took)}"
+
+
+def _layers(written: str) -> str:
+    first, _, last = written.partition("-")
+    if not first.isdigit():
+        return written
+    return f"layer {first}" if last in ("", first) else f"layers {written}"
 
 
 def _ms(milliseconds: float) -> str:

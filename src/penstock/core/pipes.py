@@ -24,7 +24,7 @@ class SegmentView(Struct, frozen=True, kw_only=True):
 
     model: str
     layers: str
-    """As people write them, the last one included: `0-14`."""
+    """As people write them, the last one included: `0-14`, or `7` alone."""
     start: int
     end: int
     """The last one is not included."""

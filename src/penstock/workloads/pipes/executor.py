@@ -202,17 +202,17 @@ class _Several:
 
 
 class _Loading:
-    """Logs how far a model is loaded, in few lines."""
+    """Logs how far a model is loaded: each thing that is done, at each quarter of the whole."""
 
     def __init__(self, model: str) -> None:
         self._model = model
-        self._said = ""
+        self._said = ("", -1)
 
     def tell(self, fraction: float, doing: str) -> None:
-        said = f"{doing} ({int(fraction * 4) * 25}%)"
+        said = ("".join(sign for sign in doing if not sign.isdigit()), int(fraction * 4))
         if said != self._said:
             self._said = said
-            log.info("%s: %s", self._model, said)
+            log.info("%s: %s (%.0f%%)", self._model, doing, fraction * 100)
 
 
 def _explained(failure: LlmFailure) -> PenstockError:

@@ -50,7 +50,7 @@ def _completed(pipe: PipeView, way: Way) -> PipeView:
         origins=pipe.origins,
         disagree=way.disagree,
         hops=tuple(
-            HopView(node_id=hop.node_id, layers=str(LayerRange(hop.start, hop.end)))
+            HopView(node_id=hop.node_id, layers=written([LayerRange(hop.start, hop.end)]))
             for hop in way.hops
         ),
         token_ms=round(way.cost, 3),
@@ -126,7 +126,7 @@ def _state(record: NodeRecord) -> str:
 def _segment(segment: SegmentRecord) -> SegmentView:
     return SegmentView(
         model=segment.model,
-        layers=str(segment.layers),
+        layers=written([segment.layers]),
         start=segment.layers.start,
         end=segment.layers.end,
         state=segment.state.value,

@@ -16,7 +16,7 @@ from penstock.app.portal import Portal
 from penstock.cli import show
 from penstock.config import load
 from penstock.core.errors import NotFound
-from penstock.core.llm import model_of, topics_by_model
+from penstock.core.llm import HopTime, model_of, topics_by_model
 from penstock.ports.desk import Desk
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
@@ -91,6 +91,15 @@ async def hops_shown(desk: Desk, job_id: str) -> list[tuple[str, str]]:
     facts = list(show._facts(dossier, job.accepted_at))
     first = next(index for index, (name, _) in enumerate(facts) if name == "hops")
     return facts[first:]
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [("0-14", "layers 0-14"), ("0-0", "layer 0"), ("7", "layer 7"), ("ends", "ends")],
+)
+def test_a_single_layer_is_called_one(layers: str, said: str) -> None:
+    hop = HopTime(node="a", layers=layers, passes=1)
+    assert show._hop(hop) == f"{said} on a: 1 pass, computed 0.0 ms"
 
 
 def test_a_result_of_an_ordinary_model_has_no_hops_to_show() -> None:

@@ -18,6 +18,7 @@ from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.desk import WorkerView
 from penstock.ports.executor import Interrupted, Outcome, Task, World, is_needed
+from penstock.ports.runner import Loading
 from penstock.testing.aio import run_async
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.context import RecordingContext
@@ -273,6 +274,32 @@ async def test_a_node_that_can_not_start_says_why_and_leaves_nothing_running(
     with pytest.raises(kind, match=str(getattr(failure, "message", failure))):
         await executor.open(world())
     assert hosts.made[0].stopped == 1
+    await executor.close()
+
+
+@run_async
+async def test_how_far_a_model_is_loaded_is_logged_in_few_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Slow(FakeHost):
+        async def start(self, told: Loading) -> None:
+            told(0.0, "measuring")
+            for layer in range(1, 101):
+                told(layer / 100, f"reading layer {layer} of 100")
+            told(1.0, "ready")
+
+    executor = PipesExecutor(CONFIG, Slow)
+    with caplog.at_level("INFO", "penstock.workloads.pipes.executor"):
+        await executor.open(world())
+    assert [record.getMessage() for record in caplog.records] == [
+        "fake: measuring (0%)",
+        "fake: reading layer 1 of 100 (1%)",
+        "fake: reading layer 25 of 100 (25%)",
+        "fake: reading layer 50 of 100 (50%)",
+        "fake: reading layer 75 of 100 (75%)",
+        "fake: reading layer 100 of 100 (100%)",
+        "fake: ready (100%)",
+    ]
     await executor.close()
 
 
