@@ -20,7 +20,7 @@ from penstock.core.llm import LlmFailure
 from penstock.workloads.pipes.batches import Batches
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import Job, JobContext, JobTime
-from penstock.workloads.pipes.lanes import Begin, Lanes, Listener, log, safely
+from penstock.workloads.pipes.lanes import Begin, Lanes, Listener, failure_of, log, safely
 from penstock.workloads.pipes.network_job import NetworkJob
 from penstock.workloads.pipes.timing import NodeTiming
 
@@ -115,7 +115,16 @@ class Compute:
         if self._out:
             out, self._out = self._out, {}
             for node_id, jobs in out.items():
-                safely(self._around.send, node_id, jobs)
+                self._hand_out(node_id, jobs)
+
+    def _hand_out(self, node_id: str, jobs: Sequence[NetworkJob]) -> None:
+        """What can't be sent would be waited for: its origin is told."""
+        try:
+            self._around.send(node_id, jobs)
+        except Exception as error:
+            failure = failure_of(error)
+            for job in jobs:
+                self.tell_failure(job.job_id, job.origin_node_id, job.sequence, failure)
 
     # -- the loop -------------------------------------------------------------------
 

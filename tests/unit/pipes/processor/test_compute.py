@@ -191,6 +191,24 @@ def test_node_that_raises_when_told_does_not_disturb_the_computation() -> None:
     assert told == answer([1, 2, 3], 2, LAYERS)
 
 
+def test_step_that_can_not_be_sent_is_told_to_its_origin() -> None:
+    ring = Ring(LAYERS, {"A": [(0, 2)], "B": [(2, LAYERS)]})
+    origin = ring.nodes["A"]
+
+    def raises(*_: object) -> None:
+        raise ValueError("too large for a frame")
+
+    origin.send = raises  # type: ignore[method-assign]
+    job, _ = ring.begin(WAY, [1, 2, 3], 2)
+    ring.run()
+    [(job_id, node, sequence, failure)] = origin.failures
+    assert (job_id, node, sequence) == (job.job_id, "A", 1)
+    assert (failure.code, failure.message) == (
+        LlmCode.ENGINE_ERROR,
+        "ValueError: too large for a frame",
+    )
+
+
 def test_error_in_the_books_themselves_ends_the_jobs_and_new_ones_go_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
