@@ -136,4 +136,4 @@ class LlmModel:
                 f"the job has room for {cache.capacity} tokens, and this one is"
                 f" {job.start + job.count}",
             )
-        return Span(at, at + job.count, job.start, cache.all(first, end).unbind(0))
+        return Span(at, job.count, job.start, cache.all(first, end))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-from penstock.workloads.pipes.model.linear import COMPUTE, Linear
+from penstock.workloads.pipes.model.linear import COMPUTE, Linear, linear, table
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.source import Source
 
@@ -26,12 +26,10 @@ class Ends:
     ) -> None:
         self.shape, self.fingerprint = shape, fingerprint
         self._compute = COMPUTE[dtype]
-        self._embed = embed.to(self._compute)
+        self._table = table(embed, dtype)
         self._norm = (norm.float() + shape.norm_offset).to(self._compute)
-        self._head = Linear(self._embed if head is None else head, None, dtype)
-        self.weight_bytes = self._head.bytes
-        if head is not None:
-            self.weight_bytes += self._embed.numel() * self._embed.element_size()
+        self._head: Linear = self._table if head is None else linear(head, None, dtype)
+        self.weight_bytes = self._table.bytes + (0 if head is None else self._head.bytes)
 
     @classmethod
     def load(cls, source: Source, dtype: str) -> Ends:
@@ -50,12 +48,10 @@ class Ends:
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         """[tokens, hidden]."""
-        found = F.embedding(torch.tensor(ids, dtype=torch.long), self._embed)
-        return found if self.shape.embed_scale == 1.0 else found.mul_(self._scale)
-
-    @property
-    def _scale(self) -> torch.Tensor:
-        return torch.tensor(self.shape.embed_scale, dtype=self._compute)
+        found = self._table.rows(torch.tensor(ids, dtype=torch.long))
+        # Rounded as transformers does: in bfloat16 it is a visibly different number.
+        scale = torch.tensor(self.shape.embed_scale, dtype=self._compute)
+        return found if self.shape.embed_scale == 1.0 else found.mul_(scale)
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x.to(self._compute), (self.shape.hidden,), self._norm, self.shape.eps)

@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional as F
 
 from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.pipes.model.linear import COMPUTE, Linear
-from penstock.workloads.pipes.model.rope import interleave
+from penstock.workloads.pipes.model.linear import COMPUTE, Linear, linear
+from penstock.workloads.pipes.model.rope import interleave, turn
 from penstock.workloads.pipes.model.row import Row, Span
 from penstock.workloads.pipes.model.shape import Shape
 
@@ -77,39 +77,57 @@ class Layer:
 
     def _attend(self, x: torch.Tensor, row: Row) -> torch.Tensor:
         shape = self._shape
+        tokens = len(x)
         both = shape.heads + shape.kv_heads
-        heads = self._qkv(x).view(len(x), both + shape.kv_heads, shape.head_dim)
+        heads = self._qkv(x).view(tokens, both + shape.kv_heads, shape.head_dim)
         if shape.head_norms:
             heads[:, :both] = F.rms_norm(heads[:, :both], (shape.head_dim,), None, shape.eps).mul_(
                 self._head_norm
             )
         if self._rope is not None:
-            turned = heads[:, :both, : self._rope.dims]
-            pairs = turned.float().unflatten(-1, (-1, 2))
-            torch.view_as_complex(pairs).mul_(row.turns(self._rope))
-            if turned.dtype is not torch.float32:
-                turned.copy_(pairs.flatten(-2))
+            turn(heads, both, row.turns(self._rope))
+        queries, fresh = heads.split((shape.heads, 2 * shape.kv_heads), 1)
+        fresh = fresh.view(tokens, 2, shape.kv_heads, shape.head_dim).permute(1, 2, 0, 3)
         index = self.number - row.first
-        parts = [self._one(heads[span.a : span.b], span, index) for span in row.spans]
-        return self._out(parts[0] if len(parts) == 1 else torch.cat(parts))
-
-    def _one(self, heads: torch.Tensor, span: Span, index: int) -> torch.Tensor:
-        """One job's attention, [tokens, heads * head_dim]."""
-        shape = self._shape
-        memory = span.memory[index]
-        fresh = heads[:, shape.heads :].view(-1, 2, shape.kv_heads, shape.head_dim)
-        memory[:, :, span.start : span.end] = fresh.permute(1, 2, 0, 3)
-        first = span.first(self._window)
-        keys, values = memory[:, None, :, first : span.end].unbind(0)
-        if span.count == 1:
+        if row.single:
             # The queries that share a key are taken for as many tokens: nothing is repeated.
-            queries = heads[:, : shape.heads].view(1, shape.kv_heads, self._queries, shape.head_dim)
-            mask, causal = None, False
+            grouped = queries.view(tokens, 1, shape.kv_heads, self._queries, shape.head_dim)
+            parts = list(
+                map(self._next, grouped.unbind(0), fresh.split(1, 2), row.spans, [index] * tokens)
+            )
         else:
-            queries = heads[None, :, : shape.heads].transpose(1, 2)
-            mask, causal = span.mask(self._window, self._compute)
-        if shape.softcap is not None:
-            mixed = self._softcapped(queries, keys, values, mask, causal, shape.softcap)
+            parts = [
+                self._chunk(queries[span.a : span.b], fresh[:, :, span.a : span.b], span, index)
+                for span in row.spans
+            ]
+        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._out(mixed.reshape(tokens, -1))
+
+    def _next(
+        self, queries: torch.Tensor, fresh: torch.Tensor, span: Span, index: int
+    ) -> torch.Tensor:
+        """The attention of a job's next token, [1, kv_heads, queries of each, head_dim]."""
+        span.fresh[index].copy_(fresh)
+        seen = span.seen(self._window)
+        keys, values = seen[2 * index], seen[2 * index + 1]
+        if self._shape.softcap is not None:
+            return self._softcapped(queries, keys, values, None, self._shape.softcap)
+        return F.scaled_dot_product_attention(queries, keys, values, scale=self._shape.scale)
+
+    def _chunk(
+        self, queries: torch.Tensor, fresh: torch.Tensor, span: Span, index: int
+    ) -> torch.Tensor:
+        """The attention of several of a job's tokens, [tokens, heads, head_dim]."""
+        span.fresh[index].copy_(fresh)
+        seen = span.seen(self._window)
+        keys, values = seen[2 * index], seen[2 * index + 1]
+        mask, causal = span.mask(self._window, self._compute)
+        queries = queries[None].transpose(1, 2)
+        if self._shape.softcap is not None:
+            if causal:
+                mask = torch.full((span.count, span.count), float("-inf")).triu_(1)
+            keys, values = (one.repeat_interleave(self._queries, 1) for one in (keys, values))
+            mixed = self._softcapped(queries, keys, values, mask, self._shape.softcap)
         else:
             mixed = F.scaled_dot_product_attention(
                 queries,
@@ -117,12 +135,10 @@ class Layer:
                 values,
                 attn_mask=mask,
                 is_causal=causal,
-                scale=shape.scale,
-                enable_gqa=span.count > 1,
+                scale=self._shape.scale,
+                enable_gqa=True,
             )
-        if span.count == 1:
-            return mixed.reshape(1, -1)
-        return mixed[0].transpose(0, 1).reshape(span.count, -1)
+        return mixed[0].transpose(0, 1)
 
     def _softcapped(
         self,
@@ -130,17 +146,10 @@ class Layer:
         keys: torch.Tensor,
         values: torch.Tensor,
         mask: torch.Tensor | None,
-        causal: bool,
         cap: float,
     ) -> torch.Tensor:
-        if queries.shape[1] != keys.shape[1]:
-            keys = keys.repeat_interleave(self._queries, 1)
-            values = values.repeat_interleave(self._queries, 1)
         scores = queries @ keys.transpose(-1, -2)
         scores.mul_(self._shape.scale / cap).tanh_().mul_(cap)
-        if causal:
-            count = scores.shape[-1]
-            mask = torch.full((count, count), float("-inf"), dtype=scores.dtype).triu_(1)
         if mask is not None:
             scores.add_(mask)
         return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
@@ -180,7 +189,7 @@ class Layer:
         biases = tensors("bias")
         if len(names) == 3:
             weights, biases = self._turned(weights), biases and self._turned(biases)
-        return Linear(torch.cat(weights), None if biases is None else torch.cat(biases), dtype)
+        return linear(torch.cat(weights), None if biases is None else torch.cat(biases), dtype)
 
     def _turned(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
         if self._rope is None:
@@ -189,7 +198,7 @@ class Layer:
         return [*(interleave(one, head, dims) for one in rows[:2]), rows[2]]
 
     def _linear(self, left: dict[str, torch.Tensor], name: str, dtype: str) -> Linear:
-        return Linear(self._one_of(left, f"{name}.weight"), left.pop(f"{name}.bias", None), dtype)
+        return linear(self._one_of(left, f"{name}.weight"), left.pop(f"{name}.bias", None), dtype)
 
     def _norm(self, left: dict[str, torch.Tensor], name: str) -> torch.Tensor:
         weight = self._one_of(left, f"{name}.weight").float() + self._shape.norm_offset

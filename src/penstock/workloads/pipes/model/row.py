@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 
@@ -14,43 +13,46 @@ Mask = tuple[torch.Tensor | None, bool]
 """What is added to scores, or whether the plain causal mask is meant."""
 
 
-@dataclass
 class Span:
-    """One job's part of a row."""
+    """One job's part of a row: `count` tokens from `a` on, at positions from `start` on.
 
-    a: int
-    b: int
-    """From where to where in the row."""
-    start: int
-    """Position of its first token."""
-    memory: Sequence[torch.Tensor]
-    """Keys and values by layer, each [2, kv_heads, capacity, head_dim]."""
-    _masks: dict[int | None, Mask] = field(default_factory=dict)
+    Views of its cache are made here for all layers at once: one by one they would take as long
+    as the attention of a single token.
+    """
 
-    @property
-    def count(self) -> int:
-        return self.b - self.a
+    def __init__(self, a: int, count: int, start: int, memory: torch.Tensor) -> None:
+        self.a, self.b, self.count = a, a + count, count
+        self.start, self.end = start, start + count
+        self.fresh = memory[:, :, :, start : self.end].unbind(0)
+        """By layer: where its keys and values go, [2, kv_heads, count, head_dim]."""
+        self._memory = memory
+        self._seen: dict[int | None, Sequence[torch.Tensor]] = {}
+        self._masks: dict[int | None, Mask] = {}
 
-    @property
-    def end(self) -> int:
-        return self.start + self.b - self.a
-
-    def first(self, window: int | None) -> int:
-        """The first position that any of its tokens looks at."""
-        return 0 if window is None else max(0, self.start - window + 1)
-
-    def mask(self, window: int | None, dtype: torch.dtype) -> Mask:
-        """Of its tokens over positions `first` to `end`."""
-        found = self._masks.get(window)
+    def seen(self, window: int | None) -> Sequence[torch.Tensor]:
+        """All that its tokens look at: keys and values of the first layer, of the second, and so
+        on, each [1, kv_heads, positions, head_dim]."""
+        found = self._seen.get(window)
         if found is None:
-            found = self._masks[window] = self._made(window, dtype)
+            looked = self._memory[:, :, None, :, self._first(window) : self.end]
+            found = self._seen[window] = looked.flatten(0, 1).unbind(0)
         return found
 
-    def _made(self, window: int | None, dtype: torch.dtype) -> Mask:
+    def mask(self, window: int | None, dtype: torch.dtype) -> Mask:
+        """Of its tokens over the positions of `seen`."""
+        found = self._masks.get(window)
+        if found is None:
+            found = self._masks[window] = self._mask(window, dtype)
+        return found
+
+    def _first(self, window: int | None) -> int:
+        return 0 if window is None else max(0, self.start - window + 1)
+
+    def _mask(self, window: int | None, dtype: torch.dtype) -> Mask:
         if self.start == 0 and (window is None or self.count <= window):
             return None, True
         queries = torch.arange(self.start, self.end)[:, None]
-        keys = torch.arange(self.first(window), self.end)
+        keys = torch.arange(self._first(window), self.end)
         hidden = keys > queries
         if window is not None:
             hidden |= keys <= queries - window
@@ -64,6 +66,8 @@ class Row:
         self.first = first
         """The layer that the spans' memory begins with."""
         self.spans = spans
+        self.single = all(span.count == 1 for span in spans)
+        """Every job has one token."""
         self._tables = tables
         self._turns: dict[Rope, torch.Tensor] = {}
 
