@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from penstock.core.errors import Misconfigured
 
 _KEY_BYTES = 32
+_KEY = re.compile(r"[A-Za-z0-9_-]{43}", re.ASCII)
 _NODE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 # For ever, so that no clock has to be right: who is no longer to belong gets no new key.
 _FROM = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
@@ -83,13 +84,9 @@ def node_id_of(tls: ssl.SSLObject | ssl.SSLSocket) -> str:
 
 
 def _key_bytes(key: str) -> bytes:
-    try:
-        raw = base64.b64decode(key.strip() + "=" * (-len(key.strip()) % 4), b"-_", validate=True)
-    except ValueError:
-        raw = b""
-    if len(raw) != _KEY_BYTES:
+    if not _KEY.fullmatch(key.strip()):
         raise Misconfigured("this is no network key", hint="`penstock pipe key` makes one")
-    return raw
+    return base64.urlsafe_b64decode(key.strip() + "=")
 
 
 def _authority_key(key: bytes) -> Ed25519PrivateKey:

@@ -70,6 +70,8 @@ class Listener:
         self._known: dict[str, Connection] = {}
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._accepting = asyncio.create_task(self._accept())
+        # Even if it ends before it began.
+        self._accepting.add_done_callback(lambda _: bound.close())
 
     @property
     def handshakes(self) -> int:
@@ -86,19 +88,15 @@ class Listener:
         await asyncio.gather(self._accepting, *self._strangers, return_exceptions=True)
 
     async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        with self._socket:
-            while True:
-                try:
-                    peer, _ = await loop.sock_accept(self._socket)
-                except OSError as error:
-                    if error.errno in _FULL:
-                        # Nothing tells when there is room again.
-                        await asyncio.sleep(0.1)
-                    continue
-                # A small frame leaves at once. asyncio does this only for sockets that it made.
-                peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._take(peer)
+        while True:
+            try:
+                peer = await accepted(self._socket)
+            except OSError as error:
+                if error.errno in _FULL:
+                    # Nothing tells when there is room again.
+                    await asyncio.sleep(0.1)
+                continue
+            self._take(peer)
 
     def _take(self, peer: socket.socket) -> None:
         if len(self._strangers) >= MAX_HANDSHAKES:
@@ -152,6 +150,13 @@ class Listener:
         if peer.node_id in self._known:
             return Refused.SECOND_CONNECTION, f"{peer.node_id!r} is connected already"
         return self._admit(peer)
+
+
+async def accepted(bound: socket.socket) -> socket.socket:
+    peer, _ = await asyncio.get_running_loop().sock_accept(bound)
+    # A small frame is to leave at once. asyncio does this only for sockets that it made.
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return peer
 
 
 async def _bound(address: str) -> socket.socket:
