@@ -24,7 +24,9 @@ log = logging.getLogger("penstock.cli")
 @click.command()
 @node_options(layers, end_model)
 @placed
-@click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input ends.")
+@click.option(
+    "--with-parent", is_flag=True, help="End at once when standard input ends: with who started it."
+)
 @click.pass_obj
 def node(place: Place, /, with_parent: bool, **said: Any) -> int:
     """Hold layers of a model, for all nodes of a network.
