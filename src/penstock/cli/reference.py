@@ -37,10 +37,10 @@ options, and `--config`, may stand before the command; all but `--config` also a
 If no engine is running, `ps`, `show`, `logs`, `result`, `parked`, `dead` and `verify`, and
 `pipeline runs`, `status`, `items`, `watch` and `breakers`, read the data directory itself and
 say so on standard error; `doctor` works too. `pipeline start` then runs the pipeline in its own
-process, and `pipeline list` and `show` tell what is installed. `ask` and `chat` ask a model in their own
-process unless an engine runs that serves one. The other commands need an engine, but for `models` and
-`spool`, which are about folders, and `pipe`, which is about nodes: of its commands `node --end-model`
-and `up` start an engine, and `status` asks a node, or else the engine.
+process, and `pipeline list` and `show` tell what is installed. `ask` and `chat` ask a model in
+their own process unless an engine runs that serves one. The other commands need an engine, but
+for `models` and `spool`, which are about folders, and `pipe`, which is about nodes: of its
+commands `node --end-model` and `up` start an engine, and `status` asks a node, or else the engine.
 
 ## Which job
 
