@@ -10,36 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from penstock.workloads.pipes.config import LayerRange
+from penstock.workloads.pipes.stages import Holding, Links, Stage, nearest, slowest
 
 ALL_ORDERS = 6
 """Up to so many nodes every order along the model is tried; for more, a few likely ones."""
-
-Holding = tuple["Stage", LayerRange]
-Links = Mapping[tuple[str, str], int]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A node in the cut; times in whole microseconds."""
-
-    node_id: str
-    layer_us: int
-    room: int
-    base_us: int = 0
-
-    def cost(self, layers: int, link_us: int) -> int:
-        return self.base_us + layers * self.layer_us + link_us
-
-    def fitting(self, bound: int, link_us: int) -> int:
-        """The most layers it takes within the bound."""
-        left = bound - self.base_us - link_us
-        if left < 0:
-            return 0
-        return min(self.room, left // self.layer_us) if self.layer_us else self.room
 
 
 def cut(
@@ -57,27 +34,6 @@ def cut(
     ground = _Ground(whole, free, held, links, origin, before)
     found = min(ground.quickest(order) for order in ground.orders())
     return ground.evened(found[-1][-1])
-
-
-def stage_costs(
-    held: Sequence[Holding], placed: Sequence[Holding], begin: int, links: Links, origin: str
-) -> dict[str, float]:
-    """What each node takes for a token. A layer with several holders is shared by them. What was
-    given by hand is counted without the link to it: no plan can change where it is."""
-    holders: dict[int, list[str]] = {}
-    for stage, layers in (*held, *placed):
-        for n in range(layers.start, layers.end):
-            holders.setdefault(n, []).append(stage.node_id)
-    costs: dict[str, float] = {}
-    for at, (stage, layers) in enumerate((*held, *placed)):
-        cost = costs.get(stage.node_id, float(stage.base_us))
-        for n in range(max(begin, layers.start), layers.end):
-            cost += stage.layer_us / len(holders[n])
-        if at >= len(held):
-            near = [origin] if layers.start <= begin else holders.get(layers.start - 1, [])
-            cost += _nearest(near, stage.node_id, links)
-        costs[stage.node_id] = cost
-    return costs
 
 
 _Path = Sequence[tuple[int, int, int]]
@@ -107,7 +63,7 @@ class _Ground:
             for n in range(layers.start, layers.end):
                 self._holders.setdefault(n, []).append(stage.node_id)
         self._skip, self._gap_end = self._gaps()
-        floor = int(max(stage_costs(held, [], whole.start, links, origin).values(), default=0))
+        floor = int(slowest(held, [], whole, links, origin))
         self.bounds = self._bounds(floor)
 
     def _gaps(self) -> tuple[dict[int, int], dict[int, int]]:
@@ -125,7 +81,7 @@ class _Ground:
         near = [self._origin, *(s.node_id for s in self.free), *_flat(self._holders.values())]
         found = {floor}
         for stage in self.free:
-            for link in {_nearest([n], stage.node_id, self._links) for n in near}:
+            for link in {nearest([n], stage.node_id, self._links) for n in near}:
                 found.update(stage.cost(n, link) for n in range(1, min(stage.room, most) + 1))
         return sorted(bound for bound in found if bound >= floor)
 
@@ -237,11 +193,7 @@ class _Ground:
             near = [self._origin]
         else:
             near = self._holders.get(start - 1, [])
-        return _nearest(near, stage.node_id, self._links)
-
-
-def _nearest(near: Iterable[str], node_id: str, links: Links) -> int:
-    return min((0 if n == node_id else links.get((n, node_id), 0) for n in near), default=0)
+        return nearest(near, stage.node_id, self._links)
 
 
 def _flat(lists: Iterable[list[str]]) -> set[str]:

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.workloads.pipes.config import LayerRange
-from penstock.workloads.pipes.cutting import Holding, Stage, cut, stage_costs
+from penstock.workloads.pipes.cutting import cut
 from penstock.workloads.pipes.net.records import ranges_of, written
+from penstock.workloads.pipes.stages import Holding, Stage, slowest, stage_costs
 
 ENOUGH = 0.8
 """A recut has to make the slowest stage this many times what it was, or less."""
@@ -152,25 +153,31 @@ class _Case:
     def placed(self, ranges: Mapping[str, LayerRange]) -> list[Holding]:
         return [(self.stages[n], r) for n, r in sorted(ranges.items())]
 
-    def costs(self, ranges: Mapping[str, LayerRange]) -> dict[str, float]:
-        return stage_costs(self.fixed, self.placed(ranges), self.begin, self.link, self.origin)
-
     def slowest(self, ranges: Mapping[str, LayerRange]) -> float:
-        return max(self.costs(ranges).values(), default=0.0)
+        whole = LayerRange(self.begin, self.num_layers)
+        return slowest(self.fixed, self.placed(ranges), whole, self.link, self.origin)
 
     def add_copies(self, ranges: dict[str, LayerRange]) -> None:
         """Who has nothing yet takes a copy of the slowest range, or of what fits of it."""
         spare = [s for n, s in self.stages.items() if n not in ranges and s.room > 0]
         for stage in sorted(spare, key=lambda s: (-s.room, s.layer_us, s.node_id)):
-            costs = self.costs(ranges)
-            held = [*self.fixed, *self.placed(ranges)]
-            held.sort(key=lambda h: (-costs[h[0].node_id], h[1]))
-            fitting = [r for _, r in held if len(r) <= stage.room]
+            wanted = self.by_slowness(ranges)
+            fitting = [r for r in wanted if len(r) <= stage.room]
             if fitting:
                 ranges[stage.node_id] = fitting[0]
-            elif held:
-                start = held[0][1].start
+            elif wanted:
+                start = wanted[0].start
                 ranges[stage.node_id] = LayerRange(start, start + stage.room)
+
+    def by_slowness(self, ranges: Mapping[str, LayerRange]) -> list[LayerRange]:
+        """The ranges that are held; one with several holders is as slow as its quickest."""
+        placed = self.placed(ranges)
+        costs = stage_costs(self.fixed, placed, self.begin, self.link, self.origin)
+        taking: dict[LayerRange, float] = {}
+        for stage, layers in (*self.fixed, *placed):
+            cost = costs[stage.node_id]
+            taking[layers] = min(cost, taking.get(layers, cost))
+        return sorted(taking, key=lambda layers: (-taking[layers], layers))
 
 
 def _shortage(case: _Case, missing: Sequence[LayerRange], layer_bytes: int) -> str:
