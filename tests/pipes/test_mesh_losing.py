@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
 import pytest
 from tests.pipes.meshes import Seen, child, started, until
 
+from penstock.core.errors import Misconfigured
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.net import membership
 from penstock.workloads.pipes.net.records import NodeRecord
@@ -78,7 +80,10 @@ async def test_who_leaves_is_gone_at_once_and_with_its_reason() -> None:
 
 
 @run_async
-async def test_a_connection_that_breaks_and_is_replaced_is_no_loss() -> None:
+async def test_a_connection_that_breaks_and_is_replaced_is_no_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(membership, "_SHORT", 0.0)
     a = Seen("a")
     async with started(a):
         b = Seen("b", [a.mesh.address])
@@ -152,3 +157,52 @@ async def test_a_lost_node_is_dialed_again(monkeypatch: pytest.MonkeyPatch) -> N
             await until(lambda: a.sees == b.sees == ["a", "b"])
             assert [n for n, _ in a.lost] == ["b"]
             assert [n for n, _ in b.lost] == ["a"]
+
+
+@run_async
+async def test_a_connection_that_always_ends_is_not_dialed_without_a_pause() -> None:
+    a = Seen("a")
+    async with started(a):
+        b = Seen("b", [a.mesh.address])
+        cuts = 0
+
+        def cut(*_: object) -> None:
+            nonlocal cuts
+            cuts += 1
+            a.cut("b")
+
+        a.mesh.on(Kind.END, cut)
+        async with started(b):
+            loop = asyncio.get_running_loop()
+            end = loop.time() + 1.0
+            while loop.time() < end:
+                b.mesh.send("a", Kind.END, b"")
+                await asyncio.sleep(0.002)
+            assert 1 <= cuts <= 5
+
+
+@run_async
+async def test_what_others_tell_of_places_that_are_none_disturbs_nothing() -> None:
+    a = Seen("a")
+    async with started(a):
+        b = Seen("b", [a.mesh.address])
+        async with started(b):
+            await until(lambda: a.sees == b.sees == ["a", "b"])
+            nowhere = ("nowhere", "x:99999", "[::1:5", "é" * 80 + ":1", "127.0.0.1:1")
+            ghosts = [
+                NodeRecord(node_id=f"z{n}", boot="0", address=address)
+                for n, address in enumerate(nowhere)
+            ]
+            b.mesh.send("a", Kind.STATE, state_of(ghosts))
+            await until(lambda: len(a.mesh.unreached) == len(nowhere))
+            c = Seen("c", [b.mesh.address])
+            async with started(c):
+                await until(lambda: a.sees == b.sees == c.sees == ["a", "b", "c"])
+
+
+@run_async
+async def test_a_seed_that_is_no_address_is_refused_at_once() -> None:
+    a = Seen("a", ["nowhere"])
+    with pytest.raises(Misconfigured, match="nowhere"):
+        await a.mesh.start()
+    await a.mesh.stop()

@@ -7,11 +7,14 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+from penstock.core.errors import Misconfigured
 from penstock.workloads.pipes.wire.connection import Connection, NotConnected
 
 FORGET = 600.0
 """Seconds after which a node that does not answer is dialed no more, unless it was named at the
 start. Who can reach it still tells of it."""
+MAX_TARGETS = 4096
+"""Addresses that others may have us dial."""
 _FIRST, _LAST = 0.1, 5.0
 
 
@@ -47,7 +50,8 @@ class Caller:
 
     def heard(self, node_id: str, address: str, after: float) -> None:
         """A node is said to be there: dial it in so many seconds, if it is not connected then."""
-        if address and not self._connected(node_id):
+        known = address in self._targets or len(self._targets) < MAX_TARGETS
+        if address and known and not self._connected(node_id):
             self._call(self._known(node_id, address), after)
 
     def reached(self, node_id: str, address: str) -> None:
@@ -120,6 +124,11 @@ class Caller:
             connection = await self._dial(target.address)
         except NotConnected as error:
             self._failed(target, error)
+            return False
+        except (Misconfigured, ValueError) as error:
+            # It was told by another node, and is no address at all.
+            self._failed(target, NotConnected(f"{target.address}: {error}"))
+            self._targets.pop(target.address, None)
             return False
         finally:
             target.dialing = False

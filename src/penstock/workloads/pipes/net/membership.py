@@ -29,7 +29,10 @@ itself: some can be reached in one direction only."""
 LEFT = "left"
 """In a BYE: the node goes, not only the connection."""
 _OVERLAP = 1.0
-_TAKEN = frozenset({Refused.OWN_NODE_ID, Refused.SECOND_CONNECTION, Refused.NOT_ADMITTED})
+_SHORT = 0.2
+"""A connection that lived no longer is not dialed again in the same moment: whatever ended it may
+do so again."""
+_TAKEN = "is taken by another process"
 
 
 class Membership:
@@ -56,11 +59,13 @@ class Membership:
         self._counters, self._silence = counters, silence
         self._members: dict[str, Hello] = {}
         self._grace: dict[str, asyncio.TimerHandle] = {}
-        self._all: set[Connection] = set()
+        self._all: dict[Connection, float] = {}
+        """Those that have not wholly ended, and when they came."""
         self._observers: set[Connection] = set()
         self._leaving: set[Connection] = set()
         self._gone: dict[str, str] = {}
         self._refused_since: float | None = None
+        self._told_refused = False
         self._own_refusals = 0
         self._stopping = False
 
@@ -96,13 +101,14 @@ class Membership:
         known = self.peers.get(peer.node_id)
         if known is None or known.closed is not None or known.peer.boot == peer.boot:
             return ""
-        return f"the id {peer.node_id!r} is taken by another process"
+        return f"the id {peer.node_id!r} {_TAKEN}"
 
     # -- what connections call ---------------------------------------------------------------
 
     def connected(self, connection: Connection) -> None:
         peer = connection.peer
-        self._all = {c for c in self._all if _lingers(c)} | {connection}
+        now = asyncio.get_running_loop().time()
+        self._all = {c: since for c, since in self._all.items() if _lingers(c)} | {connection: now}
         if peer.observer:
             self._observers.add(connection)
             self.tell_all(connection)
@@ -183,8 +189,10 @@ class Membership:
         else:
             loop = asyncio.get_running_loop()
             self._grace[node_id] = loop.call_later(GRACE, self._lose, node_id, reason)
-            # Both sides may try; not in the same moment if it can be helped.
-            self.caller.lost(node_id, 0.0 if connection.outgoing else GRACE / 5)
+            lived = loop.time() - self._all.get(connection, 0.0)
+            # Both sides may dial; not in the same moment if it can be helped.
+            after = 0.0 if connection.outgoing else GRACE / 5
+            self.caller.lost(node_id, after if lived > _SHORT else after + GRACE / 2)
 
     def _lose(self, node_id: str, reason: str) -> None:
         timer = self._grace.pop(node_id, None)
@@ -204,10 +212,15 @@ class Membership:
             self.unreached[target.address] = error.reason
         if isinstance(error.__context__, ConnectionRefusedError) and target.node_id in self._grace:
             self._lose(target.node_id, "it is gone: nobody listens at its address")
-        if error.what == Refused.OWN_NODE_ID and self._was_itself():
-            self.caller.drop(target)
-        elif error.what in _TAKEN and not self.peers:
+        if error.what == Refused.OWN_NODE_ID:
+            if self._was_itself():
+                self.caller.drop(target)
+            else:
+                self._refused(error.reason, surely=True)
+        elif error.what == Refused.SECOND_CONNECTION or _TAKEN in error.reason:
             self._refused(error.reason)
+        else:
+            self._refused_since = None
 
     def _was_itself(self) -> bool:
         """A node that is named as its own seed dials itself, and refuses itself."""
@@ -216,13 +229,15 @@ class Membership:
         self._own_refusals = refusals
         return itself
 
-    def _refused(self, reason: str) -> None:
-        """It may be that the process before this one is not known for dead yet."""
+    def _refused(self, reason: str, *, surely: bool = False) -> None:
+        """Unless it is sure, it may be that the process before this one is not known for dead
+        yet. And who has a connection is known to somebody as itself."""
         now = asyncio.get_running_loop().time()
         if self._refused_since is None:
             self._refused_since = now
-        elif now - self._refused_since > self._silence + GRACE:
-            self._refused_since = float("inf")
+        late = now - self._refused_since > self._silence + GRACE
+        if (surely or late) and not self.peers and not self._told_refused:
+            self._told_refused = True
             self._events.refused(reason)
 
 

@@ -14,6 +14,7 @@ from penstock.workloads.pipes.net.membership import Membership
 from penstock.workloads.pipes.net.publishing import Publisher
 from penstock.workloads.pipes.net.records import NodeRecord, new_boot
 from penstock.workloads.pipes.net.table import Table
+from penstock.workloads.pipes.wire.address import parse
 from penstock.workloads.pipes.wire.connection import Connection
 from penstock.workloads.pipes.wire.counters import Counters
 from penstock.workloads.pipes.wire.dialing import connect
@@ -82,9 +83,11 @@ class Mesh:
         self._retelling = asyncio.create_task(self._retell())
 
     def join(self, addresses: Iterable[str]) -> None:
-        """Dial these too, until they answer, and again when who answered is lost."""
+        """Dial these too, until they answer, and again when who answered is lost. Raises
+        Misconfigured for what is no address."""
         own = {self.address, self._listener.address if self._listener else ""}
         for address in addresses:
+            parse(address)
             if address not in own:
                 self._membership.caller.seed(address)
 
@@ -103,7 +106,7 @@ class Mesh:
 
     def publish(self, record: NodeRecord) -> None:
         """Tell the others what this node is now: at once if it matters, figures within a second."""
-        links = {c.peer.node_id: c.rtt_min * 1000 for c in self._membership.peers}
+        links = {c.peer.node_id: round(c.rtt_min * 1000, 1) for c in self._membership.peers}
         before = self._publisher.record
         self._publisher.publish(
             replace(record, node_id=self.node_id, address=self.address, links=links)
