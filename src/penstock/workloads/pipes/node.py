@@ -51,7 +51,7 @@ from penstock.workloads.pipes.pipe import Pipe
 from penstock.workloads.pipes.receiver import JobReceiver
 from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
 from penstock.workloads.pipes.text.tokenizing import Text
-from penstock.workloads.pipes.trip import code_of
+from penstock.workloads.pipes.trip import blamed, code_of
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.room import Room, room
 from penstock.workloads.pipes.weights.source import Source, open_source
@@ -321,7 +321,7 @@ class Node:
     def _failed(self, sender: str, payload: memoryview) -> None:
         message = decode(payload, Failed)
         said = f"{sender}: {message.reason}"
-        failure = LlmFailure(code_of(message.code), said, lost=message.lost)
+        failure = LlmFailure(code_of(message.code), said, lost=message.lost, node=message.node_id)
         if not self._checks.failed(message.job_id, failure) and self.origin is not None:
             self.origin.failed(sender, message.job_id, failure)
 
@@ -410,7 +410,8 @@ class Node:
     def failed(self, job_id: bytes, origin: str, sequence: int, failure: LlmFailure) -> None:
         if origin != self.node_id:
             code, lost = str(failure.code), str(failure.facts.get("lost", ""))
-            message = Failed(job_id, sequence, code, failure.message[:4096], self.node_id, lost)
+            guilty = blamed(failure, self.node_id)
+            message = Failed(job_id, sequence, code, failure.message[:4096], guilty, lost)
             self.soon(self._send, origin, message)
         elif not self._checks.failed(job_id, failure) and self.origin is not None:
             self.origin.failed_here(job_id, failure)

@@ -31,14 +31,15 @@ from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import Hop, Job
 from penstock.workloads.pipes.prefixes import Kept, Prefixes
 from penstock.workloads.pipes.routes import Gap, Way
+from penstock.workloads.pipes.text.constraint import is_held
 from penstock.workloads.pipes.text.tokenizing import Text
-from penstock.workloads.pipes.trip import Broken, Completed, Read, Trip, Wrote, code_of
+from penstock.workloads.pipes.trip import Broken, Completed, Read, Trip, Wrote, blamed, code_of
 from penstock.workloads.pipes.wire.messages import End, Landed, Open, Opened
 
 log = logging.getLogger(__name__)
 
 WAYS = 5
-"""How many are tried before a job is given up."""
+"""How many are tried without a token more before a job is given up."""
 _AGAIN = frozenset(
     {
         LlmCode.NODE_LOST,
@@ -96,7 +97,9 @@ class Origin:
         self._around, self._text = around, text
         self.context = context
         """Tokens that a job may have."""
+        self._under_way: set[Trip] = set()
         self._trips: dict[bytes, Trip] = {}
+        """Those that have a way, by its job's id."""
         self._opening: dict[tuple[bytes, str], asyncio.Future[Opened]] = {}
         self.prefixes = Prefixes()
         self.distrusted: dict[str, str] = {}
@@ -110,8 +113,8 @@ class Origin:
     async def generate(
         self, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
-        trip = self._begin(ask, choice, watch)
-        ways = 0
+        trip = await self._begin(ask, choice, watch)
+        self._under_way.add(trip)
         try:
             while True:
                 try:
@@ -120,10 +123,9 @@ class Origin:
                         yield piece
                     break
                 except Broken as broken:
-                    ways += 1
                     if await self._is_over(trip):
                         break
-                    self._turn_back(trip, broken, ways)
+                    self._turn_back(trip, broken)
             for piece in _left(trip):
                 yield piece
             said = self._said(trip)
@@ -131,6 +133,7 @@ class Origin:
             yield said
         finally:
             self._leave(trip)
+            self._under_way.discard(trip)
 
     # -- what nodes say -------------------------------------------------------------
 
@@ -159,7 +162,8 @@ class Origin:
         trip = self._trips.get(job_id)
         if trip is None or node_id not in trip.nodes:
             return
-        guilty = "" if self._note_parted(trip, node_id, failure) else node_id
+        is_parted = self._note_parted(trip, node_id, failure)
+        guilty = "" if is_parted else blamed(failure, node_id)
         trip.events.put_nowait(Broken(job_id, failure.code, failure.message, guilty))
 
     def _note_parted(self, trip: Trip, node_id: str, failure: LlmFailure) -> bool:
@@ -171,20 +175,22 @@ class Origin:
     def lost(self, node_id: str, reason: str) -> None:
         self.prefixes.forget(node_id)
         self.distrusted.pop(node_id, None)
+        for trip in self._under_way:  # if it comes back it is another one
+            trip.forgive(node_id)
         for (job_id, node), waiting in list(self._opening.items()):
             if node == node_id and not waiting.done():
                 said = f"the node {node_id} was lost: {reason}"
-                waiting.set_exception(Broken(job_id, LlmCode.NODE_LOST, said, node_id))
-        self._break(node_id, f"the node {node_id} was lost: {reason}", node_id)
+                waiting.set_exception(Broken(job_id, LlmCode.NODE_LOST, said))
+        self._break(node_id, f"the node {node_id} was lost: {reason}")
 
     def cut_off(self, node_id: str) -> None:
         """A connection broke and was made anew: what was under way on it may be gone."""
-        self._break(node_id, f"the connection to {node_id} broke", "")
+        self._break(node_id, f"the connection to {node_id} broke")
 
-    def _break(self, node_id: str, said: str, guilty: str) -> None:
+    def _break(self, node_id: str, said: str) -> None:
         for job_id, trip in self._trips.items():
             if node_id in trip.nodes:
-                trip.events.put_nowait(Broken(job_id, LlmCode.NODE_LOST, said, guilty))
+                trip.events.put_nowait(Broken(job_id, LlmCode.NODE_LOST, said))
 
     def done(self, job: Job, event: ProcessorEvent, reason: str) -> None:
         """A pass of one of our jobs is over. (The thread that computes says so.)"""
@@ -200,7 +206,7 @@ class Origin:
         """A pass of one of our jobs failed on this node. (From any thread.)"""
         if (trip := self._trips.get(job_id)) is not None:
             here = self._around.node_id
-            guilty = "" if self._note_parted(trip, here, failure) else here
+            guilty = "" if self._note_parted(trip, here, failure) else blamed(failure, here)
             trip.tell(Broken(job_id, failure.code, failure.message, guilty))
 
     def watch_over(self, now: float, stalled: Callable[[str], bool]) -> None:
@@ -237,7 +243,7 @@ class Origin:
 
     # -- a trip ---------------------------------------------------------------------
 
-    def _begin(self, ask: Generation, choice: int, watch: Watch | None) -> Trip:
+    async def _begin(self, ask: Generation, choice: int, watch: Watch | None) -> Trip:
         ids = self._text.prompt_of(ask, choice)
         if len(ids) >= self.context:
             raise LlmFailure(
@@ -247,19 +253,23 @@ class Origin:
                 context=self.context,
             )
         most = min(ask.max_tokens or self.context, self.context - len(ids))
+        if is_held(ask):  # to a schema or a grammar, which take a while to read
+            sampler = await asyncio.to_thread(self._text.sampler, ask, choice)
+        else:
+            sampler = self._text.sampler(ask, choice)
         return Trip(
             loop=asyncio.get_running_loop(),
             ids=ids,
             prompt_tokens=len(ids),
             max_tokens=most,
-            sampler=self._text.sampler(ask, choice),
+            sampler=sampler,
             writer=self._text.writer(ask, most, choice),
             watch=watch,
         )
 
     async def _set_out(self, trip: Trip) -> None:
         """Find a way, have room on all of it, and go."""
-        del trip.ids[trip.prompt_tokens + trip.told :]
+        trip.forget_untold()
         job_id = urandom(16)
         kept, shared = self._kept(trip)
         hops = kept.hops if kept is not None else (await self._way(trip)).hops
@@ -329,10 +339,9 @@ class Origin:
         waiting: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
         self._opening[job_id, node_id] = waiting
         try:
-            while not self._around.open(node_id, message):
+            while not waiting.done() and not self._around.open(node_id, message):
                 if not self._around.knows(node_id):
-                    said = f"the node {node_id} is gone"
-                    raise Broken(job_id, LlmCode.NODE_LOST, said, node_id)
+                    raise Broken(job_id, LlmCode.NODE_LOST, f"the node {node_id} is gone")
                 await self._around.changed(config.silence)  # it is back soon, or lost
             answer = await asyncio.wait_for(waiting, message.deadline + config.silence)
         except TimeoutError:
@@ -366,8 +375,9 @@ class Origin:
         await self._around.settled()
         return trip.writer.finished is not None
 
-    def _turn_back(self, trip: Trip, broken: Broken, ways: int) -> None:
+    def _turn_back(self, trip: Trip, broken: Broken) -> None:
         """Raises what ended it for good, or makes it ready for another way."""
+        ways = trip.count_way()
         if broken.node_id and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
             trip.avoid.add(broken.node_id)
         if broken.code not in _AGAIN or ways >= WAYS or broken.node_id == self._around.node_id:

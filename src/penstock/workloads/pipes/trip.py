@@ -53,6 +53,14 @@ def code_of(name: str) -> LlmCode:
         return LlmCode.ENGINE_ERROR
 
 
+def blamed(failure: LlmFailure, node_id: str) -> str:
+    """Who is left aside for a failure that a node tells of: itself, unless it was given what can't
+    be right. Then it names who gave it that."""
+    if failure.code is LlmCode.WRONG_COMPUTATION:
+        return str(failure.facts.get("node") or node_id)
+    return node_id
+
+
 Event = Wrote | Read | Completed | Broken
 
 
@@ -79,6 +87,8 @@ class Trip:
     """Tokens of the prompt that were computed before."""
     told: int = 0
     """Tokens that the writer was given."""
+    ways: tuple[int, int] = (0, 0)
+    """How many it has gone in vain since it had so many tokens."""
     began: float = field(default_factory=time.monotonic)
     first: float = 0.0
     """When the first token came."""
@@ -124,6 +134,24 @@ class Trip:
 
     def _on_progress(self, job: Job, sent: int, total: int) -> bool:
         return job is self.job and self.tell(Read(sent, total))
+
+    def forget_untold(self) -> None:
+        """What was chosen when its way was left already is chosen again."""
+        untold = len(self.ids) - self.prompt_tokens - self.told
+        if untold:
+            del self.ids[-untold:]
+            self.sampler.forget(untold)
+
+    def count_way(self) -> int:
+        """One more in vain; how many that makes without a token more."""
+        ways, told = self.ways
+        self.ways = (ways + 1 if told == self.told else 1, self.told)
+        return self.ways[0]
+
+    def forgive(self, node_id: str) -> None:
+        """What a node did is forgotten."""
+        self.avoid.discard(node_id)
+        self.apart = {pair for pair in self.apart if node_id not in pair}
 
     def note(self, text: str, fraction: float | None = None) -> None:
         if self.watch is not None:
