@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -194,6 +194,8 @@ class NodeProcess:
             self.signal(signal.SIGKILL)
         await self._reading
         self._writer.close()
+        with suppress(ConnectionError):
+            await self._writer.wait_closed()
 
     def _count(self, of: type[Event]) -> int:
         return sum(isinstance(event, of) for event in self.events)

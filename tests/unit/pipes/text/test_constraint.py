@@ -140,3 +140,16 @@ def test_without_its_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
         answered(ask(json_object=True))
 
     assert refused.value.code is LlmCode.NOT_SUPPORTED
+
+
+def test_a_token_that_was_not_said_is_chosen_again() -> None:
+    asked = ask(schema=SCHEMA)
+    text = Text(KINDS["byte-level"], {"vocab_size": len(KINDS["byte-level"]) + 5})
+    sampler, ids = text.sampler(asked), [5]
+    for position in range(6):
+        logits = torch.randn(text.vocab_size, generator=torch.Generator().manual_seed(position))
+        unsaid = sampler.choose(logits, ids)
+        sampler.forget(1)
+        chosen = sampler.choose(logits, ids)
+        assert chosen == unsaid
+        ids.append(chosen.token)

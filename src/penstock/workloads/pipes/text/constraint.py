@@ -50,6 +50,11 @@ class Constraint:
         self._matcher.consume_token(token)
         self._check()
 
+    def forget(self, count: int) -> None:
+        """The last tokens were not said after all."""
+        self._matcher.rollback(count)
+        self._check()
+
     def _check(self) -> None:
         if self._matcher.is_error():
             raise _refused(self._matcher.get_error())

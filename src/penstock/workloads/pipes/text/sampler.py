@@ -54,6 +54,9 @@ class Holding(Protocol):
 
     def accept(self, token: int) -> None: ...
 
+    def forget(self, count: int) -> None:
+        """The last tokens were not said after all."""
+
 
 class Sampler:
     """Of one answer. What it draws depends on the seed, the position and the logits alone: not on
@@ -91,6 +94,11 @@ class Sampler:
         if self._alternatives is None:
             return Chosen(token)
         return Chosen(token, _logprobs(raw, token, self._alternatives))
+
+    def forget(self, count: int) -> None:
+        """The last tokens that were chosen were not said: they will be chosen again."""
+        if self._constraint is not None:
+            self._constraint.forget(count)
 
     def _drawn(self, row: Floats, likeliest: float, position: int) -> int:
         how: Any = self._how
