@@ -196,7 +196,7 @@ def test_the_benchmark_of_split_models_measures_one_two_and_three_nodes_beside_g
     where = ["--json", str(figures), "--write", str(page), "--folder", str(tmp_path)]
     script = str(ROOT / "benchmarks" / "pipes.py")
     done = subprocess.run(
-        [sys.executable, script, "--tiny", "--only", "plumbing", "--model", str(model_file), *where],
+        [sys.executable, script, "--tiny", "--only=plumbing", "--model", str(model_file), *where],
         capture_output=True,
         text=True,
         timeout=290,
