@@ -177,9 +177,8 @@ def stats_of(result: LlmResult, seconds: float) -> str:
 def _hop(hop: HopTime) -> str:
     """What a pass takes there."""
     passes = max(1, hop.passes)
-    compute, queue = span(hop.compute_ms / 1000 / passes), span(hop.queue_ms / 1000 / passes)
-    way = span(hop.network_ms / 1000 / passes)
-    return (
-        f"{hop.node}, {layers(hop.layers)}: {hop.passes:,} passes, each {compute} computed,"
-        f" {queue} waited, {way} on the way"
+    compute, queue, way = (
+        span(ms / 1000 / passes) for ms in (hop.compute_ms, hop.queue_ms, hop.network_ms)
     )
+    where = f"{hop.node}, {layers(hop.layers)}"
+    return f"{where}: {compute} a pass, {queue} waiting, {way} on the way"

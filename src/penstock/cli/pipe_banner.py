@@ -77,7 +77,7 @@ def _computes(dtype: str, threads: int) -> str:
 
 def _reach(address: str) -> str:
     if address.startswith(_LOOPBACK):
-        return " (this machine only; --listen 0.0.0.0:7471 lets others in)"
+        return " (for this machine only; see --listen)"
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ class Board:
         from rich.text import Text
 
         width = min(options.max_width, _UNBOUNDED)
-        glyphs = Glyphs.for_encoding(getattr(sys.stdout, "encoding", None))
+        glyphs = Glyphs.for_encoding(options.encoding)
         for pipe in self._view.pipes:
             nodes = [node for node in self._view.nodes if _has_to_do(node, pipe.model)]
             yield from headline(pipe, len(nodes))

@@ -20,9 +20,12 @@ from penstock.cli.pipe_children import Children
 from penstock.cli.pipe_node import node_settings
 from penstock.cli.pipe_options import node_options, nodes
 from penstock.cli.place import Place, placed
+from penstock.config.settings import PipeDtype
+from penstock.workloads.pipes.config import AUTO
 
 if TYPE_CHECKING:
     from penstock.config import Settings
+    from penstock.workloads.pipes.weights.source import Source
 
 _OWN = ("end_model", "node_id", "layers", "listen", "advertise", "join", "local_layers")
 """What is said of this node, and not of its children."""
@@ -49,9 +52,30 @@ def up(place: Place, /, **said: Any) -> int:
     settings = shared(node_settings(place, said), count)
     with told():
         with Patience("looking at the model"):
-            ranges = cut(settings, count)
+            source = open_model(settings)
+            ranges = cut(source, settings, count)
+        with Patience("measuring"):
+            settings = measured_once(source, settings)
         own = replace(settings, pipe_layers=ranges.pop(settings.pipe_node_id, "none"))
         return run_service(serve(place, own, said, _children(own, ranges)))
+
+
+def open_model(settings: Settings) -> Source:
+    from penstock.app.pipes import pipe_source
+    from penstock.workloads.pipes.weights.source import open_source
+
+    return open_source(pipe_source(settings)[1])
+
+
+def measured_once(source: Source, settings: Settings) -> Settings:
+    """All compute in the same: measuring at the same time, each would find something else."""
+    from penstock.workloads.pipes.measure import measured
+    from penstock.workloads.pipes.model.shape import Shape
+
+    if settings.pipe_dtype.value != AUTO:
+        return settings
+    choice = measured(Shape.of(source.config), settings.pipe_threads)
+    return replace(settings, pipe_dtype=PipeDtype(choice.dtype))
 
 
 def shared(settings: Settings, count: int) -> Settings:
@@ -65,18 +89,15 @@ def shared(settings: Settings, count: int) -> Settings:
     )
 
 
-def cut(settings: Settings, count: int) -> dict[str, str]:
+def cut(source: Source, settings: Settings, count: int) -> dict[str, str]:
     """The layers of each node, by name. All are equally fast, and the first has the ends too.
 
     They are said once and for all: whoever dies comes back with the same, and nobody else has to
     load them meanwhile.
     """
-    from penstock.app.pipes import pipe_source
     from penstock.workloads.pipes.model.shape import Shape
     from penstock.workloads.pipes.placement import Member, plan
-    from penstock.workloads.pipes.weights.source import open_source
 
-    source = open_source(pipe_source(settings)[1])
     shape = Shape.of(source.config)
     ends = shape.vocabulary * shape.hidden / source.layer_values(0)
     first = settings.pipe_node_id
