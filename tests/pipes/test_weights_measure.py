@@ -11,7 +11,7 @@ from tests.unit.pipes.random_models import tiny
 
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.pipes import measure
-from penstock.workloads.pipes.measure import SAFER, Found, Trial, try_out
+from penstock.workloads.pipes.measure import SAFER, Choice, Found, Trial, try_out
 from penstock.workloads.pipes.model.shape import Shape
 
 TRIAL = Trial(((8, 8),), ("float32", "bfloat16"), (1, 2), 1.0)
@@ -88,11 +88,21 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path) -> None:
         os.kill(int(file.read_text()), 0)
 
 
-def test_a_machine_that_can_compute_nothing_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_where_nothing_is_found_in_time_computes_in_what_works_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(measure, "try_out", lambda *_: [])
     shape = Shape.of(tiny("llama")[1].config)
-    with pytest.raises(LlmFailure, match="can't compute in float32 or bfloat16") as caught:
-        measure.measured(shape)
+    assert measure.measured(shape, threads=3) == Choice("float32", 3, 0.0)
+    assert measure.measured(shape) == Choice("float32", 1, 0.0)
+
+
+def test_a_precision_that_was_asked_for_and_cant_be_computed_with_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "try_out", lambda *_: [])
+    with pytest.raises(LlmFailure, match="this machine can't compute in bfloat16") as caught:
+        measure.measured(Shape.of(tiny("llama")[1].config), dtype="bfloat16")
     assert caught.value.code is LlmCode.NOT_SUPPORTED
 
 

@@ -40,6 +40,8 @@ _THREADS_GAIN, _DTYPE_GAIN = 0.9, 0.8
 """The share of the time in which another has to be done to be a gain: measuring is not exact."""
 _VALUES = 24_000_000
 """Weights to multiply by in turn: more than caches hold, as a whole model's are."""
+_COPIES = 32
+"""Of a small layer that is not reached, and need not be."""
 _SECONDS = 0.08
 """For one case; each is done at least once."""
 _PATIENCE = 30.0
@@ -50,7 +52,7 @@ class Choice(msgspec.Struct, frozen=True):
     dtype: str
     threads: int
     layer_ms: float
-    """One token through one layer's multiplications."""
+    """One token through one layer's multiplications; 0 if it is not known."""
     environment: dict[str, str] = {}
     """To be set before anything is computed."""
 
@@ -82,15 +84,15 @@ class Found(msgspec.Struct, frozen=True):
 def measured(
     shape: Shape, threads: int = 0, dtype: str = AUTO, patience: float = _PATIENCE
 ) -> Choice:
-    """Takes about two seconds. Raises LlmFailure if the precision that was asked for, or any at
-    all, can't be computed with here."""
+    """Takes about two seconds. Where nothing was found in time it is float32, which works
+    everywhere. Raises LlmFailure if another was asked for and can't be computed with here."""
     dtypes = ("float32", "bfloat16") if dtype == AUTO else (dtype,)
     counts = (threads,) if threads else thread_counts(cores())
     found = try_out(Trial(linears_of(shape), dtypes, counts, patience / 3), patience)
+    if not found and "float32" in dtypes:
+        return Choice("float32", counts[0], 0.0)
     if not found:
-        raise LlmFailure(
-            LlmCode.NOT_SUPPORTED, f"this machine can't compute in {' or '.join(dtypes)}"
-        )
+        raise LlmFailure(LlmCode.NOT_SUPPORTED, f"this machine can't compute in {dtype}")
     best = choose(found)
     return Choice(best.dtype, best.threads, best.row_ms, best.environment)
 
@@ -197,7 +199,7 @@ class _Copies:
     def __init__(self, linears: Sequence[tuple[int, int]], dtype: str) -> None:
         import torch
 
-        from penstock.workloads.pipes.model.linear import COMPUTE, Linear
+        from penstock.workloads.pipes.model.linear import COMPUTE, linear
 
         values = sum(out * inner for out, inner in linears)
         cut = [(max(1, int(out * min(1.0, _VALUES / values))), inner) for out, inner in linears]
@@ -205,8 +207,8 @@ class _Copies:
         self._inner = [inner for _, inner in cut]
         self._dtype = COMPUTE[dtype]
         self._layers = [
-            [Linear(torch.full(size, 0.01), None, dtype) for size in cut]
-            for _ in range(max(1, _VALUES // values))
+            [linear(torch.full(size, 0.01), None, dtype) for size in cut]
+            for _ in range(min(max(1, _VALUES // values), _COPIES))
         ]
 
     def milliseconds(self, rows: int) -> float:
@@ -225,8 +227,8 @@ class _Copies:
     def _round(self, inputs: Sequence[Tensor]) -> float:
         start = time.perf_counter()
         for layer in self._layers:
-            for linear, x in zip(layer, inputs, strict=True):
-                linear(x)
+            for multiply, x in zip(layer, inputs, strict=True):
+                multiply(x)
         return (time.perf_counter() - start) / len(self._layers)
 
 

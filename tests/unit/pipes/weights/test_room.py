@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.pipes.random_models import RandomSource, tiny
 
+from penstock.workloads.pipes.config import LayerRange
+from penstock.workloads.pipes.llm_model import LlmModel
+from penstock.workloads.pipes.model.ends import Ends
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.memory import machine_memory
 from penstock.workloads.pipes.weights.room import Room, ends_bytes, room
@@ -65,11 +68,17 @@ def test_ends_take_their_part(source: RandomSource) -> None:
     assert beside.layers < without.layers
 
 
-def test_ends_count_twice_where_head_and_embedding_are_not_one() -> None:
-    tied = Shape.of(tiny("gemma")[1].config)
-    table, norm = tied.vocabulary * tied.hidden, tied.hidden
-    assert ends_bytes(tied, "bfloat16") == 2 * (table + norm)
-    assert ends_bytes(tied, "int8") == 4 * (table + norm) + table
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_sizes_are_those_that_loaded_models_have(family: str, dtype: str) -> None:
+    size = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "vocab_size": 512}
+    source = tiny(family, num_hidden_layers=1, **size)[1]
+    shape = Shape.of(source.config)
+    ends = Ends.load(source, dtype).weight_bytes
+    layer = LlmModel.load(source, LayerRange(0, 1), dtype).weight_bytes
+    # Norms are left out there, and the scales of eight bits here.
+    assert ends == pytest.approx(ends_bytes(shape, dtype), rel=0.05)
+    assert layer == pytest.approx(room(source, shape, dtype).layer, rel=0.05)
 
 
 def test_caches_have_a_quarter_of_what_is_left_and_no_more_than_4_gib() -> None:

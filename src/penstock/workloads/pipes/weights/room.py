@@ -59,9 +59,6 @@ def room(
 
 
 def ends_bytes(shape: Shape, dtype: str) -> int:
-    """The embedding is looked up in what is computed with, the head multiplied by as weights
-    are; they are one where both are the same."""
+    tables = 1 if shape.tied else 2
     table = shape.vocabulary * shape.hidden
-    embed = _COMPUTED[dtype] * (table + shape.hidden)
-    shared = shape.tied and _COMPUTED[dtype] == _WEIGHT[dtype]
-    return embed if shared else embed + _WEIGHT[dtype] * table
+    return tables * table * _WEIGHT[dtype] + shape.hidden * _COMPUTED[dtype]
