@@ -1,4 +1,4 @@
-"""What finished jobs left in the nodes' caches, so that a chat's next turn need not compute it again.
+"""What finished jobs left in the nodes' caches, so that a next turn need not compute it again.
 
 Only the origin knows which tokens lie in which cache. A node may give up a kept cache at any time:
 what it still has is asked for when a job is opened.
