@@ -114,7 +114,8 @@ class Assigning:
             self.shortage = ""
             return
         plan = planned(self._model, own.num_layers, records, self._node_id)
-        if plan.missing and plan.reason != self.shortage:
+        # Where nobody leaves it to the network, whoever has the missing layers is still to come.
+        if plan.missing and plan.reason != self.shortage and any(r.auto for r in records):
             log.warning("%s: %s", self._model, plan.reason)
         self.shortage = plan.reason if plan.missing else ""
         due = steps(self._model, own.num_layers, records, plan.ranges)
