@@ -59,6 +59,12 @@ def needs_runtime(name: str) -> str:
     return found
 
 
+def needs_namespaces() -> None:
+    """Hosts with networks of their own; without them the test is skipped, and in CI it fails."""
+    if os.geteuid() != 0 or not Path("/dev/net/tun").exists():
+        _missing("there is no root here, or no /dev/net/tun")
+
+
 def _engine(start: Callable[[Path], AbstractContextManager[Path]]) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pe-"))  # a socket's path must be short
     running = start(folder)

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import fcntl
 import importlib
 import logging
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 from contextlib import aclosing
 from pathlib import Path
@@ -29,12 +31,17 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama",  # and what its tokenizers need
 )
 _NEW_NETWORK = 0x40000000
+_SET_INTERFACE, _TUN, _NO_HEADER = 0x400454CA, 0x0001, 0x1000
+_SET_FLAGS, _SET_ADDRESS, _SET_MASK, _UP = 0x8914, 0x8916, 0x891C, 0x0041
+"""Of linux/sched.h, linux/if_tun.h, linux/sockios.h and linux/if.h."""
 
 # -- what a node is told ----------------------------------------------------------------
 
 
-class Unshare(Struct, tag=True):
-    """Have a network of its own, with nothing in it."""
+class MoveOut(Struct, tag=True):
+    """Have a network of its own: what leaves it comes out of a file, in packets of IP."""
+
+    address: str
 
 
 class WatchFiles(Struct, tag=True):
@@ -65,7 +72,7 @@ class Stop(Struct, tag=True):
     """Politely."""
 
 
-Command = Unshare | WatchFiles | Start | Ask | Hang | Tell | Stop
+Command = MoveOut | WatchFiles | Start | Ask | Hang | Tell | Stop
 
 # -- what it tells ----------------------------------------------------------------------
 
@@ -74,8 +81,9 @@ class Born(Struct, tag=True):
     pid: int
 
 
-class Unshared(Struct, tag=True):
-    pass
+class MovedOut(Struct, tag=True):
+    fd: int
+    """Of that file, in the node's process."""
 
 
 class Started(Struct, tag=True):
@@ -134,7 +142,7 @@ class Stopped(Struct, tag=True):
     pass
 
 
-Event = Born | Unshared | Started | Wrote | Ended | Failed | Heard | Lost | Now | Stopped
+Event = Born | MovedOut | Started | Wrote | Ended | Failed | Heard | Lost | Now | Stopped
 _commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 
@@ -167,9 +175,8 @@ class Process:
             await self._obey(_commands.decode(line))
 
     async def _obey(self, command: Command) -> None:
-        if isinstance(command, Unshare):
-            assert ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK) == 0
-            self.say(Unshared())
+        if isinstance(command, MoveOut):
+            self.say(MovedOut(_moved_out(command.address)))
         elif isinstance(command, WatchFiles):
             sys.addaudithook(self._opened)
         elif isinstance(command, Start):
@@ -257,6 +264,20 @@ class Watch:
 
     def log(self, text: str, level: str = "info") -> None:
         self._process.say(Heard(self._number, text))
+
+
+def _moved_out(address: str) -> int:
+    if ctypes.CDLL(None, use_errno=True).unshare(_NEW_NETWORK):
+        raise OSError(ctypes.get_errno(), "no network of its own")
+    tun = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(tun, _SET_INTERFACE, struct.pack("16sH22x", b"wire", _TUN | _NO_HEADER))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        for number, value in ((_SET_ADDRESS, address), (_SET_MASK, "255.255.255.0")):
+            where = struct.pack("16sHxx4s16x", b"wire", socket.AF_INET, socket.inet_aton(value))
+            fcntl.ioctl(control, number, where)
+        for name in (b"lo", b"wire"):
+            fcntl.ioctl(control, _SET_FLAGS, struct.pack("16sH22x", name, _UP))
+    return tun
 
 
 def _resident() -> int:
