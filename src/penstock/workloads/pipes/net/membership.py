@@ -88,11 +88,7 @@ class Membership:
                 connection.send(Kind.BYE, encode(Bye(reason, LEFT)))
             connection.close(reason)
         # What was said last has to be out before the loop may end.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER):
-                # Nothing tells when a connection has wholly ended.
-                while any(_lingers(c) for c in self._all):  # noqa: ASYNC110
-                    await asyncio.sleep(0.005)
+        await asyncio.gather(*(connection.wait_closed() for connection in self._all))
 
     def admit(self, peer: Hello) -> str:
         """Why a peer can't come in; "" lets it in."""
@@ -107,8 +103,7 @@ class Membership:
 
     def connected(self, connection: Connection) -> None:
         peer = connection.peer
-        now = asyncio.get_running_loop().time()
-        self._all = {c: since for c, since in self._all.items() if _lingers(c)} | {connection: now}
+        self._all[connection] = asyncio.get_running_loop().time()
         if peer.observer:
             self._observers.add(connection)
             self.tell_all(connection)
@@ -173,6 +168,7 @@ class Membership:
             self._events.change()
 
     def lost(self, connection: Connection, reason: str) -> None:
+        asyncio.get_running_loop().call_later(LINGER, self._all.pop, connection, None)
         self._observers.discard(connection)
         left = connection in self._leaving
         self._leaving.discard(connection)
@@ -189,7 +185,7 @@ class Membership:
         else:
             loop = asyncio.get_running_loop()
             self._grace[node_id] = loop.call_later(GRACE, self._lose, node_id, reason)
-            lived = loop.time() - self._all.get(connection, 0.0)
+            lived = loop.time() - self._all[connection]
             # Both sides may dial; not in the same moment if it can be helped.
             after = 0.0 if connection.outgoing else GRACE / 5
             self.caller.lost(node_id, after if lived > _SHORT else after + GRACE / 2)
@@ -239,11 +235,6 @@ class Membership:
         if (surely or late) and not self.peers and not self._told_refused:
             self._told_refused = True
             self._events.refused(reason)
-
-
-def _lingers(connection: Connection) -> bool:
-    """Closed or not, it has bytes that are not sent, or an end that is not confirmed."""
-    return connection._transport is not None
 
 
 def _send_state(connection: Connection, state: bytes) -> None:
