@@ -15,6 +15,7 @@ from gguf.quants import dequantize
 from penstock.workloads.pipes.weights import described
 from penstock.workloads.pipes.weights.gguf_config import GgufConfig
 from penstock.workloads.pipes.weights.gguf_header import GgufHeader, GgufTensor, Value
+from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.refusing import invalid, not_supported
 from penstock.workloads.pipes.weights.tensor_file import read_into
 from penstock.workloads.pipes.weights.tokenizers import gguf_tokenizer
@@ -94,6 +95,7 @@ class GgufSource:
         return {"eos_token_id": ends} if ends else {}
 
     def layer(self, n: int) -> Mapping[str, torch.Tensor]:
+        give_back()  # what the layer before was made of
         places = self._layer_places(n)
         return {name: self._converted(place) for name, place in places.items()}
 

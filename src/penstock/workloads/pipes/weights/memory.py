@@ -11,7 +11,8 @@ _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
 def give_back() -> None:
     """To be called when something large was loaded. What was needed on the way is free by then,
-    and the C library would keep it: as much as a third of what was loaded."""
+    and the C library would keep it: with layers that are made smaller when they are loaded, more
+    than is loaded in the end."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's alone
     if trim is not None:
         trim(0)

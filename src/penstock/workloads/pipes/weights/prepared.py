@@ -24,6 +24,7 @@ import msgspec
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.pipes.weights import described
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
+from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
 from penstock.workloads.pipes.weights.source import Source
 from penstock.workloads.pipes.weights.tensor_file import TensorFile
@@ -68,6 +69,7 @@ class PreparedSource:
         return described.read_json(file) if file.exists() else {}
 
     def layer(self, n: int) -> Mapping[str, Tensor]:
+        give_back()  # what the layer before was made of
         file = self._opened(self._part(n))
         shapes = {name: place.shape for name, place in file.places.items()}
         described.check_layer(self._shape, n, shapes, file.path)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.workloads.pipes.weights import described
+from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.refusing import invalid
 from penstock.workloads.pipes.weights.tensor_file import Place, TensorFile
 from penstock.workloads.pipes.weights.tokenizers import folder_tokenizer
@@ -43,6 +44,7 @@ class SafetensorsSource:
         return described.read_json(file) if file.exists() else {}
 
     def layer(self, n: int) -> Mapping[str, Tensor]:
+        give_back()  # what the layer before was made of
         start = f"{self._prefix}layers.{n}."
         places = self._layer_places(n)
         return {name: self._file(start + name).read(start + name) for name in places}
