@@ -21,7 +21,7 @@ def source() -> RandomSource:
 
 
 def layers(source: RandomSource, dtype: str = "float32", **asked: int) -> int:
-    return room(source, Shape.of(source.config), dtype, **asked).layers  # type: ignore[arg-type]
+    return room(source, Shape.of(source.config), dtype, **asked).layers
 
 
 def test_all_layers_fit_into_plenty(source: RandomSource) -> None:
