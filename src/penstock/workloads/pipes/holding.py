@@ -18,6 +18,7 @@ from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.net.records import SegmentRecord, SegmentState
 
 if TYPE_CHECKING:
+    from penstock.workloads.pipes.model.ends import Ends
     from penstock.workloads.pipes.weights.source import Source
 
 Told = Callable[[int, int], None]
@@ -126,3 +127,15 @@ def timed(model: LlmModel) -> float:
             best = min(best, time.perf_counter() - began)
     cache.free()
     return best / len(layers) * 1000
+
+
+def timed_ends(ends: Ends) -> float:
+    """The same for embedding, norm and head."""
+    best = float("inf")
+    for turn in range(_TIMED + 1):
+        began = time.perf_counter()
+        with torch.inference_mode():
+            ends.head(ends.norm(ends.embed([0])))
+        if turn:
+            best = min(best, time.perf_counter() - began)
+    return best * 1000

@@ -34,7 +34,7 @@ from penstock.workloads.pipes.checking import SpotChecks
 from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.end_model import EndModel
-from penstock.workloads.pipes.holding import Holding
+from penstock.workloads.pipes.holding import Holding, timed_ends
 from penstock.workloads.pipes.job import Hop, Job, JobTime
 from penstock.workloads.pipes.jobs import JobTable
 from penstock.workloads.pipes.measure import Choice, measured
@@ -55,7 +55,7 @@ from penstock.workloads.pipes.trip import blamed, code_of
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.room import Room, room
 from penstock.workloads.pipes.weights.source import Source, open_source
-from penstock.workloads.pipes.wire.counters import Counters
+from penstock.workloads.pipes.wire.counters import Counters, Refused
 from penstock.workloads.pipes.wire.identity import Identity
 from penstock.workloads.pipes.wire.kinds import Kind, steps_limit
 from penstock.workloads.pipes.wire.messages import (
@@ -183,10 +183,10 @@ class Node:
             tell(0.05, "reading the end model")
             ends, text = await asyncio.to_thread(self._load_ends)
             end_model = EndModel(ends, partial(text.tokenize, bare=True))
-            self._end_bytes = ends.weight_bytes
+            self._end_bytes, self._end_ms = ends.weight_bytes, timed_ends(ends)
             self.origin = Origin(self, text, self.context)
         else:
-            self._end_bytes = 0
+            self._end_bytes, self._end_ms = 0, 0.0
         self._pool = KvPool(shape, self._cache_budget(), COMPUTE[dtype])
         self._pool.on_free = lambda: self.soon(self._admission.retry)
         self._compute = Compute(self, config, self._choice.threads)
@@ -304,6 +304,7 @@ class Node:
         self.mesh.on_lost(self._lost)
         self.mesh.on_back(self._back)
         self.mesh.on_change(self._wake)
+        self.mesh.on_refused(lambda why: log.error("%s is not taken: %s", self.node_id, why))
         self._assigning.on_assigned(lambda layers: self._spawn(self._take_on(layers)))
 
     def _opened(self, sender: str, payload: memoryview) -> None:
@@ -312,18 +313,23 @@ class Node:
 
     def _landed(self, sender: str, payload: memoryview) -> None:
         message = decode(payload, Landed)
-        if self.origin is None or not self.origin.landed(sender, message):
-            self.refused.add("foreign landing")
+        why = self.origin.landed(sender, message) if self.origin else Refused.UNKNOWN_JOB
+        if why is not None:
+            self.refused.add(why)
             return
         context = self._receiver.context(message.job_id)
         self._compute.landed(context, message.sequence, message.times)
 
     def _failed(self, sender: str, payload: memoryview) -> None:
         message = decode(payload, Failed)
-        said = f"{sender}: {message.reason}"
+        job_id, said = message.job_id, f"{sender}: {message.reason}"
         failure = LlmFailure(code_of(message.code), said, lost=message.lost, node=message.node_id)
-        if not self._checks.failed(message.job_id, failure) and self.origin is not None:
-            self.origin.failed(sender, message.job_id, failure)
+        if self._checks.failed(job_id, failure):
+            return
+        origin = self.origin
+        why = origin.failed(sender, job_id, failure) if origin else Refused.UNKNOWN_JOB
+        if why is not None:
+            self.refused.add(why)
 
     def _lost(self, node_id: str, reason: str) -> None:
         self._part(node_id, f"{node_id} was lost by {self.node_id}: {reason}")
@@ -344,6 +350,7 @@ class Node:
             layer_ms=self._holding.layer_ms or self._choice.layer_ms,
             end_models=(config.model,) if config.end_model else (),
             local_layers=local,
+            end_ms=self._end_ms,
             auto=config.layers is None,
             room=self._room.layers,
             segments=self._holding.records(),
