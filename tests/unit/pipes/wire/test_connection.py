@@ -6,7 +6,7 @@ import socket
 import pytest
 from tests.unit.pipes.wire.ends import Noted, Rough, here, on_both_loops
 
-from penstock.workloads.pipes.wire.connection import Connection
+from penstock.workloads.pipes.wire.connection import Connection, NotConnected
 from penstock.workloads.pipes.wire.counters import Refused
 from penstock.workloads.pipes.wire.frames import BadFrame
 from penstock.workloads.pipes.wire.kinds import Kind
@@ -170,6 +170,16 @@ async def test_nothing_can_be_sent_after_the_end() -> None:
 
 
 @on_both_loops
+async def test_a_frame_that_the_peer_would_refuse_is_not_sent() -> None:
+    async with here(steps=1000) as node:
+        there = await node.dial(steps=1000)
+        with pytest.raises(ValueError, match="STEPS of 1001 bytes: 1000 are allowed"):
+            there.send(Kind.STEPS, bytes(1000), b"x")
+        there.send(Kind.STEPS, bytes(1000))
+        assert len((await node.noted.frames.get())[1]) == 1000
+
+
+@on_both_loops
 async def test_a_peer_that_vanishes_is_lost() -> None:
     async with here() as node:
         rough = await Rough.greeted(node.address)
@@ -232,6 +242,35 @@ async def test_an_error_in_the_handler_is_reported_and_ends_that_connection_alon
         assert [str(error) for error in told] == ["a bug"]
         assert other.closed is None
         rough.close()
+
+
+class Unwelcoming(Noted):
+    def connected(self, connection: Connection) -> None:
+        super().connected(connection)
+        raise RuntimeError("a bug")
+
+
+@on_both_loops
+async def test_an_error_while_a_peer_is_welcomed_is_told_to_who_dials() -> None:
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(context["exception"])
+    )
+    noted = Unwelcoming()
+    async with here() as node:
+        with pytest.raises(NotConnected, match="RuntimeError"):
+            await node.dial(noted=noted)
+        assert await noted.losses.get() == "an error at the other end: RuntimeError"
+        assert await node.noted.losses.get() == "it left: an error at the other end: RuntimeError"
+        assert len(told) == 1
+
+
+@on_both_loops
+async def test_a_reason_that_is_too_long_is_cut() -> None:
+    async with here() as node:
+        (await node.dial()).close("why " * 10_000)
+        assert (await node.noted.losses.get()) == ("it left: " + "why " * 250)
+        assert not node.counters
 
 
 # -- peers that do wrong ------------------------------------------------------------------

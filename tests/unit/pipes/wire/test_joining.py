@@ -326,6 +326,15 @@ async def test_an_address_where_nobody_listens_is_told_as_such() -> None:
     assert why.value.what == ""
 
 
+@pytest.mark.parametrize("address", ["nobody.invalid:1", "a..b:1", f"{'x' * 70}:1", "a\0b:1"])
+@on_both_loops
+async def test_a_host_that_can_not_be_found_is_told_as_such(address: str) -> None:
+    with pytest.raises(NotConnected):
+        await connect(address, identity("there"), hello("there"), Noted(), timeout=20.0)
+    with pytest.raises(Misconfigured, match="can't listen"):
+        await listen(address, identity("there"), hello("there"), Noted())
+
+
 @on_both_loops
 async def test_who_never_answers_has_a_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:

@@ -10,6 +10,7 @@ from tests.unit.pipes.wire.ends import Here, Noted, hello, here, identity, on_bo
 
 from penstock.workloads.pipes.wire.address import parse
 from penstock.workloads.pipes.wire.connection import Connection
+from penstock.workloads.pipes.wire.counters import Refused
 from penstock.workloads.pipes.wire.dialing import connect
 from penstock.workloads.pipes.wire.kinds import Kind
 
@@ -80,9 +81,10 @@ async def test_what_was_changed_on_the_way_is_not_taken() -> None:
     async with here() as node, tapped(node) as (between, there, noted):
         between.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
         there.send(Kind.STEPS, SECRET)
-        await node.noted.losses.get()
+        assert await node.noted.losses.get() == "what came was changed on the way"
         await noted.losses.get()
         assert node.noted.frames.empty()
+        assert node.counters == {Refused.TAMPERED: 1}
 
 
 @on_both_loops
@@ -93,6 +95,7 @@ async def test_what_is_sent_again_on_the_way_is_not_taken() -> None:
         await node.noted.losses.get()
         assert bytes((await node.noted.frames.get())[1]) == SECRET
         assert node.noted.frames.empty()
+        assert node.counters == {Refused.TAMPERED: 1}
 
 
 @on_both_loops

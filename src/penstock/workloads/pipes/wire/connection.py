@@ -12,20 +12,18 @@ from dataclasses import dataclass
 from typing import Protocol, cast
 
 from penstock.workloads.pipes.wire.counters import Counters, Refused
-from penstock.workloads.pipes.wire.frames import BadFrame, Splitter, head_of
-from penstock.workloads.pipes.wire.kinds import HELLO_LIMITS, MAX_STEPS, PROTOCOL, Kind, limits
+from penstock.workloads.pipes.wire.frames import BadFrame
+from penstock.workloads.pipes.wire.kinds import MAX_STEPS, PROTOCOL, Kind, limits
 from penstock.workloads.pipes.wire.messages import Bye, Hello, decode, encode, protocol_of
 from penstock.workloads.pipes.wire.pulse import Pulse
+from penstock.workloads.pipes.wire.stream import Stream
 from penstock.workloads.pipes.wire.tls import Tls, refusal_of
 
 MAX_QUEUE = 128 << 20
 LINGER = 2.0
 """Seconds that a connection which has ended waits for the peer to have read why."""
 _BUFFER = 64 << 10
-_JOIN = 16 << 10
-"""A frame up to this size becomes one record of TLS: copying it together costs less than two."""
-_PIECE = 256 << 10
-"""How much of a larger one is encrypted before it is handed on."""
+_MAX_REASON = 1000
 _NUMBER = struct.Struct("<Q")
 
 Admit = Callable[[Hello], str]
@@ -90,15 +88,14 @@ class Connection(asyncio.BufferedProtocol):
         """Whether this side dialed."""
         self.closed: str | None = None
         """Why it ended; None while it has not."""
-        self.sent_bytes = self.received_bytes = 0
-        """Of all frames, without what TLS adds."""
         self._loop = asyncio.get_running_loop()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
         """Done when the peer is known; NotConnected if it never will be."""
         self._tls, self._hello, self._handler = tls, hello, handler
         self._terms, self._counters, self._admit = terms, counters, admit
+        self._limits = limits(terms.steps)
         self._buffer = memoryview(bytearray(_BUFFER))
-        self._splitter = Splitter(HELLO_LIMITS)
+        self._stream = Stream(tls)
         self._transport: asyncio.Transport | None = None
         self._open = False
         self._pulse = Pulse(
@@ -118,30 +115,43 @@ class Connection(asyncio.BufferedProtocol):
         return self._pulse.rtt_min
 
     @property
+    def sent_bytes(self) -> int:
+        """Of all frames, without what TLS adds."""
+        return self._stream.sent
+
+    @property
+    def received_bytes(self) -> int:
+        return self._stream.received
+
+    @property
     def queued(self) -> int:
         """Bytes that wait for the peer to read, without those that the system has taken."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def send(self, kind: Kind, *buffers: bytes | memoryview) -> None:
-        """Put a frame in the queue, and never wait. Raises ConnectionResetError if it is closed.
+        """Put a frame in the queue, and never wait. Raises ConnectionResetError if it is closed,
+        and ValueError for a frame so large that the peer would end the connection for it.
 
         A memoryview is of bytes. What it shows has been read when this returns.
         """
         if self.closed is not None or self._transport is None:
             raise ConnectionResetError(self.closed or "not connected yet")
+        size = sum(map(len, buffers))
+        if size > self._limits[kind]:
+            raise ValueError(f"{kind.name} of {size} bytes: {self._limits[kind]} are allowed")
         self._write(kind, *buffers)
         if self.queued > self._terms.queue:
             self.give_up(Refused.NOT_READING, f"it does not read: {self.queued} bytes wait for it")
 
     def close(self, reason: str) -> None:
         """Tell the peer, and end. What was sent before still goes out, if it is read soon."""
-        self._end(reason, bye=Bye(reason))
+        self._end(reason, bye=Bye(reason[:_MAX_REASON]))
 
     def refuse(self, what: str, reason: str) -> None:
         """The peer did something wrong: it is counted, and the peer is told."""
         if self.closed is None:
             self._counters.add(what)
-            self._end(reason, bye=Bye(reason, what), what=what)
+            self._end(reason, bye=Bye(reason[:_MAX_REASON], what), what=what)
 
     def give_up(self, what: str, reason: str) -> None:
         """The same for a peer that would not hear it."""
@@ -178,7 +188,10 @@ class Connection(asyncio.BufferedProtocol):
         self._pulse.heard = time.monotonic()
         try:
             self._tls.feed(self._buffer[:nbytes])
-            self._read() if self._tls.ready else self._shake()
+            if self._tls.ready:
+                self._read()
+            else:
+                self._shake()
         except BadFrame as bad:
             self.refuse(bad.what, bad.reason)
         except ssl.SSLError as error:
@@ -198,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         reason = str(exc) if exc else "the other side closed it"
         if not self._open:
             self.give_up(Refused.HANDSHAKE_BROKEN, f"before it said who it is: {reason}")
-        elif self._splitter.within:
+        elif self._stream.within:
             self.give_up(Refused.TRUNCATED, f"in the middle of a frame: {reason}")
         else:
             self._end(reason)
@@ -214,32 +227,17 @@ class Connection(asyncio.BufferedProtocol):
             self._read()
 
     def _read(self) -> None:
-        while count := self._tls.read(self._splitter.get_buffer()):
-            self.received_bytes += count
-            for kind, payload in self._splitter.written(count):
-                self._take(kind, payload)
-                if self.closed is not None:
-                    return
+        for kind, payload in self._stream.frames():
+            self._take(kind, payload)
+            if self.closed is not None:
+                return
         if self._tls.over and self._transport is not None:
             self._transport.close()
 
     def _write(self, kind: Kind, *buffers: bytes | memoryview) -> None:
-        size = sum(map(len, buffers))
-        head = head_of(kind, size)
-        self.sent_bytes += len(head) + size
-        small: list[bytes | memoryview] = [head]
-        for buffer in buffers:
-            if len(buffer) <= _JOIN:
-                small.append(buffer)
-                continue
-            self._tls.write(b"".join(small))
-            small.clear()
-            for at in range(0, len(buffer), _PIECE):
-                self._tls.write(buffer[at : at + _PIECE])
-                self._flush()
-        if small:
-            self._tls.write(b"".join(small))
-        self._flush()
+        if self._transport is not None:
+            for data in self._stream.pack(kind, buffers):
+                self._transport.write(data)
 
     def _flush(self) -> None:
         if self._transport is not None and (data := self._tls.take()):
@@ -271,7 +269,7 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse(*refusal)
             return
         self.peer, self._open = peer, True
-        self._splitter.limits = limits(self._terms.steps)
+        self._stream.expect(self._limits)
         if not self.outgoing:
             self._write(Kind.HELLO, encode(self._hello))
         self._handler.connected(self)
@@ -325,7 +323,7 @@ class Connection(asyncio.BufferedProtocol):
             self._gone.set()
         if self._open:
             self._loop.call_soon(self._handler.lost, self, reason)
-        elif not self.greeted.done():
+        if not self.greeted.done():
             self.greeted.set_exception(NotConnected(reason, what))
             self.greeted.exception()  # Perhaps nobody waits for it any more.
 

@@ -29,6 +29,8 @@ class Refused(StrEnum):
     UNKNOWN_KIND = "unknown_kind"
     OVERSIZED = "oversized"
     TRUNCATED = "truncated"
+    TAMPERED = "tampered"
+    """Bytes were changed, or sent again, on the way."""
     SILENT = "silent"
     NOT_READING = "not_reading"
     # One job of a frame.
@@ -36,6 +38,15 @@ class Refused(StrEnum):
     BAD_DTYPE = "bad_dtype"
     BAD_SHAPE = "bad_shape"
     NOT_FINITE = "not_finite"
+    # A word about a job.
+    UNKNOWN_JOB = "unknown_job"
+    """As a rule one that has just ended."""
+    FOREIGN_LANDING = "foreign_landing"
+    """Not from who computes the last layers, or of a pass that has more to bring."""
+    FOREIGN_FAILURE = "foreign_failure"
+    """Not from a node of its way."""
+    FOREIGN_END = "foreign_end"
+    """Not from its origin."""
 
 
 class Counters(Counter[str]):

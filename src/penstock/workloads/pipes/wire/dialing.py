@@ -58,7 +58,7 @@ async def connect(
             raise NotConnected(f"{address}: {error.reason}", error.what) from None
         if isinstance(error, TimeoutError):
             raise NotConnected(f"{address}: no answer in {timeout:g} s") from None
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | ValueError):  # A host that can't even be looked up.
             raise NotConnected(f"{address}: {error}") from None
         raise
     return connection

@@ -168,8 +168,8 @@ async def _bound(address: str) -> socket.socket:
         )
         family, _, _, _, where = infos[0]
         return _listening(family, where)
-    except OSError as error:
-        raise Misconfigured(f"can't listen at {address}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise Misconfigured(f"can't listen at {address}: {error}") from None
 
 
 def _listening(family: int, where: tuple[object, ...]) -> socket.socket:

@@ -83,10 +83,12 @@ class Tls:
 
 
 def refusal_of(error: ssl.SSLError) -> tuple[Refused, str]:
-    """What a handshake failed for."""
+    """What it failed for."""
     told = error.reason or ""
     if told in _WRONG_KEY:
         return Refused.WRONG_KEY, "it has another network's key"
     if told in _NO_CERTIFICATE:
         return Refused.NO_CERTIFICATE, "no certificate was shown"
+    if told == "DECRYPTION_FAILED_OR_BAD_RECORD_MAC":
+        return Refused.TAMPERED, "what came was changed on the way"
     return Refused.NOT_TLS, f"no handshake: {told.replace('_', ' ').lower() or error}"
