@@ -20,6 +20,7 @@ from penstock.workloads.pipes.jobs import JobTable
 from penstock.workloads.pipes.model.cache import CacheFull, JobCache, KvPool
 from penstock.workloads.pipes.pipe import Outbox, Pipe
 from penstock.workloads.pipes.routes import check_hops
+from penstock.workloads.pipes.wire.counters import Refused
 from penstock.workloads.pipes.wire.messages import End, Open, Opened
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Admission:
         if job is None:
             return
         if job.origin_node_id != sender:
-            self._refused("foreign end")
+            self._refused(Refused.FOREIGN_END)
             return
         self._end(message.job_id, message.reason or "ended", message.seconds if message.keep else 0)
 
@@ -115,7 +116,8 @@ class Admission:
     def _check(self, sender: str, message: Open) -> None:
         if self.closing:
             raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, f"{self._node_id} {self.closing}")
-        if message.job_id in self._jobs:
+        waits = any(guest.message.job_id == message.job_id for guest in self._waiting)
+        if waits or message.job_id in self._jobs:
             raise LlmFailure(LlmCode.ENGINE_ERROR, "a job with this id is open already")
         if message.model != self._config.model:
             raise LlmFailure(
@@ -154,7 +156,7 @@ class Admission:
         layers = [n for hop in self._own(message) for n in range(hop.start, hop.end)]
         layers = [n for n in layers if any(n in segment.layers for segment in self._segments())]
         try:
-            cache, have = self._room(message, layers)
+            cache, have = self._room(guest.sender, message, layers)
         except CacheFull:
             return False
         except LlmFailure as failure:
@@ -164,11 +166,11 @@ class Admission:
         self._answer(guest.sender, Opened(job_id=message.job_id, ok=True, have=have))
         return True
 
-    def _room(self, message: Open, layers: list[int]) -> tuple[JobCache | None, int]:
+    def _room(self, sender: str, message: Open, layers: list[int]) -> tuple[JobCache | None, int]:
         if not layers:
             return None, message.tokens
         if message.reuse:
-            cache = self._pool.take(message.reuse, layers, message.tokens)
+            cache = self._pool.take(_key(sender, message.reuse), layers, message.tokens)
             if cache is not None:
                 return cache, min(cache.filled[layer] for layer in layers)
         return self._pool.reserve(layers, message.tokens), 0
@@ -219,7 +221,7 @@ class Admission:
         return LlmFailure(LlmCode.NO_ROOM, f"{self._node_id} is full: {why}")
 
     def _refuse(self, sender: str, message: Open, failure: LlmFailure) -> None:
-        self._refused(f"open: {failure.code}")
+        self._refused(f"open_{failure.code.lower()}")
         self._answer(
             sender,
             Opened(job_id=message.job_id, ok=False, code=str(failure.code), reason=failure.message),
@@ -242,9 +244,15 @@ class Admission:
         if keep > 0 and job.cache is not None:
             # Its last pass is over, or its origin would not want it kept; the next turn, which may
             # be at the door already, finds it.
-            self._pool.keep(job.cache, job.job_id, self._now() + keep)
+            key = _key(job.origin_node_id, job.job_id)
+            self._pool.keep(job.cache, key, self._now() + keep)
         else:
             self._after_pass(lambda: _release(job))
+
+
+def _key(origin: str, job_id: bytes) -> bytes:
+    """Of a kept cache: nobody but its origin goes on from it."""
+    return origin.encode() + job_id
 
 
 def _release(job: Job) -> None:

@@ -53,6 +53,7 @@ from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
 from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.trip import blamed, code_of
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
+from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.room import Room, room
 from penstock.workloads.pipes.weights.source import Source, open_source
 from penstock.workloads.pipes.wire.counters import Counters, Refused
@@ -138,8 +139,8 @@ class Node:
         """What an origin knows of layers that it does not hold, by its own files. Where that would
         take long, what most nodes have counts."""
         layers = range(self._shape.num_layers)
-        if known := getattr(self._source, "fingerprints", ()):
-            return tuple(known)
+        if self._source.fingerprints:
+            return tuple(self._source.fingerprints)
         if sum(map(self._source.layer_bytes, layers)) > COMPARED:
             return ()
         held = {
@@ -209,7 +210,9 @@ class Node:
 
     def _load_ends(self) -> tuple[Ends, Text]:
         text = Text(self._source.tokenizer(), self._source.config, self._source.generation)
-        return Ends.load(self._source, self._choice.dtype), text
+        ends = Ends.load(self._source, self._choice.dtype)
+        give_back()
+        return ends, text
 
     def _cache_budget(self) -> int:
         if self.config.cache:

@@ -34,6 +34,7 @@ from penstock.workloads.pipes.routes import Gap, Way
 from penstock.workloads.pipes.text.constraint import is_held
 from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.trip import Broken, Completed, Read, Trip, Wrote, blamed, code_of
+from penstock.workloads.pipes.wire.counters import Refused
 from penstock.workloads.pipes.wire.messages import End, Landed, Open, Opened
 
 log = logging.getLogger(__name__)
@@ -148,23 +149,29 @@ class Origin:
         elif not waiting.done():
             waiting.set_result(message)
 
-    def landed(self, node_id: str, message: Landed) -> bool:
-        """Whether this is about a job of ours, from a node of its way."""
+    def landed(self, node_id: str, message: Landed) -> Refused | None:
+        """Why it is not to be believed, if so."""
         trip = self._trips.get(message.job_id)
-        if trip is None or node_id not in trip.nodes:
-            return False
+        if trip is None:
+            return Refused.UNKNOWN_JOB
+        if trip.hops[-1].node_id != node_id or not trip.may_land(message.sequence):
+            return Refused.FOREIGN_LANDING
         trip.sign = time.monotonic()
-        return True
+        return None
 
-    def failed(self, node_id: str, job_id: bytes, failure: LlmFailure) -> None:
+    def failed(self, node_id: str, job_id: bytes, failure: LlmFailure) -> Refused | None:
         """A node of the way can't go on. One that lost another is not to blame itself: the way
-        between the two is."""
+        between the two is. Why it is not to be believed, if so."""
         trip = self._trips.get(job_id)
-        if trip is None or node_id not in trip.nodes:
-            return
-        is_parted = self._note_parted(trip, node_id, failure)
-        guilty = "" if is_parted else blamed(failure, node_id)
+        if trip is None:
+            return Refused.UNKNOWN_JOB
+        if node_id not in trip.nodes:
+            return Refused.FOREIGN_FAILURE
+        guilty = "" if self._note_parted(trip, node_id, failure) else blamed(failure, node_id)
+        if guilty and guilty not in trip.nodes - {self._around.node_id}:
+            guilty = node_id
         trip.events.put_nowait(Broken(job_id, failure.code, failure.message, guilty))
+        return None
 
     def _note_parted(self, trip: Trip, node_id: str, failure: LlmFailure) -> bool:
         lost = failure.facts.get("lost")

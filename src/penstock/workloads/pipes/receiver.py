@@ -22,6 +22,7 @@ from penstock.workloads.pipes.job import ComputeStep, Job, JobContext
 from penstock.workloads.pipes.jobs import JobTable
 from penstock.workloads.pipes.network_job import NetworkJob, finite, unpack_steps
 from penstock.workloads.pipes.processor import JobProcessor
+from penstock.workloads.pipes.wire.counters import Refused
 from penstock.workloads.pipes.wire.frames import BadFrame
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 class StepRefused(StrEnum):
     """Names in the node's counters, beside those of the wire (`wire.counters`)."""
 
-    UNKNOWN_JOB = "unknown_job"
-    """As a rule one that has just ended."""
     JOB_HAS_ENDED = "job_has_ended"
     ORIGIN_MISMATCH = "origin_mismatch"
     WRONG_PIPE = "wrong_pipe"
@@ -82,7 +81,7 @@ class JobReceiver:
         for packet in packets:
             context = self.context(packet.job_id)
             if context.job is None:
-                self._refused[StepRefused.UNKNOWN_JOB] += 1
+                self._refused[Refused.UNKNOWN_JOB] += 1
                 failure = LlmFailure(LlmCode.JOB_MISSING, "the job is not known here")
                 self._compute.tell_failure(
                     packet.job_id, packet.origin_node_id, packet.sequence, failure

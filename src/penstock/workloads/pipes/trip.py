@@ -148,6 +148,12 @@ class Trip:
         self.ways = (ways + 1 if told == self.told else 1, self.told)
         return self.ways[0]
 
+    def may_land(self, sequence: int) -> bool:
+        """Whether this pass is under way and nothing of it is to come back."""
+        text = self.job.text if self.job is not None else None
+        flight = text.under_way.get(sequence) if text is not None else None
+        return flight is not None and flight.returns == 0
+
     def forgive(self, node_id: str) -> None:
         """What a node did is forgotten."""
         self.avoid.discard(node_id)
