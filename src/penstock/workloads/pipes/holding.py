@@ -16,6 +16,7 @@ from penstock.workloads.pipes.model.cache import KvPool
 from penstock.workloads.pipes.model.linear import COMPUTE
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.net.records import SegmentRecord, SegmentState
+from penstock.workloads.pipes.weights.memory import give_back
 
 if TYPE_CHECKING:
     from penstock.workloads.pipes.model.ends import Ends
@@ -101,6 +102,7 @@ class Holding:
 
         def load() -> tuple[LlmModel, float]:
             model = LlmModel.load(self._source, layers, self._dtype, read)
+            give_back()
             return model, timed(model)
 
         model, ms = await asyncio.to_thread(load)

@@ -94,6 +94,10 @@ class GgufSource:
         ]
         return {"eos_token_id": ends} if ends else {}
 
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        return ()
+
     def layer(self, n: int) -> Mapping[str, torch.Tensor]:
         give_back()  # what the layer before was made of
         places = self._layer_places(n)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,10 @@ class PreparedSource:
     def generation(self) -> Mapping[str, Any]:
         file = self.path / _ENDS / "generation_config.json"
         return described.read_json(file) if file.exists() else {}
+
+    @property
+    def fingerprints(self) -> Sequence[str]:
+        return tuple(part.fingerprint for part in self.manifest.layers)
 
     def layer(self, n: int) -> Mapping[str, Tensor]:
         give_back()  # what the layer before was made of

@@ -43,6 +43,10 @@ class SafetensorsSource:
         file = self.path / "generation_config.json"
         return described.read_json(file) if file.exists() else {}
 
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        return ()
+
     def layer(self, n: int) -> Mapping[str, Tensor]:
         give_back()  # what the layer before was made of
         start = f"{self._prefix}layers.{n}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,6 +51,11 @@ class Source(Protocol):
     @property
     def generation(self) -> Mapping[str, Any]:
         """generation_config.json; empty if there is none. It lies with the ends."""
+        ...
+
+    @property
+    def fingerprints(self) -> Sequence[str]:
+        """Of the layers, as far as they are known without reading any; else none."""
         ...
 
     def tokenizer(self) -> Any:
