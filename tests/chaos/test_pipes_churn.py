@@ -21,7 +21,7 @@ HELD = {"b": MIDDLE, "c": MIDDLE, "d": LAST, "e": LAST}
 JOBS, PACE = 50, 0.15
 """How many, and seconds between the beginnings of two."""
 PROMPTS = [tuple(range(20 + 7 * n, 30 + 17 * n)) for n in range(5)]
-COUNTS = [(20, 60, 120)[n // len(PROMPTS) % 3] for n in range(JOBS)]
+COUNTS = [(15, 40, 80)[n // len(PROMPTS) % 3] for n in range(JOBS)]
 DEADLINE = 30.0
 """Seconds that any job may take: ways, steps and waiting together, and a busy machine."""
 FAILURES = {"NODE_LOST", "NODE_STALLED", "PIPE_UNAVAILABLE"}
@@ -83,19 +83,18 @@ async def test_each_of_50_jobs_ends_once_and_in_time_while_nodes_come_and_go(
         async def job(number: int) -> None:
             await asyncio.sleep(number * PACE)
             asked[number] = origin.ask(PROMPTS[number % len(PROMPTS)], COUNTS[number])
+            if number == JOBS - 1:
+                for weather in weathers:
+                    weather.is_over = True
             await origin.ended(asked[number])
 
         asked: dict[int, Asked] = {}
         try:
-            await asyncio.gather(*(job(number) for number in range(JOBS)))
+            await asyncio.gather(*raging, *(job(number) for number in range(JOBS)))
+            await network.free()
         except BaseException:
             print(f"PENSTOCK_SEED={seed}", [weather.done for weather in weathers])
             raise
-        finally:
-            for weather in weathers:
-                weather.is_over = True
-            await asyncio.gather(*raging)
-        await network.free()
     good = 0
     for number, one in asked.items():
         assert one.took < DEADLINE
