@@ -9,6 +9,8 @@ from collections.abc import Callable
 from os import urandom
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import ComputeStep, Hop, Job
@@ -81,9 +83,10 @@ class SpotChecks:
         self.passed += 1
 
     def _some_states(self) -> Any:
-        """Of tokens that nobody wrote: an embedding as such never leaves."""
+        """Each a mixture of tokens that nobody wrote: an embedding as such never leaves."""
         assert self._ends is not None
-        return self._ends.embed([self._chance.randrange(self._vocabulary) for _ in range(TOKENS)])
+        rows = self._ends.embed([self._chance.randrange(self._vocabulary) for _ in range(TOKENS)])
+        return torch.randn(TOKENS, TOKENS, dtype=rows.dtype) / TOKENS**0.5 @ rows
 
     async def _theirs(self, job_id: bytes, check: Hop, states: Any) -> Any:
         around = self._around
