@@ -18,6 +18,7 @@ PULL = "get one with 'penstock models pull smollm2'"
 _KINDS: Mapping[LlmCode, tuple[type[PenstockError], str]] = {
     LlmCode.MODEL_NOT_FOUND: (NotFound, "'penstock models list' shows those there are"),
     LlmCode.MODEL_INVALID: (Misconfigured, "fetch it again, or name another file"),
+    LlmCode.NOT_SUPPORTED: (Misconfigured, ""),
     LlmCode.ENGINE_MISSING: (Unavailable, ""),
     LlmCode.OUT_OF_MEMORY: (Unavailable, "a smaller model, --context or --workers takes less"),
     LlmCode.ENGINE_CRASHED: (Unavailable, ""),
