@@ -14,6 +14,8 @@ HOP_US = 300
 """What a hop costs beside the link: packing, waking up, one more that can fail."""
 UNKNOWN_LINK_MS = 1.0
 UNKNOWN_LAYER_MS = 1.0
+UNTOLD_LINK_MS = 1_000.0
+"""Between two nodes that tell of links, but not of this one: it may be new, or broken."""
 APART_MS = 60_000.0
 """Between two nodes that do not reach each other: tried if there is no other way at all."""
 
@@ -148,8 +150,7 @@ class _Links:
             return APART_MS
         if told:
             return max(told)
-        # Who tells of links, but not of this one, has none.
-        return APART_MS if any(links.values()) else UNKNOWN_LINK_MS
+        return UNTOLD_LINK_MS if any(links.values()) else UNKNOWN_LINK_MS
 
 
 @dataclass

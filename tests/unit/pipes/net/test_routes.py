@@ -33,8 +33,9 @@ def way(
     load: dict[str, float] | None = None,
     avoid: frozenset[str] = frozenset(),
     reference: tuple[str, ...] = (),
+    apart: frozenset[frozenset[str]] = frozenset(),
 ) -> Way | Gap:
-    return find_way(MODEL, LAYERS, records, origin, local, load or {}, avoid, reference)
+    return find_way(MODEL, LAYERS, records, origin, local, load or {}, avoid, reference, apart)
 
 
 def hops(found: Way | Gap) -> list[tuple[str, int, int]]:
@@ -107,6 +108,33 @@ def test_a_long_link_is_avoided_and_either_end_may_tell_of_it() -> None:
     assert hops(way(told_by_origin, node("near", near), node("far", far))) == [("near", 0, 10)]
     told_by_them = (node("near", near, links={"o": 0.1}), node("far", far, links={"o": 40.0}))
     assert hops(way(node("o"), *told_by_them)) == [("near", 0, 10)]
+
+
+def test_between_nodes_that_do_not_reach_each_other_a_way_goes_only_if_it_must() -> None:
+    first, last = segment(0, 5, LAYERS), segment(5, 10, LAYERS)
+    apart = frozenset([frozenset("ab")])
+    slow = node("c", segment(5, 10, LAYERS, ms=50.0))
+    nodes = node("o"), node("a", first), node("b", last)
+    assert hops(way(*nodes, slow, apart=apart)) == [("a", 0, 5), ("c", 5, 10)]
+    assert hops(way(*nodes, apart=apart)) == [("a", 0, 5), ("b", 5, 10)]
+
+
+def test_a_link_of_which_neither_end_tells_is_avoided() -> None:
+    links = {"o": {"a": 1.0, "b": 1.0, "c": 1.0}, "a": {"o": 1.0, "c": 9.0}, "b": {"o": 1.0}}
+    nodes = [
+        node(name, *held, links=links.get(name, {}))
+        for name, held in {
+            "o": (),
+            "a": (segment(0, 5, LAYERS),),
+            "b": (segment(5, 10, LAYERS),),
+            "c": (segment(5, 10, LAYERS),),
+        }.items()
+    ]
+    assert hops(way(*nodes)) == [("a", 0, 5), ("c", 5, 10)]
+    assert hops(way(*nodes[:3])) == [("a", 0, 5), ("b", 5, 10)]
+    # One that is said to be broken is worse.
+    apart = frozenset([frozenset("ac")])
+    assert hops(way(*nodes, apart=apart)) == [("a", 0, 5), ("b", 5, 10)]
 
 
 def test_at_equal_cost_fewer_hops_win() -> None:
