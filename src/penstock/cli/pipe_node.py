@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from penstock.cli.llm import told
-from penstock.cli.pipe_options import end_model, layers, node_options, settings_of
+from penstock.cli.pipe_options import check_key, end_model, layers, node_options, settings_of
 from penstock.cli.place import Place, placed
 from penstock.core.errors import PenstockError
 
@@ -61,6 +61,8 @@ def node_settings(place: Place, said: dict[str, Any]) -> Settings:
     )
     if not settings.pipe_model:
         raise click.UsageError("say which model to hold layers of, with --model")
+    if settings.pipe_join:
+        check_key(settings)
     return settings
 
 

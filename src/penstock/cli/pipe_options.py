@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from penstock.cli.parameters import DURATION, SIZE
+from penstock.core.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from penstock.config import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -204,3 +208,12 @@ def settings_of(said: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in said.items()
         if name in _SETTINGS and value is not None and value is not False and value != ()
     }
+
+
+def check_key(settings: Settings) -> None:
+    """A key that is made now opens no network that is there already. Raises Misconfigured."""
+    if not settings.pipe_key and not settings.pipe_key_file.is_file():
+        raise Misconfigured(
+            f"the network's key is not known in {settings.data_dir}",
+            hint="give it with --key @FILE; 'penstock pipe key' prints it where a node runs",
+        )

@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.cli.paper import console, emit, print_json
 from penstock.cli.parameters import DURATION, as_json
-from penstock.cli.pipe_options import joined, keyed
+from penstock.cli.pipe_options import check_key, joined, keyed
 from penstock.cli.pipe_places import places
 from penstock.cli.pipe_screen import Board
 from penstock.cli.place import Place, desk_at, placed, run
@@ -97,6 +97,7 @@ async def _found(place: Place, settings: Settings, join: tuple[str, ...]) -> tup
 def _node(settings: Settings, address: str) -> Look:
     from penstock.app.pipes import network_key, observe
 
+    check_key(settings)
     key = network_key(settings)
 
     async def look() -> PipesView:

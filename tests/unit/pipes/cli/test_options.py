@@ -48,6 +48,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("prepare x .", 2, "FOLDER: . is there already"),
         ("status --watch", 2, "--watch draws on a terminal"),
         ("status", 8, "no node and no engine of"),
+        ("status --join host:1", 2, "the network's key is not known in"),
+        ("node --model x --join host:1", 2, "the network's key is not known in"),
         ("nod", 2, "did you mean 'node'?"),
     ],
 )
