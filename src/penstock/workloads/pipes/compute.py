@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -40,6 +40,7 @@ class Compute:
 
     def __init__(self, around: Around, config: LpConfig, threads: int = 0) -> None:
         self._around, self._threads = around, threads
+        self._most = config.pass_tokens
         self._lanes = Lanes(around)
         self._batches = Batches(self._lanes, config)
         self.timing = NodeTiming()
@@ -115,7 +116,8 @@ class Compute:
         if self._out:
             out, self._out = self._out, {}
             for node_id, jobs in out.items():
-                self._hand_out(node_id, jobs)
+                for frame in framed(jobs, self._most):
+                    self._hand_out(node_id, frame)
 
     def _hand_out(self, node_id: str, jobs: Sequence[NetworkJob]) -> None:
         """What can't be sent would be waited for: its origin is told."""
@@ -174,3 +176,18 @@ class Compute:
             self._batches.compute_layers(chosen)
             self._flush()
         self.timing.add(tokens, time.perf_counter() - began, time.monotonic())
+
+
+def framed(jobs: Sequence[NetworkJob], tokens: int) -> Iterator[list[NetworkJob]]:
+    """In the same order, each part with no more tokens than these, or with one job: many prompts
+    may begin in one round, and a frame has to end somewhere."""
+    part: list[NetworkJob] = []
+    left = tokens
+    for job in jobs:
+        if part and job.count > left:
+            yield part
+            part, left = [], tokens
+        part.append(job)
+        left -= job.count
+    if part:
+        yield part

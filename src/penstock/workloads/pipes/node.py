@@ -58,7 +58,7 @@ from penstock.workloads.pipes.weights.room import Room, room
 from penstock.workloads.pipes.weights.source import Source, open_source
 from penstock.workloads.pipes.wire.counters import Counters, Refused
 from penstock.workloads.pipes.wire.identity import Identity
-from penstock.workloads.pipes.wire.kinds import Kind, steps_limit
+from penstock.workloads.pipes.wire.kinds import MAX_STEPS, Kind, steps_limit
 from penstock.workloads.pipes.wire.messages import (
     End,
     Failed,
@@ -120,7 +120,7 @@ class Node:
             self.config.join,
             ping=self.config.ping,
             silence=self.config.silence,
-            steps=steps_limit(self._shape.hidden, self.config.pass_tokens),
+            steps=self._largest_steps(),
             counters=self.refused,
         )
         self._assigning = Assigning(self.mesh, self.node_id, self.config.model)
@@ -134,6 +134,12 @@ class Node:
             tell(1.0, "reading what the others' weights should be")
             self._reference = await asyncio.to_thread(self._weights_of_others)
         tell(1.0, "ready")
+
+    def _largest_steps(self) -> int:
+        """Others may have been told to send larger ones than this node does."""
+        config = self.config
+        tokens = max(config.pass_tokens, config.prefill_chunk_size)
+        return max(MAX_STEPS, steps_limit(self._shape.hidden, tokens))
 
     def _weights_of_others(self) -> tuple[str, ...]:
         """What an origin knows of layers that it does not hold, by its own files. Where that would
@@ -433,12 +439,15 @@ class Node:
     def _deliver(
         self, node_id: str, buffers: Sequence[bytes | memoryview], jobs: Sequence[NetworkJob]
     ) -> None:
-        if self.mesh.send(node_id, Kind.STEPS, *buffers):
-            return
         said = f"{node_id} can't be reached from {self.node_id}"
-        lost = LlmFailure(LlmCode.NODE_LOST, said, lost=node_id)
+        failure = LlmFailure(LlmCode.NODE_LOST, said, lost=node_id)
+        try:
+            if self.mesh.send(node_id, Kind.STEPS, *buffers):
+                return
+        except ValueError as error:  # nobody would take a frame of this size
+            failure = LlmFailure(LlmCode.ENGINE_ERROR, str(error))
         for job in jobs:
-            self.failed(job.job_id, job.origin_node_id, job.sequence, lost)
+            self.failed(job.job_id, job.origin_node_id, job.sequence, failure)
 
     # -- what an origin needs (Surroundings) ----------------------------------------
 
