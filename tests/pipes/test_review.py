@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
+import pytest
 from tests.pipes.networks import Network, SmallModel, ask, asked, ranges, whole
+from tests.pipes.test_losses import spoil
 
+from penstock.core.llm import LlmCode, LlmFailure
 from penstock.testing.aio import run_async
 
 # -- frames -----------------------------------------------------------------------------------
@@ -35,3 +39,21 @@ async def test_a_chunk_may_be_larger_than_a_pass_and_than_what_others_send(tmp_p
         prompt = tuple(range(40, 430))
         result = await ask(node, asked(prompt, 2))
         assert result.choices[0].text == wide.text(prompt, 2)
+
+
+# -- requests that hang -----------------------------------------------------------------------
+
+
+@run_async
+async def test_an_origin_that_is_stuck_itself_answers_by_the_deadline(small: SmallModel) -> None:
+    async with Network(small, step_timeout=0.5) as network:
+        node = await network.split(0, 3, 6)
+        going_on = threading.Event()
+        spoil(node, lambda _: going_on.wait() and None)
+        try:
+            with pytest.raises(LlmFailure) as failed:
+                await asyncio.wait_for(ask(node, asked()), 10)
+        finally:
+            going_on.set()
+        assert failed.value.code is LlmCode.NODE_STALLED
+        assert "a itself is stuck" in failed.value.message

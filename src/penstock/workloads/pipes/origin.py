@@ -124,7 +124,7 @@ class Origin:
                         yield piece
                     break
                 except Broken as broken:
-                    if await self._is_over(trip):
+                    if await self._is_over(trip, broken):
                         break
                     self._turn_back(trip, broken)
             for piece in _left(trip):
@@ -376,10 +376,15 @@ class Origin:
             else:
                 raise event
 
-    async def _is_over(self, trip: Trip) -> bool:
-        """Leave the way; whether the answer was finished meanwhile, so that nothing was lost."""
+    async def _is_over(self, trip: Trip, broken: Broken) -> bool:
+        """Leave the way; whether the answer was finished meanwhile, so that nothing was lost.
+        Raises LlmFailure if this node itself does not come to an end with what it computes."""
         self._leave(trip)
-        await self._around.settled()
+        try:
+            await asyncio.wait_for(self._around.settled(), self._around.config.step_timeout)
+        except TimeoutError:
+            said = f"{self._around.node_id} itself is stuck in a computation; {broken.reason}"
+            raise LlmFailure(LlmCode.NODE_STALLED, said) from broken
         return trip.writer.finished is not None
 
     def _turn_back(self, trip: Trip, broken: Broken) -> None:
