@@ -39,6 +39,7 @@ USUAL = "127.0.0.1:7470"
 _SETTLE = 0.05
 """Seconds in which changes that belong together come together."""
 _LOOK = 60.0
+_NET = "penstock.workloads.pipes.net"
 
 
 class Being(Protocol):
@@ -71,11 +72,11 @@ async def serve(
     stop = Stop()
     stop.listen()
     with Screen(json=said["json"]) as screen:
-        # Only now, so that what is logged is drawn above the last line; what a network tells of
-        # itself there is told here in fewer words.
+        # Only now, so that what is logged is drawn above the last line.
         keep_journal(verbose=said["verbose"])
         if not said["verbose"]:
-            logging.getLogger("penstock.workloads.pipes.net").setLevel(logging.WARNING)
+            logging.getLogger(f"{_NET}.assigning").setLevel(logging.WARNING)
+            logging.getLogger(f"{_NET}.membership").addFilter(_is_no_loss)
         screen.load(0.0, "starting")
         being = await _made(place, settings, screen, no_http=said["no_http"])
         if children is not None:
@@ -88,6 +89,11 @@ async def serve(
                 leave_at_once("stopped at once; jobs that went over this node look for another")
     log.info("stopped")
     return Exit.OK
+
+
+def _is_no_loss(record: logging.LogRecord) -> bool:
+    """Losses are told as news, with what is missing then."""
+    return " is lost: " not in str(record.msg)
 
 
 async def _end(being: Being, children: Children | None) -> None:
