@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.pipes.networks import Network, SmallModel, ask, asked, ranges, whole
+from tests.pipes.networks import (
+    PROMPT,
+    Heard,
+    Network,
+    SmallModel,
+    ask,
+    asked,
+    ranges,
+    until,
+    whole,
+)
 from tests.pipes.test_losses import spoil
+from tests.pipes.test_rooms import BLOCK
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.core.llm import LlmCode, LlmFailure, LlmResult
 from penstock.testing.aio import run_async
+from penstock.workloads.pipes.node import Node
 
 # -- frames -----------------------------------------------------------------------------------
 
@@ -57,3 +71,56 @@ async def test_an_origin_that_is_stuck_itself_answers_by_the_deadline(small: Sma
             going_on.set()
         assert failed.value.code is LlmCode.NODE_STALLED
         assert "a itself is stuck" in failed.value.message
+
+
+@asynccontextmanager
+async def one_waits(network: Network) -> AsyncIterator[tuple[Node, asyncio.Task[LlmResult]]]:
+    """The origin `a`, and an answer of it for which `b` has no room before this ends."""
+    node = await network.origin(*ranges(0, 3), cache=64 << 20)
+    await network.add("b", *ranges(3, 6), cache=2 * BLOCK)
+    await whole(node)
+    heard = Heard()
+    async with aclosing(node.generate(asked(count=80))) as pieces:
+        await anext(aiter(pieces))
+        waiting = asyncio.ensure_future(ask(node, asked(), watch=heard))
+        while not heard.notes:
+            await heard.news.wait()
+        assert "waits for room on b" in heard.notes[0]
+        yield node, waiting
+
+
+def cut(node: Node, other: str) -> None:
+    """Break the connection, as a network does."""
+    connection = node.mesh._membership.peers.get(other)
+    assert connection is not None
+    assert connection._transport is not None
+    connection._transport.abort()
+
+
+@run_async
+async def test_who_waits_for_room_when_the_connection_breaks_asks_anew(small: SmallModel) -> None:
+    async with Network(small, keep=0) as network:
+        async with one_waits(network) as (node, waiting):
+            cut(node, "b")
+            await until(lambda: network.nodes["b"].record.jobs == 0, node)
+            result = await asyncio.wait_for(waiting, 20)
+        assert result.choices[0].text == small.text(PROMPT, 12)
+
+
+@run_async
+async def test_a_spot_check_whose_connection_breaks_is_made_anew(small: SmallModel) -> None:
+    async with Network(small, spot_check=1.0) as network:
+        node = await network.split(0, 3, 6)
+        other = network.nodes["b"]
+        received, checks = other._receiver.receive, []
+
+        def lose_the_first(payload: memoryview, sender: str) -> None:
+            checks.append(sender)
+            if len(checks) > 1:
+                received(payload, sender)
+            else:
+                cut(node, "b")
+
+        other._receiver.receive = lose_the_first  # type: ignore[method-assign]
+        result = await asyncio.wait_for(ask(node, asked()), 20)
+        assert result.choices[0].text == small.text(PROMPT, 12)

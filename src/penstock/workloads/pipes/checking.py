@@ -120,16 +120,18 @@ class SpotChecks:
         return True
 
     def failed(self, job_id: bytes, failure: LlmFailure) -> bool:
+        """Whether it was one. (From any thread.)"""
         found = self._waiting.get(job_id)
         if found is None:
             return False
-        self._break(found, job_id, failure.code, failure.message)
+        self._around.soon(self._break, found, job_id, failure.code, failure.message)
         return True
 
-    def lost(self, node_id: str) -> None:
+    def lost(self, node_id: str, reason: str) -> None:
+        """The node, or what was under way to it or from it."""
         for job_id, found in list(self._waiting.items()):
             if found[0] == node_id:
-                self._break(found, job_id, LlmCode.NODE_LOST, f"the node {node_id} was lost")
+                self._break(found, job_id, LlmCode.NODE_LOST, reason)
 
     def _came(self, job_id: bytes, states: Any) -> None:
         found = self._waiting.get(job_id)
@@ -141,7 +143,8 @@ class SpotChecks:
     ) -> None:
         node_id, coming = found
         if not coming.done():
-            coming.set_exception(Broken(job_id, code, why, node_id))
+            guilty = "" if code is LlmCode.NODE_LOST else node_id
+            coming.set_exception(Broken(job_id, code, why, guilty))
 
 
 def _step(job: Job, check: Hop, states: Any) -> NetworkJob:

@@ -344,7 +344,7 @@ class Node:
         self._part(node_id, f"{node_id} was lost by {self.node_id}: {reason}")
         if self.origin is not None:
             self.origin.lost(node_id, reason)
-        self._checks.lost(node_id)
+        self._checks.lost(node_id, f"the node {node_id} was lost: {reason}")
 
     @property
     def record(self) -> NodeRecord:
@@ -395,6 +395,7 @@ class Node:
         """The connection to a node broke, and there is a new one: steps may be lost."""
         if self.origin is not None:
             self.origin.cut_off(node_id)
+        self._checks.lost(node_id, f"the connection to {node_id} broke")
         self._part(node_id, f"the connection to {node_id} broke")
         self._wake()
 

@@ -184,10 +184,6 @@ class Origin:
         self.distrusted.pop(node_id, None)
         for trip in self._under_way:  # if it comes back it is another one
             trip.forgive(node_id)
-        for (job_id, node), waiting in list(self._opening.items()):
-            if node == node_id and not waiting.done():
-                said = f"the node {node_id} was lost: {reason}"
-                waiting.set_exception(Broken(job_id, LlmCode.NODE_LOST, said))
         self._break(node_id, f"the node {node_id} was lost: {reason}")
 
     def cut_off(self, node_id: str) -> None:
@@ -195,6 +191,9 @@ class Origin:
         self._break(node_id, f"the connection to {node_id} broke")
 
     def _break(self, node_id: str, said: str) -> None:
+        for (job_id, node), waiting in list(self._opening.items()):
+            if node == node_id and not waiting.done():
+                waiting.set_exception(Broken(job_id, LlmCode.NODE_LOST, said))
         for job_id, trip in self._trips.items():
             if node_id in trip.nodes:
                 trip.events.put_nowait(Broken(job_id, LlmCode.NODE_LOST, said))
