@@ -83,39 +83,36 @@ class LlmModel:
 
     def _process(self, jobs: Sequence[Job], end: int) -> None:
         first = jobs[0].current_layer
-        row = Row(first, self._spans(jobs, first, end), self._tables)
+        spans = self._spans(jobs, first, end)
+        row = Row(self.shape, first, spans, self._tables, self._compute)
         x = self._packed(jobs)
         for job in jobs:
             assert job.cache is not None
             job.cache.cut(first, end, job.start)
         offset = self.layers.start
         for layer in self._stack[first - offset : end - offset]:
-            x = layer(x, row)
+            layer(x, row)
         step = ComputeStep.HEAD if end == self.shape.num_layers else ComputeStep.LAYER
-        for job, span in zip(jobs, row.spans, strict=True):
+        for job, data in zip(jobs, x.split([span.count for span in spans]), strict=True):
             assert job.cache is not None
-            job.cache.filled.update(dict.fromkeys(range(first, end), span.end))
-            job.data = x if len(jobs) == 1 else x[span.a : span.b]
-            job.current_layer, job.compute_step = end, step
+            job.cache.filled.update(dict.fromkeys(range(first, end), job.start + job.count))
+            job.data, job.current_layer, job.compute_step = data, end, step
 
     def _packed(self, jobs: Sequence[Job]) -> torch.Tensor:
+        """A copy: layers write over it."""
         parts = [job.data for job in jobs if job.data is not None]
-        x = parts[0] if len(parts) == 1 else torch.cat([one.to(self._compute) for one in parts])
-        return x.to(self._compute)
+        if len(parts) == 1:
+            return parts[0].to(self._compute, copy=True)
+        return torch.cat([part.to(self._compute) for part in parts])
 
     def _spans(self, jobs: Sequence[Job], first: int, end: int) -> list[Span]:
         if not self.layers.start <= first < end <= self.layers.end:
             raise LlmFailure(
                 LlmCode.ENGINE_ERROR, f"layers {first}-{end - 1} were asked of {self.layers}"
             )
-        spans: list[Span] = []
-        at = 0
-        for job in jobs:
-            spans.append(self._span(job, at, first, end))
-            at += job.count
-        return spans
+        return [self._span(job, first, end) for job in jobs]
 
-    def _span(self, job: Job, at: int, first: int, end: int) -> Span:
+    def _span(self, job: Job, first: int, end: int) -> Span:
         cache = job.cache
         if cache is None or job.data is None or job.current_layer != first:
             raise LlmFailure(LlmCode.ENGINE_ERROR, f"the job is not ready for layer {first}")
@@ -136,4 +133,4 @@ class LlmModel:
                 f"the job has room for {cache.capacity} tokens, and this one is"
                 f" {job.start + job.count}",
             )
-        return Span(at, job.count, job.start, cache.all(first, end))
+        return Span(job.count, job.start, cache.all(first, end))

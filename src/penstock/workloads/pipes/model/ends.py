@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.nn import functional as F
 
 from penstock.workloads.pipes.model.linear import COMPUTE, Linear, linear, table
+from penstock.workloads.pipes.model.norm import Norm
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.source import Source
 
@@ -27,7 +27,7 @@ class Ends:
         self.shape, self.fingerprint = shape, fingerprint
         self._compute = COMPUTE[dtype]
         self._table = table(embed, dtype)
-        self._norm = (norm.float() + shape.norm_offset).to(self._compute)
+        self._norm = Norm(norm, shape.eps, shape.norm_offset, self._compute)
         self._head: Linear = self._table if head is None else linear(head, None, dtype)
         self.weight_bytes = self._table.bytes + (0 if head is None else self._head.bytes)
 
@@ -54,7 +54,7 @@ class Ends:
         return found if self.shape.embed_scale == 1.0 else found.mul_(scale)
 
     def norm(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.to(self._compute), (self.shape.hidden,), self._norm, self.shape.eps)
+        return self._norm(x.to(self._compute))
 
     def head(self, x: torch.Tensor) -> torch.Tensor:
         """Logits, [tokens, vocabulary], in float32."""

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.pipes.model.linear import COMPUTE, Linear, linear
-from penstock.workloads.pipes.model.rope import interleave, turn
+from penstock.workloads.pipes.model.norm import Norm
+from penstock.workloads.pipes.model.rope import interleave
 from penstock.workloads.pipes.model.row import Row, Span
 from penstock.workloads.pipes.model.shape import Shape
 
@@ -33,7 +34,8 @@ class Layer:
     ) -> None:
         self._shape, self.number = shape, number
         self._rope, self._window = shape.ropes[number], shape.windows[number]
-        self._queries = shape.heads // shape.kv_heads
+        self._scale, self._softcap = shape.scale, shape.softcap
+        self._shared = shape.heads // shape.kv_heads
         self._compute = COMPUTE[dtype]
         self._activation = _ACTIVATIONS[shape.activation]
         left = dict(tensors)
@@ -44,6 +46,7 @@ class Layer:
         self._gate_up = self._joined(left, "mlp", ("gate_proj", "up_proj"), "gate_up_proj", dtype)
         self._down = self._linear(left, "mlp.down_proj", dtype)
         self._before = self._norm(left, "input_layernorm")
+        self._after = self._end = self._head_norm = None
         if shape.after_norms:
             self._after = self._norm(left, "post_attention_layernorm")
             self._between = self._norm(left, "pre_feedforward_layernorm")
@@ -60,84 +63,61 @@ class Layer:
             )
         self.bytes = sum(one.bytes for one in (self._qkv, self._out, self._gate_up, self._down))
 
-    def __call__(self, x: torch.Tensor, row: Row) -> torch.Tensor:
-        """What it makes of a row; what it was given may be written over after the first layer."""
-        shape, eps = self._shape, self._shape.eps
-        hidden = (shape.hidden,)
-        attended = self._attend(F.rms_norm(x, hidden, self._before, eps), row)
-        if shape.after_norms:
-            attended = F.rms_norm(attended, hidden, self._after, eps)
-        x = attended.add_(x)
-        both = self._gate_up(F.rms_norm(x, hidden, self._between, eps))
-        gate, up = both.chunk(2, dim=-1)
-        fed = self._down(self._activation(gate).mul_(up))
-        if shape.after_norms:
-            fed = F.rms_norm(fed, hidden, self._end, eps)
-        return fed.add_(x)
+    def __call__(self, x: torch.Tensor, row: Row) -> None:
+        """What it makes of a row, in place."""
+        mixed = self._attend(self._before(x), row)
+        if self._after is None:
+            self._out.onto(mixed, x)
+        else:
+            x.add_(self._after(self._out(mixed)))
+        gate, up = self._gate_up(self._between(x)).chunk(2, dim=-1)
+        fed = self._activation(gate).mul_(up)
+        if self._end is None:
+            self._down.onto(fed, x)
+        else:
+            x.add_(self._end(self._down(fed)))
 
     def _attend(self, x: torch.Tensor, row: Row) -> torch.Tensor:
-        shape = self._shape
-        tokens = len(x)
-        both = shape.heads + shape.kv_heads
-        heads = self._qkv(x).view(tokens, both + shape.kv_heads, shape.head_dim)
-        if shape.head_norms:
-            heads[:, :both] = F.rms_norm(heads[:, :both], (shape.head_dim,), None, shape.eps).mul_(
-                self._head_norm
-            )
+        """[tokens, heads * head_dim]."""
+        self._qkv.into(x, row.qkv)
+        if self._head_norm is not None:
+            self._head_norm.within(row.normed)
         if self._rope is not None:
-            turn(heads, both, row.turns(self._rope))
-        queries, fresh = heads.split((shape.heads, 2 * shape.kv_heads), 1)
-        fresh = fresh.view(tokens, 2, shape.kv_heads, shape.head_dim).permute(1, 2, 0, 3)
+            row.turn(self._rope)
         index = self.number - row.first
-        if row.single:
-            # The queries that share a key are taken for as many tokens: nothing is repeated.
-            grouped = queries.view(tokens, 1, shape.kv_heads, self._queries, shape.head_dim)
-            parts = list(
-                map(self._next, grouped.unbind(0), fresh.split(1, 2), row.spans, [index] * tokens)
-            )
-        else:
-            parts = [
-                self._chunk(queries[span.a : span.b], fresh[:, :, span.a : span.b], span, index)
-                for span in row.spans
-            ]
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self._out(mixed.reshape(tokens, -1))
+        parts = [self._one(span, index) for span in row.spans]
+        if len(parts) > 1:
+            parts = [torch.cat(parts if row.single else [part.flatten(1) for part in parts])]
+        return parts[0].reshape(row.tokens, -1)
 
-    def _next(
-        self, queries: torch.Tensor, fresh: torch.Tensor, span: Span, index: int
-    ) -> torch.Tensor:
-        """The attention of a job's next token, [1, kv_heads, queries of each, head_dim]."""
-        span.fresh[index].copy_(fresh)
+    def _one(self, span: Span, index: int) -> torch.Tensor:
+        """One job's attention: [tokens, ..., head_dim]."""
+        span.places[index].copy_(span.fresh)
         seen = span.seen(self._window)
         keys, values = seen[2 * index], seen[2 * index + 1]
-        if self._shape.softcap is not None:
-            return self._softcapped(queries, keys, values, None, self._shape.softcap)
-        return F.scaled_dot_product_attention(queries, keys, values, scale=self._shape.scale)
+        if span.count > 1:
+            return self._chunk(span, keys, values)
+        if self._softcap is not None:
+            return self._softcapped(span.queries, keys, values, None, self._softcap)
+        return F.scaled_dot_product_attention(span.queries, keys, values, scale=self._scale)
 
-    def _chunk(
-        self, queries: torch.Tensor, fresh: torch.Tensor, span: Span, index: int
-    ) -> torch.Tensor:
-        """The attention of several of a job's tokens, [tokens, heads, head_dim]."""
-        span.fresh[index].copy_(fresh)
-        seen = span.seen(self._window)
-        keys, values = seen[2 * index], seen[2 * index + 1]
-        mask, causal = span.mask(self._window, self._compute)
-        queries = queries[None].transpose(1, 2)
-        if self._shape.softcap is not None:
-            if causal:
-                mask = torch.full((span.count, span.count), float("-inf")).triu_(1)
-            keys, values = (one.repeat_interleave(self._queries, 1) for one in (keys, values))
-            mixed = self._softcapped(queries, keys, values, mask, self._shape.softcap)
-        else:
+    def _chunk(self, span: Span, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        mask, causal = span.mask(self._window, keys.dtype)
+        if self._softcap is None:
             mixed = F.scaled_dot_product_attention(
-                queries,
+                span.queries,
                 keys,
                 values,
                 attn_mask=mask,
                 is_causal=causal,
-                scale=self._shape.scale,
+                scale=self._scale,
                 enable_gqa=True,
             )
+        else:
+            if causal:
+                mask = torch.full((span.count, span.count), float("-inf")).triu_(1)
+            keys, values = (one.repeat_interleave(self._shared, 1) for one in (keys, values))
+            mixed = self._softcapped(span.queries, keys, values, mask, self._softcap)
         return mixed[0].transpose(0, 1)
 
     def _softcapped(
@@ -149,7 +129,7 @@ class Layer:
         cap: float,
     ) -> torch.Tensor:
         scores = queries @ keys.transpose(-1, -2)
-        scores.mul_(self._shape.scale / cap).tanh_().mul_(cap)
+        scores.mul_(self._scale / cap).tanh_().mul_(cap)
         if mask is not None:
             scores.add_(mask)
         return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
@@ -200,19 +180,22 @@ class Layer:
     def _linear(self, left: dict[str, torch.Tensor], name: str, dtype: str) -> Linear:
         return linear(self._one_of(left, f"{name}.weight"), left.pop(f"{name}.bias", None), dtype)
 
-    def _norm(self, left: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-        weight = self._one_of(left, f"{name}.weight").float() + self._shape.norm_offset
-        return weight.to(self._compute)
+    def _norm(self, left: dict[str, torch.Tensor], name: str) -> Norm:
+        return self._normed(self._one_of(left, f"{name}.weight"))
 
-    def _head_norms(self, left: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Of queries and keys at once, [heads + kv_heads, head_dim]."""
+    def _head_norms(self, left: dict[str, torch.Tensor]) -> Norm:
+        """Of queries and keys at once."""
         shape = self._shape
-        weights = [self._norm(left, f"self_attn.{name}_norm") for name in ("q", "k")]
+        weights = [self._one_of(left, f"self_attn.{name}_norm.weight") for name in ("q", "k")]
         if self._rope is not None:
             weights = [interleave(one, shape.head_dim, self._rope.dims) for one in weights]
-        return torch.cat(
-            (weights[0].expand(shape.heads, -1), weights[1].expand(shape.kv_heads, -1))
+        queries, keys = weights
+        return self._normed(
+            torch.cat((queries.expand(shape.heads, -1), keys.expand(shape.kv_heads, -1)))
         )
+
+    def _normed(self, weight: torch.Tensor) -> Norm:
+        return Norm(weight, self._shape.eps, self._shape.norm_offset, self._compute)
 
     def _one_of(self, left: dict[str, torch.Tensor], name: str) -> torch.Tensor:
         found = left.pop(name, None)

@@ -24,18 +24,6 @@ def interleave(rows: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
     return heads[:, order].reshape(rows.shape)
 
 
-def turn(heads: torch.Tensor, count: int, turns: torch.Tensor) -> None:
-    """The first `count` heads of each token, in place: [tokens, heads, head_dim]."""
-    if heads.dtype is torch.float32:
-        numbers = heads.view(torch.complex64)
-        numbers[:, :count, : turns.shape[-1]].mul_(turns)
-        return
-    part = heads[:, :count, : 2 * turns.shape[-1]]
-    whole = part.float()
-    whole.view(torch.complex64).mul_(turns)
-    part.copy_(whole)
-
-
 class Turns:
     """The rotations of one Rope, for as many positions as were asked for so far."""
 
