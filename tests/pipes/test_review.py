@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.pipes.networks import (
@@ -20,7 +21,7 @@ from tests.pipes.networks import (
     until,
     whole,
 )
-from tests.pipes.test_losses import spoil
+from tests.pipes.test_losses import spoil, with_copies
 from tests.pipes.test_rooms import BLOCK
 
 from penstock.core.llm import LlmCode, LlmFailure, LlmResult
@@ -124,3 +125,39 @@ async def test_a_spot_check_whose_connection_breaks_is_made_anew(small: SmallMod
         other._receiver.receive = lose_the_first  # type: ignore[method-assign]
         result = await asyncio.wait_for(ask(node, asked()), 20)
         assert result.choices[0].text == small.text(PROMPT, 12)
+
+
+# -- kept caches ------------------------------------------------------------------------------
+
+
+@run_async
+async def test_a_next_turn_does_not_go_over_a_node_that_lied_meanwhile(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await with_copies(network)
+        assert node.origin is not None
+        first = await ask(node, asked(count=10))
+        [liar] = {hop.node for hop in first.hops} & {"b", "c"}
+        node.origin.distrusted[liar] = "it computes something else"
+        turn = (*PROMPT, *small.generated(PROMPT, 10), 170, 171, 172)
+        second = await ask(node, asked(turn, 10))
+        assert liar not in {hop.node for hop in second.hops}
+        assert second.usage.cached_tokens == 0
+        assert second.choices[0].text == small.text(turn, 10)
+
+
+@run_async
+async def test_of_many_kept_caches_one_way_that_is_cut_is_tried_once(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await with_copies(network)
+        for n in range(6):  # each leaves a cache that the next turn could go on from
+            first = await ask(node, asked((*PROMPT, 200 + n), 2))
+        [middle] = {hop.node for hop in first.hops} & {"b", "c"}
+        reached = network.nodes[middle].mesh.send
+
+        def unreached(to: str, *what: Any) -> bool:
+            return to != "d" and reached(to, *what)
+
+        network.nodes[middle].mesh.send = unreached  # type: ignore[method-assign]
+        result = await ask(node, asked((*PROMPT, 300), 4))
+        assert result.choices[0].text == small.text((*PROMPT, 300), 4)
+        assert middle not in {hop.node for hop in result.hops}

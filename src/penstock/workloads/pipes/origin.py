@@ -307,12 +307,15 @@ class Origin:
 
     def _kept(self, trip: Trip) -> tuple[Kept | None, int]:
         """A cache of an earlier turn, unless a way has failed already."""
-        if trip.avoid or trip.told:
+        if trip.avoid or trip.apart or trip.told:
             return None, 0
-        found = self.prefixes.take(
-            trip.ids, time.monotonic(), lambda kept: self._around.holds(kept.hops)
-        )
+        found = self.prefixes.take(trip.ids, time.monotonic(), self._is_usable)
         return found or (None, 0)
+
+    def _is_usable(self, kept: Kept) -> bool:
+        """Not what a node that is not trusted had a part in."""
+        nodes = {hop.node_id for hop in kept.hops}
+        return self.distrusted.keys().isdisjoint(nodes) and self._around.holds(kept.hops)
 
     async def _way(self, trip: Trip) -> Way:
         until = time.monotonic() + self._around.config.open_timeout
