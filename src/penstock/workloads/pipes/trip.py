@@ -6,7 +6,9 @@ Tokens, sampler and writer belong to the thread that computes; the rest to the e
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -16,6 +18,8 @@ from penstock.ports.runner import Watch
 from penstock.workloads.pipes.job import ChunkState, Hop, Job, OriginText
 from penstock.workloads.pipes.text.sampler import Logprobs, Sampler
 from penstock.workloads.pipes.text.writer import Writer
+
+_log = logging.getLogger(__name__)
 
 
 class Wrote(Struct, frozen=True):
@@ -161,8 +165,15 @@ class Trip:
 
     def note(self, text: str, fraction: float | None = None) -> None:
         if self.watch is not None:
-            self.watch.progress(fraction, text)
+            self._heard(self.watch.progress, fraction, text)
 
     def log(self, text: str, level: str = "info") -> None:
         if self.watch is not None:
-            self.watch.log(text, level)
+            self._heard(self.watch.log, text, level)
+
+    def _heard(self, tell: Callable[..., None], *what: object) -> None:
+        """Who only watches can't stop an answer, nor the connection that brought the news."""
+        try:
+            tell(*what)
+        except Exception:
+            _log.exception("what an answer told of itself was not heard")
