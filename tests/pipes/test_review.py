@@ -127,6 +127,51 @@ async def test_a_spot_check_whose_connection_breaks_is_made_anew(small: SmallMod
         assert result.choices[0].text == small.text(PROMPT, 12)
 
 
+@run_async
+async def test_a_watcher_that_raises_disturbs_neither_its_answer_nor_a_connection(
+    small: SmallModel,
+) -> None:
+    class Deaf(Heard):
+        def progress(self, fraction: float | None = None, message: str = "") -> None:
+            super().progress(fraction, message)
+            raise RuntimeError("not now")
+
+    async with Network(small, keep=0) as network:
+        async with one_waits(network) as (node, first):
+            connection, heard = node.mesh._membership.peers.get("b"), Deaf()
+            second = asyncio.ensure_future(ask(node, asked(), watch=heard))
+            while not heard.notes:
+                await heard.news.wait()
+            assert connection is not None
+            assert connection.closed is None
+        for waiting in (first, second):
+            assert (await waiting).choices[0].text == small.text(PROMPT, 12)
+
+
+@run_async
+async def test_who_waits_for_room_is_told_when_the_origin_stops(small: SmallModel) -> None:
+    async with Network(small, keep=0, drain=0.0) as network:
+        with pytest.raises(LlmFailure) as failed:
+            async with one_waits(network) as (node, waiting):
+                await node.stop()
+                await asyncio.wait_for(waiting, 10)
+        assert failed.value.code is LlmCode.END_MODEL_UNAVAILABLE
+
+
+@run_async
+async def test_who_waits_for_a_pipe_is_told_when_the_origin_leaves(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node, heard = await network.origin(*ranges(0, 3)), Heard()
+        waiting = asyncio.ensure_future(ask(node, asked(), watch=heard))
+        while not heard.notes:
+            await heard.news.wait()
+        await node.stop()
+        for answer in (waiting, asyncio.ensure_future(ask(node, asked()))):
+            with pytest.raises(LlmFailure) as failed:
+                await asyncio.wait_for(answer, 10)
+            assert failed.value.code is LlmCode.END_MODEL_UNAVAILABLE
+
+
 # -- kept caches ------------------------------------------------------------------------------
 
 

@@ -238,7 +238,7 @@ class Node:
         if hasattr(self, "mesh"):
             await self._drain()
         if self.origin is not None:
-            self.origin.break_all(LlmCode.END_MODEL_UNAVAILABLE, f"{self.node_id} stops")
+            self.origin.break_all(f"{self.node_id} stops")
             await asyncio.sleep(0)
         for task in self._tasks:
             task.cancel()
@@ -251,6 +251,8 @@ class Node:
     async def _drain(self) -> None:
         self._draining = True
         self._admission.closing = "is about to leave"
+        if self.origin is not None:
+            self.origin.closing = f"{self.node_id} is about to leave"
         self._news()
         until = time.monotonic() + self.config.drain
         while len(self._jobs) and time.monotonic() < until:

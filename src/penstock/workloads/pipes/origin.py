@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection
+from dataclasses import dataclass
 from os import urandom
 from typing import Protocol
 
@@ -93,6 +94,15 @@ class Surroundings(Protocol):
         """What a job took of each node so far."""
 
 
+@dataclass(eq=False)
+class _Asking:
+    """A node was asked for room."""
+
+    answer: asyncio.Future[Opened]
+    waits: bool = False
+    """It said that there is none yet."""
+
+
 class Origin:
     def __init__(self, around: Surroundings, text: Text, context: int) -> None:
         self._around, self._text = around, text
@@ -101,10 +111,12 @@ class Origin:
         self._under_way: set[Trip] = set()
         self._trips: dict[bytes, Trip] = {}
         """Those that have a way, by its job's id."""
-        self._opening: dict[tuple[bytes, str], asyncio.Future[Opened]] = {}
+        self._opening: dict[tuple[bytes, str], _Asking] = {}
         self.prefixes = Prefixes()
         self.distrusted: dict[str, str] = {}
         """Nodes that a spot check found to compute something else, and why."""
+        self.closing = ""
+        """Why nothing new is begun here any more."""
 
     @property
     def jobs(self) -> Counter[str]:
@@ -139,15 +151,16 @@ class Origin:
     # -- what nodes say -------------------------------------------------------------
 
     def opened(self, node_id: str, message: Opened) -> None:
-        waiting = self._opening.get((message.job_id, node_id))
-        if waiting is None:
+        asking = self._opening.get((message.job_id, node_id))
+        if asking is None:
             if message.ok:  # it was given up meanwhile
                 self._around.end(node_id, End(job_id=message.job_id, reason="not wanted any more"))
         elif message.waiting:
+            asking.waits = True
             if (trip := self._trips.get(message.job_id)) is not None:
                 trip.note(message.reason)
-        elif not waiting.done():
-            waiting.set_result(message)
+        elif not asking.answer.done():
+            asking.answer.set_result(message)
 
     def landed(self, node_id: str, message: Landed) -> Refused | None:
         """Why it is not to be believed, if so."""
@@ -191,9 +204,9 @@ class Origin:
         self._break(node_id, f"the connection to {node_id} broke")
 
     def _break(self, node_id: str, said: str) -> None:
-        for (job_id, node), waiting in list(self._opening.items()):
-            if node == node_id and not waiting.done():
-                waiting.set_exception(Broken(job_id, LlmCode.NODE_LOST, said))
+        for (job_id, node), asking in self._opening.items():
+            if node == node_id and not asking.answer.done():
+                asking.answer.set_exception(Broken(job_id, LlmCode.NODE_LOST, said))
         for job_id, trip in self._trips.items():
             if node_id in trip.nodes:
                 trip.events.put_nowait(Broken(job_id, LlmCode.NODE_LOST, said))
@@ -242,10 +255,16 @@ class Origin:
         avoid = frozenset({*trip.avoid, *self.distrusted, *without})
         return self._around.find(avoid, frozenset(trip.apart))
 
-    def break_all(self, code: LlmCode, reason: str) -> None:
+    def break_all(self, reason: str) -> None:
+        """Whatever they wait for."""
+        code, here = LlmCode.END_MODEL_UNAVAILABLE, self._around.node_id
+        self.closing = reason
         for job_id, trip in self._trips.items():
-            trip.avoid.add(self._around.node_id)
-            trip.events.put_nowait(Broken(job_id, code, reason, self._around.node_id))
+            trip.avoid.add(here)
+            trip.events.put_nowait(Broken(job_id, code, reason, here))
+        for (job_id, _), asking in self._opening.items():
+            if not asking.answer.done():
+                asking.answer.set_exception(Broken(job_id, code, reason, here))
 
     # -- a trip ---------------------------------------------------------------------
 
@@ -320,6 +339,8 @@ class Origin:
     async def _way(self, trip: Trip) -> Way:
         until = time.monotonic() + self._around.config.open_timeout
         while True:
+            if self.closing:
+                raise LlmFailure(LlmCode.END_MODEL_UNAVAILABLE, self.closing)
             way = self._find(trip)
             if isinstance(way, Way):
                 return way
@@ -345,14 +366,17 @@ class Origin:
     async def ask(self, node_id: str, message: Open) -> Opened:
         """Until a node has room. Raises Broken."""
         config, job_id = self._around.config, message.job_id
-        waiting: asyncio.Future[Opened] = asyncio.get_running_loop().create_future()
-        self._opening[job_id, node_id] = waiting
+        asking = _Asking(asyncio.get_running_loop().create_future())
+        self._opening[job_id, node_id] = asking
         try:
-            while not waiting.done() and not self._around.open(node_id, message):
+            while not asking.answer.done() and not self._around.open(node_id, message):
                 if not self._around.knows(node_id):
                     raise Broken(job_id, LlmCode.NODE_LOST, f"the node {node_id} is gone")
                 await self._around.changed(config.silence)  # it is back soon, or lost
-            answer = await asyncio.wait_for(waiting, message.deadline + config.silence)
+            done, _ = await asyncio.wait([asking.answer], timeout=config.step_timeout)
+            if not done and not asking.waits:  # whoever has no room says so at once
+                raise TimeoutError
+            answer = await asyncio.wait_for(asking.answer, message.deadline + config.silence)
         except TimeoutError:
             said = f"{node_id} did not answer in time"
             raise Broken(job_id, LlmCode.NODE_STALLED, said, node_id) from None
