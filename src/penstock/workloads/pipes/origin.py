@@ -415,12 +415,16 @@ class Origin:
 
     def _turn_back(self, trip: Trip, broken: Broken) -> None:
         """Raises what ended it for good, or makes it ready for another way."""
-        ways = trip.count_way()
-        if broken.node_id and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
-            trip.avoid.add(broken.node_id)
-        if broken.code not in _AGAIN or ways >= WAYS or broken.node_id == self._around.node_id:
+        ways, guilty = trip.count_way(), broken.node_id
+        # Who has other layers than a moment ago, and says so, did nothing wrong.
+        has_moved = broken.code is LlmCode.NO_LOCAL_MODEL and not self._around.holds(trip.hops)
+        if has_moved:
+            guilty = ""
+        if guilty and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
+            trip.avoid.add(guilty)
+        if broken.code not in _AGAIN or ways >= WAYS or guilty == self._around.node_id:
             raise broken.failure() from broken
-        if isinstance(self._find(trip), Gap):
+        if isinstance(self._find(trip), Gap) and not has_moved:
             raise broken.failure() from broken
         trip.log(f"{broken.reason}; goes on another way", "warning")
         log.warning("a job goes on another way: %s", broken.reason)
