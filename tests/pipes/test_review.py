@@ -24,7 +24,7 @@ from tests.pipes.networks import (
 from tests.pipes.test_losses import spoil, with_copies
 from tests.pipes.test_rooms import BLOCK
 
-from penstock.core.llm import LlmCode, LlmFailure, LlmResult
+from penstock.core.llm import LlmCode, LlmFailure, LlmResult, Piece
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.node import Node
 
@@ -206,3 +206,53 @@ async def test_of_many_kept_caches_one_way_that_is_cut_is_tried_once(small: Smal
         result = await ask(node, asked((*PROMPT, 300), 4))
         assert result.choices[0].text == small.text((*PROMPT, 300), 4)
         assert middle not in {hop.node for hop in result.hops}
+
+
+# -- layers that move -------------------------------------------------------------------------
+
+
+@run_async
+async def test_who_waits_for_room_goes_where_the_layers_are_then(small: SmallModel) -> None:
+    async with Network(small, keep=0) as network:
+        async with one_waits(network) as (node, waiting):
+            moves, moved = network.nodes["b"], ranges(5, 6)
+            await network.add("c", *ranges(3, 5))
+            await moves._holding.hold(moved)
+            while len((await whole(node)).hops) < 3:
+                await node.changed(0.05)
+        result = await waiting
+        assert result.choices[0].text == small.text(PROMPT, 12)
+        assert {(hop.node, hop.layers) for hop in result.hops} >= {("b", "5-5"), ("c", "3-4")}
+
+
+@run_async
+async def test_an_origin_whose_own_layers_moved_while_a_job_waited_finds_another_way(
+    small: SmallModel,
+) -> None:
+    async with Network(small, keep=0) as network:
+        node = await network.origin(*ranges(0, 3), node_id="z", cache=64 << 20)
+        await network.add("b", *ranges(3, 6), cache=2 * BLOCK)
+        await whole(node)
+        heard = Heard()
+        async with aclosing(node.generate(asked(count=80))) as pieces:
+            await anext(aiter(pieces))
+            waiting = asyncio.ensure_future(ask(node, asked(), watch=heard))
+            while not heard.notes:
+                await heard.news.wait()
+            await network.add("c", *ranges(1, 3))
+            await until(lambda: len(node.records()) == 3, node)
+            await node._holding.hold(ranges(0, 1))
+        result = await waiting
+        assert result.choices[0].text == small.text(PROMPT, 12)
+
+
+@run_async
+async def test_running_answers_keep_the_layers_that_they_began_with(small: SmallModel) -> None:
+    async with Network(small, keep=0) as network:
+        node = await network.split(0, 3, 6)
+        text = ""
+        async for piece in node.generate(asked(count=30)):
+            if isinstance(piece, Piece):
+                text += piece.text
+                await network.nodes["b"]._holding.hold(ranges(len(text) % 3, 6))
+        assert text == small.text(PROMPT, 30)

@@ -126,11 +126,7 @@ class Admission:
             )
         if wrong := check_hops(message.hops, self._num_layers):
             raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, f"this is no way: {wrong}")
-        if missing := [hop for hop in self._own(message) if not self._holds(hop, sender)]:
-            raise LlmFailure(
-                LlmCode.NO_LOCAL_MODEL,
-                f"{self._node_id} does not hold layers {missing[0].start}-{missing[0].end - 1}",
-            )
+        self._check_layers(message)
         if message.tokens > self._config.context:
             raise LlmFailure(
                 LlmCode.CONTEXT_EXCEEDED,
@@ -138,15 +134,19 @@ class Admission:
                 f" {self._config.context}",
             )
 
+    def _check_layers(self, message: Open) -> None:
+        if missing := [hop for hop in self._own(message) if not self._holds(hop)]:
+            raise LlmFailure(
+                LlmCode.NO_LOCAL_MODEL,
+                f"{self._node_id} does not hold layers {missing[0].start}-{missing[0].end - 1}",
+            )
+
     def _own(self, message: Open) -> list[Hop]:
         return [hop for hop in message.hops if hop.node_id == self._node_id]
 
-    def _holds(self, hop: Hop, sender: str) -> bool:
-        """What an origin says that it holds itself is its own affair."""
+    def _holds(self, hop: Hop) -> bool:
         held = (segment.layers for segment in self._segments())
-        return sender == self._node_id or any(
-            layers.start <= hop.start and hop.end <= layers.end for layers in held
-        )
+        return any(layers.start <= hop.start and hop.end <= layers.end for layers in held)
 
     def _let_in(self, guest: _Guest) -> bool:
         """False if there is no room now."""
@@ -154,8 +154,8 @@ class Admission:
             return False
         message = guest.message
         layers = [n for hop in self._own(message) for n in range(hop.start, hop.end)]
-        layers = [n for n in layers if any(n in segment.layers for segment in self._segments())]
         try:
+            self._check_layers(message)  # it may have got others while this one waited
             cache, have = self._room(guest.sender, message, layers)
         except CacheFull:
             return False
