@@ -63,6 +63,18 @@ class Terminal:
         begun, self._read = self._read, at + len(text)
         return self.seen[begun : self._read]
 
+    def interrupt(self, text: str) -> str:
+        """Press Ctrl-C, and read up to this text.
+
+        Once more if nothing comes of it: Python misses a signal that comes just before it begins
+        to wait for a key.
+        """
+        for _ in range(3):
+            self.type("\x03")
+            if select.select([self._ours], [], [], PATIENCE / 3)[0]:
+                break
+        return self.read_to(text)
+
     def ended(self) -> int:
         """The exit code, once all is read."""
         while self._more():

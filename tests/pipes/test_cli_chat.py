@@ -87,8 +87,7 @@ def test_what_an_answer_took_and_its_way_are_told(chat: Terminal) -> None:
 def test_ctrl_c_ends_the_answer_and_not_the_conversation(served: Penstock, chat: Terminal) -> None:
     chat.type("endless\n")
     chat.read_to("I heard u:endless ")
-    chat.type("\x03")
-    chat.read_to("> ")
+    chat.interrupt("> ")
     chat.type("next\n")
     assert "u:endless/a:I heard u:endless /u:next" in chat.read_to("> ")
     assert served.json("ps", "--state", "cancelled")
@@ -97,8 +96,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(served: Penstock, chat:
 def test_who_waits_is_told_what_for_and_may_stop_waiting(chat: Terminal) -> None:
     chat.type("wait\n")
     chat.read_to("layers 3-5 are missing")
-    chat.type("\x03")
-    chat.read_to("> ")
+    chat.interrupt("> ")
     chat.type("next\n")
     assert "I heard u:next" in chat.read_to("> ")  # nothing was said, so nothing stays of it
 
@@ -114,8 +112,7 @@ def test_a_turn_that_failed_is_told_and_taken_back(chat: Terminal) -> None:
 def test_ctrl_c_at_the_prompt_begins_the_line_anew(chat: Terminal) -> None:
     chat.type("not this")
     chat.read_to("not this")
-    chat.type("\x03")
-    chat.read_to("> ")
+    chat.interrupt("> ")
     chat.type("this\n")
     assert "I heard u:this" in chat.read_to("> ")
 
