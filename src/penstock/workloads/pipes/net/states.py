@@ -16,6 +16,10 @@ BAD_RECORD = "bad_record"
 MAX_LAYERS = 4096
 """Of a model; nobody plans for more because a record says so."""
 
+MAX_RECORD = 256 << 10
+"""Bytes of a record: fingerprints of the most layers, and what else there is. All records have to
+fit into one frame for whoever joins."""
+
 _DECODER = msgspec.msgpack.Decoder(NodeRecord)
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -29,6 +33,8 @@ def read_state(payload: memoryview, counters: Counters) -> list[NodeRecord]:
     records = []
     for raw in decode(payload, State).records:
         try:
+            if len(memoryview(raw)) > MAX_RECORD:
+                raise msgspec.ValidationError("a record so large")
             record = _DECODER.decode(raw)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             counters.add(BAD_RECORD)
