@@ -121,8 +121,10 @@ class Assigning:
         due = steps(self._model, own.num_layers, records, plan.ranges)
         if not due:
             return
-        generation = 1 + max(r.generation for r in records)
+        known = {r.node_id: r.generation for r in records}
         for node_id, layers in due.items():
+            # After what this one has heard: what others say that they have heard is no matter.
+            generation = 1 + known[node_id]
             word = Assign(self._model, layers.start, layers.end, self._node_id, generation)
             self._mesh.send(node_id, Kind.ASSIGN, encode(word))
         # A word may be lost, or come to a node that does not know yet who decides.
