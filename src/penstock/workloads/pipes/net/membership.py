@@ -116,11 +116,15 @@ class Membership:
         if unused is connection:
             return
         self._refused_since = None
-        self._came(peer)
+        # Of two that met in the same moment both are well. One that stood for a while was known
+        # for dead at the other end, and what was under way on it may be gone.
+        now = asyncio.get_running_loop().time()
+        is_dead = unused is not None and now - self._all.get(unused, now) > _OVERLAP
+        self._came(peer, is_dead)
         self.caller.reached(peer.node_id, peer.address)
         self.tell_all(connection)
 
-    def _came(self, peer: Hello) -> None:
+    def _came(self, peer: Hello, replaces: bool) -> None:
         known = self._members.get(peer.node_id)
         if known is not None and known.boot != peer.boot:
             self._lose(peer.node_id, "it was started anew")
@@ -129,6 +133,7 @@ class Membership:
         self._gone.pop(peer.node_id, None)
         if timer is not None:
             timer.cancel()
+        if timer is not None or replaces:
             self._events.back(peer.node_id)
 
     def received(self, connection: Connection, kind: Kind, payload: memoryview) -> None:
