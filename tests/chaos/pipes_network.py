@@ -265,4 +265,4 @@ class Processes(AsyncExitStack):
         """Until no node has a job, or room that is used."""
         for node in self.nodes.values():
             if not node.gone:
-                await node.until(lambda now: not (now.jobs or now.used or now.trips))
+                await node.until(lambda now: not (now.jobs or now.used or now.trips or now.lanes))

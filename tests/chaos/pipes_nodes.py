@@ -129,6 +129,8 @@ class Now(Struct, tag=True):
     used: int
     kept: int
     trips: int
+    lanes: int
+    """Jobs that the thread that computes is at."""
     whole: bool
     nodes: tuple[str, ...]
     refused: dict[str, int]
@@ -136,6 +138,8 @@ class Now(Struct, tag=True):
     """Bytes that are resident."""
     weights: int
     files: tuple[str, ...]
+    open_files: int
+    threads: int
 
 
 class Stopped(Struct, tag=True):
@@ -246,12 +250,15 @@ class Process:
             used=record.cache_used,
             kept=record.cache_kept,
             trips=len(origin._trips) if origin is not None else 0,
+            lanes=len(node._compute._lanes),
             whole=isinstance(node.find(frozenset()), Way),
             nodes=tuple(one.node_id for one in node.records()),
             refused=record.refused,
             rss=_resident(),
             weights=record.weights,
             files=tuple(sorted(self._files)),
+            open_files=len(os.listdir("/proc/self/fd")),
+            threads=len(os.listdir("/proc/self/task")),
         )
 
 

@@ -76,7 +76,7 @@ async def test_each_of_50_jobs_ends_once_and_in_time_while_nodes_come_and_go(
         origin = await network.origin(FIRST)
         for name, layers in HELD.items():
             await network.add(name, layers)
-        await origin.until(lambda now: now.whole and len(now.nodes) == 5)
+        calm = await origin.until(lambda now: now.whole and len(now.nodes) == 5)
         weathers = [Weather(network, nodes, f"{seed} {nodes}") for nodes in ("bc", "de")]
         raging = [asyncio.ensure_future(weather.rage()) for weather in weathers]
 
@@ -92,6 +92,10 @@ async def test_each_of_50_jobs_ends_once_and_in_time_while_nodes_come_and_go(
         try:
             await asyncio.gather(*raging, *(job(number) for number in range(JOBS)))
             await network.free()
+            # And nothing stays of those that went.
+            await origin.until(
+                lambda now: len(now.nodes) == 5 and now.open_files <= calm.open_files + 4
+            )
         except BaseException:
             print(f"PENSTOCK_SEED={seed}", [weather.done for weather in weathers])
             raise

@@ -132,17 +132,40 @@ async def test_a_stopped_node_is_found_by_deadline_and_disturbs_nothing_when_it_
 
 
 @run_async
-async def test_kill_9_of_the_origin_frees_its_jobs_and_caches_at_once(
+async def test_kill_9_of_an_origin_frees_its_jobs_at_once_and_disturbs_no_other(
     small: SmallModel, pipe_nursery: str
 ) -> None:
     async with Processes(pipe_nursery, small.folder, silence=60.0) as network:
         origin = await with_copies(network)
-        many = [origin.ask([20 + n, *PROMPT], LONG) for n in range(5)]
+        other = await network.origin(FIRST, node_id="z", local_layers=len(FIRST))
+        await other.until(lambda now: now.whole and len(now.nodes) == 5)
+        many = [origin.ask([20 + n, *PROMPT], LONG) for n in range(4)]
         for asked in many:
             await origin.wrote(asked, BEGUN)
+        beside = await begun(other)
         await origin.kill()
         for name in "bcd":
             await network.nodes[name].said(Lost, lambda lost: lost.node_id == "a")
+        await other.ended(beside)
+        check_whole(beside, small)
+        assert not beside.heard
+        await network.free()
+
+
+@run_async
+async def test_a_stopped_origin_loses_its_room_and_its_answer_goes_on_when_it_does(
+    small: SmallModel, pipe_nursery: str
+) -> None:
+    async with Processes(pipe_nursery, small.folder, silence=2.0) as network:
+        origin = await without_copies(network)
+        asked = await begun(origin)
+        origin.signal(signal.SIGSTOP)
+        holder = network.nodes["b"]
+        assert "silent" in (await holder.said(Lost)).reason
+        await holder.until(lambda now: not (now.jobs or now.used))
+        origin.signal(signal.SIGCONT)
+        await origin.ended(asked)
+        check_whole(asked, small)
         await network.free()
 
 

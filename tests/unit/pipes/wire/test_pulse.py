@@ -112,6 +112,16 @@ def test_a_process_that_was_stopped_reads_first_before_it_blames_a_peer() -> Non
     assert watched.silences == []
 
 
+def test_so_does_one_that_was_stopped_for_just_as_long_as_a_peer_may_be_silent() -> None:
+    watched = Watched()
+    watched.time.to(100.5)
+    watched.time.sleep_through(105.1)
+    assert watched.silences == []
+    watched.hear()
+    watched.time.to(110.0)
+    assert watched.silences == []
+
+
 def test_a_peer_that_is_still_silent_after_that_is_found() -> None:
     watched = Watched()
     watched.time.sleep_through(160.0)

@@ -49,9 +49,11 @@ class Pulse:
         self._number = 0
         self._last: deque[float] = deque(maxlen=_LAST)
         self._timers: list[Timer] = []
+        self._away = float("-inf")
+        """When this process last found that it had been stopped itself."""
 
     def start(self) -> None:
-        self._timers = [self._later(self._ping, self._tick), self._watch_in(self._silence)]
+        self._timers = [self._tick_soon(), self._watch_in(self._silence)]
         self._ask_now()
 
     def stop(self) -> None:
@@ -75,16 +77,26 @@ class Pulse:
         self._asked.pop(self._number - _LAST, None)
         self._ask(self._number)
 
-    def _tick(self) -> None:
-        self._timers[0] = self._later(self._ping, self._tick)
+    def _tick_soon(self) -> Timer:
+        return self._later(self._ping, self._tick, self._clock() + self._ping)
+
+    def _tick(self, due: float) -> None:
+        self._note_away(due)
+        self._timers[0] = self._tick_soon()
         self._ask_now()
+
+    def _note_away(self, due: float) -> None:
+        now = self._clock()
+        if now - due > self._ping:
+            self._away = now
 
     def _watch_in(self, seconds: float) -> Timer:
         return self._later(seconds, self._watch, self._clock() + seconds)
 
     def _watch(self, due: float) -> None:
+        self._note_away(due)
         now = self._clock()
-        if now - due > self._ping:
+        if now - self._away < self._ping:
             # The loop itself was away. Bytes may be waiting that nobody has read yet.
             self._timers[1] = self._watch_in(self._ping)
         elif now - self.heard >= self._silence:
