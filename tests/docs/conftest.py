@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,9 @@ PAGES = sorted(
     [*(ROOT / name for name in FRONT), *(ROOT / "docs").rglob("*.md")],
     key=lambda path: path.relative_to(ROOT).as_posix(),
 )
+
+SLOW = {"docs/how-to/pipes.md"}
+"""Pages that start processes which take a while, the more so while other tests run."""
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<kind>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.M | re.S
@@ -65,8 +69,13 @@ def blocks_of(path: Path) -> list[Block]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "page" in metafunc.fixturenames:
-        names = [path.relative_to(ROOT).as_posix() for path in PAGES]
-        metafunc.parametrize("page", PAGES, ids=names)
+        metafunc.parametrize("page", [_parameter(path) for path in PAGES])
+
+
+def _parameter(path: Path) -> Any:
+    name = path.relative_to(ROOT).as_posix()
+    marks = [pytest.mark.timeout(150)] if name in SLOW else []
+    return pytest.param(path, id=name, marks=marks)
 
 
 @pytest.fixture(scope="session")

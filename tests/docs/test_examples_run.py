@@ -80,6 +80,9 @@ class Reader:
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PENSTOCK_DATA_DIR": str(folder / "data"),
             "PENSTOCK_MODELS_DIR": str(smollm2().parent),
+            # Whoever reads it lets a node measure what is best; here others measure too.
+            "PENSTOCK_PIPE_DTYPE": "float32",
+            "PENSTOCK_PIPE_THREADS": "1",
             "PYTHONPATH": str(self.folder),
             "TERM": "dumb",
         }
@@ -146,7 +149,7 @@ class Reader:
                 stderr=subprocess.STDOUT,
             )
         self._background.append((started, log))
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 40
         while not like(log.read_text(), shown):
             said = f"{place}\n$ {command}\n{log.read_text()}"
             assert started.poll() is None, said
