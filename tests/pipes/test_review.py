@@ -26,6 +26,7 @@ from tests.pipes.test_rooms import BLOCK
 
 from penstock.core.llm import LlmCode, LlmFailure, LlmResult, Piece
 from penstock.testing.aio import run_async
+from penstock.workloads.pipes.job import Job
 from penstock.workloads.pipes.node import Node
 
 # -- frames -----------------------------------------------------------------------------------
@@ -64,7 +65,11 @@ async def test_an_origin_that_is_stuck_itself_answers_by_the_deadline(small: Sma
     async with Network(small, step_timeout=0.5) as network:
         node = await network.split(0, 3, 6)
         going_on = threading.Event()
-        spoil(node, lambda _: going_on.wait() and None)
+
+        def wait(job: Job) -> None:
+            going_on.wait()
+
+        spoil(node, wait)
         try:
             with pytest.raises(LlmFailure) as failed:
                 await asyncio.wait_for(ask(node, asked()), 10)
@@ -202,7 +207,7 @@ async def test_of_many_kept_caches_one_way_that_is_cut_is_tried_once(small: Smal
         def unreached(to: str, *what: Any) -> bool:
             return to != "d" and reached(to, *what)
 
-        network.nodes[middle].mesh.send = unreached  # type: ignore[method-assign]
+        network.nodes[middle].mesh.send = unreached  # type: ignore[method-assign, assignment]
         result = await ask(node, asked((*PROMPT, 300), 4))
         assert result.choices[0].text == small.text((*PROMPT, 300), 4)
         assert middle not in {hop.node for hop in result.hops}
@@ -256,3 +261,19 @@ async def test_running_answers_keep_the_layers_that_they_began_with(small: Small
                 text += piece.text
                 await network.nodes["b"]._holding.hold(ranges(len(text) % 3, 6))
         assert text == small.text(PROMPT, 30)
+
+
+@run_async
+async def test_a_node_that_can_not_read_its_layers_is_planned_without(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await network.add("b", None)
+
+        def unread(number: int) -> Any:
+            raise OSError("the disk is gone")
+
+        node._source.layer = unread  # type: ignore[method-assign, assignment]
+        origin = await network.origin(None)
+        await until(lambda: node.record.unfit, node)
+        assert "the disk is gone" in node.record.unfit
+        result = await ask(origin, asked())
+        assert result.choices[0].text == small.text(PROMPT, 12)

@@ -213,5 +213,5 @@ def failure_of(error: Exception) -> LlmFailure:
     # torch says it in words, in an error of no particular kind.
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return LlmFailure(LlmCode.OUT_OF_MEMORY, f"there is not enough memory: {error}")
-    log.error("a job failed", exc_info=error)
+    log.error("this should not happen", exc_info=error)
     return LlmFailure(LlmCode.ENGINE_ERROR, f"{type(error).__name__}: {error}")

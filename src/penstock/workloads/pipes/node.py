@@ -37,6 +37,7 @@ from penstock.workloads.pipes.end_model import EndModel
 from penstock.workloads.pipes.holding import Holding, timed_ends
 from penstock.workloads.pipes.job import Hop, Job, JobTime
 from penstock.workloads.pipes.jobs import JobTable
+from penstock.workloads.pipes.lanes import failure_of
 from penstock.workloads.pipes.measure import Choice, measured
 from penstock.workloads.pipes.model.cache import KvPool
 from penstock.workloads.pipes.model.ends import Ends
@@ -298,7 +299,8 @@ class Node:
         extra = [layers] if layers is not None else []
         try:
             await self._hold(merged([*self._own_ranges(), *extra]))
-        except LlmFailure as failure:
+        except Exception as error:  # whatever it is, the others have to plan without this node
+            failure = failure_of(error)
             log.error("layers %s can't be held: %s", layers, failure)
             self._assigning.gave_up(str(failure))
 
