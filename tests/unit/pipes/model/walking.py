@@ -24,8 +24,7 @@ class Split:
         self.shape = self.ends.shape
         bounds = [0, *cuts, self.shape.num_layers]
         self.segments = [
-            LlmModel.load(source, LayerRange(a, b), dtype)
-            for a, b in pairwise(bounds)
+            LlmModel.load(source, LayerRange(a, b), dtype) for a, b in pairwise(bounds)
         ]
         self.pool = KvPool(self.shape, 1 << 28, COMPUTE[dtype])
 

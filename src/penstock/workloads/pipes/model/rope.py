@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from penstock.workloads.pipes.model.shape import Rope
+from penstock.workloads.pipes.model.positions import Rope
 
 
 def interleave(rows: torch.Tensor, head_dim: int, dims: int) -> torch.Tensor:
@@ -55,7 +55,6 @@ def frequencies(rope: Rope) -> tuple[torch.Tensor, float]:
         case "yarn":
             return _yarn(plain, rope, told), _yarn_length(told)
         case _:
-            # "dynamic" scales only what is longer than the model was made for.
             return plain, 1.0
 
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import torch
 
+from penstock.workloads.pipes.model.positions import Rope
 from penstock.workloads.pipes.model.rope import Turns
-from penstock.workloads.pipes.model.shape import Rope, Shape
+from penstock.workloads.pipes.model.shape import Shape
 
 Mask = tuple[torch.Tensor | None, bool]
 """What is added to scores, or whether the plain causal mask is meant."""
