@@ -9,6 +9,7 @@ import torch
 from penstock.workloads.pipes.model.linear import COMPUTE, Linear, linear, table
 from penstock.workloads.pipes.model.norm import Norm
 from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.model.tensors import Tensors
 from penstock.workloads.pipes.weights.source import Source
 
 
@@ -36,15 +37,12 @@ class Ends:
         from penstock.workloads.pipes.weights.fingerprint import fingerprint
 
         shape = Shape.of(source.config)
-        tensors = source.ends()
-        return cls(
-            shape,
-            tensors["embed"],
-            tensors["norm"],
-            None if shape.tied else tensors.get("head"),
-            dtype,
-            fingerprint(tensors),
-        )
+        found = source.ends()
+        tensors = Tensors("the end", found)
+        embed = tensors.take("embed", -1, shape.hidden)
+        norm = tensors.take("norm", shape.hidden)
+        head = None if shape.tied else tensors.take("head", len(embed), shape.hidden)
+        return cls(shape, embed, norm, head, dtype, fingerprint(found))
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         """[tokens, hidden]."""

@@ -6,18 +6,18 @@ own cache; what it needs of positions is worked out once for all layers, in `Row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch.nn import functional as F
 
-from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.pipes.model.linear import COMPUTE, Linear, linear
 from penstock.workloads.pipes.model.norm import Norm
 from penstock.workloads.pipes.model.rope import interleave
 from penstock.workloads.pipes.model.row import Row, Span
 from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.model.tensors import Tensors
 
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
@@ -32,35 +32,25 @@ class Layer:
     def __init__(
         self, shape: Shape, number: int, tensors: Mapping[str, torch.Tensor], dtype: str
     ) -> None:
-        self._shape, self.number = shape, number
+        self.number = number
         self._rope, self._window = shape.ropes[number], shape.windows[number]
         self._scale, self._softcap = shape.scale, shape.softcap
         self._shared = shape.heads // shape.kv_heads
-        self._compute = COMPUTE[dtype]
         self._activation = _ACTIVATIONS[shape.activation]
-        left = dict(tensors)
-        self._qkv = self._joined(
-            left, "self_attn", ("q_proj", "k_proj", "v_proj"), "qkv_proj", dtype
-        )
-        self._out = self._linear(left, "self_attn.o_proj", dtype)
-        self._gate_up = self._joined(left, "mlp", ("gate_proj", "up_proj"), "gate_up_proj", dtype)
-        self._down = self._linear(left, "mlp.down_proj", dtype)
-        self._before = self._norm(left, "input_layernorm")
+        parts = _Parts(shape, number, tensors, dtype)
+        self._qkv, self._out = parts.qkv(), parts.linear("self_attn.o_proj", parts.queries)
+        self._gate_up, self._down = parts.gate_up(), parts.linear("mlp.down_proj", parts.fed)
+        self._before = parts.norm("input_layernorm")
         self._after = self._end = self._head_norm = None
         if shape.after_norms:
-            self._after = self._norm(left, "post_attention_layernorm")
-            self._between = self._norm(left, "pre_feedforward_layernorm")
-            self._end = self._norm(left, "post_feedforward_layernorm")
+            self._after = parts.norm("post_attention_layernorm")
+            self._between = parts.norm("pre_feedforward_layernorm")
+            self._end = parts.norm("post_feedforward_layernorm")
         else:
-            self._between = self._norm(left, "post_attention_layernorm")
+            self._between = parts.norm("post_attention_layernorm")
         if shape.head_norms:
-            self._head_norm = self._head_norms(left)
-        if left:
-            raise LlmFailure(
-                LlmCode.NOT_SUPPORTED,
-                f"layer {number} has tensors that {shape.family} does not know:"
-                f" {', '.join(sorted(left))}",
-            )
+            self._head_norm = parts.head_norm()
+        parts.done()
         self.bytes = sum(one.bytes for one in (self._qkv, self._out, self._gate_up, self._down))
 
     def __call__(self, x: torch.Tensor, row: Row) -> None:
@@ -134,74 +124,65 @@ class Layer:
             scores.add_(mask)
         return scores.softmax(-1, dtype=torch.float32).to(values.dtype) @ values
 
-    # -- loading --------------------------------------------------------------------
 
-    def _joined(
-        self,
-        left: dict[str, torch.Tensor],
-        part: str,
-        names: Sequence[str],
-        whole: str,
-        dtype: str,
-    ) -> Linear:
-        """Several matrices that are multiplied at once; some families store them joined."""
-        shape = self._shape
-        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        sizes = (
-            (queries, keys, keys) if len(names) == 3 else (shape.intermediate, shape.intermediate)
+class _Parts:
+    """What a layer is made of, from its tensors."""
+
+    def __init__(
+        self, shape: Shape, number: int, tensors: Mapping[str, torch.Tensor], dtype: str
+    ) -> None:
+        self._shape, self._dtype = shape, dtype
+        self._tensors = Tensors(f"layer {number}", tensors)
+        rope = shape.ropes[number]
+        self._turned = 0 if rope is None else rope.dims
+        self.queries, self.fed = shape.heads * shape.head_dim, shape.intermediate
+
+    def qkv(self) -> Linear:
+        keys = self._shape.kv_heads * self._shape.head_dim
+        names, sizes = ("q_proj", "k_proj", "v_proj"), (self.queries, keys, keys)
+        weights, biases = self._tensors.several(
+            "self_attn", names, "qkv_proj", sizes, self._shape.hidden
+        )
+        return self._joined(self._ordered(weights), biases and self._ordered(biases))
+
+    def gate_up(self) -> Linear:
+        names, sizes = ("gate_proj", "up_proj"), (self.fed, self.fed)
+        return self._joined(
+            *self._tensors.several("mlp", names, "gate_up_proj", sizes, self._shape.hidden)
         )
 
-        def tensors(kind: str) -> list[torch.Tensor] | None:
-            if f"{part}.{whole}.{kind}" in left:
-                return list(left.pop(f"{part}.{whole}.{kind}").split(sizes))
-            found = [left.pop(f"{part}.{name}.{kind}", None) for name in names]
-            there = [one for one in found if one is not None]
-            if there and len(there) != len(names):
-                raise self._invalid(f"only some of the {kind}es of {part}")
-            return there or None
+    def linear(self, name: str, width: int) -> Linear:
+        hidden = self._shape.hidden
+        weight = self._tensors.take(f"{name}.weight", hidden, width)
+        return linear(weight, self._tensors.maybe(f"{name}.bias", hidden), self._dtype)
 
-        weights = tensors("weight")
-        if weights is None:
-            raise self._invalid(f"no {part}.{whole}")
-        for weight, rows in zip(weights, sizes, strict=True):
-            if weight.shape != (rows, shape.hidden):
-                raise self._invalid(f"{part} weights of shape {tuple(weight.shape)}")
-        biases = tensors("bias")
-        if len(names) == 3:
-            weights, biases = self._turned(weights), biases and self._turned(biases)
-        return linear(torch.cat(weights), None if biases is None else torch.cat(biases), dtype)
+    def norm(self, name: str) -> Norm:
+        return self._norm(self._tensors.take(f"{name}.weight", self._shape.hidden))
 
-    def _turned(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self._rope is None:
-            return rows
-        head, dims = self._shape.head_dim, self._rope.dims
-        return [*(interleave(one, head, dims) for one in rows[:2]), rows[2]]
-
-    def _linear(self, left: dict[str, torch.Tensor], name: str, dtype: str) -> Linear:
-        return linear(self._one_of(left, f"{name}.weight"), left.pop(f"{name}.bias", None), dtype)
-
-    def _norm(self, left: dict[str, torch.Tensor], name: str) -> Norm:
-        return self._normed(self._one_of(left, f"{name}.weight"))
-
-    def _head_norms(self, left: dict[str, torch.Tensor]) -> Norm:
+    def head_norm(self) -> Norm:
         """Of queries and keys at once."""
         shape = self._shape
-        weights = [self._one_of(left, f"self_attn.{name}_norm.weight") for name in ("q", "k")]
-        if self._rope is not None:
-            weights = [interleave(one, shape.head_dim, self._rope.dims) for one in weights]
-        queries, keys = weights
-        return self._normed(
+        queries, keys = (
+            self._order(self._tensors.take(f"self_attn.{name}_norm.weight", shape.head_dim))
+            for name in ("q", "k")
+        )
+        return self._norm(
             torch.cat((queries.expand(shape.heads, -1), keys.expand(shape.kv_heads, -1)))
         )
 
-    def _normed(self, weight: torch.Tensor) -> Norm:
-        return Norm(weight, self._shape.eps, self._shape.norm_offset, self._compute)
+    def done(self) -> None:
+        self._tensors.done(self._shape.family)
 
-    def _one_of(self, left: dict[str, torch.Tensor], name: str) -> torch.Tensor:
-        found = left.pop(name, None)
-        if found is None:
-            raise self._invalid(f"no {name}")
-        return found
+    def _joined(self, weights: list[torch.Tensor], biases: list[torch.Tensor] | None) -> Linear:
+        return linear(torch.cat(weights), biases and torch.cat(biases), self._dtype)
 
-    def _invalid(self, what: str) -> LlmFailure:
-        return LlmFailure(LlmCode.MODEL_INVALID, f"layer {self.number} has {what}")
+    def _ordered(self, rows: list[torch.Tensor]) -> list[torch.Tensor]:
+        queries, keys, values = rows
+        return [self._order(queries), self._order(keys), values]
+
+    def _order(self, rows: torch.Tensor) -> torch.Tensor:
+        return interleave(rows, self._shape.head_dim, self._turned)
+
+    def _norm(self, weight: torch.Tensor) -> Norm:
+        shape = self._shape
+        return Norm(weight, shape.eps, shape.norm_offset, COMPUTE[self._dtype])
