@@ -1,0 +1,138 @@
+"""An engine that stops or dies while its origin answers: the job is repeated, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests.integration.cli.commands import Penstock, said
+from tests.pipes.networks import LAYERS, PROMPT, Network, SmallModel, asked, ranges, until
+from tests.pipes.test_cli_nodes import environment
+from tests.pipes.test_engine_nodes import answer_of, engine_of, settings, submitted
+
+import penstock
+from penstock.config import Settings
+from penstock.ports.desk import Desk, Streamed
+from penstock.testing.aio import run_async
+from penstock.workloads.pipes.node import Node
+
+LONG = 440
+
+
+def settings_of(folder: Path, small: SmallModel, network: Network, b: Node) -> Settings:
+    return settings(
+        folder,
+        small,
+        durability="os",
+        pipe_key=network.key,
+        pipe_join=b.address,
+        pipe_end_model="true",
+        pipe_layers="0-2",
+        pipe_node_id="a",
+        pipe_drain=0.0,
+        pipe_keep=0,
+    )
+
+
+async def speaks(desk: Desk, job_id: str) -> None:
+    """Until its answer has begun."""
+    async with asyncio.timeout(30):
+        async for update in desk.follow(job_id):
+            if isinstance(update, Streamed):
+                return
+    raise AssertionError("it ended without a word")
+
+
+async def free(node: Node) -> None:
+    """Until it has nothing of any job."""
+    async with asyncio.timeout(30):
+        await until(lambda: not (node.record.jobs or node.record.cache_used), node)
+
+
+@run_async
+async def test_an_answer_that_outlasts_the_drain_is_made_by_the_next_engine(
+    tmp_path: Path, small: SmallModel
+) -> None:
+    async with Network(small, keep=0) as network:
+        b = await network.add("b", *ranges(3, LAYERS))
+        mine = settings_of(tmp_path, small, network, b)
+        async with engine_of(mine) as first:
+            assert first._local is not None
+            first._local.options = replace(first._local.options, drain_timeout=0.01)
+            job = await submitted(first.desk, LONG, stream=True, logprobs=None)
+            await speaks(first.desk, job.job_id)
+        await free(b)
+        async with engine_of(mine) as second:
+            result = await answer_of(second.desk, job)
+            assert (await second.desk.get(job.job_id)).attempt == 2
+        assert result.choices[0].text == small.text(PROMPT, LONG)
+        assert {hop.node for hop in result.hops} == {"a", "b"}
+
+
+class Origin(Penstock):
+    """`penstock pipe node --end-model`: a process with an engine of its own."""
+
+    def __init__(self, folder: Path, small: SmallModel, network: Network, b: Node) -> None:
+        super().__init__(folder)
+        self.env |= environment(small) | {
+            "PENSTOCK_PIPE_KEY": network.key,
+            "PENSTOCK_PIPE_JOIN": b.address,
+            "PENSTOCK_PIPE_KEEP": "0",
+        }
+
+    @asynccontextmanager
+    async def serves(self) -> AsyncIterator[subprocess.Popen[str]]:
+        args = ("--end-model", "--layers", "0-2", "--node-id", "a", "--no-http")
+        process = self.start("pipe", "node", *args, stderr=subprocess.STDOUT)
+        try:
+            await asyncio.to_thread(said, process, "ready; Ctrl-C stops it")
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            await asyncio.to_thread(process.communicate)
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+
+
+def stopped_at_once(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    said(process, "once more to stop at once")
+    process.send_signal(signal.SIGTERM)
+    assert "stopped at once" in process.communicate(timeout=30)[0]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("end", [killed, stopped_at_once])
+@run_async
+async def test_a_job_whose_engine_ends_in_mid_answer_is_answered_by_the_next_on_its_folder(
+    tmp_path: Path, small: SmallModel, end: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    async with Network(small, keep=0) as network:
+        b = await network.add("b", *ranges(3, LAYERS))
+        origin = Origin(tmp_path, small, network, b)
+        async with origin.serves() as process:
+            with await asyncio.to_thread(penstock.connect, data=origin.data) as ps:
+                given = msgspec.to_builtins(asked(count=LONG, stream=True, logprobs=None))
+                job = await ps.asubmit("job.chat.tiny", given)
+                async with aclosing(job.afollow()) as updates:  # type: ignore[type-var]
+                    async for update in updates:
+                        if isinstance(update, Streamed):
+                            break
+            await asyncio.to_thread(end, process)
+        await free(b)
+        async with engine_of(settings_of(origin.data, small, network, b)) as engine:
+            result = await answer_of(engine.desk, job.record)
+            assert (await engine.desk.get(job.job_id)).attempt == 2
+        assert result.choices[0].text == small.text(PROMPT, LONG)
+        assert {hop.node for hop in result.hops} == {"a", "b"}
