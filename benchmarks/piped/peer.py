@@ -1,9 +1,10 @@
 """Language Pipes: `peer.py PYTHON NAME FOLDER NODES HOW`; figures as JSON.
 
 PYTHON is an interpreter that has it; a path is that from the repository, where benchmarks are run.
-Its nodes are processes of their own, and are asked as its users ask them: over its API, in a stream. An answer's last token is never in its stream, only the
-word that it is at its end; so a rate is the time of a whole answer without that of an answer of
-one token, as it is of the other sides. It computes in bfloat16 whatever it is given.
+Its nodes are processes of their own, and are asked as its users ask them: over its API, in a
+stream. An answer's last token is never in its stream, only the word that it is at its end; so a
+rate is the time of a whole answer without that of an answer of one token, as it is of the other
+sides. It computes in bfloat16 whatever it is given.
 """
 
 from __future__ import annotations
