@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.llm import LlmFailure
+from penstock.workloads.pipes.model.families import FAMILIES
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
 
@@ -58,7 +59,8 @@ def read_shape(config: Mapping[str, Any], path: Path) -> Shape:
             f"describes weights quantised by {method or 'some method'}: take plain ones, or a GGUF",
         )
     layers = config.get("num_hidden_layers")
-    if not isinstance(layers, int) or not 1 <= layers <= MOST_LAYERS:
+    is_known = config["model_type"] in FAMILIES
+    if is_known and not (isinstance(layers, int) and 1 <= layers <= MOST_LAYERS):
         raise invalid(path, f"has a config of {str(layers)[:80]} layers")
     try:
         shape = Shape.of(config)

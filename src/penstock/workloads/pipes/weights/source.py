@@ -14,7 +14,7 @@ from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_su
 if TYPE_CHECKING:
     from torch import Tensor
 
-NEEDED = ("torch", "safetensors", "gguf", "transformers")
+NEEDED = ("torch", "safetensors", "gguf", "transformers", "cryptography")
 _PART = re.compile(r"-\d{5}-of-(?=\d{5}\.gguf$)")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
