@@ -79,6 +79,34 @@ async def test_an_origin_that_is_stuck_itself_answers_by_the_deadline(small: Sma
         assert "a itself is stuck" in failed.value.message
 
 
+@run_async
+async def test_deadlines_are_looked_at_even_after_a_look_that_failed(small: SmallModel) -> None:
+    async with Network(small, step_timeout=0.5) as network:
+        node = await network.split(0, 3, 6)
+        failed_once, going_on = asyncio.Event(), threading.Event()
+        publish = node.mesh.publish
+
+        def fail_once(record: Any) -> None:
+            if failed_once.is_set():
+                publish(record)
+            else:
+                failed_once.set()
+                raise ValueError("a record that nobody takes")
+
+        def wait(job: Job) -> None:
+            going_on.wait()
+
+        node.mesh.publish = fail_once  # type: ignore[method-assign]
+        await failed_once.wait()
+        spoil(network.nodes["b"], wait)
+        try:
+            with pytest.raises(LlmFailure) as failed:
+                await asyncio.wait_for(ask(node, asked()), 10)
+        finally:
+            going_on.set()
+        assert failed.value.code is LlmCode.NODE_STALLED
+
+
 @asynccontextmanager
 async def one_waits(network: Network) -> AsyncIterator[tuple[Node, asyncio.Task[LlmResult]]]:
     """The origin `a`, and an answer of it for which `b` has no room before this ends."""

@@ -611,12 +611,17 @@ class Node:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            now = time.monotonic()
-            self._pool.forget(now)
-            self._admission.retry()
-            if self.origin is not None:
-                self.origin.watch_over(now, self._looks_stalled)
-            self.mesh.publish(self.record)
+            try:
+                self._look_round(time.monotonic())
+            except Exception:  # without deadlines somebody might wait for ever
+                log.exception("a look at the deadlines failed")
+
+    def _look_round(self, now: float) -> None:
+        self._pool.forget(now)
+        self._admission.retry()
+        if self.origin is not None:
+            self.origin.watch_over(now, self._looks_stalled)
+        self.mesh.publish(self.record)
 
     def _looks_stalled(self, node_id: str) -> bool:
         record = self.mesh.table.get(node_id)
