@@ -15,6 +15,8 @@ from penstock.workloads.pipes.model.linear import COMPUTE
 from penstock.workloads.pipes.model.rope import Turns
 from penstock.workloads.pipes.model.row import Row, Span
 from penstock.workloads.pipes.model.shape import Shape
+from penstock.workloads.pipes.weights.fingerprint import fingerprint
+from penstock.workloads.pipes.weights.memory import give_back
 
 if TYPE_CHECKING:
     from penstock.workloads.pipes.weights.source import Source
@@ -49,8 +51,6 @@ class LlmModel:
     ) -> LlmModel:
         """Reads the tensors of these layers and no others; `told` hears how many of how many are
         there. Raises LlmFailure: NOT_SUPPORTED, MODEL_INVALID."""
-        from penstock.workloads.pipes.weights.fingerprint import fingerprint
-
         shape = Shape.of(source.config)
         if not 0 <= layers.start < layers.end <= shape.num_layers:
             raise LlmFailure(
@@ -64,6 +64,8 @@ class LlmModel:
             stack.append(Layer(shape, number, tensors, dtype))
             if told is not None:
                 told(len(stack), len(layers))
+        del tensors
+        give_back()
         return cls(shape, layers, dtype, stack, prints)
 
     def process_job(self, job: Job) -> None:

@@ -10,6 +10,8 @@ from penstock.workloads.pipes.model.linear import COMPUTE, Linear, linear, table
 from penstock.workloads.pipes.model.norm import Norm
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.model.tensors import Tensors
+from penstock.workloads.pipes.weights.fingerprint import fingerprint
+from penstock.workloads.pipes.weights.memory import give_back
 from penstock.workloads.pipes.weights.source import Source
 
 
@@ -34,15 +36,16 @@ class Ends:
 
     @classmethod
     def load(cls, source: Source, dtype: str) -> Ends:
-        from penstock.workloads.pipes.weights.fingerprint import fingerprint
-
         shape = Shape.of(source.config)
         found = source.ends()
         tensors = Tensors("the end", found)
         embed = tensors.take("embed", -1, shape.hidden)
         norm = tensors.take("norm", shape.hidden)
         head = None if shape.tied else tensors.take("head", len(embed), shape.hidden)
-        return cls(shape, embed, norm, head, dtype, fingerprint(found))
+        ends = cls(shape, embed, norm, head, dtype, fingerprint(found))
+        del found, tensors, embed, norm, head
+        give_back()
+        return ends
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         """[tokens, hidden]."""
