@@ -253,9 +253,8 @@ class Processes(AsyncExitStack):
         addresses = tuple(one.address for one in self.nodes.values() if not one.gone)
         return LpConfig(
             node_id=node_id,
-            layers=layers,
             key=self.key,
-            **{"join": addresses, **self._defaults, **more},
+            **{"layers": layers, "join": addresses, **self._defaults, **more},
         )
 
     async def origin(self, *layers: LayerRange, node_id: str = "a", **more: Any) -> NodeProcess:

@@ -492,6 +492,9 @@ class Node:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), timeout)
 
+    def mends(self) -> bool:
+        return any(record.auto for record in self.mesh.table.of(self.config.model))
+
     def knows(self, node_id: str) -> bool:
         return node_id in self.mesh.table
 

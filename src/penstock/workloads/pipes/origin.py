@@ -55,6 +55,7 @@ _AGAIN = frozenset(
     }
 )
 """What another way may mend."""
+_MOVED = frozenset({LlmCode.NO_LOCAL_MODEL, LlmCode.PIPE_UNAVAILABLE})
 
 
 class Surroundings(Protocol):
@@ -72,6 +73,9 @@ class Surroundings(Protocol):
 
     async def changed(self, timeout: float) -> None:
         """Until something about the nodes is new, or time has passed."""
+
+    def mends(self) -> bool:
+        """Whether layers that are missing may be given to a node."""
 
     async def check(self, hops: tuple[Hop, ...]) -> None:
         """A spot check, if one is due. Raises Broken."""
@@ -337,7 +341,7 @@ class Origin:
         return self.distrusted.keys().isdisjoint(nodes) and self._around.holds(kept.hops)
 
     async def _way(self, trip: Trip) -> Way:
-        until = time.monotonic() + self._around.config.open_timeout
+        until = trip.waits_until(time.monotonic(), self._around.config.open_timeout)
         while True:
             if self.closing:
                 raise LlmFailure(LlmCode.END_MODEL_UNAVAILABLE, self.closing)
@@ -345,10 +349,15 @@ class Origin:
             if isinstance(way, Way):
                 return way
             left = until - time.monotonic()
-            if left <= 0 or trip.told or trip.avoid:
+            if left <= 0 or not self._may_wait(trip):
                 raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, way.reason)
             trip.note(f"waits: {way.reason}")
             await self._around.changed(left)
+
+    def _may_wait(self, trip: Trip) -> bool:
+        """Whether there may be a way later: for who has not begun as for any who comes, for the
+        others if the network can give the layers that are missing to another node."""
+        return not trip.avoid and (not trip.told or self._around.mends())
 
     async def _open(self, trip: Trip, job_id: bytes, node_id: str, kept: Kept | None) -> Opened:
         message = Open(
@@ -416,15 +425,14 @@ class Origin:
     def _turn_back(self, trip: Trip, broken: Broken) -> None:
         """Raises what ended it for good, or makes it ready for another way."""
         ways, guilty = trip.count_way(), broken.node_id
-        # Who has other layers than a moment ago, and says so, did nothing wrong.
-        has_moved = broken.code is LlmCode.NO_LOCAL_MODEL and not self._around.holds(trip.hops)
-        if has_moved:
+        # Who has other layers than a moment ago, or leaves, and says so, did nothing wrong.
+        if broken.code in _MOVED and not self._around.holds(trip.hops):
             guilty = ""
         if guilty and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
             trip.avoid.add(guilty)
         if broken.code not in _AGAIN or ways >= WAYS or guilty == self._around.node_id:
             raise broken.failure() from broken
-        if isinstance(self._find(trip), Gap) and not has_moved:
+        if isinstance(self._find(trip), Gap) and not self._may_wait(trip):
             raise broken.failure() from broken
         trip.log(f"{broken.reason}; goes on another way", "warning")
         log.warning("a job goes on another way: %s", broken.reason)

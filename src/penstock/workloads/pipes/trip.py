@@ -93,6 +93,8 @@ class Trip:
     """Tokens that the writer was given."""
     ways: tuple[int, int] = (0, 0)
     """How many it has gone in vain since it had so many tokens."""
+    waits: tuple[float, int] = (0.0, -1)
+    """Until when it waits for a way, with so many tokens."""
     began: float = field(default_factory=time.monotonic)
     first: float = 0.0
     """When the first token came."""
@@ -157,6 +159,12 @@ class Trip:
         text = self.job.text if self.job is not None else None
         flight = text.under_way.get(sequence) if text is not None else None
         return flight is not None and flight.returns == 0
+
+    def waits_until(self, now: float, seconds: float) -> float:
+        """However often it has to wait before it has a token more."""
+        if self.waits[1] != self.told:
+            self.waits = (now + seconds, self.told)
+        return self.waits[0]
 
     def forgive(self, node_id: str) -> None:
         """What a node did is forgotten."""
