@@ -50,7 +50,8 @@ def main() -> int:
     if not options.peer:
         notes.append("Language Pipes was left out: --peer PYTHON names an interpreter that has it")
     everything = {
-        "command": command("pipes.py", GROUPS, options),
+        "command": command("pipes.py", GROUPS, options)
+        + (" --peer PYTHON" if options.peer else ""),
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
             **machine(),
@@ -70,7 +71,9 @@ def main() -> int:
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Split models beside whole ones.")
-    parser.add_argument("--quick", action="store_true", help="one run: three or four minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="one run: about three minutes, ten more with --peer"
+    )
     parser.add_argument("--tiny", action="store_true", help="the least, to see that it works")
     parser.add_argument("--model", type=Path, default=MODEL, metavar="FILE", help="the real one")
     parser.add_argument("--peer", metavar="PYTHON", help="an interpreter that has Language Pipes")
@@ -156,7 +159,7 @@ def page(everything: dict[str, Any], how: str) -> str:
     for name, title in TITLES.items():
         if f"{name}_plain_rate" not in f:
             continue
-        parts += [f"{title}; float32, greedy, one thread in each process:"]
+        parts += [f"{title}; greedy, one thread in each process, float32 (the peer: bfloat16):"]
         sides = [side for side in SIDES if f"{name}_{side}_rate" in f]
         parts += [decode_table(f, name, sides, plan.first)]
         crowds = [n for n in plan.at_once if f"{name}_ours1_together_{n}" in f]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from piped.models import prompt
-from piped.plan import PLANS, Plan
+from piped.plan import PLANS, Plan, Spans
 
 from penstock.core.llm import Completion, Said, Sampling
 from penstock.workloads.pipes.config import LpConfig
@@ -71,7 +71,7 @@ async def one(node: Node, ids: list[int], count: int) -> tuple[float, float, Sai
 async def measured(node: Node, plan: Plan, clocks: Clocks) -> dict[str, Any]:
     ids = prompt(plan.prompt)
     await one(node, prompt(8), 2)
-    walls, cpus = [], []
+    spans = Spans()
     found: dict[str, Any] = {}
     sent = counted(node)
     for _ in range(plan.turns):
@@ -82,11 +82,10 @@ async def measured(node: Node, plan: Plan, clocks: Clocks) -> dict[str, Any]:
         prefill = sent["bytes"]
         _, _, said = await one(node, ids, plan.tokens)
         whole, whole_cpu = clocks.read()
+        spans.add((first - began, first_cpu - cpu), (whole - first, whole_cpu - first_cpu))
         steps = plan.tokens - 1
-        walls.append((whole - first - (first - began)) / steps)
-        cpus.append((whole_cpu - first_cpu - (first_cpu - cpu)) / steps)
         found["bytes"] = (sent["bytes"] - prefill - (prefill - before)) / steps
-    found |= {"rate": 1 / min(walls), "cpu_ms": min(cpus) * 1000, "hops": hops(node)}
+    found |= {**spans.figures(plan.tokens), "hops": hops(node)}
     found["text"] = [one_of.token for one_of in said.choice.logprobs or ()]
     for length in plan.first:
         firsts = []

@@ -22,7 +22,7 @@ from typing import Any
 
 from measure import process_seconds
 from piped.peer_nodes import HOST, MODEL, Lost, network
-from piped.plan import PLANS, Plan
+from piped.plan import PLANS, Plan, Spans
 from processes import HERE
 
 _SILENCE = 90.0
@@ -128,16 +128,15 @@ class Asked:
 async def measured(asked: Asked, plan: Plan) -> dict[str, Any]:
     await formed(asked)
     text = asked.prompt(plan.prompt)
-    walls, cpus = [], []
+    spans = Spans()
     for _ in range(plan.turns):
         began, cpu = asked.read()
         await asked.one(text, 1)
         first, first_cpu = asked.read()
         await asked.one(text, plan.tokens)
         whole, whole_cpu = asked.read()
-        walls.append((whole - first - (first - began)) / (plan.tokens - 1))
-        cpus.append((whole_cpu - first_cpu - (first_cpu - cpu)) / (plan.tokens - 1))
-    found: dict[str, Any] = {"rate": 1 / min(walls), "cpu_ms": min(cpus) * 1000}
+        spans.add((first - began, first_cpu - cpu), (whole - first, whole_cpu - first_cpu))
+    found: dict[str, Any] = dict(spans.figures(plan.tokens))
     for length in plan.first:
         text, firsts = asked.prompt(length, 1), []
         for _ in range(plan.turns):

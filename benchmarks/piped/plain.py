@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from piped.models import prompt
-from piped.plan import PLANS, Plan
+from piped.plan import PLANS, Plan, Spans
 from transformers import AutoModelForCausalLM
 
 
@@ -43,17 +43,12 @@ def generate(model: Any, ids: list[int], count: int) -> tuple[float, float, list
 
 def measured(model: Any, plan: Plan) -> dict[str, Any]:
     ids = prompt(plan.prompt)
-    walls, cpus, made = [], [], []
+    spans, made = Spans(), list[int]()
     for _ in range(plan.turns):
         first, first_cpu, _ = generate(model, ids, 1)
         whole, whole_cpu, made = generate(model, ids, plan.tokens)
-        walls.append((whole - first) / (plan.tokens - 1))
-        cpus.append((whole_cpu - first_cpu) / (plan.tokens - 1))
-    found: dict[str, Any] = {
-        "rate": 1 / min(walls),
-        "cpu_ms": min(cpus) * 1000,
-        "text": made,
-    }
+        spans.add((first, first_cpu), (whole, whole_cpu))
+    found: dict[str, Any] = {**spans.figures(plan.tokens), "text": made}
     for length in plan.first:
         firsts = [generate(model, prompt(length, 1), 1) for _ in range(plan.turns)]
         found[f"first_{length}_ms"] = min(one[0] for one in firsts) * 1000

@@ -23,3 +23,25 @@ PLANS = {
     "quick": Plan(tokens=32, together=16, turns=2),
     "whole": Plan(),
 }
+
+
+class Spans:
+    """Answers of one token and of all of them; what a token takes is what lies between the best
+    of each: a slow first one does not make the rest look quick."""
+
+    def __init__(self) -> None:
+        self._firsts: list[tuple[float, float]] = []
+        self._wholes: list[tuple[float, float]] = []
+
+    def add(self, first: tuple[float, float], whole: tuple[float, float]) -> None:
+        """Wall and processor seconds."""
+        self._firsts.append(first)
+        self._wholes.append(whole)
+
+    def figures(self, tokens: int) -> dict[str, float]:
+        wall, cpu = (
+            (min(one[n] for one in self._wholes) - min(one[n] for one in self._firsts))
+            / (tokens - 1)
+            for n in (0, 1)
+        )
+        return {"rate": 1 / max(wall, 1e-9), "cpu_ms": cpu * 1000}
