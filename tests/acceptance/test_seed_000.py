@@ -228,6 +228,7 @@ async def test_every_processor_has_the_context_of_its_node(
         await ask(node, asked(count=2))
         for node_id, context in seen.items():
             assert isinstance(context.config, LpConfig)
+            assert context.config is network.nodes[node_id].config
             assert isinstance(context.logger, logging.Logger)
             assert isinstance(context.job, Job)
             assert isinstance(context.pipe, Pipe)

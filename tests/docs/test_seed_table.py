@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -15,9 +16,11 @@ from penstock.core.stages import StageStatus
 from penstock.lifecycles.canonical import CANONICAL, JobState, Role
 from penstock.lifecycles.container import CONTAINER, ContainerJobState
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
+from penstock.lifecycles.processor import PROCESSOR, ProcessorState
 from penstock.lifecycles.spool import FOLDERS, SPOOL, Status
+from penstock.workloads.pipes.job import ComputeStep, JobContext
 
-SEEDS = ("001", "002", "003", "004")
+SEEDS = ("000", "001", "002", "003", "004")
 NAMED = re.compile(r"`([\w/.]+\.py)::(\w+)`")
 ARROW = re.compile(r"`(\S+ → \S+)`")
 LEFT_OUT = re.compile(r"left out: \w.*\|")
@@ -86,6 +89,12 @@ def test_every_test_of_the_seed_is_on_the_page(seed: str, table: str, root: Path
     assert ours - {name for _, name in NAMED.findall(table)} == set()
 
 
+@pytest.mark.parametrize("seed", ["000"])
+def test_every_arrow_of_the_processors_table_is_on_the_page(table: str) -> None:
+    arrows = {f"{before} → {after}" for before, _, after in PROCESSOR}
+    assert arrows_of(table) == arrows | {"[*] → VALIDATING"}
+
+
 @pytest.mark.parametrize("seed", ["001"])
 def test_every_arrow_of_the_canonical_table_is_on_the_page(table: str) -> None:
     arrows = {
@@ -115,6 +124,26 @@ def test_every_arrow_of_the_spools_table_is_on_the_page(table: str) -> None:
     assert arrows_of(table) == arrows | {"[*] → STAGING"}
 
 
+@pytest.mark.parametrize("seed", ["000"])
+def test_every_row_of_the_processors_tables_is_with_its_state(table: str) -> None:
+    sections = {part.partition("\n")[0]: part for part in table.split("\n## ")}
+    assert [state.value for state in ProcessorState if state.value not in sections] == []
+    found = {
+        state: set(re.findall(r"\(`(\w+)`\) \|", sections[state.value])) for state in ProcessorState
+    }
+    events: dict[ProcessorState, set[str]] = {state: set() for state in ProcessorState}
+    for before, event, _ in PROCESSOR:
+        events[before].add(event.value)
+    assert found == events
+
+
+@pytest.mark.parametrize("seed", ["000"])
+def test_every_compute_step_and_every_part_of_a_context_is_on_the_page(table: str) -> None:
+    fields = [field.name for field in dataclasses.fields(JobContext)]
+    assert [name for name in fields if f"\n| `{name}`: " not in table] == []
+    assert [step.name for step in ComputeStep if f"\n| `{step.name}`: " not in table] == []
+
+
 @pytest.mark.parametrize("seed", ["001"])
 def test_every_state_and_every_role_is_on_the_page(table: str) -> None:
     assert [word.value for word in (*JobState, *Role) if word.value not in table] == []
@@ -140,6 +169,7 @@ def test_every_status_of_a_spooled_job_and_its_folder_is_on_the_page(table: str)
 @pytest.mark.parametrize(
     ("seed", "numbers"),
     [
+        ("000", [*range(1, 10), *range(1, 7), *range(1, 17), *range(1, 13)]),
         ("002", range(1, 21)),
         ("003", [*range(1, 16), *range(1, 13)]),
         ("004", [*range(1, 13), *range(1, 14)]),

@@ -460,6 +460,7 @@ async def test_a_node_with_other_weights_is_named_and_no_job_goes_over_it(
             await until(lambda: len(a.records()) == 3, a)
             way = await whole(a)
             assert way.disagree == (f"layers {LAYERS - 1} of c have other weights",)
+            assert a.record.refused == {"other_weights": 1}
             result = await ask(a, asked())
             assert result.choices[0].text == small.text(PROMPT, 12)
             assert {hop.node for hop in result.hops} == {"a", "b"}

@@ -95,6 +95,8 @@ class Node:
         self._jobs = JobTable()
         self._draining = False
         self._reference: tuple[str, ...] = ()
+        self._disagree: frozenset[str] = frozenset()
+        """Whose weights were others when it last looked."""
 
     # -- life -----------------------------------------------------------------------
 
@@ -463,7 +465,7 @@ class Node:
             return Gap((), (), f"{self.node_id} is about to leave")
         records = self.mesh.table.live()
         load = loads(records)
-        return find_way(
+        found = find_way(
             self.config.model,
             self._shape.num_layers,
             records,
@@ -474,6 +476,11 @@ class Node:
             self._reference,
             apart,
         )
+        for said in set(found.disagree) - self._disagree:
+            self.refused.add(Refused.OTHER_WEIGHTS)
+            log.warning("%s", said)
+        self._disagree = frozenset(found.disagree)
+        return found
 
     def holds(self, hops: tuple[Hop, ...]) -> bool:
         table = self.mesh.table

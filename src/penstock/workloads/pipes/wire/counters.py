@@ -38,6 +38,8 @@ class Refused(StrEnum):
     BAD_DTYPE = "bad_dtype"
     BAD_SHAPE = "bad_shape"
     NOT_FINITE = "not_finite"
+    # A node that is in no way.
+    OTHER_WEIGHTS = "other_weights"
     # A word about a job.
     UNKNOWN_JOB = "unknown_job"
     """As a rule one that has just ended."""
