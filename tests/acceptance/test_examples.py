@@ -91,7 +91,7 @@ def run(script: str, folder: Path, *words: str, **environ: str) -> subprocess.Co
         env={**os.environ, "PENSTOCK_DATA_DIR": str(folder / "data"), **environ},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
     )
 
 
@@ -137,7 +137,7 @@ def test_the_http_client_needs_only_the_standard_library(tmp_path: Path) -> None
     assert imported <= sys.stdlib_module_names
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_the_model_examples_ask_in_process_through_folders_and_as_openai_does(
     tmp_path: Path, model_file: Path
 ) -> None:
@@ -195,7 +195,7 @@ def test_no_example_is_forgotten() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(PRINTS) | NOT_RUN_ALONE
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_demo_shows_every_kind_of_job_and_exits_0(tmp_path: Path, model_file: Path) -> None:
     ended = run("demo.py", tmp_path)
     assert ended.returncode == 0, ended.stdout + ended.stderr
