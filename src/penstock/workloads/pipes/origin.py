@@ -41,7 +41,7 @@ from penstock.workloads.pipes.wire.messages import End, Landed, Open, Opened
 log = logging.getLogger(__name__)
 
 WAYS = 5
-"""How many are tried without a token more before a job is given up."""
+"""How many are tried without a token more before a job is given up, if they are still there."""
 _AGAIN = frozenset(
     {
         LlmCode.NODE_LOST,
@@ -55,7 +55,7 @@ _AGAIN = frozenset(
     }
 )
 """What another way may mend."""
-_MOVED = frozenset({LlmCode.NO_LOCAL_MODEL, LlmCode.PIPE_UNAVAILABLE})
+_GONE = frozenset({LlmCode.NODE_LOST, LlmCode.NO_LOCAL_MODEL, LlmCode.PIPE_UNAVAILABLE})
 
 
 class Surroundings(Protocol):
@@ -424,13 +424,15 @@ class Origin:
 
     def _turn_back(self, trip: Trip, broken: Broken) -> None:
         """Raises what ended it for good, or makes it ready for another way."""
-        ways, guilty = trip.count_way(), broken.node_id
-        # Who has other layers than a moment ago, or leaves, and says so, did nothing wrong.
-        if broken.code in _MOVED and not self._around.holds(trip.hops):
-            guilty = ""
+        if broken.code in _GONE and not self._around.holds(trip.hops):
+            # Who was lost, has other layers than a moment ago or leaves did nothing wrong.
+            patience = trip.waits_until(time.monotonic(), self._around.config.open_timeout)
+            is_last, guilty = time.monotonic() > patience, ""
+        else:
+            is_last, guilty = trip.count_way() >= WAYS, broken.node_id
         if guilty and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
             trip.avoid.add(guilty)
-        if broken.code not in _AGAIN or ways >= WAYS or guilty == self._around.node_id:
+        if broken.code not in _AGAIN or is_last or guilty == self._around.node_id:
             raise broken.failure() from broken
         if isinstance(self._find(trip), Gap) and not self._may_wait(trip):
             raise broken.failure() from broken
