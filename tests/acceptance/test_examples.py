@@ -81,6 +81,8 @@ KINDS = [
     "through the OpenAI API",
     "a prompt that is too long",
     "a folder is the queue",
+    "a model over two nodes",
+    "a node is lost",
 ]
 
 
