@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import penstock
+from penstock.app.asking import piece_of
 from scenarios.scenario import Scenario, Stage, Story, expect
 from scenarios.spoken import MODEL
 
@@ -55,8 +56,8 @@ async def served(stage: Stage) -> None:
 async def lost(stage: Stage, layers: asyncio.subprocess.Process) -> penstock.JobHandle:
     """Another one, whose node is killed in the middle: no copy of its layers is left."""
     job = await ask(stage, 400)
-    async for _ in job.afollow():
-        if layers.returncode is None and (await job.arefresh()).state == "RUNNING":
+    async for update in job.afollow():
+        if layers.returncode is None and piece_of(update) is not None:
             layers.kill()
             await layers.wait()
     return job
