@@ -50,6 +50,15 @@ def model_file() -> Path:
     return smollm2()
 
 
+@pytest.fixture(scope="session")
+def pipe_nursery() -> Iterator[str]:
+    """Where processes of nodes come from (`tests.chaos.pipes_network`)."""
+    from tests.chaos.pipes_network import nursery
+
+    with nursery() as path:
+        yield path
+
+
 def needs_runtime(name: str) -> str:
     """The path of an OCI runtime; without it the test is skipped, and in CI it fails."""
     found = shutil.which(name)

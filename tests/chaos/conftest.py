@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,12 +20,3 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     from tests.pipes.networks import SmallModel
 
     return SmallModel.made(tmp_path_factory.mktemp("small") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def pipe_nursery() -> Iterator[str]:
-    """Where processes of nodes come from."""
-    from tests.chaos.pipes_network import nursery
-
-    with nursery() as path:
-        yield path

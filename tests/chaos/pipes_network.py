@@ -237,8 +237,8 @@ class Processes(AsyncExitStack):
             **defaults,
         }
 
-    async def add(self, node_id: str, *layers: LayerRange, **more: Any) -> NodeProcess:
-        """A node that has joined all that are there."""
+    async def add(self, node_id: str, *layers: LayerRange | None, **more: Any) -> NodeProcess:
+        """A node that has joined all that are there. `None` for layers is auto."""
         node = await self.born(node_id)
         await node.start(self.config(node_id, *layers, **more))
         self.nodes[node_id] = node
@@ -249,15 +249,18 @@ class Processes(AsyncExitStack):
         self.push_async_callback(node.close)
         return node
 
-    def config(self, node_id: str, *layers: LayerRange, **more: Any) -> LpConfig:
+    def config(self, node_id: str, *layers: LayerRange | None, **more: Any) -> LpConfig:
+        held = None if None in layers else tuple(one for one in layers if one is not None)
         addresses = tuple(one.address for one in self.nodes.values() if not one.gone)
         return LpConfig(
             node_id=node_id,
             key=self.key,
-            **{"layers": layers, "join": addresses, **self._defaults, **more},
+            **{"layers": held, "join": addresses, **self._defaults, **more},
         )
 
-    async def origin(self, *layers: LayerRange, node_id: str = "a", **more: Any) -> NodeProcess:
+    async def origin(
+        self, *layers: LayerRange | None, node_id: str = "a", **more: Any
+    ) -> NodeProcess:
         return await self.add(node_id, *layers, end_model=True, **more)
 
     async def free(self) -> None:

@@ -23,6 +23,8 @@ import msgspec
 from msgspec import Struct
 
 MODEL = "tiny"
+LEFT = "left"
+"""Instead of a code: the one who asked was not there any more."""
 IMPORTED = (
     "penstock.workloads.pipes.node",
     "penstock.workloads.pipes.weights.prepared",
@@ -59,7 +61,7 @@ class Ask(Struct, tag=True):
 
 
 class Hang(Struct, tag=True):
-    """The one who asked is not there any more."""
+    """The one who asked leaves."""
 
     number: int
 
@@ -234,7 +236,7 @@ class Process:
         except LlmFailure as failure:
             self.say(Failed(number, str(failure.code), failure.message))
         except asyncio.CancelledError:
-            self.say(Failed(number, "hung up", ""))
+            self.say(Failed(number, LEFT, ""))
         except Exception as error:
             self.say(Failed(number, "raised", repr(error)))
 

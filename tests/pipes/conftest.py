@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,6 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
     """A model of six layers with random weights, and words."""
     return SmallModel.made(tmp_path_factory.mktemp("small") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def pipe_nursery() -> Iterator[str]:
-    """Where processes of nodes come from."""
-    from tests.chaos.pipes_network import nursery
-
-    with nursery() as path:
-        yield path
 
 
 @pytest.fixture

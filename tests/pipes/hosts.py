@@ -110,7 +110,7 @@ class Hosts(Processes):
     def cut(self, one: str, other: str) -> None:
         self.wire.cut(address_of(one), address_of(other))
 
-    async def add(self, node_id: str, *layers: LayerRange, **more: Any) -> NodeProcess:
+    async def add(self, node_id: str, *layers: LayerRange | None, **more: Any) -> NodeProcess:
         node = await self.born(node_id)
         node.tell(MoveOut(address_of(node_id)))
         moved = await node.said(MovedOut)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.chaos.pipes_network import Processes
 from tests.pipes.networks import ranges
 
 from penstock.testing.aio import run_async
+
+pytestmark = pytest.mark.timeout(120)
 
 COMPUTING = 48 << 20
 """Bytes beside weights and caches that a node takes to compute at all: code that is touched, rows

@@ -28,6 +28,8 @@ from penstock.workloads.pipes.weights.source import open_source
 from penstock.workloads.pipes.wire.connection import Connection
 from penstock.workloads.pipes.wire.kinds import Kind
 
+pytestmark = pytest.mark.timeout(120)
+
 ORIGIN = "the-origin"
 MARKER = "Zürich keeps a quick secret of 12 lazy foxes: 東京 漢字 xylophone"
 JOB = "canonical-job-of-the-marker"
