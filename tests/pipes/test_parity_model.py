@@ -73,6 +73,7 @@ from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import Job
 from penstock.workloads.pipes.llm_model import LlmModel
 from penstock.workloads.pipes.model.cache import KvPool
+from penstock.workloads.pipes.weights.memory import give_back
 
 torch.set_num_threads(1)
 config = dict(model_type="llama", hidden_size=512, intermediate_size=1536, num_hidden_layers=12,
@@ -89,6 +90,7 @@ class Made:
         return {f"{name}.weight": torch.randn(shape) * 0.02 for name, shape in shapes.items()}
 
 def resident():
+    give_back()  # the row that was computed is none of it
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Rss:"))
 
@@ -101,13 +103,13 @@ def pass_of(model, pool, tokens):
 
 first = LlmModel.load(Made(), LayerRange(0, 1), "float32")
 pool = KvPool(first.shape, 1 << 31, torch.float32)
-pass_of(first, pool, 64).cache.free()  # code and buffers that computing needs are there now
+pass_of(first, pool, 512).cache.free()  # code and buffers that computing needs are there now
 found = {"before": resident()}
 model = LlmModel.load(Made(), LayerRange(0, 12), "float32")
 found["loaded"], found["weights"] = resident(), model.weight_bytes
-pass_of(model, pool, 64).cache.free()
+pass_of(model, pool, 512).cache.free()
 found["warm"] = resident()
-job = pass_of(model, pool, 64)
+job = pass_of(model, pool, 512)
 found["filled"], found["promised"] = resident(), job.cache.bytes
 job.cache.free()
 found["freed"] = resident()
@@ -127,6 +129,6 @@ def test_weights_are_held_once_and_a_cache_takes_memory_as_tokens_come() -> None
     found = json.loads(done.stdout)
     assert found["loaded"] - found["before"] <= 1.1 * found["weights"]
     taken = found["filled"] - found["warm"]
-    # 64 of 8192 tokens: their pages, of which every head has some to itself.
-    assert found["promised"] / 128 <= taken <= found["promised"] / 16
-    assert found["freed"] - found["warm"] <= taken / 4
+    # 512 of 8192 tokens are a sixteenth.
+    assert found["promised"] / 20 <= taken <= found["promised"] / 10, found
+    assert found["freed"] - found["warm"] <= taken / 4, found
