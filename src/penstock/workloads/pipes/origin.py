@@ -143,6 +143,7 @@ class Origin:
                     if await self._is_over(trip, broken):
                         break
                     self._turn_back(trip, broken)
+                    await asyncio.sleep(trip.pause)
             for piece in _left(trip):
                 yield piece
             said = self._said(trip)

@@ -160,6 +160,13 @@ class Trip:
         flight = text.under_way.get(sequence) if text is not None else None
         return flight is not None and flight.returns == 0
 
+    @property
+    def pause(self) -> float:
+        """Seconds before it sets out again: the first time none, and then longer each time. Two
+        nodes that lost each other for a moment have found each other again by then."""
+        ways, told = self.ways
+        return 0.1 * 2 ** (ways - 1) if ways > 1 and told == self.told else 0.0
+
     def waits_until(self, now: float, seconds: float) -> float:
         """However often it has to wait before it has a token more."""
         if self.waits[1] != self.told:
