@@ -90,8 +90,9 @@ async def node(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "penstock.cli", "pipe", "node", "--json", "--node-id", name),
         *("--model", "SmolLM2", "--source", str(MODEL), "--dtype", "float32", "--threads", "1"),
-        *("--drain", "0", "--data", str(stage.data), *more),
+        *("--drain", "0", "--data", str(stage.data), "--with-parent", *more),
         env=os.environ,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
