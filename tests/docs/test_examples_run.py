@@ -49,7 +49,7 @@ RUN = {"python", "console"}
 NOT_RUN = {
     "README.md: $ make demo": "both have a test of their own, and one of them runs this page",
     "README.md: $ penstock models pull smollm2": "docs/how-to/language-models.md runs the same",
-    "README.md: $ penstock pipe node --model SmolLM2 --layers 0-14 --listen 0.0.0.0:7500": (
+    "README.md: $ penstock pipe node --model SmolLM2 --layers 0-14 --listen 0.0.0.0:7471": (
         "docs/how-to/pipes.md runs the same on one machine"
     ),
     "README.md: $ penstock run alpine:latest -- echo hello": (
