@@ -178,7 +178,9 @@ async def test_a_node_that_is_started_anew_under_its_id_takes_part_again(
         asked = await begun(origin)
         await network.nodes.pop("b").kill()
         await network.add("b", *ranges(2, 6))
-        assert isinstance(await origin.ended(asked), Failed)
+        # It may be back before anybody missed it: then the answer goes on over the new one.
+        if isinstance(await origin.ended(asked), Ended):
+            check_whole(asked, small)
         await origin.until(lambda now: now.whole)
         again = origin.ask(PROMPT, LONG)
         await origin.ended(again)
