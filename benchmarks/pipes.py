@@ -41,6 +41,7 @@ def main() -> int:
     with scratch(options.folder) as folder:
         for name in options.only:
             asked_of("models.py", name, str(options.model), str(folder / name))
+        base = ours.base(options.only[0], folder / options.only[0])
         for turn in range(options.repeats or (1 if how != "whole" else 3)):
             tell(f"run {turn + 1}")
             runs.append({})
@@ -60,7 +61,7 @@ def main() -> int:
         },
         "results": {
             **{key: middle(run.get(key) for run in runs) for key in runs[0]},
-            "base": base(),
+            "base": base,
         },
         "notes": notes,
     }
@@ -111,10 +112,6 @@ def named(name: str, side: str, found: Figures) -> Figures:
         for key, value in found.items()
         if isinstance(value, int | float)
     }
-
-
-def base() -> int:
-    return ours.base()
 
 
 def asked_of(script: str, *arguments: str) -> Figures:

@@ -7,6 +7,7 @@ import json
 import sys
 
 import msgspec
+import uvloop
 
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.node import Node
@@ -23,7 +24,7 @@ async def main(config: LpConfig) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(
+    uvloop.run(
         main(
             msgspec.json.decode(sys.argv[1], type=LpConfig, dec_hook=lambda kind, told: kind(told))
         )

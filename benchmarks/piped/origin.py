@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import uvloop
 from piped.models import prompt
 from piped.plan import PLANS, Plan, Spans
 
@@ -146,7 +147,7 @@ async def main(config: LpConfig, pids: list[int], how: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(
+    uvloop.run(
         main(
             msgspec.json.decode(sys.argv[1], type=LpConfig, dec_hook=lambda kind, told: kind(told)),
             json.loads(sys.argv[2]),

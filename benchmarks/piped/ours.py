@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 from piped.models import LAYERS
+from piped.origin import resident
 from processes import HERE
 
 from penstock.workloads.pipes.config import LayerRange, LpConfig
@@ -51,14 +52,18 @@ def measure(name: str, folder: Path, nodes: int, how: str) -> dict[str, Any]:
                 process.wait()
 
 
-def base() -> int:
-    """What a node takes before it holds anything: Python, torch, transformers."""
-    script = (
-        "import penstock.workloads.pipes.node, torch; torch.ones(8, 8) @ torch.ones(8, 8);"
-        "print(next(line.split()[1] for line in open('/proc/self/status') if 'VmRSS' in line))"
-    )
-    said = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, check=True)
-    return int(said.stdout) << 10
+def base(name: str, folder: Path) -> int:
+    """What a node takes that holds nothing: Python, torch, connections."""
+    told = config(name, folder, new_key(), "empty", None, ())
+    encoded = msgspec.json.encode(told, enc_hook=str).decode()
+    process = run("node.py", encoded, stdin=subprocess.PIPE)
+    try:
+        line(process)
+        return resident(process.pid)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(20)
 
 
 def parts(layers: int, nodes: int) -> list[LayerRange]:
@@ -71,7 +76,7 @@ def config(
     folder: Path,
     key: str,
     node_id: str,
-    layers: LayerRange,
+    layers: LayerRange | None,
     join: tuple[str, ...],
     **more: Any,
 ) -> LpConfig:
@@ -79,7 +84,7 @@ def config(
         model=name,
         source=folder,
         node_id=node_id,
-        layers=(layers,),
+        layers=() if layers is None else (layers,),
         key=key,
         join=join,
         dtype="float32",
