@@ -63,7 +63,8 @@ def nursery() -> Iterator[str]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            assert process.stdout.readline() == b"ready\n"
+            ready = process.stdout.readline()
+            assert ready == b"ready\n", f"the nursery ended: {process.wait()}"
             yield path
         finally:
             process.stdin.close()
