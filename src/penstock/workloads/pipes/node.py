@@ -49,6 +49,7 @@ from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.origin import Origin
 from penstock.workloads.pipes.pipe import Pipe
+from penstock.workloads.pipes.ranges import check_within
 from penstock.workloads.pipes.receiver import JobReceiver
 from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
 from penstock.workloads.pipes.text.tokenizing import Text
@@ -264,12 +265,10 @@ class Node:
     # -- layers ---------------------------------------------------------------------
 
     def _check_layers(self) -> None:
-        for layers in self.config.layers or ():
-            if layers.end > self._shape.num_layers:
-                raise Misconfigured(
-                    f"layers {layers} were asked for, and {self.config.model} has"
-                    f" 0-{self._shape.num_layers - 1}"
-                )
+        try:
+            check_within(self.config.layers or (), self._shape.num_layers)
+        except ValueError as error:
+            raise Misconfigured(f"{self.config.model}: {error}") from error
         if self.config.end_model and self.config.local_layers > self._shape.num_layers:
             raise Misconfigured(
                 f"{self.config.local_layers} local layers were asked for, and"
