@@ -36,7 +36,7 @@ class SmallModel:
 
     @classmethod
     def made(cls, folder: Path, family: str = "llama", **changes: Any) -> SmallModel:
-        from tests.unit.pipes.random_models import tiny
+        from tests.pipes.unit.random_models import tiny
 
         size = {
             "vocab_size": VOCABULARY,
@@ -52,7 +52,7 @@ class SmallModel:
 
     def generated(self, prompt: Sequence[int], count: int) -> list[int]:
         """What transformers makes of it, greedily."""
-        from tests.unit.pipes.random_models import generated
+        from tests.pipes.unit.random_models import generated
 
         key = (tuple(prompt), count)
         if key not in self._known:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.integration.cli.commands import Penstock, eventually
+from tests.cli.commands import Penstock, eventually
 from tests.pipes.terminals import Terminal
 
 MODELS = """

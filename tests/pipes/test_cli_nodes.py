@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.integration.cli.commands import Penstock, eventually, said
+from tests.cli.commands import Penstock, eventually, said
 from tests.pipes.networks import PROMPT, SmallModel, asked
 from tests.pipes.terminals import Terminal
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.integration.cli.commands import Penstock, said
+from tests.cli.commands import Penstock, said
 from tests.pipes.networks import LAYERS, PROMPT, Network, SmallModel, asked, ranges, until
 from tests.pipes.test_cli_nodes import environment
 from tests.pipes.test_engine_nodes import answer_of, engine_of, settings, submitted

@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 from tests.models import smollm2
-from tests.unit.pipes.model.walking import Split
-from tests.unit.pipes.random_models import RandomSource, generated
+from tests.pipes.unit.model.walking import Split
+from tests.pipes.unit.random_models import RandomSource, generated
 
 from penstock.workloads.pipes.weights.source import open_source
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.unit.pipes.random_models import RandomSource, tiny
-from tests.unit.pipes.weights.files import small_tokenizer
+from tests.pipes.unit.random_models import RandomSource, tiny
+from tests.pipes.unit.weights.files import small_tokenizer
 
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.described import layer_shapes

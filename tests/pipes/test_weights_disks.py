@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from tests.chaos.disks import tmpfs
-from tests.unit.pipes.random_models import RandomSource, tiny
-from tests.unit.pipes.weights.files import small_tokenizer
+from tests.pipes.unit.random_models import RandomSource, tiny
+from tests.pipes.unit.weights.files import small_tokenizer
 
 from penstock.core.llm import LlmFailure
 from penstock.workloads.pipes.weights.prepared import prepare

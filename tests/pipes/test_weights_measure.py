@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.unit.pipes.random_models import tiny
+from tests.pipes.unit.random_models import tiny
 
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.pipes import measure

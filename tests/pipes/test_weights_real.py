@@ -10,7 +10,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from tests.unit.pipes.random_models import RandomSource, tiny
+from tests.pipes.unit.random_models import RandomSource, tiny
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

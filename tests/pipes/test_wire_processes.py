@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.unit.pipes.wire.ends import Noted
+from tests.pipes.unit.wire.ends import Noted
 
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.wire.connection import Connection

@@ -1,0 +1,7 @@
+"""The pages of the docs, as `tests/docs` reads them."""
+
+from __future__ import annotations
+
+from tests.docs.conftest import all_blocks, blocks, pages, pytest_generate_tests, root
+
+__all__ = ["all_blocks", "blocks", "pages", "pytest_generate_tests", "root"]
