@@ -53,10 +53,10 @@ async def engine_of(mine: Settings) -> AsyncIterator[Engine]:
         yield engine
 
 
-async def submitted(desk: Desk, count: int = 12, **more: Any) -> Job:
-    ask = msgspec.json.encode(asked(count=count, **more))
+async def submitted(desk: Desk, count: int = 12, tenant: str = "default", **more: Any) -> Job:
+    ask = encode_data(msgspec.json.encode(asked(count=count, **more)))
     (job,) = await desk.submit(
-        [JobRequest(job_id="", topic="job.chat.tiny", context_ptr=encode_data(ask))]
+        [JobRequest(job_id="", topic="job.chat.tiny", context_ptr=ask, tenant=tenant)]
     )
     return job
 
@@ -113,6 +113,22 @@ async def test_a_job_goes_over_the_engine_s_node_and_another(
             assert [node.node_id for node in seen.nodes] == ["a", "b"]
             with pytest.raises(NotRunning):
                 await observe(b.address, new_key())
+
+
+@run_async
+async def test_a_tenant_is_never_told_what_another_has_asked(
+    tmp_path: Path, small: SmallModel
+) -> None:
+    async with engine_of(settings(tmp_path, small, pipe_end_model="true")) as engine:
+
+        async def cached(tenant: str) -> int:
+            job = await submitted(engine.desk, count=4, tenant=tenant)
+            return (await answer_of(engine.desk, job)).usage.cached_tokens
+
+        assert await cached("hospital") == 0
+        assert await cached("stranger") == 0
+        assert await cached("hospital") == len(PROMPT) - 1
+        assert await cached("stranger") == len(PROMPT) - 1
 
 
 @run_async

@@ -108,6 +108,9 @@ class FakeHost:
         self.running = False
         self.stopped = 0
 
+    def runner_for(self, tenant: str) -> FakeRunner:
+        return self.runner
+
     async def start(self, told: Loading) -> None:
         told(0.0, "loading")
         if self._failure is not None:

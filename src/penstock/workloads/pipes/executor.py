@@ -58,9 +58,9 @@ class Host(Protocol):
     def address(self) -> str:
         """Where other nodes reach it, once it was started."""
 
-    @property
-    def runner(self) -> Runner:
-        """Answers with its model; only where it has the end model."""
+    def runner_for(self, tenant: str) -> Runner:
+        """Answers with its model; only where it has the end model. What an answer leaves in the
+        caches is used again for the same tenant alone."""
 
     async def start(self, told: Loading) -> None:
         """Until its own part is loaded. Raises LlmFailure, Misconfigured."""
@@ -155,7 +155,7 @@ class PipesExecutor:
         except InvalidRequest as wrong:
             return _failure("BAD_INPUT", str(wrong))
         try:
-            return await _answered(self._host.runner, model, ask, ctx)
+            return await _answered(self._host.runner_for(task.request.tenant), model, ask, ctx)
         except LlmFailure as failure:
             return _failure(failure.code, failure.message)
         except asyncio.CancelledError:

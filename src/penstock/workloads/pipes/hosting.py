@@ -27,6 +27,9 @@ class NodeHost:
     def address(self) -> str:
         return self._node.address
 
+    def runner_for(self, tenant: str) -> PipeRunner:
+        return PipeRunner(self._node, tenant)
+
     async def start(self, told: Loading) -> None:
         await self._node.start(told)
 

@@ -569,14 +569,14 @@ class Node:
         self.mesh.join(addresses)
 
     async def generate(
-        self, ask: Generation, choice: int = 0, watch: Watch | None = None
+        self, ask: Generation, choice: int = 0, watch: Watch | None = None, tenant: str = ""
     ) -> AsyncGenerator[Piece | Said, None]:
         await self.start()
         if self.origin is None:
             raise LlmFailure(
                 LlmCode.END_MODEL_UNAVAILABLE, f"{self.node_id} has no end model: it sees no text"
             )
-        answer = self.origin.generate(ask, choice, watch)
+        answer = self.origin.generate(ask, choice, watch, tenant)
         try:
             async for piece in answer:
                 yield piece

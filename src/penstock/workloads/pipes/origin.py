@@ -128,9 +128,10 @@ class Origin:
         return Counter(node for trip in self._trips.values() for node in trip.nodes)
 
     async def generate(
-        self, ask: Generation, choice: int = 0, watch: Watch | None = None
+        self, ask: Generation, choice: int = 0, watch: Watch | None = None, tenant: str = ""
     ) -> AsyncGenerator[Piece | Said, None]:
         trip = await self._begin(ask, choice, watch)
+        trip.tenant = tenant
         self._under_way.add(trip)
         try:
             while True:
@@ -333,7 +334,7 @@ class Origin:
         """A cache of an earlier turn, unless a way has failed already."""
         if trip.avoid or trip.apart or trip.told:
             return None, 0
-        found = self.prefixes.take(trip.ids, time.monotonic(), self._is_usable)
+        found = self.prefixes.take(trip.tenant, trip.ids, time.monotonic(), self._is_usable)
         return found or (None, 0)
 
     def _is_usable(self, kept: Kept) -> bool:
@@ -448,7 +449,7 @@ class Origin:
             del self._trips[job_id]
             if seconds:
                 until = time.monotonic() + seconds
-                self.prefixes.add(Kept(job_id, tuple(trip.ids[:-1]), trip.hops, until))
+                self.prefixes.add(Kept(job_id, trip.tenant, tuple(trip.ids[:-1]), trip.hops, until))
             message = End(job_id=job_id, keep=seconds > 0, seconds=seconds)
             for node_id in trip.opened:
                 self._around.end(node_id, message)

@@ -21,6 +21,9 @@ MOST = 64
 class Kept(Struct, frozen=True):
     key: bytes
     """The job that made it."""
+    tenant: str
+    """Whose job that was. No other tenant may use it: the number of cached tokens, and the time
+    that they save, would tell what its prompt was."""
     ids: tuple[int, ...]
     """The tokens whose keys and values it has, in all of its nodes."""
     hops: tuple[Hop, ...]
@@ -41,13 +44,14 @@ class Prefixes:
         del self._kept[:-MOST]
 
     def take(
-        self, ids: Sequence[int], now: float, usable: Callable[[Kept], bool]
+        self, tenant: str, ids: Sequence[int], now: float, usable: Callable[[Kept], bool]
     ) -> tuple[Kept, int] | None:
-        """The one that has most of these tokens, and how many; at least one is left to compute."""
+        """The tenant's own cache that has most of these tokens, and how many; at least one token
+        is left to compute."""
         self._kept = [kept for kept in self._kept if kept.until > now]
         best, most = None, min(LEAST, len(ids)) - 1
         for kept in reversed(self._kept):
-            common = shared(kept.ids, ids)
+            common = shared(kept.ids, ids) if kept.tenant == tenant else 0
             if common > most and usable(kept):
                 best, most = kept, common
         if best is None:

@@ -21,8 +21,8 @@ from penstock.workloads.pipes.node import Node
 class PipeRunner:
     """Answers with the model of a node that has the end model. It owns the node."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, node: Node, tenant: str = "") -> None:
+        self._node, self._tenant = node, tenant
 
     @property
     def node(self) -> Node:
@@ -52,7 +52,7 @@ class PipeRunner:
         self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
     ) -> AsyncGenerator[Piece | Said, None]:
         self._check(model)
-        return self._node.generate(ask, choice, watch)
+        return self._node.generate(ask, choice, watch, self._tenant)
 
     async def embed(self, model: str, ask: Embedding) -> EmbeddingResult:
         raise LlmFailure(

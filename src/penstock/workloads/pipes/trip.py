@@ -78,6 +78,7 @@ class Trip:
     sampler: Sampler
     writer: Writer
     watch: Watch | None = None
+    tenant: str = ""
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     avoid: set[str] = field(default_factory=set)
     """Nodes that failed it."""
