@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ from penstock.workloads.pipes.llm_model import LlmModel
 from penstock.workloads.pipes.model.cache import KvPool
 from penstock.workloads.pipes.model.linear import COMPUTE
 from penstock.workloads.pipes.model.shape import Shape
-from penstock.workloads.pipes.net.records import SegmentRecord, SegmentState
+from penstock.workloads.pipes.net.records import SegmentRecord, SegmentState, ranges_of
 from penstock.workloads.pipes.weights.memory import give_back
 
 if TYPE_CHECKING:
@@ -27,18 +28,35 @@ Told = Callable[[int, int], None]
 _TIMED = 3
 
 
+class LoadingStopped(Exception):
+    """Nobody waits for these layers any more."""
+
+
 class Holding:
-    """What is wanted is loaded before what is not wanted any more is let go, so that a way over
-    this node stays whole. Jobs that go over a segment keep it alive by themselves."""
+    """Layers that stay are reused. New ones are loaded before others are dropped, so that a route
+    over this node stays complete; but if both do not fit into `room` layers, the others are
+    dropped first.
+
+    Jobs that go over a segment keep it alive by themselves, so `release` is called with the layers
+    that are dropped: it returns when no job uses them.
+    """
 
     def __init__(
-        self, model: str, source: Source, shape: Shape, dtype: str, changed: Callable[[], None]
+        self,
+        model: str,
+        source: Source,
+        shape: Shape,
+        dtype: str,
+        changed: Callable[[], None],
+        room: int,
+        release: Callable[[Collection[int]], Awaitable[None]],
     ) -> None:
         self._model, self._source, self._shape, self._dtype = model, source, shape, dtype
-        self._changed = changed
+        self._changed, self._room, self._release = changed, room, release
         self._turn = asyncio.Lock()
         self._loading: dict[LayerRange, int] = {}
-        self._layer_ms: dict[LayerRange, float] = {}
+        self._layer_ms: dict[int, float] = {}
+        """By layer."""
         self.segments: tuple[LlmModel, ...] = ()
 
     @property
@@ -51,17 +69,31 @@ class Holding:
         return sum(segment.weight_bytes for segment in self.segments)
 
     async def hold(self, ranges: Sequence[LayerRange], told: Told | None = None) -> None:
-        """Exactly these. Raises LlmFailure, and then holds what it held before."""
+        """Exactly these. Raises LlmFailure, and then holds what it held before, without what it
+        dropped to make room."""
         async with self._turn:
-            held = {segment.layers: segment for segment in self.segments}
-            new = [layers for layers in ranges if layers not in held]
+            held, wanted = layers_of(s.layers for s in self.segments), layers_of(ranges)
+            if len(held | wanted) > max(self._room, len(wanted)):
+                self._show(ranges_of(held & wanted), self.segments)
+                await self._release(held - wanted)
+                await asyncio.to_thread(give_back)
+            parts = list(self.segments)
             try:
-                for layers in new:
-                    held[layers] = await self._load(layers, told)
+                for layers in ranges_of(wanted - held):
+                    parts.append(await self._load(layers, told))
             finally:
                 self._loading.clear()
-            self.segments = tuple(held[layers] for layers in sorted(set(ranges)))
-            self._changed()
+            self._show(ranges, parts)
+
+    def _show(self, ranges: Sequence[LayerRange], parts: Sequence[LlmModel]) -> None:
+        """Hold these layers, all of which are in the parts, and no others."""
+        same = {part.layers: part for part in parts}
+        self.segments = tuple(
+            same.get(layers) or LlmModel.joined(parts, layers) for layers in sorted(set(ranges))
+        )
+        held = layers_of(ranges)
+        self._layer_ms = {n: ms for n, ms in self._layer_ms.items() if n in held}
+        self._changed()
 
     def records(self) -> tuple[SegmentRecord, ...]:
         ready = [
@@ -73,7 +105,7 @@ class Holding:
                 state=SegmentState.READY,
                 loaded=len(segment.layers),
                 dtype=self._dtype,
-                layer_ms=self._layer_ms.get(segment.layers, 0.0),
+                layer_ms=max(self._layer_ms[n] for n in layers_of([segment.layers])),
             )
             for segment in self.segments
         ]
@@ -93,8 +125,11 @@ class Holding:
         loop = asyncio.get_running_loop()
         self._loading[layers] = 0
         self._changed()
+        stopped = threading.Event()
 
         def read(count: int, of: int) -> None:
+            if stopped.is_set():
+                raise LoadingStopped
             self._loading[layers] = count
             loop.call_soon_threadsafe(self._changed)
             if told is not None:
@@ -105,10 +140,17 @@ class Holding:
             give_back()
             return model, timed(model)
 
-        model, ms = await asyncio.to_thread(load)
-        self._layer_ms[layers] = ms
+        try:
+            model, ms = await asyncio.to_thread(load)
+        finally:
+            stopped.set()  # a thread can't be cancelled: it ends after the layer that it reads
+        self._layer_ms.update(dict.fromkeys(layers_of([layers]), ms))
         del self._loading[layers]
         return model
+
+
+def layers_of(ranges: Iterable[LayerRange]) -> set[int]:
+    return {layer for one in ranges for layer in range(one.start, one.end)}
 
 
 def timed(model: LlmModel) -> float:

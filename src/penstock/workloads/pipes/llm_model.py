@@ -68,6 +68,18 @@ class LlmModel:
         give_back()
         return cls(shape, layers, dtype, stack, prints)
 
+    @classmethod
+    def joined(cls, parts: Sequence[LlmModel], layers: LayerRange) -> LlmModel:
+        """These layers, taken from segments that are held already. Nothing is read or copied."""
+        held = {
+            layer.number: (layer, mark)
+            for part in parts
+            for layer, mark in zip(part._stack, part.fingerprints, strict=True)
+        }
+        found = [held[number] for number in range(layers.start, layers.end)]
+        stack, prints = [layer for layer, _ in found], [mark for _, mark in found]
+        return cls(parts[0].shape, layers, parts[0].dtype, stack, prints)
+
     def process_job(self, job: Job) -> None:
         """As far as this segment goes and the job's way wants it."""
         ends = [hop.end for hop in job.hops if hop.start <= job.current_layer < hop.end]

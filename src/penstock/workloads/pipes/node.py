@@ -12,7 +12,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
@@ -45,7 +45,7 @@ from penstock.workloads.pipes.model.linear import COMPUTE
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.net.assigning import Assigning
 from penstock.workloads.pipes.net.mesh import Mesh
-from penstock.workloads.pipes.net.records import NodeRecord
+from penstock.workloads.pipes.net.records import NodeRecord, ranges_of, written
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.origin import Origin
 from penstock.workloads.pipes.pipe import Pipe
@@ -158,10 +158,15 @@ class Node:
             for segment in self._holding.segments
             for layer in range(segment.layers.start, segment.layers.end)
         }
+        found: list[str] = []
         try:
-            return tuple(held.get(n) or fingerprint(self._source.layer(n)) for n in layers)
+            for n in layers:
+                if self._stopping:
+                    return ()
+                found.append(held.get(n) or fingerprint(self._source.layer(n)))
         except LlmFailure:  # it has only its own part of the model
             return ()
+        return tuple(found)
 
     def _look(self) -> tuple[Source, Shape, Choice]:
         """All that takes a while before weights are read."""
@@ -188,7 +193,9 @@ class Node:
             context=self.context,
             ends=config.end_model,
         )
-        self._holding = Holding(config.model, self._source, shape, dtype, self._news)
+        self._holding = Holding(
+            config.model, self._source, shape, dtype, self._news, self._room.layers, self._release
+        )
         end_model = None
         if config.end_model:
             tell(0.05, "reading the end model")
@@ -304,6 +311,29 @@ class Node:
             failure = failure_of(error)
             log.error("layers %s can't be held: %s", layers, failure)
             self._assigning.gave_up(str(failure))
+
+    async def _release(self, layers: Collection[int]) -> None:
+        """Until no job uses these layers of this node. Those that still do after `drain` seconds
+        have to take another route."""
+        until = time.monotonic() + self.config.drain
+        while (jobs := self._jobs_over(layers)) and time.monotonic() < until:
+            await self.changed(min(TICK, max(0.0, until - time.monotonic())))
+        gone = written(ranges_of(layers))
+        dropped = LlmFailure(
+            LlmCode.NO_LOCAL_MODEL, f"{self.node_id} no longer holds layers {gone}"
+        )
+        for job in jobs:
+            self.failed(job.job_id, job.origin_node_id, job.sequence, dropped)
+        until = time.monotonic() + self.config.silence
+        while self._jobs_over(layers) and time.monotonic() < until:
+            await self.changed(TICK)
+
+    def _jobs_over(self, layers: Collection[int]) -> list[Job]:
+        return [
+            job
+            for job in self._jobs.all()
+            if job.cache is not None and not set(layers).isdisjoint(job.cache.layers)
+        ]
 
     # -- the network ----------------------------------------------------------------
 

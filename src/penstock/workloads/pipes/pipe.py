@@ -24,8 +24,8 @@ class Outbox(Protocol):
 
 
 class Pipe:
-    """From the first layer to the last. `segments` is looked at anew each time: what is unloaded
-    is no longer local."""
+    """From the first layer to the last. `segments` are those of this node when the job was opened:
+    it keeps them, also if the node drops them."""
 
     def __init__(
         self,
