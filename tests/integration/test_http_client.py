@@ -222,6 +222,19 @@ async def test_of_a_batch_with_one_bad_job_nothing_is_stored(desk: Desk, house: 
 
 
 @each_way
+async def test_a_refused_batch_says_how_much_of_it_is_stored(desk: Desk, house: House) -> None:
+    await desk.limits.put(Limit(name="few", max_waiting=5500))
+    with pytest.raises(TooMany) as caught:
+        await desk.submit([a_job(run_at=LATER)] * 6000)
+    stored = (await desk.status()).waiting
+    if isinstance(desk, HttpDesk):  # it sends more than 5,000 in several calls
+        assert caught.value.hint == "the first 5000 of 6000 jobs are stored"
+        assert stored == 5000
+    else:
+        assert stored == 0
+
+
+@each_way
 async def test_a_wrong_field_is_named(desk: Desk, house: House) -> None:
     with pytest.raises(InvalidRequest) as caught:
         await desk.submit([a_job(timeout=-1.0)])

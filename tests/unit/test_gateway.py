@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.adapters.memory.store import MemoryStore
@@ -16,13 +18,15 @@ from penstock.core.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
+    StoreFull,
     TooMany,
     UnknownTopic,
     UnreadablePointer,
 )
 from penstock.core.job import JobRequest, Priority, RetryPolicy, Unique, UniqueScope
-from penstock.core.transition import Change
+from penstock.core.transition import Answer, Change
 from penstock.lifecycles.canonical import JobEvent, JobState
+from penstock.ports.limits import Limit
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
@@ -34,8 +38,8 @@ _E, _S = JobEvent, JobState
 class Desk:
     """A gateway with everything that it needs."""
 
-    def __init__(self, **options: Any) -> None:
-        self.store, self.blobs = MemoryStore(), MemoryBlobs()
+    def __init__(self, store: MemoryStore | None = None, **options: Any) -> None:
+        self.store, self.blobs = store or MemoryStore(), MemoryBlobs()
         self.clock = VirtualClock(T0)
         self.board = Board(Roster({"p": Pool("p", topics=("job.test*",))}), self.clock.now)
         self.store.listen(self.board.observe)
@@ -151,6 +155,44 @@ async def test_of_a_batch_with_one_bad_request_nothing_is_stored(
     with pytest.raises(error):
         await desk.submit(*batch)
     assert await desk.stored() == ["taken"]
+
+
+class SmallDisk(MemoryStore):
+    """Has room for 1,000 jobs."""
+
+    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
+        if len(await self.unfinished()) + len(changes) > 1000:
+            raise StoreFull("no space left", hint="nothing was stored")
+        return await super().apply(changes)
+
+
+@run_async
+async def test_of_a_large_batch_that_the_disk_cannot_take_nothing_is_stored() -> None:
+    desk = Desk(store=SmallDisk())
+    with pytest.raises(StoreFull):
+        await desk.submit(*(a_request("") for _ in range(1500)))
+    assert await desk.stored() == []
+
+
+@pytest.mark.parametrize("taken", [a_request("same"), a_request("", idempotency_key="same")])
+@run_async
+async def test_a_batch_that_loses_a_race_for_an_id_or_key_stores_nothing(taken: JobRequest) -> None:
+    desk = Desk()
+    batch = [a_request("x1"), replace(taken, env={"k": "v"}), a_request("x2")]
+    first, second = await asyncio.gather(
+        desk.submit(taken), desk.submit(*batch), return_exceptions=True
+    )
+    assert isinstance(second, Conflict)
+    assert await desk.stored() == first
+
+
+@run_async
+async def test_a_batch_sent_twice_at_once_is_stored_once() -> None:
+    desk = Desk()
+    batch = [a_request(f"x{n}", idempotency_key=f"k{n}") for n in range(3)]
+    first, second = await asyncio.gather(desk.submit(*batch), desk.submit(*batch))
+    assert first == second == ["x0", "x1", "x2"]
+    assert sorted(await desk.stored()) == first
 
 
 @run_async
@@ -458,6 +500,30 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
     assert refused.value.retry_after > 0
     assert await desk.stored() == ["a"]
     await desk.submit(a_request("b"))
+
+
+@pytest.mark.parametrize("limit", ["max_waiting", "limit"])
+@run_async
+async def test_of_many_submissions_at_once_no_more_are_accepted_than_may_wait(limit: str) -> None:
+    desk = Desk(max_waiting=10 if limit == "max_waiting" else 0)
+    if limit == "limit":
+        desk.board.limiter.use([Limit(name="few", key=("tenant",), max_waiting=10)])
+    submissions = [desk.submit(a_request("", env={"n": str(n)})) for n in range(100)]
+    ends = await asyncio.gather(*submissions, return_exceptions=True)
+    assert sum(isinstance(end, list) for end in ends) == 10
+    assert sum(isinstance(end, TooMany) for end in ends) == 90
+    assert len(await desk.stored()) == 10
+
+
+@run_async
+async def test_a_submission_that_failed_gives_its_room_back() -> None:
+    desk = Desk(max_waiting=2)
+    desk.board.limiter.use([Limit(name="few", max_waiting=2)])
+    with pytest.raises(InvalidRequest, match="after"):
+        await desk.submit(a_request("a"), a_request("b", after=("nobody",)))
+    await desk.submit(a_request("a"), a_request("b"))
+    with pytest.raises(TooMany):
+        await desk.submit(a_request("c"))
 
 
 # -- many at once -------------------------------------------------------------------

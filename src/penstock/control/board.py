@@ -8,7 +8,8 @@ durable. Scheduler, reconciler and desk all look at the same board.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 
 from penstock.control.backlog import Backlog
 from penstock.control.dependencies import Dependencies
@@ -16,7 +17,7 @@ from penstock.control.holds import why_parked
 from penstock.control.limiter import Limiter
 from penstock.control.placement import matches
 from penstock.control.roster import Roster
-from penstock.core.job import Job, Offer
+from penstock.core.job import Job, JobRequest, Offer
 from penstock.core.policy import ready_at
 from penstock.core.transition import Answer
 from penstock.core.verdict import SafetyVerdict
@@ -48,6 +49,8 @@ class Board:
         self.limiter = Limiter(now, held=self.held.values, waiting=self._with_records)
         self.finished = 0
         self._waiting = 0
+        self.coming: dict[str, JobRequest] = {}
+        """Requests, by id, that have room in the queues and are not committed yet."""
         self._expiries: list[tuple[float, int]] = []
         """When a hold ends, and whose; it may be another hold, or none, by then."""
         self.topics: set[str] = set()
@@ -79,6 +82,8 @@ class Board:
                 self._hear_of_hold(job, entry.path.steps[-1][1])
 
     def _enter(self, job: Job) -> None:
+        if self.coming and (request := self.coming.pop(job.job_id, None)) is not None:
+            self.limiter.release_room(request)
         if job.state in WAITING:
             self._waiting += 1
             self.unjudged[job.seq] = job
@@ -222,6 +227,21 @@ class Board:
     def waiting(self) -> int:
         """How many jobs are accepted and were never with a worker."""
         return self._waiting
+
+    @contextmanager
+    def expecting(self, requests: Iterable[JobRequest]) -> Generator[None]:
+        """Count requests as waiting until they are committed, or refused."""
+        mine = {r.job_id: r for r in requests if r.job_id not in self.coming}
+        self.coming.update(mine)
+        for request in mine.values():
+            self.limiter.reserve_room(request)
+        try:
+            yield
+        finally:
+            for job_id, request in mine.items():
+                if self.coming.get(job_id) is request:
+                    del self.coming[job_id]
+                    self.limiter.release_room(request)
 
     def _with_records(self) -> list[Job]:
         return [*self.unjudged.values(), *self.parked.values()]

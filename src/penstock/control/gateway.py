@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from difflib import get_close_matches
 
 from msgspec.structs import replace
@@ -23,8 +24,8 @@ from penstock.core.errors import (
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.pointer import check_size, decode_data
-from penstock.core.policy import completed
-from penstock.core.transition import Accept, Change, Move, Verdict
+from penstock.core.policy import completed, difference
+from penstock.core.transition import Accept, Move, Verdict
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobEvent, JobState, Role
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
@@ -32,7 +33,8 @@ from penstock.ports.desk import Bulk
 from penstock.ports.store import JobQuery, Store
 
 _GATEWAY = Role.GATEWAY.value
-_CHUNK = 1000
+_BREATH = 1000
+"""Requests of a batch that are checked before others get the event loop."""
 _CHILDREN = 10_000
 _LAST = (1 << 62) - 1
 """Beyond every job's `seq`."""
@@ -71,30 +73,33 @@ class Gateway:
     async def submit(self, requests: Sequence[JobRequest], *, by: str = "") -> list[Job]:
         """Accept all durably, or none. See `penstock.ports.desk.Desk.submit`."""
         now = self.clock.now()
-        accepts = [self._admissible(request, now, by) for request in requests]
+        many = len(requests) > 1
+        accepts: list[Accept] = []
+        for request in requests:
+            accepts.append(self._admissible(request, now, by, all_or_none=many))
+            if len(accepts) % _BREATH == 0:
+                await asyncio.sleep(0)
         for request in requests:
             if (pointer := request.context_ptr) and not pointer.startswith("data:"):
                 await self._check_elsewhere(pointer)
-        chunk_size = _CHUNK
         admitted = [accept.request for accept in accepts]
-        self._check_room(admitted)
-        if len(accepts) > 1:
-            await self._check_conflicts(accepts)
-        if any(request.after for request in admitted):
-            await self._check_parents(admitted)
-            chunk_size = len(accepts)  # a child must not be there before its parents are
+        _check_batch_conflicts(admitted)
+        with self._room_for(admitted):
+            if any(request.after for request in admitted):
+                await self._check_parents(admitted)
+            # One commit: a failure leaves nothing, and a child never precedes its parents.
+            answers = await self.store.apply(accepts)
         jobs: list[Job] = []
-        for start in range(0, len(accepts), chunk_size):
-            chunk: list[Change] = list(accepts[start : start + chunk_size])
-            for answer, accept in zip(await self.store.apply(chunk), chunk, strict=True):
-                assert answer.job is not None
-                assert isinstance(accept, Accept)
-                if answer.verdict is Verdict.REPEATED:
-                    _check_repeat(accept.request, answer.job.request)
-                jobs.append(answer.job)
+        for answer, request in zip(answers, admitted, strict=True):
+            if answer.job is None:
+                continue  # another one of the batch is in conflict
+            if not answer.moved:
+                _check_repeat(request, answer.job.request)
+            jobs.append(answer.job)
+        assert len(jobs) == len(admitted)
         return jobs
 
-    def _admissible(self, request: JobRequest, now: float, by: str) -> Accept:
+    def _admissible(self, request: JobRequest, now: float, by: str, *, all_or_none: bool) -> Accept:
         fresh = not request.job_id
         principal = by
         if not by or (by == OWNER.principal and request.principal):
@@ -108,7 +113,7 @@ class Gateway:
         if request.topic not in self._known:
             self._check_topic(request.topic)
         self._check_payload(request.topic, request.context_ptr)
-        return Accept(request, now, actor_for(by), fresh=fresh)
+        return Accept(request, now, actor_for(by), fresh=fresh, all_or_none=all_or_none)
 
     async def _check_parents(self, requests: Sequence[JobRequest]) -> None:
         """What a job waits for must be there, or come with it, and lead nowhere back."""
@@ -123,10 +128,12 @@ class Gateway:
                     raise InvalidRequest(f"after[{index}]", f"there is no job {parent_id!r}")
         check_cycles({request.job_id: request.after for request in requests})
 
-    def _check_room(self, requests: Sequence[JobRequest]) -> None:
-        """Refuse what would make a queue longer than it may be."""
+    def _room_for(self, requests: Sequence[JobRequest]) -> AbstractContextManager[None]:
+        """Refuse what would make a queue too long; keep its room until it is stored."""
+        if not (self._max_waiting or self.board.limiter.limits_queues):
+            return nullcontext()
         if self._max_waiting:
-            waiting = self.board.waiting()
+            waiting = self.board.waiting() + len(self.board.coming)
             if waiting + len(requests) > self._max_waiting:
                 raise TooMany(
                     f"{waiting} jobs are waiting already; at most {self._max_waiting} may",
@@ -134,6 +141,7 @@ class Gateway:
                     hint="try again when some have run, or raise max_waiting",
                 )
         self.board.limiter.check_waiting(requests)
+        return self.board.expecting(requests)
 
     def _check_payload(self, topic: str, pointer: str) -> None:
         """What is at hand is checked now."""
@@ -149,31 +157,6 @@ class Gateway:
         with _named("context_ptr"):
             stat = await self.blobs.stat(pointer)
         check_size("input", stat.size, self._max_input)
-
-    async def _check_conflicts(self, accepts: Sequence[Accept]) -> None:
-        """Look for ids and keys that are taken while nothing of the batch is stored yet."""
-        taken: dict[tuple[str, str | None], JobRequest] = {}
-        for accept in accepts:
-            request = accept.request
-            by_id, by_key = (request.job_id, None), (request.tenant, request.idempotency_key)
-            held = taken.get(by_id)
-            if held is None and not accept.fresh:
-                job = await self.store.get(request.job_id)
-                held = None if job is None else job.request
-            if held is None and request.idempotency_key is not None:
-                held = taken.get(by_key) or await self._holder(request)
-            if held is not None:
-                _check_same(request, held)
-                continue
-            taken[by_id] = request
-            if request.idempotency_key is not None:
-                taken[by_key] = request
-
-    async def _holder(self, request: JobRequest) -> JobRequest | None:
-        key = request.idempotency_key
-        query = JobQuery(tenant=request.tenant, idempotency_key=key, limit=1)
-        found = await self.store.find(query)
-        return found[0].request if found else None
 
     def _check_topic(self, topic: str) -> None:
         if self._refuse_unknown and not self.board.knows(topic):
@@ -334,10 +317,6 @@ def _cancel_move(job: Job, reason: str, now: float, by: str) -> Move:
     )
 
 
-_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number", "complete", "principal"})
-"""What the same request may have otherwise the second time: ids we gave, times from now."""
-
-
 def _check_repeat(request: JobRequest, held: JobRequest) -> None:
     """A job that is there already answers for the same request, or for its unique key."""
     same_id = request.job_id == held.job_id
@@ -349,19 +328,31 @@ def _check_repeat(request: JobRequest, held: JobRequest) -> None:
 
 
 def _check_same(request: JobRequest, held: JobRequest) -> None:
-    if request.tenant != held.tenant:
+    field = difference(request, held)
+    if field == "tenant":
         raise Conflict(f"job_id {held.job_id!r} is taken", hint="leave it out to be given one")
-    for field in JobRequest.__struct_fields__:
-        if field not in _MAY_DIFFER and getattr(request, field) != getattr(held, field):
-            taken = (
-                f"job_id {held.job_id!r}"
-                if request.job_id == held.job_id
-                else f"idempotency_key {request.idempotency_key!r}"
-            )
-            raise Conflict(
-                f"{taken} is taken by a different request: {field} differs",
-                hint="use another id or key, or submit exactly the same request",
-            )
+    if field is not None:
+        taken = (
+            f"job_id {held.job_id!r}"
+            if request.job_id == held.job_id
+            else f"idempotency_key {request.idempotency_key!r}"
+        )
+        raise Conflict(
+            f"{taken} is taken by a different request: {field} differs",
+            hint="use another id or key, or submit exactly the same request",
+        )
+
+
+def _check_batch_conflicts(requests: Sequence[JobRequest]) -> None:
+    """Two different requests of one batch must not have the same id or key."""
+    taken: dict[tuple[str, str | None], JobRequest] = {}
+    for request in requests:
+        by_id, by_key = (request.job_id, None), (request.tenant, request.idempotency_key)
+        held = taken.setdefault(by_id, request)
+        if held is request and request.idempotency_key is not None:
+            held = taken.setdefault(by_key, request)
+        if held is not request:
+            _check_same(request, held)
 
 
 def check_batch(requests: Sequence[JobRequest], most: int) -> None:

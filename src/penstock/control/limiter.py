@@ -47,6 +47,8 @@ class Limiter:
         self._terms: dict[str, Terms] = {}
         self._held: dict[str, Buckets] = {}
         self._waiting: dict[int, Buckets] = {}
+        self._reserved: dict[str, Buckets] = {}
+        """Requests, by id, that are counted as queued and are not committed yet."""
         self._running: Counter[Bucket] = Counter()
         self._queued: Counter[Bucket] = Counter()
         self._windows: dict[Bucket, Window] = {}
@@ -73,7 +75,7 @@ class Limiter:
         self.on_change()
 
     def _count_anew(self) -> None:
-        for counted in (self._held, self._running, self._waiting, self._queued):
+        for counted in (self._held, self._running, self._waiting, self._queued, self._reserved):
             counted.clear()
         self._timers.clear()
         self._timed.clear()
@@ -217,9 +219,24 @@ class Limiter:
 
     # -- what may come ------------------------------------------------------------
 
+    @property
+    def limits_queues(self) -> bool:
+        """Whether some limit says how many jobs may wait."""
+        return any(limit.max_waiting is not None for limit in self._sorter.limits.values())
+
+    def reserve_room(self, request: JobRequest) -> None:
+        """Count a request as queued before it is committed, so that nobody else gets its room."""
+        if mine := self._sorter.sort(request):
+            self._reserved[request.job_id] = mine
+            self._queued.update(mine)
+
+    def release_room(self, request: JobRequest) -> None:
+        for bucket in self._reserved.pop(request.job_id, ()):
+            _take_one(self._queued, bucket)
+
     def check_waiting(self, requests: Sequence[JobRequest]) -> None:
         """Raise TooMany if so many more may not wait."""
-        if all(limit.max_waiting is None for limit in self._sorter.limits.values()):
+        if not self.limits_queues:
             return
         coming: Counter[Bucket] = Counter()
         for request in requests:

@@ -154,6 +154,20 @@ def keeps_out(held: Job, now: float) -> bool:
     return not held.is_final
 
 
+_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number", "complete", "principal"})
+"""Fields that may differ in a repeated request: ids we gave, times counted from now."""
+
+
+def difference(request: JobRequest, held: JobRequest) -> str | None:
+    """The field in which a request differs from the one that has its id or key, if any."""
+    if request.tenant != held.tenant:
+        return "tenant"
+    for field in JobRequest.__struct_fields__:
+        if field not in _MAY_DIFFER and getattr(request, field) != getattr(held, field):
+            return field
+    return None
+
+
 def request_hash(request: JobRequest) -> str:
     """Names exactly what was asked; an approval is bound to it."""
     encoded = msgspec.json.encode(request, order="deterministic")

@@ -8,7 +8,7 @@ the two over a whole database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import cache
 
@@ -57,6 +57,8 @@ class Accept(Struct, frozen=True, gc=False):
     """The id was just generated here, so nobody can hold it yet."""
     unless_cancelled: bool = False
     """Where it follows a move: not if that job was asked to end in the meantime."""
+    all_or_none: bool = False
+    """Refuse every change of the batch if a different request has this one's id or key."""
 
 
 class Move(Struct, frozen=True, gc=False):
@@ -192,6 +194,12 @@ def followers(job: Job, move: Move) -> tuple[Accept, ...]:
     if not (move.then and job.cancel_requested):
         return move.then
     return tuple(accept for accept in move.then if not accept.unless_cancelled)
+
+
+def refusal(batch: Sequence[Change], conflict: Accept, held: Job) -> list[Answer]:
+    """The answers to a batch of which nothing is done, because `held` has the id or key of one."""
+    why = f"job {held.job_id} has the id or key of {conflict.request.job_id}"
+    return [Answer(_REFUSED, held if one is conflict else None, why=why) for one in batch]
 
 
 def advance(job: Job, move: Move) -> Answer:

@@ -156,8 +156,10 @@ class Store(Protocol):
         """Make the changes, in order, in one commit; answer each.
 
         An Accept whose job_id, (tenant, idempotency_key) or unique key is taken is REPEATED,
-        with the job that has it (`penstock.core.policy.keeps_out`). Raises StoreFailed, with
-        nothing written, if the commit fails.
+        with the job that has it (`penstock.core.policy.keeps_out`). If an Accept with
+        `all_or_none` finds its id or key taken by a different request, all changes are
+        REFUSED; its own answer has the job that is there. Raises StoreFailed, with nothing
+        written, if the commit fails.
         """
 
     def listen(self, listener: Listener) -> Callable[[], None]:

@@ -166,6 +166,32 @@ class StoreContract(GateContract, JournalContract, ABC):
         assert [a.job.job_id for a in answers if a.job] == ["a", "a", "a", "c"]
 
     @run_async
+    async def test_a_batch_that_goes_all_or_none_is_refused_whole(self, store: Store) -> None:
+        await store.apply([accept("a"), accept("k", idempotency_key="k")])
+        other: dict[str, Any] = {"env": {"k": "v"}}
+        for taken in (accept("a", **other), accept("", idempotency_key="k", **other)):
+            batch = [replace(one, all_or_none=True) for one in (accept("b"), taken, accept("c"))]
+            answers = await store.apply([*batch, move("a", _E.CANCEL)])
+            assert {answer.verdict for answer in answers} == {Verdict.REFUSED}
+            assert answers[1].job is not None
+            assert answers[1].job.job_id == (taken.request.job_id or "k")
+        assert await names(store) == "ka"
+        batch = [replace(one, all_or_none=True) for one in (accept("b"), accept("a"))]
+        assert [a.job.job_id for a in await store.apply(batch) if a.job] == ["b", "a"]
+
+    @run_async
+    async def test_a_very_large_batch_is_committed_beside_others(self, store: Store) -> None:
+        heard: list[str] = []
+        store.listen(lambda moved: heard.extend(a.job.job_id for a in moved if a.job))
+        large = store.apply([accept(f"large{n}") for n in range(6000)])
+        small = (store.apply([accept(f"small{n}")]) for n in range(3))
+        answers = await asyncio.gather(large, *small, self._later(store))
+        assert [len(one) for one in answers] == [6000, 1, 1, 1, 1]
+        assert len(heard) == len(set(heard)) == 6004
+        assert (await store.verify()).mismatches == ()
+        assert await store.tally() == {_S.PENDING: 6004}
+
+    @run_async
     async def test_jobs_are_numbered_in_the_order_of_acceptance(self, store: Store) -> None:
         first = await store.apply([accept("b"), accept("a")])
         second = await store.apply([accept("c")])
@@ -611,6 +637,11 @@ class StoreContract(GateContract, JournalContract, ABC):
         await self._some_lives(store)
         for job in await found(store):
             assert fold(await store.history(job.job_id)) == Folded.of(job)
+
+    async def _later(self, store: Store) -> list[Answer]:
+        await asyncio.sleep(0.01)
+        assert await store.fetch([1 << 40]) == []
+        return await store.apply([accept("later")])
 
     async def _some_lives(self, store: Store) -> None:
         await store.apply([accept(name, at=T0) for name in "abcd"])

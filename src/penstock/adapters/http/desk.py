@@ -27,7 +27,7 @@ from penstock.adapters.http.counters import (
 )
 from penstock.adapters.http.line import Line, LineOptions, encode, segment
 from penstock.adapters.http.pipelines import HttpPipelines
-from penstock.core.errors import WaitTimedOut
+from penstock.core.errors import PenstockError, WaitTimedOut
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest
 from penstock.core.pipes import PipesView
@@ -51,6 +51,7 @@ from penstock.ports.store import JobQuery, JournalEvent, LogLine, Verified
 
 _BATCH = 5_000
 """Jobs in one call."""
+_MANY = "/v1/jobs/batch"
 _BATCH_BYTES = 16 << 20
 _PAGE = 1000
 _POLL = 30.0
@@ -147,9 +148,13 @@ class HttpDesk:
             return [await self._line.send("POST", "/v1/jobs", Job, named[0], again=True)]
         jobs: list[Job] = []
         for part in parted([Raw(encode(request)) for request in named]):
-            jobs += (
-                await self._line.send("POST", "/v1/jobs/batch", Jobs, {"jobs": part}, again=True)
-            ).jobs
+            body = {"jobs": part}
+            try:
+                jobs += (await self._line.send("POST", _MANY, Jobs, body, again=True)).jobs
+            except PenstockError as error:
+                if jobs:
+                    error.hint = f"the first {len(jobs)} of {len(named)} jobs are stored"
+                raise
         return jobs
 
     def _named(self, request: JobRequest) -> JobRequest:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.adapters.memory.matching import matches, matches_audit
 from penstock.core.errors import NotFound, Unavailable
 from penstock.core.job import Job
-from penstock.core.policy import keeps_out
+from penstock.core.policy import difference, keeps_out
 from penstock.core.transition import (
     Accept,
     Answer,
@@ -27,6 +27,7 @@ from penstock.core.transition import (
     advance,
     fold,
     followers,
+    refusal,
 )
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.store import (
@@ -69,11 +70,20 @@ class MemoryStore:
         if self._closed:
             raise Unavailable("the store is closed")
         moved: list[Answer] = []
-        answers = [self._decide(change, moved) for change in changes]
+        answers = self._refusal(changes) or [self._decide(change, moved) for change in changes]
         if moved:
             for listener in tuple(self._listeners):
                 listener(moved)
         return answers
+
+    def _refusal(self, changes: Sequence[Change]) -> list[Answer]:
+        """The answers to a batch that must be accepted whole and can't be; else none."""
+        for change in changes:
+            if isinstance(change, Accept) and change.all_or_none:
+                held = self._holder(change)
+                if held is not None and difference(change.request, held.request) is not None:
+                    return refusal(changes, change, held)
+        return []
 
     def _decide(self, change: Change, moved: list[Answer]) -> Answer:
         if isinstance(change, Accept):
@@ -104,8 +114,7 @@ class MemoryStore:
 
     def _accept(self, accept: Accept, moved: list[Answer], *, follows: bool = False) -> Answer:
         request = accept.request
-        key = (request.tenant, request.idempotency_key or "")
-        held = self._jobs.get(request.job_id) or self._jobs.get(self._keys.get(key, ""))
+        held = self._holder(accept)
         if held is None and not follows:
             held = self._keeper(accept)
         if held is not None:
@@ -114,11 +123,17 @@ class MemoryStore:
         self._ids[self._next_seq] = request.job_id
         self._next_seq += 1
         if request.idempotency_key is not None:
-            self._keys[key] = request.job_id
+            self._keys[request.tenant, request.idempotency_key] = request.job_id
         if request.unique is not None:
             self._uniques[request.tenant, request.unique.key].append(request.job_id)
         self._keep(answer, moved)
         return answer
+
+    def _holder(self, accept: Accept) -> Job | None:
+        """The job that has this one's id or idempotency key."""
+        request = accept.request
+        key = (request.tenant, request.idempotency_key or "")
+        return self._jobs.get(request.job_id) or self._jobs.get(self._keys.get(key, ""))
 
     def _keeper(self, accept: Accept) -> Job | None:
         """The newest job that keeps this one out by its unique key."""

@@ -11,7 +11,7 @@ import apsw
 from penstock.adapters.sqlite import rows
 from penstock.adapters.sqlite.database import storage_errors
 from penstock.core.job import Job
-from penstock.core.policy import keeps_out
+from penstock.core.policy import difference, keeps_out
 from penstock.core.transition import (
     Accept,
     Answer,
@@ -21,6 +21,7 @@ from penstock.core.transition import (
     admit,
     advance,
     followers,
+    refusal,
 )
 from penstock.ports.failpoint import failpoint
 from penstock.ports.store import AuditEntry
@@ -68,7 +69,9 @@ class Commit:
         """Decide every change and write it into an open transaction. Raises StoreFailed."""
         with storage_errors(self._path):
             for group in groups:
-                self.answers.append([self._decide(change) for change in group])
+                self.answers.append(
+                    self._refusal(group) or [self._decide(change) for change in group]
+                )
             self._write_out(lines(self), [rows.audit_row(entry) for entry in audit])
 
     def seal(self) -> None:
@@ -89,6 +92,15 @@ class Commit:
             raise
 
     # -- deciding -----------------------------------------------------------------
+
+    def _refusal(self, group: Sequence[Change]) -> list[Answer]:
+        """The answers to a batch that must be accepted whole and can't be; else none."""
+        for change in group:
+            if type(change) is Accept and change.all_or_none:
+                held = self._holder(change)
+                if held is not None and difference(change.request, held.request) is not None:
+                    return refusal(group, change, held)
+        return []
 
     def _decide(self, change: Change) -> Answer:
         if type(change) is Accept:
@@ -122,9 +134,7 @@ class Commit:
 
     def _accept(self, accept: Accept, *, follows: bool = False) -> Answer:
         request = accept.request
-        held = None if accept.fresh else self.find(request.job_id)
-        if held is None and request.idempotency_key is not None:
-            held = self._find_key(request.tenant, request.idempotency_key)
+        held = self._holder(accept)
         if held is None and request.unique is not None and not follows:
             held = self._keeper(accept)
         if held is not None:
@@ -138,6 +148,14 @@ class Commit:
             key = (request.tenant, request.unique.key)
             self._uniques.setdefault(key, []).append(request.job_id)
         return self._keep(answer)
+
+    def _holder(self, accept: Accept) -> Job | None:
+        """The job that has this one's id or idempotency key."""
+        request = accept.request
+        held = None if accept.fresh else self.find(request.job_id)
+        if held is None and request.idempotency_key is not None:
+            held = self._find_key(request.tenant, request.idempotency_key)
+        return held
 
     def _keep(self, answer: Answer) -> Answer:
         assert answer.job is not None

@@ -6,7 +6,7 @@ same price. Nothing waits on a timer.
 
 Statements run in the event loop itself. So does the flush of a small commit, because that is
 soonest done; the flush of a large one, or any on a slow disk, is waited for in a thread,
-and the engine goes on meanwhile.
+and the engine goes on meanwhile. The statements of a very large one run there as well.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ _FEW = 8
 """Callers up to which a commit does not look whether more are coming."""
 _SHORT = 64
 """Changes up to which a commit is waited for in the event loop."""
+_LONG = 5000
+"""Changes beyond which a commit is decided and written in a thread, too."""
 _MOST_KEPT = 100_000
 """Log lines, and audit entries, kept while the disk refuses them."""
 
@@ -143,10 +145,14 @@ class SqliteStore:
         )
         groups = [changes for changes, _ in waiting]
         lines = number_lines(riders.lines, self._line_counts, self._max_log_lines)
+        stage = partial(commit.stage, groups, lines, riders.audit)
+        is_long = sum(map(len, groups)) > _LONG
         try:
-            commit.stage(groups, lines, riders.audit)
-            if self._slow_disk or len(commit.moved) > _SHORT:
-                sealing = self._seal_aside(commit, waiting, riders)
+            if not is_long:
+                stage()
+            if is_long or self._slow_disk or len(commit.moved) > _SHORT:
+                steps = (stage, commit.seal) if is_long else (commit.seal,)
+                sealing = self._seal_aside(partial(_run, steps), commit, waiting, riders)
                 self._committing = asyncio.get_running_loop().create_task(sealing)
                 return
             commit.seal()
@@ -155,10 +161,16 @@ class SqliteStore:
         else:
             self._adopt(commit, waiting)
 
-    async def _seal_aside(self, commit: Commit, waiting: Waiting, riders: Riders) -> None:
+    async def _seal_aside(
+        self,
+        work: Callable[[], None],
+        commit: Commit,
+        waiting: Waiting,
+        riders: Riders,
+    ) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._thread, commit.seal)
+            await loop.run_in_executor(self._thread, work)
         except Exception as error:
             self._committing = None
             self._give_up(waiting, riders, error)
@@ -326,6 +338,11 @@ class SqliteStore:
         self._reader.close()
         self._writer.close()
         self._lock.close()
+
+
+def _run(steps: Iterable[Callable[[], None]]) -> None:
+    for step in steps:
+        step()
 
 
 def _is_unwritable(error: Exception) -> bool:
