@@ -270,16 +270,16 @@ async def test_what_cannot_be_written_harms_only_its_own_caller(tmp_path: Path) 
 
 
 @run_async
-async def test_a_listener_that_fails_harms_no_caller(tmp_path: Path) -> None:
+async def test_a_listener_that_fails_harms_no_caller(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = opened(tmp_path)
-    troubles: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
     store.listen(lambda changed: 1 / 0)  # type: ignore[arg-type,return-value]
     heard: list[str] = []
     store.listen(heard.extend)
     await store.create(a_run("a"))
     assert heard == ["a"]
-    assert isinstance(troubles[0]["exception"], ZeroDivisionError)
+    assert "ZeroDivisionError" in caplog.text
     await store.close()
 
 

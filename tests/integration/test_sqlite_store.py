@@ -76,6 +76,33 @@ async def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("slow_disk", [False, True])
+def test_a_loop_that_ends_in_the_middle_of_a_commit_leaves_a_store_that_can_be_closed(
+    tmp_path: Path, slow_disk: bool
+) -> None:
+    store = SqliteStore(tmp_path / "a.db", slow_disk=slow_disk)
+    ends: list[object] = []
+
+    async def submit() -> None:
+        ends.append(await store.apply([accept("a")]))
+
+    async def leave() -> None:
+        left = asyncio.ensure_future(submit())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        # As at the end of asyncio.run, but for the caller, who hears of what was committed.
+        for task in asyncio.all_tasks() - {left, asyncio.current_task()}:
+            task.cancel()
+        async with asyncio.timeout(10):
+            await left
+            await store.close()
+
+    asyncio.run(leave())
+    assert len(ends) == 1
+    with opened(tmp_path / "a.db") as again:
+        assert asyncio.run(again.get("a")) is not None
+
+
 @run_async
 async def test_lines_go_on_where_they_stopped_after_a_restart(tmp_path: Path) -> None:
     for text in ("one", "two"):

@@ -363,7 +363,7 @@ class EngineMachine(RuleBasedStateMachine):
     def restart(self, back: set[int]) -> None:
         """The engine dies and is started anew; some workers come back, others don't."""
         store = self.engine.store
-        store._listeners.clear()
+        store.listeners.clear()
         self.engine = Engine(store, self.engine.clock)
         self.run(self.engine.restore())
         here = {name: slots for name, slots in self.model.workers.items() if int(name[1:]) in back}

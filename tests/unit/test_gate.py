@@ -108,7 +108,7 @@ class Site:
 
     async def restarted(self) -> Site:
         """Another engine on the same store."""
-        self.store._listeners.clear()
+        self.store.listeners.clear()
         site = Site(store=self.store, clock=self.clock, kernel=self.kernel)
         site.board.restore(await self.store.unfinished())
         for record in site.board.roster.workers.values():
@@ -738,7 +738,7 @@ async def test_a_restarted_engine_looks_parents_up() -> None:
         accept("c", after=("r",)),
     )
     await site.settle()
-    site.store._listeners.clear()
+    site.store.listeners.clear()
     await site.submit(move("p", _E.START, _E.SUCCEED, result=succeeded("p")))
     await site.submit(move("q", _E.START, _E.FAIL, result=failed("q")))
     again = await site.restarted()

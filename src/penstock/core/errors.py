@@ -4,7 +4,8 @@
     ├── InvalidRequest          what was asked is wrong; names the field
     │   ├── UnknownTopic        nobody serves this topic
     │   ├── TooLarge            a payload over its limit
-    │   └── UnreadablePointer   a context_ptr that may not be, or can't be, read
+    │   ├── UnreadablePointer   a context_ptr that may not be, or can't be, read
+    │   └── Unstorable          a value that no database can hold
     ├── Conflict                the id or key is taken by a different request
     │   ├── StaleApproval       what was approved is not what waits any more
     │   ├── PipelineBusy        a pipeline that runs once at a time is running
@@ -82,6 +83,10 @@ class TooLarge(InvalidRequest):
 
 class UnreadablePointer(InvalidRequest):
     code = "UNREADABLE_POINTER"
+
+
+class Unstorable(InvalidRequest):
+    code = "UNSTORABLE"
 
 
 class Conflict(PenstockError):

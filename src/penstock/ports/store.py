@@ -21,6 +21,7 @@ from msgspec import Struct
 from penstock.core.job import Job
 from penstock.core.transition import Answer, Change, Transition
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.listeners import Listeners
 
 
 class Durability(StrEnum):
@@ -151,6 +152,7 @@ Listener = Callable[[Sequence[Answer]], None]
 
 class Store(Protocol):
     durability: Durability
+    listeners: Listeners[Sequence[Answer]]
 
     async def apply(self, changes: Sequence[Change]) -> list[Answer]:
         """Make the changes, in order, in one commit; answer each.
@@ -158,12 +160,15 @@ class Store(Protocol):
         An Accept whose job_id, (tenant, idempotency_key) or unique key is taken is REPEATED,
         with the job that has it (`penstock.core.policy.keeps_out`). If an Accept with
         `all_or_none` finds its id or key taken by a different request, all changes are
-        REFUSED; its own answer has the job that is there. Raises StoreFailed, with nothing
-        written, if the commit fails.
+        REFUSED; its own answer has the job that is there. With nothing written, it raises
+        StoreFailed if the commit fails, or Unstorable if a value can never be written.
         """
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call `listener` with what moved, after each commit. Returns the way to stop."""
+        """Call `listener` with what moved, after each commit. Returns the way to stop.
+
+        One that raises delays nobody: see `Listeners`.
+        """
 
     async def get(self, job_id: str) -> Job | None: ...
 

@@ -429,6 +429,23 @@ class StoreContract(GateContract, JournalContract, ABC):
         assert None not in seen
 
     @run_async
+    async def test_a_listener_that_raises_keeps_nobody_waiting(self, store: Store) -> None:
+        heard: list[Answer] = []
+        errors: list[Exception] = []
+
+        def broken(moved: Sequence[Answer]) -> None:
+            raise ZeroDivisionError
+
+        store.listen(broken)
+        store.listen(heard.extend)
+        store.listeners.on_failure = errors.append
+        async with asyncio.timeout(10):
+            answers = await store.apply([accept("a")])
+            await store.close()
+        assert heard == answers
+        assert [type(error) for error in errors] == [ZeroDivisionError]
+
+    @run_async
     async def test_a_listener_can_stop(self, store: Store) -> None:
         heard: list[Answer] = []
         stop = store.listen(heard.extend)

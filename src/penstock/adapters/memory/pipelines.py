@@ -22,6 +22,7 @@ from penstock.core.stages import (
     StageRecord,
 )
 from penstock.ports import pipeline_moves
+from penstock.ports.listeners import Listeners
 from penstock.ports.pipeline_moves import Head
 from penstock.ports.pipelines import (
     CancelAnswer,
@@ -90,7 +91,7 @@ class MemoryPipelineStore:
         self._breakers: dict[str, Breaker] = {}
         self._declared: dict[str, PipelineInfo] = {}
         self._facts: dict[str, bytes] = {}
-        self._listeners: list[Listener] = []
+        self._listeners: Listeners[Sequence[str]] = Listeners()
         self._closed = False
 
     # -- the life of a run --------------------------------------------------------
@@ -202,8 +203,7 @@ class MemoryPipelineStore:
 
     def _keep(self, record: PipelineRecord) -> PipelineRecord:
         self._runs[record.id] = record
-        for listener in tuple(self._listeners):
-            listener([record.id])
+        self._listeners.tell([record.id])
         return record
 
     def _note(self, job_id: str, at: float, happened: Iterable[Happening]) -> None:
@@ -328,8 +328,7 @@ class MemoryPipelineStore:
         return len(old[: max(limit, 0)])
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        return self._listeners.add(listener)
 
     async def close(self) -> None:
         self._closed = True

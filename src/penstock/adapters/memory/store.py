@@ -30,6 +30,7 @@ from penstock.core.transition import (
     refusal,
 )
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.listeners import Listeners
 from penstock.ports.store import (
     AuditEntry,
     AuditQuery,
@@ -60,7 +61,7 @@ class MemoryStore:
         self._logs: dict[str, list[Transition]] = defaultdict(list)
         self._lines: dict[str, list[LogLine]] = defaultdict(list)
         self._facts: dict[str, bytes] = {}
-        self._listeners: list[Listener] = []
+        self.listeners: Listeners[Sequence[Answer]] = Listeners()
         self._next_seq = 1
         self._last_row = self._last_event = 0
         self._closed = False
@@ -72,8 +73,7 @@ class MemoryStore:
         moved: list[Answer] = []
         answers = self._refusal(changes) or [self._decide(change, moved) for change in changes]
         if moved:
-            for listener in tuple(self._listeners):
-                listener(moved)
+            self.listeners.tell(moved)
         return answers
 
     def _refusal(self, changes: Sequence[Change]) -> list[Answer]:
@@ -164,8 +164,7 @@ class MemoryStore:
             self._counts[tenant][job.state] += change
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        return self.listeners.add(listener)
 
     async def get(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id)

@@ -200,12 +200,7 @@ class Commits:
             self._give_up(callers, error)
 
     async def _in_thread(self, work: Callable[[], Any]) -> None:
-        """To its end even if the loop is shut down meanwhile, for a thread can't be stopped."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
-        while not future.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait((future,))
-        future.result()
+        await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     def _go_aside(self, work: Coroutine[Any, Any, None]) -> None:
         self._committing = asyncio.get_running_loop().create_task(work)
@@ -249,6 +244,14 @@ class Commits:
                 self._committing.cancel()
                 self._commit()
         self._thread.shutdown()
+
+
+async def to_the_end(future: asyncio.Future[Any]) -> None:
+    """Wait for a thread even if the loop is shut down meanwhile: it can't be stopped."""
+    while not future.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((future,))
+    future.result()
 
 
 def _translated(error: Exception, path: Path) -> Exception:

@@ -26,11 +26,13 @@ from penstock.adapters.sqlite.commit import Commit
 from penstock.adapters.sqlite.database import WriterLock, open_writer, transaction
 from penstock.adapters.sqlite.reader import SqliteReader
 from penstock.adapters.sqlite.riders import Riders, number_lines
-from penstock.core.errors import StoreFailed, Unavailable
+from penstock.adapters.sqlite.sharing import to_the_end
+from penstock.core.errors import StoreFailed, Unavailable, Unstorable
 from penstock.core.job import Job
 from penstock.core.transition import Answer, Change, Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.failpoint import failpoint
+from penstock.ports.listeners import Listeners
 from penstock.ports.store import (
     AuditEntry,
     AuditQuery,
@@ -86,7 +88,7 @@ class SqliteStore:
         # Ordered, because a plain dict searches for its oldest key past all that were removed.
         self._cache: OrderedDict[str, Job] = OrderedDict()
         self._by_seq: dict[int, Job] = {}
-        self._listeners: list[Listener] = []
+        self.listeners: Listeners[Sequence[Answer]] = Listeners()
         self._waiting: Waiting = []
         self._apart: deque[tuple[Waiting, Riders]] = deque()
         self._riders = Riders()
@@ -109,8 +111,7 @@ class SqliteStore:
         return await future
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        return self.listeners.add(listener)
 
     def write_log(self, lines: Sequence[LogLine]) -> None:
         self._riders.lines.extend(lines)
@@ -168,15 +169,17 @@ class SqliteStore:
         waiting: Waiting,
         riders: Riders,
     ) -> None:
-        loop = asyncio.get_running_loop()
         try:
-            await loop.run_in_executor(self._thread, work)
+            await self._in_thread(work)
         except Exception as error:
             self._committing = None
             self._give_up(waiting, riders, error)
         else:
             self._committing = None
             self._adopt(commit, waiting)
+
+    async def _in_thread(self, work: Callable[[], None]) -> None:
+        await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     def _gather(self) -> tuple[Waiting, Riders]:
         """What the next commit is to carry."""
@@ -204,7 +207,7 @@ class SqliteStore:
             self._riders.audit[:0] = riders.audit[-_MOST_KEPT:]
         for _, future in waiting:
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(_translated(error))
         if self._apart or self._waiting:
             self._commit_soon()
 
@@ -218,8 +221,7 @@ class SqliteStore:
             if seq in self._by_seq:
                 self._line_counts[seq] = count
         if commit.moved:
-            for listener in tuple(self._listeners):
-                listener(commit.moved)
+            self.listeners.tell(commit.moved)
         for (_, future), answers in zip(waiting, commit.answers, strict=True):
             if not future.done():
                 future.set_result(answers)
@@ -350,3 +352,13 @@ def _is_unwritable(error: Exception) -> bool:
     if isinstance(error, StoreFailed):
         return isinstance(error.__cause__, apsw.ConstraintError)
     return True
+
+
+def _translated(error: Exception) -> Exception:
+    """What a caller is told: to try again makes no sense for what is unwritable."""
+    cause = error.__cause__ if isinstance(error, StoreFailed) else error
+    if not isinstance(cause, apsw.ConstraintError | ValueError | TypeError | OverflowError):
+        return error
+    unstorable = Unstorable("job", f"holds a value that can't be stored: {cause}")
+    unstorable.__cause__ = cause
+    return unstorable

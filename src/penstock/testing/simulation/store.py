@@ -53,7 +53,7 @@ class FaultyStore(MemoryStore):
 
     def crash(self) -> None:
         """Whoever listened is gone; what was committed stays."""
-        self._listeners.clear()
+        self.listeners.clear()
 
     def close_history(self) -> None:
         """Write down what is held now."""

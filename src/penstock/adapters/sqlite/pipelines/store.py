@@ -6,7 +6,6 @@ long ones in a thread, each from one state of the file.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,6 +33,7 @@ from penstock.core.stages import (
     PipelineInfo,
     PipelineRecord,
 )
+from penstock.ports.listeners import Listeners
 from penstock.ports.pipelines import CancelAnswer, Claim, RunQuery, Save, Saved
 from penstock.ports.store import Durability
 
@@ -63,16 +63,16 @@ class SqlitePipelineStore:
             raise
         self._sql = load_queries()
         self._writing = Writing(self._writer, self._sql)
+        self._listeners: Listeners[Sequence[str]] = Listeners()
         self._commits = Commits(
             "pipeline",
             self._writer,
             path,
-            told=self._tell,
+            told=self._listeners.tell,
             durability=durability,
             slow_disk=slow_disk,
         )
         self._aside = Aside(path, partial(open_reader, path))
-        self._listeners: list[Listener] = []
         self._closed = False
 
     # -- writing ------------------------------------------------------------------
@@ -115,16 +115,7 @@ class SqlitePipelineStore:
         return count
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
-
-    def _tell(self, changed: Sequence[str]) -> None:
-        for listener in tuple(self._listeners):
-            try:
-                listener(changed)
-            except Exception as error:  # the write is done, and its caller must hear that
-                trouble = {"message": "a listener of pipelines failed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(trouble)
+        return self._listeners.add(listener)
 
     # -- reading ------------------------------------------------------------------
 
