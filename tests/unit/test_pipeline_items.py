@@ -502,11 +502,13 @@ async def test_an_item_runs_alone_with_the_results_that_are_there() -> None:
     place = Place()
     record = await place.run(one)
     runner = ItemRunner(one, record, place.store, place.blobs, place.clock, Token(), place.ear)
+    runner.scope.fans["first"] = 3
     item = (await place.items("second"))[0]
-    ended = await runner.run(one.stages["second"], item)
+    ended, notes = await runner.perform(one.stages["second"], item)
     await runner.close()
     assert ended.outcome is ItemOutcome.OK
-    assert runner.notes.fixed == {"read": 1}
+    assert notes is not None
+    assert notes.added == {"read": 1}
 
 
 @on_virtual_time
@@ -523,6 +525,6 @@ async def test_an_item_of_a_cancelled_runner_is_not_begun() -> None:
     begun.clear()
     token.request("enough")
     runner = ItemRunner(one, record, place.store, place.blobs, place.clock, token)
-    ended = await runner.run(one.stages["first"], (await place.items("first"))[0])
+    ended, _ = await runner.perform(one.stages["first"], (await place.items("first"))[0])
     await runner.close()
     assert (ended.error_class, ended.attempts, begun) == (ErrorClass.CANCELLED, 0, [])

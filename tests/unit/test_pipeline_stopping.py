@@ -437,7 +437,9 @@ class Elsewhere:
     def __init__(self, seconds: float = 1.0) -> None:
         self.seconds, self.ran, self.stopped = seconds, [], asyncio.Event()
 
-    async def run(self, record: Any, stage: Any, item: ItemRecord) -> tuple[ItemRecord, None]:
+    async def run(
+        self, record: Any, stage: Any, item: ItemRecord, fans: Any
+    ) -> tuple[ItemRecord, None]:
         sleep = asyncio.ensure_future(asyncio.sleep(self.seconds))
         stop = asyncio.ensure_future(self.stopped.wait())
         await asyncio.wait((sleep, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -450,7 +452,7 @@ class Elsewhere:
             ended = replace(item, outcome=ItemOutcome.OK, output=item.input, fan=1)
         return replace(ended, attempts=1), None
 
-    async def stop(self, record: Any) -> None:
+    async def stop(self, record: Any, stage: Any, reason: str) -> None:
         self.stopped.set()
 
 

@@ -57,14 +57,16 @@ class PipelinesCounter:
         idempotency_key: str | None = None,
         retry_of: str | None = None,
     ) -> PipelineRecord:
-        if retry_of is not None:
-            await self._job(retry_of)
+        old = None if retry_of is None else await self._job(retry_of)
         with self._guard.doing("pipeline.start", name, role=KeyRole.SUBMIT):
+            mine = self._mine(tenant)
+            if old is not None and old.request.tenant != mine:
+                raise NotFound(f"no run {retry_of!r} of tenant {mine!r}", hint="name its tenant")
             return await self._keeper.start(
                 name,
                 config or {},
                 by=self._guard.by,
-                tenant=self._mine(tenant),
+                tenant=mine,
                 idempotency_key=idempotency_key,
                 retry_of=retry_of,
             )
@@ -131,12 +133,13 @@ class PipelinesCounter:
                 pass  # the answer says that it still runs
 
     async def retry_failed(self, job_id: str) -> PipelineRecord:
-        record = await self.get(job_id)
+        job = await self._job(job_id)
+        record = await self._keeper.get(job)
         self._guard.require(KeyRole.SUBMIT, "pipeline.retry_failed")
         self._keeper.check_retry(record)
-        return await self.start(
-            record.pipeline, record.config, tenant=record.tenant, retry_of=record.id
-        )
+        # Of the job: a record whose config could not be read has none.
+        config = record.config or await self._keeper.config_of(job)
+        return await self.start(record.pipeline, config, tenant=record.tenant, retry_of=record.id)
 
     async def stream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
         await self.get(job_id)

@@ -28,6 +28,7 @@ from penstock.core.errors import (
 )
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest
+from penstock.core.run_config import check_depth, read_config
 from penstock.core.schema import check_fields
 from penstock.core.stages import (
     STALE_MESSAGE,
@@ -106,9 +107,12 @@ class PipelineKeeper:
     async def restore(self) -> None:
         """Close the records of runs whose jobs have ended: what a crash left undone."""
         for record in await self.runs.unfinished():
-            job = await self._jobs.get(record.id)
-            if job is None or job.is_final:
-                await self._settle(record, job)
+            try:
+                job = await self._jobs.get(record.id)
+                if job is None or job.is_final:
+                    await self._settle(record, job)
+            except Exception:  # one record must not keep the engine from starting
+                log.exception("the record of run %s can't be closed", record.id)
 
     async def run(self) -> None:
         """Keep the records in step until cancelled."""
@@ -122,8 +126,8 @@ class PipelineKeeper:
             await self._clock.sleep(_SWEEP)
             try:
                 await self.restore()
-            except PenstockError as error:
-                log.error("can't look after the records of runs: %s", error)
+            except Exception:  # the next look may do better, and there must be one
+                log.exception("can't look after the records of runs")
 
     async def _follow(self) -> None:
         while True:
@@ -132,6 +136,8 @@ class PipelineKeeper:
                 await self._keep_up(job)
             except PenstockError as error:
                 log.error("the record of run %s can't be kept: %s", job.job_id, error)
+            except Exception:  # no job may end the engine, whatever it was submitted with
+                log.exception("the record of run %s can't be kept", job.job_id)
 
     async def _keep_up(self, job: Job) -> None:
         """See that a job's record is there, and that it has ended if the job has."""
@@ -141,26 +147,40 @@ class PipelineKeeper:
             if job.is_final and not record.is_final:
                 await self._settle(record, job)
 
-    async def ensure(self, job: Job) -> PipelineRecord:
-        """The record of a job, made if it is not there yet."""
+    async def ensure(self, job: Job, config: dict[str, Any] | None = None) -> PipelineRecord:
+        """The record of a job, made if it is not there yet. Raises if its config is out of reach:
+        then whoever runs the job makes its record, or its end does."""
         record = await self.runs.get(job.job_id)
         if record is not None:
             return record
         request = job.request
         parent = request.parent_job_id
         before = await self.runs.get(parent) if parent is not None else None
-        config = await self._config_of(request)
+        if config is None:
+            config = await self._recorded_config(job)
         return await self.runs.create(first_record(request, config, job.accepted_at, before))
 
-    async def _config_of(self, request: JobRequest) -> dict[str, Any]:
-        pointer = request.context_ptr
-        if not pointer:
+    async def _recorded_config(self, job: Job) -> dict[str, Any]:
+        """The config for the record. One that can't be decoded is left out: no executor runs a
+        job with it, so the record ends FAILED as its job does."""
+        try:
+            payload = await self._payload(job)
+        except PenstockError:
+            if not job.is_final:
+                raise
             return {}
         try:
-            config = msgspec.json.decode(await self._blobs.get(pointer))
-        except (msgspec.DecodeError, PenstockError):
+            return read_config(payload)
+        except InvalidRequest:
             return {}
-        return config if isinstance(config, dict) else {}
+
+    async def config_of(self, job: Job) -> dict[str, Any]:
+        """What a run's job was submitted with. Raises InvalidRequest if that is no config."""
+        return read_config(await self._payload(job))
+
+    async def _payload(self, job: Job) -> bytes:
+        pointer = job.request.context_ptr
+        return await self._blobs.get(pointer) if pointer else b""
 
     async def _settle(self, record: PipelineRecord, job: Job | None) -> None:
         """Close the record of a run whose job has ended without its word."""
@@ -221,8 +241,10 @@ class PipelineKeeper:
         retry_of: str | None = None,
     ) -> PipelineRecord:
         info = await self.show(name)
+        check_depth(config)
         check_fields("config", config, info.config_schema)
-        payload = msgspec.json.encode(self._normalise(info.topic, config))
+        config = self._normalise(info.topic, config)
+        payload = msgspec.json.encode(config)
         wanted = JobRequest(
             job_id=self._ids.next(self._clock.now()),
             topic=info.topic,
@@ -239,7 +261,7 @@ class PipelineKeeper:
                 running=job.job_id,
                 hint="wait for it, or cancel it",
             )
-        return await self.ensure(job)
+        return await self.ensure(job, config if job.job_id == wanted.job_id else None)
 
     async def get(self, job: Job) -> PipelineRecord:
         """The record as it is; what its job alone knows is added."""

@@ -332,9 +332,11 @@ def first_record(
     request: JobRequest, config: dict[str, Any], at: float, parent: PipelineRecord | None
 ) -> PipelineRecord:
     """The record with which a run begins. `parent` is the record of the job's parent, if that is
-    a run: one of the same pipeline is the one that this run retries."""
+    a run: one of the same pipeline and tenant is the one that this run retries. Who submits a job
+    may name any parent, so another tenant's is none."""
     name = pipeline_of(request.topic) or ""
-    trigger = "manual" if request.parent_job_id is None else "retry"
+    same = parent is not None and (parent.pipeline, parent.tenant) == (name, request.tenant)
+    trigger = "retry" if same else "manual" if request.parent_job_id is None else "child"
     return PipelineRecord(
         id=request.job_id,
         trace_id=trace_of(request.job_id),
@@ -343,7 +345,7 @@ def first_record(
         created_at=at,
         progress_at=at,
         tenant=request.tenant,
-        retry_of=parent.id if parent is not None and parent.pipeline == name else None,
+        retry_of=request.parent_job_id if same else None,
         trigger=trigger if request.schedule is None else "schedule",
     )
 

@@ -29,6 +29,7 @@ from penstock.workloads.pipeline.retrying import bounded
 
 Metric = float | int | str | bool
 _MAX_MESSAGE = 500
+_DEFAULT_TENANT = "default"
 
 
 class Notes:
@@ -132,6 +133,11 @@ class RunScope:
             self.fans[stage] = await self.store.fan(self.record.id, stage)
         return self.fans[stage]
 
+    def fact(self, name: str) -> str:
+        """What something is remembered under: each tenant has its own."""
+        of, tenant = f"{self.pipeline.name}/{name}", self.record.tenant
+        return of if tenant == _DEFAULT_TENANT else f"{tenant}:{of}"
+
     def _tell_progress(self, stage: str, fraction: float | None, message: str) -> None:
         self.tell.progress(fraction, message)
 
@@ -227,11 +233,11 @@ class StageContext:
         return self._results(stage, self._run.portal)
 
     def recall(self, name: str) -> Any:
-        """What an earlier run of this pipeline remembered, or None."""
+        """What an earlier run of this pipeline and tenant remembered, or None."""
         return self._run.portal.call(self._recall(name))
 
     def remember(self, name: str, value: Any) -> Any:
-        """Keep a value, as JSON, for later runs of this pipeline."""
+        """Keep a value, as JSON, for later runs of this pipeline and tenant."""
         return self._run.portal.call(self._remember(name, value))
 
     def _results(self, stage: str, portal: Portal | None) -> Results[Any]:
@@ -241,11 +247,11 @@ class StageContext:
         return Results(self._run.reader, stage, self._run.fans[stage], portal=portal)
 
     async def _recall(self, name: str) -> Any:
-        data = await self._run.store.recall(f"{self.pipeline}/{name}")
+        data = await self._run.store.recall(self._run.fact(name))
         return None if data is None else msgspec.json.decode(data)
 
     async def _remember(self, name: str, value: Any) -> None:
-        await self._run.store.remember(f"{self.pipeline}/{name}", encode(value))
+        await self._run.store.remember(self._run.fact(name), encode(value))
 
     def _noted(self) -> Notes:
         if self._notes is None:

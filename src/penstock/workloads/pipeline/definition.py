@@ -321,13 +321,13 @@ class Definition:
 
     def config_of(self, given: Any) -> Any:
         """The config as its type. Raises InvalidRequest, naming the field."""
-        if self.config_type is None:
-            return dict(given or {})
-        if isinstance(given, self.config_type):
+        if self.config_type is not None and isinstance(given, self.config_type):
             given = msgspec.to_builtins(given)
         given = {} if given is None else given
         if not isinstance(given, Mapping):
             raise InvalidRequest("config", f"expected an object, got {type(given).__name__}")
+        if self.config_type is None:
+            return dict(given)
         for name in given:
             if name not in self.config_fields:
                 raise InvalidRequest(

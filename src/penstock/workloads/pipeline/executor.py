@@ -16,7 +16,14 @@ import msgspec
 from penstock.core.check import MAX_TIMEOUT
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, Unavailable
 from penstock.core.job import Offer, Unique
-from penstock.core.stages import ItemOutcome, PipelineRecord, StageKind, first_record
+from penstock.core.run_config import read_config
+from penstock.core.stages import (
+    ItemOutcome,
+    ItemRecord,
+    PipelineRecord,
+    StageKind,
+    first_record,
+)
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
@@ -30,7 +37,7 @@ from penstock.workloads.pipeline.orchestrator import (
     RunOptions,
     Stop,
 )
-from penstock.workloads.pipeline.spread import ItemEnd, ItemTask, Spread, child_topic
+from penstock.workloads.pipeline.spread import Emitter, ItemEnd, ItemTask, Spread, child_topic
 from penstock.workloads.pipeline.stage import Stage
 
 _MAX_ATTEMPTS = 100
@@ -70,7 +77,7 @@ class PipelineExecutor:
 
     def check(self, topic: str, payload: bytes) -> None:
         if (pipeline := self._pipelines.get(topic)) is not None:
-            pipeline.config_of(_decoded(payload))
+            pipeline.config_of(read_config(payload))
 
     def plain_config(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
         """A config with all its defaults. Raises InvalidRequest, naming the field."""
@@ -114,7 +121,7 @@ class PipelineExecutor:
             world.blobs,
             world.clock,
             tell=ctx,
-            spread=Spread(world, task.request),
+            spread=Spread(world, task.request, pipeline),
             options=self._options,
         )
         running = asyncio.ensure_future(orchestrator.run())
@@ -129,7 +136,7 @@ class PipelineExecutor:
     async def _claim(self, pipeline: Definition, task: Task, world: World) -> PipelineRecord:
         """The run's record, ours to write from now on."""
         runs, now = world.pipelines, world.clock.now()
-        config = pipeline.plain_config(_decoded(task.payload))
+        config = pipeline.plain_config(read_config(task.payload))
         claim = Claim(
             job_id=task.request.job_id, owner=world.worker_id, now=now, fence=task.attempt
         )
@@ -154,13 +161,7 @@ class PipelineExecutor:
 
     async def _run_item(self, task: Task, ctx: Context, world: World) -> Outcome:
         pipeline, stage = self._items[task.request.topic]
-        try:
-            given = msgspec.json.decode(task.payload, type=ItemTask)
-        except msgspec.MsgspecError as error:
-            raise InvalidRequest("input", f"is no item of a run: {error}") from error
-        record = await world.pipelines.get(given.run)
-        if record is None:
-            raise InvalidRequest("run", f"there is no run {given.run!r}")
+        given, record, item = await _given(pipeline, stage, task, world)
         assert isinstance(ctx.cancel, Token)
         runner = ItemRunner(
             pipeline,
@@ -172,17 +173,40 @@ class PipelineExecutor:
             ctx,
             self._options,
         )
+        runner.scope.fans.update(given.fans)
+        emitter = Emitter(world, record, ctx)
+        runner.scope.on_emit = emitter.emit
         try:
-            ended = await runner.run(stage, given.item)
+            ended, notes = await runner.perform(stage, item)
         finally:
             await runner.close()
+            await emitter.close()
         if ctx.cancel.requested:
             raise asyncio.CancelledError
+        end = msgspec.json.encode(ItemEnd.of(ended, notes))
         if ended.outcome is ItemOutcome.FAILED:
-            return _failure(ended.error_code or "ITEM_FAILED", ended.error)
-        reported = runner.notes
-        end = ItemEnd(ended, reported.add_to({}), reported.errors)
-        return Outcome(JobState.SUCCEEDED, msgspec.json.encode(end))
+            code = ended.error_code or "ITEM_FAILED"
+            return Outcome(JobState.FAILED, end, error_code=code, error_message=ended.error)
+        return Outcome(JobState.SUCCEEDED, end)
+
+
+async def _given(
+    pipeline: Definition, stage: Stage, task: Task, world: World
+) -> tuple[ItemTask, PipelineRecord, ItemRecord]:
+    """The item that a child job is for. Another tenant's run is as unknown as one that never
+    was."""
+    try:
+        given = msgspec.json.decode(task.payload, type=ItemTask)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest("input", f"is no item of a run: {error}") from error
+    record = await world.pipelines.get(given.run)
+    mine = pipeline.name, task.request.tenant
+    if record is None or (record.pipeline, record.tenant) != mine:
+        raise InvalidRequest("run", f"there is no run {given.run!r}")
+    items = await world.pipelines.items(record.id, stage.name, after=given.seq - 1, limit=1)
+    if not items or items[0].seq != given.seq:
+        raise InvalidRequest("seq", f"stage {stage.name} has no item {given.seq}")
+    return given, record, items[0]
 
 
 def make(app: Any, options: Mapping[str, Any]) -> PipelineExecutor:
@@ -276,15 +300,6 @@ def _offer(pipeline: Definition) -> Offer:
         unique=unique,
         max_attempts=_MAX_ATTEMPTS,
     )
-
-
-def _decoded(payload: bytes) -> Any:
-    if not payload:
-        return {}
-    try:
-        return msgspec.json.decode(payload)
-    except msgspec.DecodeError as error:
-        raise InvalidRequest("config", f"is not JSON: {error}") from error
 
 
 def _unenforceable(constraints: Constraints | None) -> str | None:

@@ -24,7 +24,6 @@ from penstock.core.stages import (
     ItemRecord,
     PipelineRecord,
     StageKind,
-    StageRecord,
     WhenOpen,
 )
 from penstock.ports.blobs import Blobs
@@ -87,18 +86,6 @@ class ItemRunner:
         self._codecs: dict[str, Codec] = {}
         self._paces: dict[str, Pace] = {}
         self._tracebacks = 0
-        self.notes = Notes()
-        """What the items that `run` ran reported beside their outputs."""
-
-    async def run(self, stage: Stage, item: ItemRecord) -> ItemRecord:
-        """The item as it ended."""
-        for before in _ended_before(self.scope.record, stage.name):
-            await self.scope.know(before.name)
-        ended, notes = await self.perform(stage, item)
-        if notes is not None:
-            self.notes.fixed.update(notes.add_to(self.notes.fixed))
-            self.notes.errors += notes.errors
-        return ended
 
     async def perform(
         self, stage: Stage, item: ItemRecord, cancel: Token | None = None
@@ -341,7 +328,3 @@ def _judge_elsewhere(error: FailedElsewhere) -> Failure:
         kinds=error.kinds,
         retry_after=error.retry_after,
     )
-
-
-def _ended_before(record: PipelineRecord, stage: str) -> list[StageRecord]:
-    return [one for one in record.stages if one.name != stage and one.is_final]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
@@ -65,10 +66,10 @@ class Spread(Protocol):
     """Runs items elsewhere, as jobs of their own."""
 
     async def run(
-        self, record: PipelineRecord, stage: Stage, item: ItemRecord
+        self, record: PipelineRecord, stage: Stage, item: ItemRecord, fans: Mapping[str, int]
     ) -> tuple[ItemRecord, Notes | None]:
-        """The item as it ended, and what it reported; cancelled, it ends the job before it lets
-        that pass."""
+        """The item as it ended, and what it reported. `fans` are the outputs that the stages
+        before gave."""
 
-    async def stop(self, record: PipelineRecord) -> None:
-        """End whatever is still running for this record."""
+    async def stop(self, record: PipelineRecord, stage: Stage, reason: str) -> None:
+        """End whatever is still running of this stage."""

@@ -236,7 +236,9 @@ class AsyncPipelineOrchestrator:
         if self._record.retry_of is None:
             return None
         before = await self._store.get(self._record.retry_of)
-        return None if before is None else Reuse(before, self._store, self._options.page)
+        if before is None or before.tenant != self._record.tenant:
+            return None
+        return Reuse(before, self._store, self._options.page)
 
     # -- stages -------------------------------------------------------------------
 

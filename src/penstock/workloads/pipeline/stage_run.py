@@ -182,7 +182,10 @@ class StageRun:
                 if self._spread is None:
                     ended, notes = await perform(stage, item, self._token)
                 else:
-                    ended, notes = await self._spread.run(self._checkpoint.record, stage, item)
+                    fans = self._runner.scope.fans
+                    ended, notes = await self._spread.run(
+                        self._checkpoint.record, stage, item, fans
+                    )
                 self.output = ended.output
                 if (kept := self._kept(ended)) is not None:
                     await end(name, kept, notes if kept is ended else None, soon=soon)
@@ -281,7 +284,7 @@ class StageRun:
 
     async def _wind_down(self, tasks: Sequence[asyncio.Task[None]], mode: str) -> None:
         if self._spread is not None and self.halted is not Halt.INTERRUPT:
-            await self._spread.stop(self._checkpoint.record)
+            await self._spread.stop(self._checkpoint.record, self._stage, self._token.reason)
         rest = self._grace
         if self.halted is Halt.CANCEL:
             moment = min(rest / 2, _MOMENT)
