@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from tests.pipes.networks import (
 from penstock.core.llm import LlmCode, LlmFailure, Piece, Said
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.job import Job
+from penstock.workloads.pipes.model.layer import Layer
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import Gap
+from penstock.workloads.pipes.views import view_of
 
 FIRST, MIDDLE, LAST = ranges(0, 2, 4, 6)
 LONG = 40
@@ -147,6 +150,53 @@ async def test_a_stalled_node_is_found_by_deadline_and_left_aside(small: SmallMo
             going_on.set()
         assert text == small.text(PROMPT, LONG)
         assert "no step came back" in heard.logs[0]
+
+
+@run_async
+async def test_a_slow_node_is_given_the_time_that_its_speed_asks_for(
+    small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompt takes six times as long as a step usually may."""
+    computed = Layer.__call__
+
+    def slowly(layer: Layer, x: torch.Tensor, row: Any) -> None:
+        time.sleep(0.002 * len(x))
+        computed(layer, x, row)
+
+    monkeypatch.setattr(Layer, "__call__", slowly)
+    async with Network(small, step_timeout=0.4) as network:
+        node = await network.split(0, 3, 6)
+        prompt = tuple(range(40, 240))
+        answering, states = asyncio.ensure_future(ask(node, asked(prompt, 2))), set[str]()
+        while not answering.done():
+            states |= shown(node)
+            await node.changed(0.05)
+        assert (await answering).choices[0].text == small.text(prompt, 2)
+        assert states == {"a ready", "b ready"}
+
+
+def shown(node: Node) -> set[str]:
+    """As `penstock pipe status` shows the nodes."""
+    return {f"{one.node_id} {one.state}" for one in view_of(node.records()).nodes}
+
+
+@run_async
+async def test_a_stuck_node_is_shown_as_stalled_and_new_jobs_wait_for_it(small: SmallModel) -> None:
+    async with Network(small, step_timeout=0.5, open_timeout=20.0) as network:
+        node = await network.split(0, 3, 6)
+        going_on, heard = threading.Event(), Heard()
+        spoil(network.nodes["b"], lambda _: going_on.wait() and None)
+        try:
+            with pytest.raises(LlmFailure, match="no step came back"):
+                await ask(node, asked())
+            assert shown(node) == {"a ready", "b stalled"}
+            waiting = asyncio.ensure_future(ask(node, asked(), watch=heard))
+            while not heard.notes:
+                await heard.news.wait()
+            assert "b (3-5) is stalled" in heard.notes[0]
+        finally:
+            going_on.set()
+        assert (await waiting).choices[0].text == small.text(PROMPT, 12)
 
 
 @run_async

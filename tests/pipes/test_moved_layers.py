@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 from tests.pipes.networks import PROMPT, Heard, Network, SmallModel, asked, ranges, until, whole
-from tests.unit.pipes.random_models import RandomSource, tiny
-from tests.unit.pipes.weights.files import small_tokenizer
+from tests.pipes.unit.random_models import RandomSource, tiny
+from tests.pipes.unit.weights.files import small_tokenizer
 
 from penstock.core.llm import Piece
 from penstock.testing.aio import run_async

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.text import Text
 
-_STATES = {"ready": "green", "loading": "yellow", "draining": "magenta", "idle": "dim"}
+_STATES = {
+    "ready": "green",
+    "loading": "yellow",
+    "draining": "magenta",
+    "idle": "dim",
+    "stalled": "red",
+}
 _UNBOUNDED = 120
 """Columns of a bar's page where nothing limits them."""
 _NAME = 20

@@ -212,7 +212,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     pipe_silence: Annotated[float, Meta(ge=0.05, le=3600)] = 5.0
     """Seconds without one after which a node is taken for lost."""
     pipe_step_timeout: Annotated[float, Meta(ge=0.1, le=3600)] = 30.0
-    """Seconds that one step of a job may take on its way round the nodes."""
+    """Seconds that one step of a job may take on its way round the nodes. A step that takes longer
+    by their measured speed, such as a part of a long prompt, gets up to twenty times as much."""
     pipe_open_timeout: Annotated[float, Meta(ge=0.1, le=DAY)] = 60.0
     """Seconds that a job may wait for room on the nodes, and for all layers to be held."""
     pipe_drain: GraceSeconds = 30.0

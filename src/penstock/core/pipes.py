@@ -43,7 +43,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     node_id: str
     address: str
     state: str
-    """`ready`, `loading`, `idle` (it holds nothing) or `draining`"""
+    """`ready`, `loading`, `idle` (it holds nothing), `draining`, or `stalled` (a computation takes
+    far longer than it should)"""
     model: str = ""
     """The model that it was started for."""
     end_models: tuple[str, ...] = ()

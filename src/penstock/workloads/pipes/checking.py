@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os import urandom
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,6 +46,9 @@ class Around(Protocol):
     def end(self, node_id: str, message: End) -> None: ...
 
     def dtype_of(self, node_id: str) -> str: ...
+
+    def step_limit(self, hops: Iterable[Hop], tokens: int) -> float:
+        """Seconds that a step of so many tokens may take over these hops."""
 
     def soon(self, act: Callable[..., object], *args: object) -> None: ...
 
@@ -101,7 +104,8 @@ class SpotChecks:
                 check.node_id, Open(job_id, pipe_id, around.config.model, hops, TOKENS)
             )
             around.send(check.node_id, [_step(job, check, states)])
-            return await asyncio.wait_for(coming, around.config.step_timeout)
+            limit = around.step_limit((check,), TOKENS)
+            return await asyncio.wait_for(coming, limit)
         except TimeoutError:
             said = f"{check.node_id} did not answer in time"
             raise Broken(job_id, LlmCode.NODE_STALLED, said, check.node_id) from None

@@ -46,6 +46,8 @@ class Compute:
         self.timing = NodeTiming()
         self.busy_since: float | None = None
         """Since when (`time.monotonic`) it has been at the round that it is at."""
+        self.busy_tokens = 0
+        """Tokens that go through layers in that round."""
         self._inbox: list[Callable[[], None]] = []
         self._news = threading.Condition()
         self._stopping = self._has_ended = False
@@ -142,7 +144,7 @@ class Compute:
                 except Exception as error:
                     log.exception("the thread that computes has lost its place")
                     self._lanes.drop_all(error)
-                self.busy_since = None
+                self.busy_since, self.busy_tokens = None, 0
         self._end()
 
     def _wait(self) -> bool:
@@ -171,7 +173,7 @@ class Compute:
             self._batches.compute_heads()
         self._flush()
         chosen = self._batches.choose()
-        tokens = sum(one.job.count for one in chosen)
+        self.busy_tokens = tokens = sum(one.job.count for one in chosen)
         if chosen:
             self._batches.compute_layers(chosen)
             self._flush()

@@ -89,7 +89,8 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     silence: Annotated[float, Meta(gt=0)] = 5.0
     """Seconds without one after which a node is taken for lost."""
     step_timeout: Annotated[float, Meta(gt=0)] = 30.0
-    """Seconds that one step may take on its way round the pipe."""
+    """Seconds that one step may take on its way round the pipe; more if the measured speed of the
+    nodes says so."""
     open_timeout: Annotated[float, Meta(gt=0)] = 60.0
     """Seconds that a job may wait for room in the nodes of its pipe, and for a pipe to be whole."""
     drain: Annotated[float, Meta(ge=0)] = 30.0

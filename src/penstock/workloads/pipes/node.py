@@ -77,6 +77,9 @@ log = logging.getLogger(__name__)
 
 TICK = 0.25
 """Seconds between two looks at deadlines."""
+SLACK = 2.0
+LONGEST = 20.0
+"""Times `step_timeout` that a step may take at most, however slow its nodes say they are."""
 COMPARED = 8 << 30
 """Bytes of a model up to which an origin reads all of it, to know the weights of the others."""
 
@@ -408,14 +411,33 @@ class Node:
             waiting=self._admission.waiting,
             tokens_per_s=tokens_per_s,
             busy=busy,
-            draining=self._draining or self._is_stalled(now),
+            draining=self._draining,
+            stalled=self._is_stalled(now),
             refused=dict(self.refused),
             **self._assigning.told(),
         )
 
     def _is_stalled(self, now: float) -> bool:
         since = self._compute.busy_since
-        return since is not None and now - since > self.config.step_timeout / 2
+        held = sum(len(segment.layers) for segment in self._holding.segments)
+        expected = self._compute.busy_tokens * held * self._holding.layer_ms / 1000
+        limit = step_limit(self.config.step_timeout, expected) / 2
+        return since is not None and now - since > limit
+
+    def step_limit(self, hops: Iterable[Hop], tokens: int) -> float:
+        """Seconds that a step of so many tokens may take over these hops: `step_timeout`, or more
+        if the measured speed of the nodes says so. A node that is stalled gets no more."""
+        expected = 0.0
+        for hop in hops:
+            record = self.mesh.table.get(hop.node_id)
+            if record is None or record.stalled:
+                return self.config.step_timeout
+            layers = (hop.end - hop.start) * tokens
+            if record.jobs > 1:  # it may have to wait for a pass of the others
+                held = sum(len(segment.layers) for segment in record.of(self.config.model))
+                layers += held * self.config.pass_tokens
+            expected += layers * record.layer_ms / 1000
+        return step_limit(self.config.step_timeout, expected)
 
     def _send(self, node_id: str, message: Message) -> bool:
         return self.mesh.send(node_id, kind_of(message), encode(message))
@@ -515,7 +537,7 @@ class Node:
         table = self.mesh.table
         return all(
             (record := table.get(hop.node_id)) is not None
-            and (not record.draining or hop.node_id == self.node_id)
+            and (record.usable or hop.node_id == self.node_id)
             and any(
                 one.ready and one.layers.start <= hop.start and hop.end <= one.layers.end
                 for one in record.of(self.config.model)
@@ -664,7 +686,13 @@ class Node:
 
     def _looks_stalled(self, node_id: str) -> bool:
         record = self.mesh.table.get(node_id)
-        return record is None or record.draining
+        return record is None or not record.usable
+
+
+def step_limit(timeout: float, expected: float) -> float:
+    """Seconds after which a step is given up that should take so many. Speed is measured with one
+    token on an idle machine: many at once take less for each, others on the machine add."""
+    return min(max(timeout, SLACK * expected), LONGEST * timeout)
 
 
 def adjoin(hops: Sequence[Hop], one: str, other: str) -> bool:

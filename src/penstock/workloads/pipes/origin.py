@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable
 from dataclasses import dataclass
 from os import urandom
 from typing import Protocol
@@ -90,6 +90,9 @@ class Surroundings(Protocol):
 
     def submit(self, job_id: bytes, prepare: Callable[[Job], None]) -> None:
         """Have a job that was let in computed; `prepare` makes it ready."""
+
+    def step_limit(self, hops: Iterable[Hop], tokens: int) -> float:
+        """Seconds that a step of so many tokens may take over these hops."""
 
     async def settled(self) -> None:
         """Until the thread that computes is past whatever it does now."""
@@ -236,9 +239,12 @@ class Origin:
 
     def watch_over(self, now: float, stalled: Callable[[str], bool]) -> None:
         """Break what has had no sign of life for a step's time."""
-        limit = self._around.config.step_timeout
+        timeout, chunk = self._around.config.step_timeout, self._around.config.prefill_chunk_size
         for job_id, trip in self._trips.items():
-            if trip.job is None or now - trip.sign < limit:
+            if trip.job is None or now - trip.sign < timeout:
+                continue
+            limit = self._around.step_limit(trip.hops, trip.step_tokens(chunk))
+            if now - trip.sign < limit:
                 continue
             trip.sign = now
             others = sorted(trip.nodes - {self._around.node_id})
@@ -417,10 +423,13 @@ class Origin:
         """Leave the way; whether the answer was finished meanwhile, so that nothing was lost.
         Raises LlmFailure if this node itself does not come to an end with what it computes."""
         self._leave(trip)
+        config, here = self._around.config, self._around.node_id
+        own = [hop for hop in trip.hops if hop.node_id == here]
         try:
-            await asyncio.wait_for(self._around.settled(), self._around.config.step_timeout)
+            limit = self._around.step_limit(own, config.pass_tokens)
+            await asyncio.wait_for(self._around.settled(), limit)
         except TimeoutError:
-            said = f"{self._around.node_id} itself is stuck in a computation; {broken.reason}"
+            said = f"{here} itself is stuck in a computation; {broken.reason}"
             raise LlmFailure(LlmCode.NODE_STALLED, said) from broken
         return trip.writer.finished is not None
 

@@ -238,4 +238,6 @@ def _unwanted(record: NodeRecord, origin: str, avoid: Collection[str]) -> str:
         return ""
     if record.node_id in avoid:
         return "is avoided"
-    return "is about to leave" if record.draining else ""
+    if record.draining:
+        return "is about to leave"
+    return "is stalled" if record.stalled else ""

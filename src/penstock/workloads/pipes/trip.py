@@ -155,6 +155,13 @@ class Trip:
         self.ways = (ways + 1 if told == self.told else 1, self.told)
         return self.ways[0]
 
+    def step_tokens(self, chunk: int) -> int:
+        """Tokens of its largest step under way, where a prompt goes in such chunks."""
+        text = self.job.text if self.job is not None else None
+        if text is None or text.chunking.landed >= text.chunking.total:
+            return 1
+        return min(chunk, text.chunking.total)
+
     def may_land(self, sequence: int) -> bool:
         """Whether this pass is under way and nothing of it is to come back."""
         text = self.job.text if self.job is not None else None

@@ -118,6 +118,8 @@ def _node(record: NodeRecord, worker_id: str) -> NodeView:
 def _state(record: NodeRecord) -> str:
     if record.draining:
         return "draining"
+    if record.stalled:
+        return "stalled"
     if any(not segment.ready for segment in record.segments):
         return "loading"
     return "ready" if record.segments or record.end_models else "idle"

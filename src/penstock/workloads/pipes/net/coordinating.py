@@ -43,7 +43,7 @@ def steps(
     """
     nodes = {r.node_id: r for r in records}
     due = {n: r for n, r in wanted.items() if n in nodes and nodes[n].assigned != r}
-    ready = {r.node_id: _ready(model, r) for r in records if not r.draining}
+    ready = {r.node_id: _ready(model, r) for r in records if r.usable}
     if set(range(num_layers)) - set().union(*ready.values()):
         return due
     safe = {
@@ -75,7 +75,7 @@ def refusal(assign: Assign, sender: str, own: NodeRecord, records: Iterable[Node
 
 def _counts(model: str, record: NodeRecord) -> bool:
     """Whether to plan with it."""
-    if record.draining:
+    if not record.usable:
         return False
     return (record.model == model and not record.unfit) if record.auto else bool(record.of(model))
 
@@ -103,6 +103,6 @@ def _ready(model: str, record: NodeRecord) -> set[int]:
 
 def _is_loading(model: str, record: NodeRecord) -> bool:
     told = record.assigned
-    if told is None or record.draining:
+    if told is None or not record.usable:
         return False
     return not set(range(told.start, told.end)) <= _ready(model, record)

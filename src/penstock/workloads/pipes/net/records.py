@@ -96,10 +96,18 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
     """Share of the time in which it computes, 0 to 1."""
     draining: bool = False
     """It is about to leave: what it has goes on, nothing new begins."""
+    stalled: bool = False
+    """Its pass takes far longer than its measured speed says: it is stuck, or overloaded. Nothing
+    new begins there."""
     refused: dict[str, int] = {}
     """Things that were not taken, counted by reason."""
     links: dict[str, float] = {}
     """Milliseconds there and back, to each node it is connected to."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether new jobs may go there, and layers be planned for it."""
+        return not (self.draining or self.stalled)
 
     def material(self) -> NodeRecord:
         """Itself without what is only a figure: the others are told of a change of this at once."""
