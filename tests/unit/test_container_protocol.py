@@ -96,8 +96,7 @@ def test_every_way_to_write_the_number_1_is_a_protocol_version(version: bytes) -
         .encode()
         .replace(b'"protocol_version": 1', b'"protocol_version":' + version)
     )
-    assert accept(json.loads(body)).body.startswith(b'{"protocol_version":1,')
-    assert read_job(body, CONFIG).body.startswith(b'{"protocol_version":1,')
+    assert read_job(body, CONFIG).job.job_id == "job-1"
 
 
 @pytest.mark.parametrize("bad", ["", None, 5, True, ["a"], {"a": "b"}])
@@ -360,13 +359,13 @@ def test_unknown_fields_are_kept_and_mean_nothing() -> None:
     assert accepted.job == replace(accept(job()).job, stdin_bytes=accepted.body)
 
 
-def test_the_body_is_what_javascript_would_hand_on() -> None:
+def test_the_body_is_what_javascript_would_hand_on_but_for_its_numbers() -> None:
     body = (
         b' { "protocol_version" : 1.0 , "job_id":"a","task":{"payload":{"b":1e3,"2":-0,"1":1e400,'
         b'"s":"\\u00e9\\ud800\\/"}},\n"runtime":{"mode":"image","image":"alpine"} } '
     )
     assert read_job(body, CONFIG).body == (
-        b'{"protocol_version":1,"job_id":"a","task":{"payload":{"1":null,"2":0,"b":1000,'
+        b'{"protocol_version":1.0,"job_id":"a","task":{"payload":{"1":1e400,"2":-0,"b":1e3,'
         b'"s":"\xc3\xa9\\ud800/"}},"runtime":{"mode":"image","image":"alpine"}}'
     )
 
@@ -420,12 +419,9 @@ def test_files_have_a_cap_of_their_own() -> None:
     assert refused.status == 413
 
 
-def test_a_stored_body_is_read_again_though_it_grew() -> None:
-    body = json.dumps(job(task=["?"] * 50)).encode().replace(b'"?"', b"1e20")
-    config = WorkerConfig(max_body_bytes=len(body))
-    accepted = read_job(body, config)
-    assert len(accepted.body) > len(body)
-    assert recall_job(accepted.body, config) == accepted
+def test_a_stored_body_is_read_again_though_less_is_allowed_now() -> None:
+    accepted = accept(job(task="x" * 1000))
+    assert recall_job(accepted.body, WorkerConfig(max_body_bytes=100)) == accepted
 
 
 def test_a_stored_body_that_is_damaged_is_refused_and_no_crash() -> None:

@@ -27,9 +27,9 @@ from penstock.workloads.container.protocol.submission import (
 # --- cmd and stdin ---
 
 
-def test_parts_of_a_command_are_texts_or_written_as_javascript_writes_them() -> None:
+def test_parts_of_a_command_are_texts_or_numbers_as_they_were_written() -> None:
     assert accept(runtime(cmd=["a", "", 1, 1.0, 1.5, 1e21, True, False])).job.cmd == (
-        *("a", "", "1", "1", "1.5", "1e+21", "true", "false"),
+        *("a", "", "1", "1.0", "1.5", "1e+21", "true", "false"),
     )
 
 
@@ -64,7 +64,7 @@ def test_a_number_too_large_for_a_double_is_no_part_of_a_command() -> None:
     [
         ({"base64": "AP8K"}, None, StdinMode.BYTES, b"\x00\xff\n"),
         ("none", {}, StdinMode.NONE, b""),
-        ("payload", {"payload": {"b": 1.0, "1": 2}}, StdinMode.PAYLOAD, b'{"1":2,"b":1}'),
+        ("payload", {"payload": {"b": 1.0, "1": 2}}, StdinMode.PAYLOAD, b'{"1":2,"b":1.0}'),
         ("payload", {"payload": "as it is\n"}, StdinMode.PAYLOAD, b"as it is\n"),
         ("payload", {"payload": ""}, StdinMode.PAYLOAD, b""),
         ("payload", {"payload": None}, StdinMode.PAYLOAD, b"null"),
@@ -128,9 +128,8 @@ def test_a_limit_that_is_no_sane_number_is_an_invalid_field(name: str, bad: Any)
 def test_a_limit_that_is_not_finite_is_an_invalid_field(name: str) -> None:
     body = json.dumps(runtime(limits={name: "?"})).encode().replace(b'"?"', b"1e400")
     assert code_and_field(body) == (Code.INVALID_FIELD, f"runtime.limits.{name}")
-    with pytest.raises(Rejected) as caught:
+    with pytest.raises(Rejected, match="nan is not JSON"):
         check_job(runtime(limits={name: float("nan")}), CONFIG)
-    assert caught.value.error.field == f"runtime.limits.{name}"
 
 
 @pytest.mark.parametrize("name", LIMITS)

@@ -1,39 +1,22 @@
-"""How JavaScript writes values: pairs that a real engine (node 20) answered."""
+"""How values are written: as JavaScript does (pairs that node 20 answered), numbers as given."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from penstock.workloads.container.protocol.javascript import as_string, stringify
+from penstock.workloads.container.protocol.body import read_body, read_input
+from penstock.workloads.container.protocol.javascript import Literal, as_string, stringify
 
 PAIRS = [
-    ('{"a": 1.0, "b" : [ 1 , 2 ] }', '{"a":1,"b":[1,2]}'),
-    ("1.0", "1"),
-    ("1e21", "1e+21"),
-    ("1e20", "100000000000000000000"),
-    ("123456789012345680000", "123456789012345680000"),
-    ("1e-7", "1e-7"),
-    ("1e-6", "0.000001"),
-    ("0.000001", "0.000001"),
-    ("1.5e-9", "1.5e-9"),
-    ("-0", "0"),
-    ("-0.0", "0"),
-    ("0.1", "0.1"),
-    ("1e400", "null"),
-    ("-1e400", "null"),
-    ("[1e400]", "[null]"),
-    ("9007199254740991", "9007199254740991"),
-    ("9007199254740993", "9007199254740992"),
-    ("12345678901234567890", "12345678901234567000"),
-    ("1e0", "1"),
+    ('{"a": 1, "b" : [ 1 , 2 ] }', '{"a":1,"b":[1,2]}'),
     ("100", "100"),
-    ("5e-324", "5e-324"),
-    ("1.7976931348623157e308", "1.7976931348623157e+308"),
+    ("9007199254740991", "9007199254740991"),
     ("0.30000000000000004", "0.30000000000000004"),
     ("4.35", "4.35"),
-    ("-1.5e+300", "-1.5e+300"),
     ('{"b":1,"a":2,"2":3,"10":4,"1":5}', '{"1":5,"2":3,"10":4,"b":1,"a":2}'),
     ('{"01":1,"1":2,"-1":3,"1.5":4,"0":5}', '{"0":5,"1":2,"01":1,"-1":3,"1.5":4}'),
     (
@@ -70,30 +53,37 @@ def test_two_halves_side_by_side_are_one_character() -> None:
     assert stringify("\ud83d\ude00") == '"\U0001f600"'
 
 
+NUMBERS = [
+    *("0", "-0", "1", "1.0", "-0.0", "1e0", "1E+2", "1e20", "1e-7", "5e-324", "0.10"),
+    *("1e400", "-1e400", "9007199254740993", "1790847362514948097", "-12345678901234567890"),
+    *("3.14159265358979323846264338327950288", "9" * 5000),
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("read", [read_body, read_input])
+def test_a_number_is_written_as_it_was_read(number: str, read: Callable[[bytes], Any]) -> None:
+    assert stringify(read(f'{{"a":[{number}]}}'.encode())) == f'{{"a":[{number}]}}'
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         ("x", "x"),
         (True, "true"),
         (False, "false"),
-        (1.0, "1"),
-        (-0.0, "0"),
-        (1e21, "1e+21"),
-        (10**400, "Infinity"),
-        (-(10**400), "-Infinity"),
-        (float("nan"), "NaN"),
+        (1790847362514948097, "1790847362514948097"),
+        (Literal("1.0"), "1.0"),
         (0.5, "0.5"),
     ],
 )
-def test_a_plain_value_becomes_text_as_javascript_makes_it(value: float, text: str) -> None:
+def test_a_plain_value_becomes_text(value: float, text: str) -> None:
     assert as_string(value) == text
 
 
-def test_an_integer_too_large_for_a_double_is_null() -> None:
-    assert stringify([10**400, -(10**400), float("nan")]) == "[null,null,null]"
-
-
-@pytest.mark.parametrize("value", [b"x", {1: 2}, {"a": object()}, (1,), {1, 2}])
+@pytest.mark.parametrize(
+    "value", [b"x", {1: 2}, {"a": object()}, (1,), {1, 2}, float("nan"), float("inf")]
+)
 def test_what_is_not_json_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="is not JSON"):
         stringify(value)

@@ -192,12 +192,12 @@ def test_gvisor_is_not_escaped_by_another_name_of_the_image() -> None:
 # --- variables ---
 
 
-def test_variables_are_texts_or_written_as_javascript_writes_them() -> None:
+def test_variables_are_texts_or_numbers_as_they_were_written() -> None:
     env = {"A": "x=y\n", "_b1": 5, "C": 1.0, "D": True, "E": "", "F": None, "G": 1e21}
     assert accept(runtime(env=env)).job.env == {
         "A": "x=y\n",
         "_b1": "5",
-        "C": "1",
+        "C": "1.0",
         "D": "true",
         "E": "",
         "G": "1e+21",

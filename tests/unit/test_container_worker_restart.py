@@ -130,6 +130,16 @@ async def test_a_job_whose_container_is_gone_is_told_as_such(rig: Rig) -> None:
     assert "had not been made" in record.error.message
 
 
+@with_rig
+async def test_a_job_that_was_accepted_runs_though_bodies_must_be_smaller_now(rig: Rig) -> None:
+    first = await rig.start(max_concurrent_jobs=1)
+    await first.submit(a_job("slow", SLOW))
+    await first.submit(a_job("large", QUICK, task={"payload": "x" * 1000}))
+    await rig.kill(first)
+    second = await rig.start(max_body_bytes=500)
+    assert (await ended(second, "large")).state is FINISHED
+
+
 async def killed_before_the_start(rig: Rig, image: str) -> str:
     """A job that runs by its record, and its container, which was made; returns its name."""
     rig.engine.die()

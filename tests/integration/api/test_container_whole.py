@@ -35,6 +35,7 @@ SCRIPTS = {
     ),
     "fails:1": Script(says=(Say(b"no", Stream.STDERR),), exit_code=3),
     "endless:1": Script(seconds=1e6),
+    "echo:1": Script(echoes=True),
 }
 
 
@@ -95,6 +96,32 @@ async def test_a_job_runs_and_is_told_of_in_every_way(tmp_path: Path) -> None:
         assert (await house.call("GET", "/jobs/a/artifacts/../result.txt")).status == 404
         listed = (await house.call("GET", "/jobs?state=finished")).json["jobs"]
         assert [one["job_id"] for one in listed] == ["a"]
+
+
+@run_async
+async def test_numbers_reach_the_container_as_they_were_submitted(tmp_path: Path) -> None:
+    payload = '{"id":1790847362514948097,"ns":1763308800123456789,"f":[1.0,1e400,0.10,-0]}'
+    body = (
+        b'{"protocol_version":1,"job_id":"a","task":{"payload":%b},"runtime":'
+        b'{"mode":"image","image":"echo:1","stdin":"payload","env":{"ID":1790847362514948097}}}'
+    ) % payload.encode()
+    async with working(tmp_path) as house:
+        headers = {"Content-Type": "application/json"}
+        answer = await house.call("POST", "/jobs?wait=30", data=body, headers=headers)
+        assert (answer.status, answer.json["stdout"]) == (200, payload), answer.body
+
+
+@run_async
+async def test_a_body_that_was_accepted_is_not_too_large_at_the_start(tmp_path: Path) -> None:
+    numbers = b",".join([b"1e20"] * 60_000)  # JavaScript would write 21 digits for each
+    body = (
+        b'{"protocol_version":1,"job_id":"a","task":{"payload":[%b]},'
+        b'"runtime":{"mode":"image","image":"chatty:1"}}'
+    ) % numbers
+    async with working(tmp_path) as house:
+        headers = {"Content-Type": "application/json"}
+        answer = await house.call("POST", "/jobs?wait=30", data=body, headers=headers)
+        assert (answer.status, answer.json["state"]) == (200, "finished"), answer.json["error"]
 
 
 @run_async

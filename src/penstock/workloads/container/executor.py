@@ -41,6 +41,7 @@ from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
 from penstock.workloads.container.lines import Lines
 from penstock.workloads.container.owners import Owners
+from penstock.workloads.container.protocol.body import Unreadable, read_input
 from penstock.workloads.container.protocol.submission import check_job
 from penstock.workloads.container.running.runner import Runner
 
@@ -130,9 +131,9 @@ class ContainerExecutor:
         """Raises InvalidRequest, and NotPermitted where the worker's policy speaks."""
         assert self._config is not None
         try:
-            value = msgspec.json.decode(payload) if payload else {}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InvalidRequest("input", f"is not JSON: {error}") from error
+            value = read_input(payload) if payload else {}
+        except Unreadable as error:
+            raise InvalidRequest("input", f"can't be read: {error}") from error
         facts = self._facts
         try:
             return check_job(
@@ -271,8 +272,8 @@ def _outcome(end: End, output: Output) -> Outcome:
 
 def _timed(job: ContainerJob, payload: bytes, ctx: Context, config: WorkerConfig) -> ContainerJob:
     """With no limit of its own, a container may run as long as its job may."""
-    said = msgspec.json.decode(payload).get("runtime", {}).get("limits") or {}
-    if "max_runtime_seconds" in said:
+    said = read_input(payload).get("runtime", {}).get("limits") or {}
+    if said.get("max_runtime_seconds") is not None:
         return job
     most = min(ctx.remaining(), config.most.max_runtime_seconds)
     return replace(job, limits=replace(job.limits, max_runtime_seconds=max(most, 0.001)))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from penstock.workloads.container.protocol.fields import shown
+from penstock.workloads.container.protocol.javascript import Literal
 
 MAX_DEPTH = 64
+_LONGEST = 1000
+"""Digits of a number that is read as an integer."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -16,11 +20,20 @@ class Unreadable(ValueError):
 
 
 def read_body(data: bytes) -> Any:
-    """Decode it, with every number a double as far as JavaScript could tell."""
+    """Decode it; every number keeps the text it was written with."""
+    return _read(data, _strict)
+
+
+def read_input(data: bytes) -> Any:
+    """The same for a value that an engine has accepted: the last of two equal names counts."""
+    return _read(data, _lenient)
+
+
+def _read(data: bytes, decode: Callable[[str], Any]) -> Any:
     if data.startswith(_BOM):
         raise Unreadable("the body begins with a byte order mark")
     try:
-        value = _decode(data.decode("utf-8"))
+        value = decode(data.decode("utf-8"))
     except Unreadable:
         raise
     except UnicodeDecodeError as error:
@@ -60,10 +73,13 @@ def _no_constant(name: str) -> Any:
 
 
 def _whole(text: str) -> float:
-    # Short ones are exact, and Python refuses to read very long ones as integers.
-    return int(text) if len(text) <= 15 else float(text)
+    # Python refuses to read very long ones as integers, and does not know -0.
+    return Literal(text) if len(text) > _LONGEST or text == "-0" else int(text)
 
 
-_decode = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole
+_strict = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=Literal
+).decode
+_lenient = json.JSONDecoder(
+    parse_constant=_no_constant, parse_int=_whole, parse_float=Literal
 ).decode

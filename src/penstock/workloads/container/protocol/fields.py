@@ -74,7 +74,7 @@ def number_of(field: str, value: Any, least: float, most: float) -> float:
         refuse(field, f"is {as_string(value)}; it must be at least {as_string(least)}")
     if value > most:
         forbid(field, f"is {as_string(value)}; this worker allows at most {as_string(most)}")
-    return value
+    return value if isinstance(value, int) else float(value)
 
 
 def whole_of(field: str, value: Any, least: int, most: int) -> int:
@@ -106,7 +106,7 @@ def line_of(field: str, value: Any, most: int) -> str:
 
 
 def word_of(field: str, value: Any) -> str:
-    """Text, or a number or truth value written as the protocol's worker writes it."""
+    """Text, or a number or truth value as it is written in JSON."""
     if isinstance(value, str):
         return text_of(field, value)
     if not isinstance(value, int | float):

@@ -1,9 +1,10 @@
-"""Values as JavaScript writes them.
+"""Values as JavaScript writes them, with every number as it was given.
 
 The protocol's own worker reads a body with JSON.parse and hands JSON.stringify of it to the
-container, so the bytes on a container's standard input are JavaScript's: no spaces, keys that
-look like an index of an array first and in ascending order, every number a double, and half a
-character (a lone surrogate) written as an escape.
+container. The bytes on a container's standard input are the same here: no spaces, keys that
+look like an index of an array first and in ascending order, and half a character (a lone
+surrogate) written as an escape. Numbers are the exception: JavaScript would make each a double,
+which changes long ones, so a number keeps the text that it had in the body.
 """
 
 from __future__ import annotations
@@ -12,19 +13,29 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from json.encoder import encode_basestring as _quoted
-from typing import Any
+from typing import Any, Self
 
 MAX_INDEX = 2**32 - 2
 """The largest name that JavaScript takes for an index."""
-MAX_EXACT = 2**53
-"""Whole numbers up to here are doubles as they are."""
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _INDEX = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
 
 
+class Literal(float):
+    """A number of a JSON text that also knows how it was written there."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> Self:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
 def stringify(value: Any) -> str:
-    """JSON.stringify of a decoded JSON value; ValueError for what JSON does not have.
+    """A decoded JSON value as compact JSON; ValueError for what JSON does not have.
 
     It calls itself for every level, so whoever takes a value from outside limits its depth."""
     parts: list[str] = []
@@ -33,7 +44,7 @@ def stringify(value: Any) -> str:
 
 
 def as_string(value: str | float | bool) -> str:
-    """String(value)."""
+    """A plain value as text: what a variable or a part of a command becomes."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -42,7 +53,7 @@ def as_string(value: str | float | bool) -> str:
 
 
 def as_double(value: float) -> float:
-    """The double that a number is in JavaScript; too large a one is infinite."""
+    """The double nearest to a number; infinite where it is too large."""
     try:
         return float(value)
     except OverflowError:
@@ -57,7 +68,7 @@ def _write(value: Any, put: Callable[[str], None]) -> None:
     elif isinstance(value, bool):
         put("true" if value else "false")
     elif isinstance(value, int | float):
-        put(_number(value) if math.isfinite(as_double(value)) else "null")
+        put(_number(value))
     elif isinstance(value, dict):
         _write_object(value, put)
     elif isinstance(value, list):
@@ -103,26 +114,8 @@ def _string(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    if isinstance(value, int) and -MAX_EXACT <= value <= MAX_EXACT:
-        return str(value)
-    double = as_double(value)
-    if not math.isfinite(double):
-        return "NaN" if math.isnan(double) else ("Infinity" if double > 0 else "-Infinity")
-    if double == 0:
-        return "0"
-    return ("-" if double < 0 else "") + _positive(abs(double))
-
-
-def _positive(double: float) -> str:
-    """Number::toString of ECMA-262. Python's repr has the same digits, and writes them in the
-    same way from 0.0001 to 1e16."""
-    written = repr(double)
-    mantissa, is_power, exponent = written.partition("e")
-    if not is_power:
-        return written.removesuffix(".0")
-    digits, power = mantissa.replace(".", ""), int(exponent)
-    if 0 < power < 21:
-        return digits.ljust(power + 1, "0")
-    if -7 < power < 0:
-        return "0." + "0" * (-power - 1) + digits
-    return f"{mantissa}e{power:+d}"
+    if isinstance(value, Literal):
+        return value.text
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not JSON")
+    return repr(value)

@@ -65,7 +65,7 @@ from penstock.workloads.container.protocol.fields import (
     text_of,
 )
 from penstock.workloads.container.protocol.inputs import read_files
-from penstock.workloads.container.protocol.javascript import MAX_EXACT, as_double, stringify
+from penstock.workloads.container.protocol.javascript import as_double, stringify
 from penstock.workloads.container.protocol.limits import read_limits
 from penstock.workloads.container.protocol.policy import could_match, granted, names_of
 from penstock.workloads.container.protocol.reference import parse_reference
@@ -83,7 +83,7 @@ class Accepted(Struct, frozen=True):
 
     job: ContainerJob
     body: bytes
-    """The whole job as JavaScript would write it: what is stored, and what `stdin: job` reads."""
+    """The whole job as compact JSON: what is stored, and what `stdin: job` reads."""
 
 
 def body_limit(config: WorkerConfig) -> int:
@@ -106,9 +106,8 @@ def read_job(
 def recall_job(
     body: bytes, config: WorkerConfig, *, can_build: bool = False, runtimes: Collection[str] = ()
 ) -> Accepted:
-    """The same for an `Accepted.body` that was stored. It may be longer than what was submitted
-    (1e20 is 21 digits to JavaScript), so its size is not looked at again. Raises Rejected where
-    the worker's rules have become stricter since."""
+    """The same for an `Accepted.body` that was stored. Its size is not looked at again: the limit
+    may be lower now. Raises Rejected where the worker's rules have become stricter since."""
     return check_job(_decoded(body), config, can_build=can_build, runtimes=runtimes)
 
 
@@ -283,6 +282,6 @@ def _writable(value: Any) -> Any:
         return {_writable(key): _writable(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_writable(item) for item in value]
-    if isinstance(value, int) and abs(value) > MAX_EXACT:
-        return as_double(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value if type(value) is int and abs(value) < 2**63 else as_double(value)
     return value

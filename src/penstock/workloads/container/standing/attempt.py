@@ -35,7 +35,7 @@ from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import ContainerState, Engine, Found
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
-from penstock.workloads.container.protocol.submission import read_job
+from penstock.workloads.container.protocol.submission import recall_job
 from penstock.workloads.container.running.patience import drop
 from penstock.workloads.container.running.runner import Runner
 from penstock.workloads.container.standing.records import Records, event_of
@@ -210,7 +210,8 @@ class Attempt:
         parts, facts = self._parts, self._parts.watch.facts
         record = await parts.store.get(self.job_id)
         assert record is not None
-        accepted = read_job(
+        accepted = await asyncio.to_thread(
+            recall_job,
             record.body,
             parts.config,
             can_build=facts is None or facts.can_build,

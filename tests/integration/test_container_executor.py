@@ -1,0 +1,69 @@
+"""Container jobs of a control plane, on a fake engine: what the executor makes of a job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.app.containers import container
+from penstock.core.containers import Limits
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.clock import SystemClock
+from penstock.ports.executor import Outcome, Task
+from penstock.testing.aio import run_async
+from penstock.testing.containers import FakeEngine, Script
+from penstock.testing.context import RecordingContext
+from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.executor import ContainerExecutor
+
+SCRIPTS = {
+    "echo:1": Script(echoes=True),
+    "long:1": Script(seconds=0.3),
+}
+
+
+@asynccontextmanager
+async def executing(folder: Path, **settings: Any) -> AsyncIterator[ContainerExecutor]:
+    engine = FakeEngine(SystemClock(), SCRIPTS)
+    config = WorkerConfig(jobs_dir=folder, stop_grace=0.1, **settings)
+    executor = ContainerExecutor(config, engine)
+    try:
+        yield executor
+        assert engine.leftovers() == []
+    finally:
+        await executor.close()
+
+
+async def run(executor: ContainerExecutor, payload: bytes) -> Outcome:
+    context = RecordingContext()
+    executor.check("job.container.run", payload)
+    return await executor.run(Task(context.request, 1, payload, 9e9), context)
+
+
+def result_of(outcome: Outcome) -> dict[str, Any]:
+    assert outcome.payload is not None
+    return dict(json.loads(outcome.payload))
+
+
+@run_async
+async def test_an_integer_beyond_2_to_the_53_reaches_the_container_unchanged(
+    tmp_path: Path,
+) -> None:
+    payload = {"id": 1790847362514948097, "whole": 1.0}
+    job = container("echo:1", payload=payload, env={}).job
+    async with executing(tmp_path) as executor:
+        outcome = await run(executor, msgspec.json.encode(job))
+    assert '"payload":{"id":1790847362514948097,"whole":1.0}' in result_of(outcome)["stdout"]
+
+
+@run_async
+async def test_a_time_limit_that_is_null_is_that_of_the_job(tmp_path: Path) -> None:
+    job = b'{"runtime":{"image":"long:1","limits":{"max_runtime_seconds":null}}}'
+    async with executing(tmp_path, defaults=Limits(max_runtime_seconds=0.05)) as executor:
+        outcome = await run(executor, job)
+    assert outcome.status is JobState.SUCCEEDED, outcome
