@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.containers import ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
@@ -12,6 +13,7 @@ from penstock.workloads.container.config import OnRestart
 from penstock.workloads.container.engine import ContainerState, Found
 from penstock.workloads.container.standing.recovery import (
     Adopt,
+    Again,
     GiveUp,
     Remove,
     decide,
@@ -65,6 +67,13 @@ def test_a_job_without_a_container_is_given_up(on_restart: OnRestart) -> None:
     (decision,) = decide([a_record("a")], [], on_restart)
     assert isinstance(decision, GiveUp)
     assert "had not been made" in decision.message
+
+
+@pytest.mark.parametrize("on_restart", OnRestart)
+def test_a_job_that_names_no_container_is_begun_anew(on_restart: OnRestart) -> None:
+    record = replace(a_record("a"), container="")
+    made = a_container("a", ContainerState.CREATED)
+    assert decide([record], [made], on_restart) == [Again(record), Remove(made)]
 
 
 @pytest.mark.parametrize("state", [s for s in ContainerJobState if s != "running"])

@@ -140,6 +140,56 @@ async def test_a_job_that_was_accepted_runs_though_bodies_must_be_smaller_now(ri
     assert (await ended(second, "large")).state is FINISHED
 
 
+@pytest.mark.parametrize("on_restart", OnRestart)
+@pytest.mark.parametrize("step", ["pull", "create", "attach"])
+def test_a_job_that_a_clean_stop_caught_before_its_start_runs_afterwards(
+    tmp_path: Path, step: str, on_restart: OnRestart
+) -> None:
+    async def body(rig: Rig) -> None:
+        rig.engine.registry["big:1"] = Script(says=(Say(b"done\n"),))
+        rig.engine.fault(step, Fault(before=3, after=3))
+        first = await rig.start(on_restart=on_restart)
+        await first.submit(a_job("a", "big:1"))
+        await rig.passes(4.5)
+        assert rig.engine.calls.count("start") == 0
+        await rig.stop(first)
+        second = await rig.start()
+        record = await ended(second, "a")
+        assert (record.state, record.error) == (FINISHED, None)
+        assert await second.text(record) == ("done\n", "")
+        assert rig.ends() == {"a": 1}
+        await rig.stop(second)
+        assert rig.engine.leftovers() == []
+
+    virtually(tmp_path, body)
+
+
+@with_rig
+async def test_a_job_that_a_kill_caught_in_its_pull_runs_afterwards(rig: Rig) -> None:
+    rig.engine.registry["big:1"] = Script()
+    rig.engine.fault("pull", Fault(before=60))
+    first = await rig.start()
+    await first.submit(a_job("a", "big:1"))
+    await rig.passes(1)
+    await rig.kill(first)
+    second = await rig.start()
+    assert (await ended(second, "a")).state is FINISHED
+
+
+@with_rig
+async def test_a_cancel_during_the_pull_outlives_a_restart(rig: Rig) -> None:
+    rig.engine.registry["big:1"] = Script()
+    rig.engine.fault("pull", Fault(before=60))
+    first = await rig.start()
+    await first.submit(a_job("a", "big:1"))
+    await rig.passes(1)
+    first._scheduler.attempts["a"].cancel("cancelled by a caller")
+    await rig.kill(first)
+    second = await rig.start()
+    assert code_of(await ended(second, "a")) is Code.CANCELLED
+    assert rig.engine.calls.count("create") == 0
+
+
 async def killed_before_the_start(rig: Rig, image: str) -> str:
     """A job that runs by its record, and its container, which was made; returns its name."""
     rig.engine.die()

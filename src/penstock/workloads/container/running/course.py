@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -94,8 +94,8 @@ class Course:
 
     # -- beginning --------------------------------------------------------------------------
 
-    async def run(self) -> Story:
-        return await self._told(self._from_the_start())
+    async def run(self, starts: Callable[[], Awaitable[None]] | None = None) -> Story:
+        return await self._told(self._from_the_start(starts))
 
     async def adopt_running(self, image_id: str, seconds: float) -> Story:
         """Go on with it; so many seconds are left of its time."""
@@ -106,7 +106,7 @@ class Course:
         self.image_id, self.ran = image_id, True
         return await self._told(self._from_the_end(out_of_time))
 
-    async def _from_the_start(self) -> Story:
+    async def _from_the_start(self, starts: Callable[[], Awaitable[None]] | None) -> Story:
         try:
             image = await self._asked.unless(self._image())
             self.image_id = image.id
@@ -119,6 +119,8 @@ class Course:
             return self._cancelled()
         await self._attendance.attach(stdin=True)
         self._attendance.feed(self._job.stdin_bytes)
+        if starts is not None:
+            await starts()
         await self._start()
         failpoint("container-started")
         return await self._see_through(self._job.limits.max_runtime_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Awaitable, Callable
 
 from penstock.core.containers import ContainerJob, End
 from penstock.ports.clock import Clock
@@ -44,12 +45,21 @@ class Runner:
         of = hashlib.sha256(f"{self._owner}/{job_id}".encode()).hexdigest()
         return f"penstock-{of[:24]}"
 
-    async def run(self, job: ContainerJob, sandbox: Sandbox, output: Output, stop: Token) -> End:
+    async def run(
+        self,
+        job: ContainerJob,
+        sandbox: Sandbox,
+        output: Output,
+        stop: Token,
+        *,
+        starts: Callable[[], Awaitable[None]] | None = None,
+    ) -> End:
         """The container has ended when this returns. It and the sandbox's folders are still there:
-        `remove` and `Sandbox.clear` are for when the end is recorded."""
+        `remove` and `Sandbox.clear` are for when the end is recorded. `starts` is awaited just
+        before the container is started; if it is cancelled, the container never is."""
         with Asked(stop) as asked:
             course = self._course(job, sandbox, output, asked)
-            story = await course.run()
+            story = await course.run(starts)
             return await close_job(job, story, course, sandbox, output)
 
     async def adopt(

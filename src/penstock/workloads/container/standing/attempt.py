@@ -1,8 +1,9 @@
 """One job, from its start until nothing of it is left but its record, its logs and artifacts.
 
-What follows what is what makes a crash harmless: the record says *running* before the container
-is made; the container is removed only after the record says how it ended, however often that
-has to be written; only then are its folders cleared and its room given to the next.
+What follows what is what makes a crash harmless: the record names the container before that is
+started, so a job without the name never ran, and is begun anew; the container is removed only
+after the record says how it ended, however often that has to be written; only then are its
+folders cleared and its room given to the next.
 """
 
 from __future__ import annotations
@@ -74,6 +75,10 @@ class Attempt:
         """Its output can be read."""
         self.begun = asyncio.Event()
         """Its record says that it runs, or that it never will."""
+        self.started = False
+        """Its container was started, as far as is known."""
+        self._unsure = False
+        """Whether the record names the container is not known."""
         self._stop = Token()
         self._cancelled = self._ended_by_cancel = False
         self._leaving = False
@@ -105,7 +110,7 @@ class Attempt:
         if self._work is not None:
             self._work.cancel()
 
-    # -- three ways in ----------------------------------------------------------------------
+    # -- four ways in ----------------------------------------------------------------------
 
     async def run(self) -> None:
         """From the queue."""
@@ -116,8 +121,15 @@ class Attempt:
         if record is not None and not self._leaving:
             await self._see_through(record, None)
 
+    async def begin_anew(self, record: ContainerRecord) -> None:
+        """An earlier worker began it, and did not start its container."""
+        with suppress(OSError):
+            self.cancel((self.sandbox.folder / _CANCELLED).read_text())
+        await self._see_through(record, None)
+
     async def adopt(self, record: ContainerRecord, found: Found, stop: str) -> None:
         """Its container is there."""
+        self.started = True
         with suppress(OSError):
             self.cancel((self.sandbox.folder / _CANCELLED).read_text())
             # An exit that nobody saw is then most likely the last worker's doing.
@@ -151,7 +163,6 @@ class Attempt:
             job_id=self.job_id,
             event=ContainerJobEvent.START,
             at=parts.clock.now(),
-            container=parts.runner.name_of(self.job_id),
             engine=parts.engine.name,
         )
         try:
@@ -165,6 +176,7 @@ class Attempt:
         end = await self._work_out(self._execute(record, found))
         if end is None:
             self._close_output()
+            await self._unname()
             return
         failpoint("container-job-ended")
         await self._settle(self._told(end))
@@ -200,11 +212,34 @@ class Attempt:
         self.output = open_output(self.sandbox.logs, job.limits.max_output_bytes)
         self.speaks.set()
         if found is None:
-            return await parts.runner.run(job, self.sandbox, self.output, self._stop)
+            return await parts.runner.run(
+                job, self.sandbox, self.output, self._stop, starts=self._name
+            )
         started_at = record.started_at if record.started_at is not None else parts.clock.now()
         return await parts.runner.adopt(
             job, found, self.sandbox, self.output, self._stop, started_at
         )
+
+    async def _name(self) -> None:
+        """The container is started next."""
+        parts = self._parts
+        self._unsure = True
+        await parts.records.insist(
+            Change(
+                job_id=self.job_id, at=parts.clock.now(), container=parts.runner.name_of(self.job_id)
+            )
+        )
+        self._unsure, self.started = False, True
+        failpoint("container-job-named")
+
+    async def _unname(self) -> None:
+        """It was let go of just before its container was started."""
+        if self._unsure:
+            parts = self._parts
+            with suppress(Exception):
+                await parts.records.change(
+                    Change(job_id=self.job_id, at=parts.clock.now(), container="")
+                )
 
     async def _read(self) -> ContainerJob:
         parts, facts = self._parts, self._parts.watch.facts

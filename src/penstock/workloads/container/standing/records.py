@@ -34,7 +34,8 @@ class Records:
     async def change(self, change: Change) -> ContainerRecord:
         record = await self._store.change(change)
         self.trouble = ""
-        self._heard(record)
+        if change.event is not None:
+            self._heard(record)
         return record
 
     async def insist(self, change: Change) -> ContainerRecord:

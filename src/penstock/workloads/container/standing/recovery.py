@@ -1,9 +1,9 @@
 """After a restart: what becomes of jobs that ran, and of containers that are still there.
 
-A record says *running* before its container is made, and the container is removed only after
-the record says how it ended. So a job that runs by its record falls in one of three cases: its
-container runs, has exited, or was never started; and a container whose record does not say
-*running* is nobody's.
+A record names its container before that is started, and the container is removed only after
+the record says how it ended. So a job that runs by its record falls in one of four cases: it
+names no container and never ran; its container runs, has exited, or may not have been started.
+A container that no running record names is nobody's.
 
 `decide` is a function of what was found; `owner_of` is by what it is found.
 """
@@ -37,6 +37,12 @@ class Adopt(Struct, frozen=True):
     """Why it is to be ended at once; empty: it goes on."""
 
 
+class Again(Struct, frozen=True):
+    """Begin it anew: its container was never started."""
+
+    record: ContainerRecord
+
+
 class GiveUp(Struct, frozen=True):
     """End the job: nobody can say what its container would have done."""
 
@@ -50,7 +56,7 @@ class Remove(Struct, frozen=True):
     found: Found
 
 
-Decision = Adopt | GiveUp | Remove
+Decision = Adopt | Again | GiveUp | Remove
 
 
 def decide(
@@ -69,6 +75,8 @@ def decide(
 
 
 def _of_job(record: ContainerRecord, found: Found | None, on_restart: OnRestart) -> Decision:
+    if not record.container:
+        return Again(record)
     if found is None:
         return GiveUp(
             record,

@@ -19,6 +19,7 @@ from penstock.workloads.container.standing.attempt import Attempt, Parts
 from penstock.workloads.container.standing.queue import Need, Queue, Waiting
 from penstock.workloads.container.standing.recovery import (
     Adopt,
+    Again,
     Decision,
     GiveUp,
     Remove,
@@ -126,6 +127,10 @@ class Scheduler:
             self._take_up(decision)
         strays = [decision.found.name for decision in decisions if isinstance(decision, Remove)]
         await asyncio.gather(*map(self._remove, strays))
+        for decision in decisions:
+            if isinstance(decision, Again):  # a container of its name may have been a stray
+                attempt = self.attempts[decision.record.job_id]
+                self._own(attempt, attempt.begin_anew(decision.record))
         self._left, self._recovered = [], True
 
     async def _found(self) -> list[Found]:
@@ -144,7 +149,7 @@ class Scheduler:
             case GiveUp(record, message):
                 attempt = self.attempts[record.job_id]
                 self._own(attempt, attempt.give_up(message))
-            case Remove():
+            case Again() | Remove():
                 pass
 
     async def _remove(self, name: str) -> None:

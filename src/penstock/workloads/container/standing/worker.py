@@ -157,7 +157,7 @@ class Worker:
         # A container that was let go of would look like one that no job needs.
         await drop(*self._sweeping)
         for attempt in list(self._scheduler.attempts.values()):
-            if self._config.on_restart is OnRestart.ADOPT:
+            if self._config.on_restart is OnRestart.ADOPT or not attempt.started:
                 attempt.let_go()
             else:
                 attempt.end("the worker was stopped while the job ran")
