@@ -5,7 +5,7 @@
 set -eu
 
 missing=""
-for program in dockerd podman runc crun runsc busybox conmon unshare setpriv; do
+for program in dockerd podman runc crun runsc busybox conmon catatonit unshare setpriv; do
     command -v "$program" >/dev/null 2>&1 || missing="$missing $program"
 done
 [ -n "$missing" ] || exit 0
@@ -24,4 +24,4 @@ if [ ! -e "$guard" ]; then
 fi
 apt-get update -qq
 apt-get install -y -qq --no-install-recommends \
-    docker.io podman runc crun runsc busybox-static conmon tini util-linux >/dev/null
+    docker.io podman runc crun runsc busybox-static conmon catatonit tini util-linux >/dev/null

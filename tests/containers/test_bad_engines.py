@@ -23,7 +23,7 @@ from tests.containers.serving import Served, code_of, new_id
 
 from penstock.testing.aio import run_async
 from penstock.testing.container_engine import processes_with
-from penstock.testing.engines import ask, private_docker
+from penstock.testing.engines import ask, private_docker, private_podman
 from penstock.workloads.container.engines.oci.images import ImageStore
 
 
@@ -85,6 +85,39 @@ def test_an_engine_that_dies_in_the_middle_is_told_and_nothing_hangs(
             end_what_docker_left(mark, engine)
     assert settled(lambda: leftovers(mark, served.jobs_dir)) == []
     assert settled(lambda: without_cgroups(container["Id"])) == []
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_an_engine_without_an_init_program_runs_jobs_all_the_same(
+    engine: str, short: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    request.getfixturevalue(f"{engine}_socket")  # whether there is such an engine here
+    missing = str(short / "no-such-init")
+    if engine == "docker":
+        running = private_docker(short / "e", f"--init-path={missing}")
+    else:
+        running = private_podman(short / "e", init=missing)
+    with running as address:
+        served = Served(tmp_path, f"unix://{address}", stop_grace=GRACE).start()
+        try:
+            record = served.shell("echo $$ well")
+            assert (record["exit_code"], record["stdout"]) == (0, "1 well\n"), record["error"]
+            name = served.begin("echo up; sleep 50")
+            served.cancel(name)
+        finally:
+            served.stop()
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_an_init_program_comes_first_where_the_engine_has_one(
+    engine: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    socket = request.getfixturevalue(f"{engine}_socket")
+    served = Served(tmp_path, f"unix://{socket}", stop_grace=GRACE).start()
+    try:
+        assert served.shell("[ $$ != 1 ] && echo well")["stdout"] == "well\n"
+    finally:
+        served.stop()
 
 
 def end_what_docker_left(mark: str, engine: Path) -> None:

@@ -192,6 +192,32 @@ class _Nothing(Exception):
 
 
 @run_async
+async def test_calls_keep_their_version_while_the_engine_is_asked_for_its_own(
+    folder: Path,
+) -> None:
+    asked: list[str] = []
+
+    def say(request: str) -> bytes | None:
+        asked.append(request)
+        if request.endswith("/version"):
+            return http(200, VERSION) if len(asked) == 1 else None
+        return http(200, [])
+
+    async with engine_that(folder, say) as engine:
+        await engine.find({})
+        asking = asyncio.ensure_future(engine.facts())
+        while asked[-1] != "GET /version":
+            await asyncio.sleep(0.001)
+        await asyncio.wait_for(engine.find({}), 4)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert [request.split("?")[0] for request in asked] == [
+        *("GET /version", "GET /v1.43/containers/json"),
+        *("GET /version", "GET /v1.43/containers/json"),
+    ]
+
+
+@run_async
 async def test_nobody_there_is_unavailable(folder: Path) -> None:
     engine = DockerEngine(folder / "nobody")
     for call in _calls(engine, folder).values():

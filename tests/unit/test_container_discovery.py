@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured
 from penstock.testing.aio import run_async
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engines import discovery, sockets
 from penstock.workloads.container.engines.discovery import Candidate, candidates, open_engine
+from penstock.workloads.container.engines.docker import podman
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -54,7 +56,7 @@ async def listening(path: Path, handler: Handler) -> AsyncIterator[None]:
         os.unlink(path)
 
 
-def engine(name: str = "docker", *runtimes: str) -> Handler:
+def engine(name: str = "docker", *runtimes: str, **more: Any) -> Handler:
     """What answers as an engine does when it is asked who it is."""
     component = {"docker": "Engine", "podman": "Podman Engine"}[name]
     version = {"Version": "9.8.7", "ApiVersion": "1.41", "Components": [{"Name": component}]}
@@ -64,7 +66,7 @@ def engine(name: str = "docker", *runtimes: str) -> Handler:
         "DefaultRuntime": known[0],
         "DockerRootDir": "/var/lib/docker",
         "SecurityOptions": ["name=seccomp,profile=default"],
-    }
+    } | more
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
@@ -442,3 +444,43 @@ async def test_a_runtime_that_nobody_knows_is_not_looked_for_elsewhere(place: Pa
 
 def test_what_auto_tries_is_what_can_be_chosen() -> None:
     assert discovery.ORDER == ("docker", "podman", "oci")
+
+
+@pytest.mark.parametrize("options", [["name=seccomp,profile=unconfined"], ["name=cgroupns"], None])
+@run_async
+async def test_an_engine_without_seccomp_is_used_only_where_the_settings_accept_it(
+    place: Path, options: list[str] | None
+) -> None:
+    config = WorkerConfig(engine=f"unix://{place}/docker.sock")
+    async with listening(place / "docker.sock", engine(SecurityOptions=options)):
+        with pytest.raises(Misconfigured, match="without a seccomp profile") as refused:
+            await open_engine(config)
+        assert "unconfined: true" in refused.value.hint
+        docker = (await candidates(place))[0]
+        assert (docker.works, "seccomp" in docker.problem) == (False, True)
+        await (await open_engine(replace(config, unconfined=True))).close()
+
+
+@pytest.mark.parametrize("profile", ["default", "builtin", "/etc/docker/seccomp.json"])
+@run_async
+async def test_an_engine_with_some_seccomp_profile_is_used(place: Path, profile: str) -> None:
+    options = ["name=apparmor", f"name=seccomp,profile={profile}"]
+    async with listening(place / "docker.sock", engine(SecurityOptions=options)):
+        await (await open_engine(WorkerConfig(engine="docker"))).close()
+
+
+@run_async
+async def test_an_engine_without_an_init_program_works_and_says_so(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(podman, "INIT_FOLDERS", (str(place),))
+    docker_without = engine(InitCommit={"ID": "N/A", "Expected": "de40ad0"})
+    async with (
+        listening(place / "docker.sock", docker_without),
+        listening(place / "podman.sock", engine("podman")),
+    ):
+        for one in (await candidates(place))[:2]:
+            assert (one.works, "no init program" in one.problem) == (True, True), one
+            assert "init" in one.advice or "catatonit" in one.advice
+        (place / podman.INIT).touch()
+        assert (await candidates(place))[1].problem == ""

@@ -134,6 +134,8 @@ def engines(place: Place, json: bool) -> int:
             works = Text("yes", "green") if one.works else Text("no", "yellow")
             facts = f"{one.facts.version}, {one.where}" if one.facts else one.problem
             listing.add(one.name, works, facts)
+            if one.facts and one.problem:
+                listing.add("", "", one.problem)
             if one.advice:
                 listing.add("", "", one.advice)
         emit(listing)

@@ -153,6 +153,8 @@ async def _containers(settings: Settings) -> AsyncIterator[Check]:
         if one.works:
             version = one.facts.version if one.facts is not None else ""
             yield Check(f"containers: {one.name}", _OK, f"{version}, {one.where}")
+            if one.problem:
+                yield Check(f"containers: {one.name} init", _NOTE, one.problem, one.advice)
         else:
             yield Check(f"containers: {one.name}", _NOTE, one.problem, one.advice)
 

@@ -52,14 +52,15 @@ def busybox_tree(folder: Path) -> Path:
 
 
 @contextmanager
-def private_docker(folder: Path) -> Iterator[Path]:
-    """A Docker engine; gives its socket. `folder` is empty, and its path short."""
+def private_docker(folder: Path, *options: str) -> Iterator[Path]:
+    """A Docker engine; gives its socket. `folder` is empty, and its path short; `options` are
+    more of the daemon's."""
     daemon = _needed("dockerd")
     state, address = _state(folder), folder / "docker.sock"
     command = (
         f"exec {daemon} --data-root {state}/data --exec-root {state}/exec --pidfile {state}/pid"
         f" -H unix://{address} --storage-driver=overlay2 --iptables=false --ip6tables=false"
-        " --bridge=none --oom-score-adjust=0 --log-driver=none"
+        f" --bridge=none --oom-score-adjust=0 --log-driver=none {' '.join(options)}"
     )
     if runsc := shutil.which("runsc"):
         (folder / "daemon.json").write_text(
@@ -74,15 +75,16 @@ _GVISOR = ["--platform=ptrace", "--network=none", "--oci-seccomp"]
 
 
 @contextmanager
-def private_podman(folder: Path) -> Iterator[Path]:
-    """Podman's API service; gives its socket. `folder` is empty, and its path short."""
-    podman, conmon = _needed("podman"), _needed("conmon")
+def private_podman(folder: Path, init: str = "") -> Iterator[Path]:
+    """Podman's API service; gives its socket. `folder` is empty, and its path short; `init` is
+    where it looks for its init program."""
+    podman, conmon, catatonit = _needed("podman"), _needed("conmon"), _needed("catatonit")
     state, address = _state(folder), folder / "podman.sock"
     wrapper = folder / "conmon"
     # conmon leaves its word of a memory kill in the folder it is started in, not in the bundle.
     wrapper.write_text(_CONMON.format(conmon=conmon))
     wrapper.chmod(0o755)
-    (folder / "containers.conf").write_text(_PODMAN.format(wrapper=wrapper))
+    (folder / "containers.conf").write_text(_PODMAN.format(wrapper=wrapper, init=init or catatonit))
     (folder / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
     command = (
         f"exec {podman} --root {state}/root --runroot {state}/run --tmpdir {state}/tmp"
@@ -110,6 +112,7 @@ netns = "none"
 log_driver = "k8s-file"
 [engine]
 runtime = "runc"
+init_path = "{init}"
 conmon_path = ["{wrapper}"]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
@@ -158,6 +161,7 @@ def _running(
     try:
         _await_ready(engine, address, folder / "log")
         _import_image(folder, address)
+        _try_container(address)
         yield
     finally:
         _clear(address)
@@ -209,11 +213,25 @@ def _import_image(folder: Path, address: Path) -> None:
         raise EngineMissing(f"the image can't be imported: {answer[:300]!r}")
 
 
+def _try_container(address: Path) -> None:
+    """Raises EngineMissing at once where every test would wait in vain for a container."""
+    asked = {"Image": IMAGE, "Cmd": ["true"], "HostConfig": {"NetworkMode": "none"}}
+    body = json.dumps(asked).encode()
+    status, answer = ask(address, "POST", "/containers/create?name=trial", body)
+    for path in ("/containers/trial/start", "/containers/trial/wait"):
+        if status < 300:
+            status, answer = ask(address, "POST", path)
+    ask(address, "DELETE", "/containers/trial?force=true&v=true")
+    if status >= 300 or json.loads(answer).get("StatusCode") != 0:
+        raise EngineMissing(f"the engine runs no container: {answer[:300].decode()}")
+
+
 def ask(address: Path, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
     """One request to an engine's API, without the code under test."""
     connection = _Local(address)
     try:
-        connection.request(method, path, body or None, {"Content-Type": "application/x-tar"})
+        kind = "application/json" if body.startswith(b"{") else "application/x-tar"
+        connection.request(method, path, body or None, {"Content-Type": kind})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

@@ -113,6 +113,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     once, and never fewer than a single job may ask for."""
     engine: str = "auto"
     """`auto`, `docker`, `podman`, `oci`, or the address of a socket, as `unix:///run/docker.sock`."""
+    unconfined: bool = False
+    """Whether a Docker or Podman that runs containers without a seccomp profile may be used."""
     runtime: str = ""
     """The runtime for containers: `runc`, `crun`, `runsc`; empty means the engine's own choice."""
     jobs_dir: Path = Path("containers")

@@ -26,6 +26,10 @@ IMAGE_LABEL = "penstock.image"
 """The id of the image it was made from."""
 
 
+NO_INIT = "no init"
+"""A word of `EngineFacts.security`."""
+
+
 class EngineError(Exception):
     """The engine did not do what it was asked."""
 
@@ -203,6 +207,12 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
     where: str = ""
     """Its socket or its program."""
     security: tuple[str, ...] = ()
+    """What fences its containers in, in its own words; `NO_INIT` if it has no init program."""
+
+    @property
+    def has_seccomp(self) -> bool:
+        """Whether containers are held to a list of system calls."""
+        return any("seccomp" in word and "unconfined" not in word for word in self.security)
 
 
 class Engine(Protocol):

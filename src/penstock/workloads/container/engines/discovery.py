@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import Engine, EngineFacts
+from penstock.workloads.container.engine import NO_INIT, Engine, EngineFacts
 from penstock.workloads.container.engines.sockets import (
     SCHEME,
     Absent,
@@ -43,6 +43,14 @@ _STARTS = {
     "podman": "start its service: systemctl start podman.socket (with --user, if it is your own),"
     " or podman system service --time=0",
 }
+_NO_INIT = (
+    "it has no init program: a process that ignores SIGTERM as PID 1 ends only when it is killed"
+)
+_INITS = {
+    "docker": "install docker-init (tini), or name it with dockerd --init-path",
+    "podman": "apt-get install catatonit",
+    "oci": "apt-get install tini",
+}
 _PACKAGES = {
     "docker": "apt-get install docker.io",
     "podman": "apt-get install podman",
@@ -62,7 +70,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     """Its socket or its program."""
     facts: EngineFacts | None = None
     problem: str = ""
-    """Why it does not work."""
+    """Why it does not work, or what it lacks."""
     advice: str = ""
     """What to do about that."""
 
@@ -94,11 +102,14 @@ async def _try_runtime(name: str, root: Path, runtime: str) -> Candidate:
 
 async def _candidate(name: str, opening: Coroutine[Any, Any, Opened]) -> Candidate:
     try:
-        engine, facts = await opening
+        engine, facts = await _confined(await opening)
     except Unusable as error:
         return _refused(name, error)
     await engine.close()
-    return Candidate(name=name, works=True, where=facts.where, facts=facts)
+    found = Candidate(name=name, works=True, where=facts.where, facts=facts)
+    if NO_INIT in facts.security:
+        found = replace(found, problem=_NO_INIT, advice=_INITS[facts.name])
+    return found
 
 
 def _refused(name: str, error: Unusable) -> Candidate:
@@ -126,10 +137,10 @@ async def _open(name: str, config: WorkerConfig) -> Opened:
     root, runtime = config.jobs_dir / "oci", config.runtime
     if name == "oci":
         return await _first_runtime(root, (runtime,) if runtime else OCI_RUNTIMES)
-    if name in _DAEMONS:
-        return await _with_runtime(await _open_daemon(name), runtime)
-    if name.startswith(SCHEME):
-        return await _with_runtime(await open_socket(name.removeprefix(SCHEME)), runtime)
+    if name in _DAEMONS or name.startswith(SCHEME):
+        opening = open_socket(name.removeprefix(SCHEME)) if ":" in name else _open_daemon(name)
+        opened = await _with_runtime(await opening, runtime)
+        return opened if config.unconfined else await _confined(opened)
     raise Misconfigured(
         f"there is no engine {name!r}",
         hint=f"choose auto, {', '.join(ORDER)}, or {SCHEME} and the path of a socket",
@@ -170,6 +181,19 @@ async def _with_runtime(opened: Opened, runtime: str) -> Opened:
     raise Unusable(
         f"{facts.where} has no runtime {runtime!r}; it has {', '.join(facts.runtimes) or 'none'}",
         f"choose one of those, or add {runtime!r} to the engine's configuration",
+    )
+
+
+async def _confined(opened: Opened) -> Opened:
+    """Raises Unusable for an engine whose containers may make any system call."""
+    engine, facts = opened
+    if facts.has_seccomp:
+        return opened
+    await engine.close()
+    raise Unusable(
+        f"{facts.where} runs containers without a seccomp profile",
+        "start the engine with its default profile, or accept that with unconfined: true in the"
+        " worker's settings file",
     )
 
 

@@ -116,6 +116,6 @@ def _string(text: str) -> str:
 def _number(value: float) -> str:
     if isinstance(value, Literal):
         return value.text
-    if isinstance(value, float) and not math.isfinite(value):
+    if not isinstance(value, int) and not math.isfinite(value):
         raise ValueError(f"{value} is not JSON")
     return repr(value)

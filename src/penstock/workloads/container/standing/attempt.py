@@ -226,7 +226,9 @@ class Attempt:
         self._unsure = True
         await parts.records.insist(
             Change(
-                job_id=self.job_id, at=parts.clock.now(), container=parts.runner.name_of(self.job_id)
+                job_id=self.job_id,
+                at=parts.clock.now(),
+                container=parts.runner.name_of(self.job_id),
             )
         )
         self._unsure, self.started = False, True

@@ -36,11 +36,21 @@ class Version(Answer, frozen=True):
         return any("podman" in part.name.lower() for part in self.components or ())
 
 
+class Commit(Struct, frozen=True):
+    id: str = field(default="", name="ID")
+
+
 class Info(Answer, frozen=True):
     docker_root_dir: str
+    init_commit: Commit | None = None
     runtimes: Mapping[str, object] | None = None
     default_runtime: str = ""
     security_options: tuple[str, ...] | None = None
+
+    @property
+    def has_init(self) -> bool:
+        """Docker runs its init program for the version; Podman says nothing."""
+        return self.init_commit is None or self.init_commit.id != "N/A"
 
 
 class ImageConfig(Answer, frozen=True):

@@ -27,6 +27,8 @@ MOST_BYTES = 64 << 20
 """An answer longer than this is nonsense."""
 _LONGEST_LINE = 4 << 20
 _UNCHANGED = 304
+VERSION_PATH = "/version"
+"""Which versions an engine speaks is asked without one."""
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 
 
@@ -112,10 +114,11 @@ class Api:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer whose head has come, and is no refusal."""
         limit = None if patient else timeout or self.timeout
+        prefix = self.prefix if path != VERSION_PATH else ""
         async with self._within(limit):
             answer = await self._opened().request(
                 method,
-                URL(f"http://engine{self.prefix}{path}{_suffix(query)}", encoded=True),
+                URL(f"http://engine{prefix}{path}{_suffix(query)}", encoded=True),
                 data=body,
                 headers=_headers(body),
                 timeout=_NO_LIMIT,

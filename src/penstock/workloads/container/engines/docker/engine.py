@@ -7,16 +7,19 @@ What differs between the two is in `podman`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from penstock.core.containers import Usage
 from penstock.workloads.container.engine import (
+    NO_INIT,
     Attached,
     BuildPlan,
     ContainerState,
@@ -54,6 +57,8 @@ KILL_PATIENCE = 5.0
 """Seconds after which a kill is tried again with the output cut off."""
 _REMOVAL_POLL = 0.02
 
+log = logging.getLogger(__name__)
+
 
 class DockerEngine:
     """One engine, through its Unix socket; implements `Engine`.
@@ -73,6 +78,8 @@ class DockerEngine:
         self._commands = Commands(self._api)
         self._meters = Meters(self._api)
         self._seccomp = seccomp
+        self._init = True
+        """False once Podman has said that it has none."""
         self._profile: tempfile._TemporaryFileWrapper[bytes] | None = None
         self._version: Version | None = None
         self._info: Info | None = None
@@ -83,9 +90,9 @@ class DockerEngine:
     # -- itself -------------------------------------------------------------------
 
     async def facts(self) -> EngineFacts:
-        self._version = self._info = None
-        version = await self._greeted()
-        info = await self._asked_info()
+        # Other calls go on meanwhile: what they use is replaced, and never taken away.
+        version = self._version = await self._greet()
+        info = self._info = await self._api.ask(Info, "GET", "/info")
         runtimes = [name for name in info.runtimes or () if not name.startswith("io.containerd.")]
         return EngineFacts(
             name=self.name,
@@ -95,8 +102,13 @@ class DockerEngine:
             can_build=True,
             can_pull=True,
             where=self._api.socket,
-            security=info.security_options or (),
+            security=(*(info.security_options or ()), *(() if self._has_init() else (NO_INIT,))),
         )
+
+    def _has_init(self) -> bool:
+        if self._is_podman:
+            return self._init and podman.has_init()
+        return self._info is None or self._info.has_init
 
     async def close(self) -> None:
         for attachments in list(self._attached.values()):
@@ -110,11 +122,13 @@ class DockerEngine:
 
     async def _greeted(self) -> Version:
         if self._version is None:
-            self._api.prefix = ""
-            version = await greet(self._api)
-            self.name = "podman" if version.is_podman else "docker"
-            self._version = version
+            self._version = await self._greet()
         return self._version
+
+    async def _greet(self) -> Version:
+        version = await greet(self._api)
+        self.name = "podman" if version.is_podman else "docker"
+        return version
 
     async def _asked_info(self) -> Info:
         if self._info is None:
@@ -159,24 +173,34 @@ class DockerEngine:
         if self._is_podman and plan.runtime:
             podman.check_runtime(plan, (await self._asked_info()).default_runtime)
         if self._is_podman:
-            body = create_body(plan, volumes=image.volumes)
+            body = create_body(plan, volumes=image.volumes, init=self._init)
             podman.adapt(body, self._profile_file())
         else:
-            body = create_body(plan, volumes=image.volumes, seccomp=self._seccomp)
+            body = create_body(
+                plan, volumes=image.volumes, seccomp=self._seccomp, init=self._has_init()
+            )
+        try:
+            await self._make(plan, body)
+        except Refused as refused:
+            if not (self._init and refusals.means_no_init(refused)):
+                self._images.forget(plan.image)
+                raise refusals.of_create(refused) from None
+            log.warning("%s; containers run without an init", refused.message)
+            self._init = False
+            return await self.create(plan)
+        self._planned[plan.name] = plan
+
+    async def _make(self, plan: Plan, body: dict[str, Any]) -> None:
         making = asyncio.ensure_future(
             self._api.ask(Created, "POST", "/containers/create", {"name": plan.name}, body)
         )
         try:
             await asyncio.shield(making)
-        except Refused as refused:
-            self._images.forget(plan.image)
-            raise refusals.of_create(refused) from None
         except (asyncio.CancelledError, EngineUnavailable):
             # It may be made all the same.
             await asyncio.gather(making, return_exceptions=True)
             await self._remove_quietly(plan.name)
             raise
-        self._planned[plan.name] = plan
 
     async def attach(self, name: str, *, stdin: bool) -> Attached:
         await self._greeted()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from penstock.workloads.container.engines.docker.answers import Version
-from penstock.workloads.container.engines.docker.api import Api
+from penstock.workloads.container.engines.docker.api import VERSION_PATH, Api
 
 NEWEST = (1, 44)
 """The newest version of the API that this was written for."""
@@ -11,7 +11,7 @@ NEWEST = (1, 44)
 
 async def greet(api: Api) -> Version:
     """Ask, and speak that version from now on."""
-    version = await api.ask(Version, "GET", "/version")
+    version = await api.ask(Version, "GET", VERSION_PATH)
     ours = min(NEWEST, _numbers(api, version.api_version))
     if version.min_api_version:
         ours = max(ours, _numbers(api, version.min_api_version))

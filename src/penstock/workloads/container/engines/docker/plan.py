@@ -13,13 +13,13 @@ SHARED_MEMORY = 16 << 20
 
 
 def create_body(
-    plan: Plan, *, volumes: Collection[str] = (), seccomp: str | None = None
+    plan: Plan, *, volumes: Collection[str] = (), seccomp: str | None = None, init: bool = True
 ) -> dict[str, Any]:
     """The body of /containers/create.
 
     `volumes` are folders that the image declares: engines would put a folder of the disk there,
     writable and without a limit, so each becomes a tmpfs like /tmp. `seccomp` is a profile as
-    JSON, in place of the engine's own.
+    JSON, in place of the engine's own. `init` says whether the engine has an init program.
     """
     body: dict[str, Any] = {
         "Image": plan.image,
@@ -35,7 +35,7 @@ def create_body(
         "NetworkDisabled": not plan.network,
         # An image's own check would run a second program beside the job.
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _host_config(plan, volumes, seccomp),
+        "HostConfig": _host_config(plan, volumes, seccomp) | {"Init": init},
     }
     if plan.cmd:
         body["Cmd"] = list(plan.cmd)
@@ -56,7 +56,6 @@ def _host_config(plan: Plan, volumes: Collection[str], seccomp: str | None) -> d
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges", *([f"seccomp={seccomp}"] if seccomp else [])],
         "IpcMode": "private",
-        "Init": True,
         "Memory": plan.memory,
         "MemorySwap": plan.memory,
         "OomKillDisable": False,

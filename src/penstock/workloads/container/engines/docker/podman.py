@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from collections.abc import Awaitable, Mapping
+from pathlib import Path
 from typing import Any
 
 from penstock.workloads.container.engine import Plan, Unsupported
@@ -14,6 +15,11 @@ from penstock.workloads.container.engines.docker.api import Api, container
 REMOVE = {"timeout": 0}
 """A forced removal would else give the container ten seconds to end by itself."""
 
+INIT = "catatonit"
+INIT_FOLDERS = (
+    *("/usr/libexec/podman", "/usr/local/libexec/podman"),
+    *("/usr/lib/podman", "/usr/local/lib/podman"),
+)
 _CLOSELY = 2.0
 _MOST_PROCESSES = 1 << 14
 """Of one user, in all containers together; how many a container may have is `Plan.pids`."""
@@ -41,6 +47,11 @@ def _owned(options: str) -> str:
 def _processes() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     return _MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MOST_PROCESSES)
+
+
+def has_init() -> bool:
+    """Whether its init program is where it is usually installed."""
+    return any(Path(folder, INIT).exists() for folder in INIT_FOLDERS)
 
 
 def check_runtime(plan: Plan, default: str) -> None:

@@ -42,6 +42,11 @@ def of_create(refused: Refused) -> EngineError:
     return refused
 
 
+def means_no_init(refused: Refused) -> bool:
+    """Podman looks for its init program when a container is made."""
+    return "container-init binary not found" in refused.message
+
+
 def of_container(refused: Refused) -> EngineError:
     return NotThere(refused.message) if refused.status == NOT_FOUND else refused
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.core.containers import Usage
 from penstock.workloads.container.engine import (
+    NO_INIT,
     BuildPlan,
     EngineError,
     EngineFacts,
@@ -57,7 +58,7 @@ class OciEngine:
             root_dir=str(self._root),
             can_pull=can_fetch(),
             where=machine.runtime.path,
-            security=("seccomp", "no-new-privileges", "init" if machine.init else "no init"),
+            security=("seccomp", "no-new-privileges", "init" if machine.init else NO_INIT),
         )
 
     async def close(self) -> None:
