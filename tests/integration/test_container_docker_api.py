@@ -206,7 +206,7 @@ async def test_calls_keep_their_version_while_the_engine_is_asked_for_its_own(
     async with engine_that(folder, say) as engine:
         await engine.find({})
         asking = asyncio.ensure_future(engine.facts())
-        while asked[-1] != "GET /version":
+        while asked[-1] != "GET /version":  # noqa: ASYNC110 nothing else tells
             await asyncio.sleep(0.001)
         await asyncio.wait_for(engine.find({}), 4)
         asking.cancel()

@@ -182,13 +182,14 @@ class DockerEngine:
         try:
             await self._make(plan, body)
         except Refused as refused:
-            if not (self._init and refusals.means_no_init(refused)):
+            if not (body["HostConfig"]["Init"] and refusals.means_no_init(refused)):
                 self._images.forget(plan.image)
                 raise refusals.of_create(refused) from None
             log.warning("%s; containers run without an init", refused.message)
             self._init = False
-            return await self.create(plan)
-        self._planned[plan.name] = plan
+            await self.create(plan)
+        else:
+            self._planned[plan.name] = plan
 
     async def _make(self, plan: Plan, body: dict[str, Any]) -> None:
         making = asyncio.ensure_future(
