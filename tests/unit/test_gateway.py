@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.adapters.memory.store import MemoryStore
+from penstock.adapters.sqlite.store import SqliteStore
 from penstock.control.board import Board
 from penstock.control.gateway import Gateway, check_batch
 from penstock.control.roster import Pool, Roster
@@ -27,7 +29,7 @@ from penstock.core.job import JobRequest, Priority, RetryPolicy, Unique, UniqueS
 from penstock.core.transition import Answer, Change
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.limits import Limit
-from penstock.ports.store import JobQuery
+from penstock.ports.store import Durability, JobQuery, Store
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
 from penstock.testing.samples import T0, a_request, accept, failed, move, succeeded
@@ -38,8 +40,9 @@ _E, _S = JobEvent, JobState
 class Desk:
     """A gateway with everything that it needs."""
 
-    def __init__(self, store: MemoryStore | None = None, **options: Any) -> None:
-        self.store, self.blobs = store or MemoryStore(), MemoryBlobs()
+    def __init__(self, store: Store | None = None, **options: Any) -> None:
+        self.store: Store = store or MemoryStore()
+        self.blobs = MemoryBlobs()
         self.clock = VirtualClock(T0)
         self.board = Board(Roster({"p": Pool("p", topics=("job.test*",))}), self.clock.now)
         self.store.listen(self.board.observe)
@@ -316,6 +319,57 @@ async def test_a_child_that_ended_does_not_shield_its_own_children() -> None:
     await desk.apply(move("c", _E.SUCCEED, result=succeeded("c")))
     await desk.gateway.cancel("p", reason="", children=True)
     assert await desk.states("p", "g") == [_S.CANCELLED, _S.CANCELLED]
+
+
+@pytest.mark.parametrize("named", ["a", "b"])
+@run_async
+async def test_children_of_every_try_are_cancelled_with_their_parent(named: str) -> None:
+    desk = Desk()
+    await desk.apply(accept("a"), accept("child", parent_job_id="a"))
+    await desk.apply(move("a", _E.SCHEDULE, _E.DISPATCH))
+    retry = accept("b", parent_job_id="a", retry_number=1)
+    await desk.apply(move("a", _E.FAIL, result=failed("a"), then=(retry,)))
+    await desk.apply(accept("late", parent_job_id="b"))
+    await desk.gateway.cancel(named, reason="", children=True)
+    assert await desk.states("b", "child", "late") == [_S.CANCELLED] * 3
+
+
+@run_async
+async def test_jobs_that_are_each_others_parents_are_all_cancelled() -> None:
+    desk = Desk()
+    await desk.apply(*(accept(a, parent_job_id=b) for a, b in ("ac", "ba", "cb", "xx")))
+    for named in "ax":
+        await desk.gateway.cancel(named, reason="", children=True)
+    assert await desk.states(*"abcx") == [_S.CANCELLED] * 4
+
+
+@run_async
+async def test_children_are_cancelled_however_many_and_however_deep(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "penstock.db", durability=Durability.OS)
+    desk = Desk(store)
+    deep = [a_request(f"deep{n}", parent_job_id=f"deep{n - 1}") for n in range(1, 1500)]
+    wide = [a_request("", parent_job_id="deep0") for _ in range(10_100)]
+    await desk.submit(a_request("deep0"), *deep, *wide, a_request("other"))
+    await desk.gateway.cancel("deep0", reason="", children=True)
+    assert await store.tally() == {_S.CANCELLED: 11_600, _S.PENDING: 1}
+    await store.close()
+
+
+@run_async
+async def test_a_job_that_fails_and_is_retried_while_it_is_cancelled_is_not_retried() -> None:
+    desk = Desk()
+    await desk.apply(accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH))
+    apply = desk.store.apply
+
+    async def racing(changes: Sequence[Change]) -> Any:
+        desk.store.apply = apply  # type: ignore[method-assign]
+        retry = accept("b", parent_job_id="a", retry_number=1)
+        await desk.apply(move("a", _E.FAIL, result=failed("a"), then=(retry,)))
+        return await apply(changes)
+
+    desk.store.apply = racing  # type: ignore[method-assign]
+    assert (await desk.gateway.cancel("a", reason="", children=False)).job_id == "b"
+    assert await desk.states("a", "b") == [_S.FAILED, _S.CANCELLED]
 
 
 @run_async

@@ -35,7 +35,6 @@ from penstock.ports.store import JobQuery, Store
 _GATEWAY = Role.GATEWAY.value
 _BREATH = 1000
 """Requests of a batch that are checked before others get the event loop."""
-_CHILDREN = 10_000
 _LAST = (1 << 62) - 1
 """Beyond every job's `seq`."""
 _PAGE = 500
@@ -174,8 +173,6 @@ class Gateway:
     async def cancel(self, job_id: str, *, reason: str, children: bool, by: str = "") -> Job:
         """Ask for the end of a job; a waiting one ends at once. Follows retries."""
         job = await self._latest(job_id)
-        if children:
-            await self._cancel_children(job, reason, by)
         while not job.is_final:
             move = _cancel_move(job, reason, self.clock.now(), by)
             (answer,) = await self.store.apply([move])
@@ -183,15 +180,51 @@ class Gateway:
             job = answer.job
             if answer.verdict is not Verdict.REFUSED:
                 break
+            job = await self._latest(job.job_id)  # it may have failed and be retried
+        if children:
+            await self._cancel_children(job, reason, by)
         return job
 
-    async def _cancel_children(self, parent: Job, reason: str, by: str) -> None:
-        tenant = parent.request.tenant  # another's job is not ours to end, whatever it says
-        query = JobQuery(parent_job_id=parent.job_id, tenant=tenant, limit=_CHILDREN)
-        for child in await self.store.find(query):
-            if child.job_id != parent.successor:
-                why = reason or f"its parent {parent.job_id} was cancelled"
-                await self.cancel(child.job_id, reason=why, children=True, by=by)
+    async def _cancel_children(self, job: Job, reason: str, by: str) -> None:
+        """Cancel what a job and its earlier tries submitted, and what those submitted.
+
+        The retry of a job is among its children, and so are those of the retry in turn.
+        """
+        tenant = job.request.tenant  # another's job is not ours to end, whatever it says
+        seen = {job.job_id, await self._first_try(job)}
+        parents = list(seen)
+        while parents:
+            parent_id = parents.pop()
+            why = reason or f"its parent {parent_id} was cancelled"
+            async for page in self._pages(JobQuery(parent_job_id=parent_id, tenant=tenant)):
+                new = [child for child in page if child.job_id not in seen]
+                seen.update(child.job_id for child in new)
+                parents.extend(child.job_id for child in new)
+                await self._cancel_page([child for child in new if not child.is_final], why, by)
+            await asyncio.sleep(0)  # others get a turn
+
+    async def _first_try(self, job: Job) -> str:
+        while (parent_id := job.request.parent_job_id) is not None:
+            parent = await self.store.get(parent_id)
+            if parent is None or parent.successor != job.job_id:
+                break
+            job = parent
+        return job.job_id
+
+    async def _cancel_page(self, page: Sequence[Job], reason: str, by: str) -> int:
+        """Cancel unfinished jobs in one commit; returns how many end, or are asked to."""
+        if not page:
+            return 0
+        now = self.clock.now()
+        answers = await self.store.apply([_cancel_move(job, reason, now, by) for job in page])
+        done = 0
+        for job, answer in zip(page, answers, strict=True):
+            if answer.verdict is Verdict.REFUSED:  # it moved meanwhile: look again
+                final = await self.cancel(job.job_id, reason=reason, children=False, by=by)
+                done += final.state is JobState.CANCELLED or final.cancel_requested
+            else:
+                done += 1
+        return done
 
     async def cancel_many(self, query: JobQuery, *, reason: str, by: str = "") -> Bulk:
         """Cancel every unfinished job that matches, a page a commit."""
@@ -200,15 +233,8 @@ class Gateway:
             return Bulk(0, 0)
         matched = done = 0
         async for page in self._pages(replace(query, states=wanted)):
-            now = self.clock.now()
-            answers = await self.store.apply([_cancel_move(job, reason, now, by) for job in page])
-            for job, answer in zip(page, answers, strict=True):
-                matched += 1
-                if answer.verdict is Verdict.REFUSED:  # it moved meanwhile: look again
-                    final = await self.cancel(job.job_id, reason=reason, children=False, by=by)
-                    done += final.state is JobState.CANCELLED or final.cancel_requested
-                else:
-                    done += 1
+            matched += len(page)
+            done += await self._cancel_page(page, reason, by)
         return Bulk(matched, done)
 
     async def _pages(self, query: JobQuery) -> AsyncIterator[list[Job]]:
