@@ -468,6 +468,24 @@ async def test_a_job_can_not_wait_for_one_that_is_not_there() -> None:
 
 
 @run_async
+async def test_a_parent_is_not_pruned_while_its_child_is_being_accepted() -> None:
+    desk = Desk()
+    await desk.apply(accept("p"), move("p", _E.CANCEL))
+    apply = desk.store.apply
+
+    async def pruning(changes: Sequence[Change]) -> Any:
+        await desk.store.prune(T0 + 1, 10, desk.board.awaited)
+        return await apply(changes)
+
+    desk.store.apply = pruning  # type: ignore[method-assign]
+    await desk.submit(a_request("c", after=("p",)))
+    assert sorted(await desk.stored()) == ["c", "p"]
+    await desk.gateway.cancel("c", reason="", children=False)
+    await desk.store.prune(T0 + 1, 10, desk.board.awaited)
+    assert await desk.stored() == []
+
+
+@run_async
 async def test_a_job_of_another_tenant_is_not_there_to_wait_for() -> None:
     desk = Desk()
     await desk.submit(a_request("a", tenant="acme"))

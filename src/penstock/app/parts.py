@@ -138,6 +138,7 @@ def assemble(
         clock,
         retention=settings.retention or None,
         needed=schedules.pointers,
+        awaited=board.awaited,
         runs=runs,
         batches=batches,
     )

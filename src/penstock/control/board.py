@@ -8,6 +8,7 @@ durable. Scheduler, reconciler and desk all look at the same board.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -37,6 +38,8 @@ class Board:
         self.parked: dict[int, Job] = {}
         """Jobs that wait for people's approval, by seq."""
         self.dependencies = Dependencies()
+        self.awaited: Counter[str] = Counter()
+        """Jobs, by id, that waiting jobs name in `after`, whether they have ended or not."""
         self.backlog = Backlog()
         self.held: dict[str, Job] = {}
         """Jobs with a worker, by id."""
@@ -86,6 +89,8 @@ class Board:
             self.limiter.release_room(request)
         if job.state in WAITING:
             self._waiting += 1
+            if job.request.after:
+                self._await_parents(job.request)
             self.unjudged[job.seq] = job
             if self.limiter.in_use:
                 self.limiter.wait(job)
@@ -103,6 +108,8 @@ class Board:
         self.held[job_id] = job
         if before is None:
             self._waiting -= 1
+            if job.request.after:
+                self._release_parents(job.request)
             limiter = self.limiter
             if limiter.in_use or job.verdict is not None:
                 limiter.wait_no_more(job.seq)
@@ -135,6 +142,8 @@ class Board:
                 self.limiter.let_go(job_id)
         else:
             self._waiting -= 1
+            if job.request.after:
+                self._release_parents(job.request)
             self.unjudged.pop(seq, None)
             self.unread.pop(seq, None)
             self.parked.pop(seq, None)
@@ -227,6 +236,27 @@ class Board:
     def waiting(self) -> int:
         """How many jobs are accepted and were never with a worker."""
         return self._waiting
+
+    def _await_parents(self, request: JobRequest) -> None:
+        self.awaited.update(set(request.after))
+
+    def _release_parents(self, request: JobRequest) -> None:
+        for parent_id in set(request.after):
+            self.awaited[parent_id] -= 1
+            if self.awaited[parent_id] <= 0:
+                del self.awaited[parent_id]
+
+    @contextmanager
+    def keeping_parents(self, requests: Iterable[JobRequest]) -> Generator[None]:
+        """Keep the parents of these in the store until they are committed, or refused."""
+        children = [request for request in requests if request.after]
+        for request in children:
+            self._await_parents(request)
+        try:
+            yield
+        finally:
+            for request in children:
+                self._release_parents(request)
 
     @contextmanager
     def expecting(self, requests: Iterable[JobRequest]) -> Generator[None]:

@@ -83,7 +83,7 @@ class Gateway:
                 await self._check_elsewhere(pointer)
         admitted = [accept.request for accept in accepts]
         _check_batch_conflicts(admitted)
-        with self._room_for(admitted):
+        with self._room_for(admitted), self.board.keeping_parents(admitted):
             if any(request.after for request in admitted):
                 await self._check_parents(admitted)
             # One commit: a failure leaves nothing, and a child never precedes its parents.

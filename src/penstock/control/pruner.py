@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from itertools import chain
 
 from penstock.control.batches import BatchKeeper
@@ -34,13 +34,15 @@ class Pruner:
         retention: float | None,
         interval: float = 3600.0,
         needed: Callable[[], Iterable[str]] = tuple,
+        awaited: Container[str] = (),
         runs: PipelineStore | None = None,
         batches: BatchKeeper | None = None,
     ) -> None:
-        """`needed`: pointers that no job has yet, as those of schedules."""
+        """`needed`: pointers that no job has yet, as those of schedules.
+        `awaited`: ids of jobs that others wait for, as it is at any time."""
         self._store, self._blobs, self._clock = store, blobs, clock
         self._retention, self._interval = retention, interval
-        self._needed = needed
+        self._needed, self._awaited = needed, awaited
         self._runs, self._batches = runs, batches
 
     async def run(self) -> None:
@@ -59,7 +61,8 @@ class Pruner:
         jobs = transitions = lines = 0
         while True:
             # In small commits, so that nobody waits long behind one.
-            pruned = await self._store.prune(self._spared(now - older_than), _CHUNK)
+            before = self._spared(now - older_than)
+            pruned = await self._store.prune(before, _CHUNK, self._awaited)
             jobs += pruned.jobs
             transitions += pruned.transitions
             lines += pruned.log_lines

@@ -12,7 +12,7 @@ at a time, and answers each with moved, repeated or refused. Three promises:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Protocol
 
@@ -199,8 +199,13 @@ class Store(Protocol):
     async def verify(self) -> Verified:
         """Fold every job's log and compare it with its record."""
 
-    async def prune(self, finished_before: float, limit: int) -> Pruned:
-        """Forget up to `limit` jobs that ended before a time, with logs and history."""
+    async def prune(
+        self, finished_before: float, limit: int, awaited: Container[str] = ()
+    ) -> Pruned:
+        """Forget up to `limit` jobs that ended before a time, with logs and history.
+
+        Jobs whose ids are `awaited` are kept, and so are their retries.
+        """
 
     async def pointers(self) -> Iterable[str]:
         """Every context_ptr and result_ptr that names a stored blob."""

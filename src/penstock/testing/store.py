@@ -704,6 +704,20 @@ class StoreContract(GateContract, JournalContract, ABC):
         assert (await store.verify()).mismatches == ()
 
     @run_async
+    async def test_pruning_spares_what_is_awaited_and_its_retries(self, store: Store) -> None:
+        await store.apply([accept("a"), accept("x"), accept("child", parent_job_id="a")])
+        for name, retry in ("ab", "bc", "xy"):
+            await store.apply([move(name, _E.SCHEDULE, _E.DISPATCH)])
+            then = (accept(retry, parent_job_id=name),)
+            await store.apply([move(name, _E.FAIL, then=then)])
+        await store.apply([move(name, _E.CANCEL) for name in ("c", "y", "child")])
+        awaited = {"a"}
+        assert (await store.prune(T0 + 1, 10, awaited)).jobs == 3
+        assert sorted(await names(store)) == list("abc")
+        awaited.clear()
+        assert (await store.prune(T0 + 1, 10, awaited)).jobs == 3
+
+    @run_async
     async def test_what_was_pruned_frees_its_id_and_key(self, store: Store) -> None:
         await store.apply([accept("a", idempotency_key="k"), move("a", _E.CANCEL)])
         await store.prune(T0 + 1, limit=10)

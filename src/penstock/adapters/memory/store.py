@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from msgspec.structs import replace
@@ -228,11 +228,16 @@ class MemoryStore:
         transitions = sum(len(log) for log in self._logs.values())
         return Verified(len(self._jobs), transitions, tuple(mismatches))
 
-    async def prune(self, finished_before: float, limit: int) -> Pruned:
+    async def prune(
+        self, finished_before: float, limit: int, awaited: Container[str] = ()
+    ) -> Pruned:
+        kept = set(self._with_retries(awaited))
         old = [
             job
             for job in self._jobs.values()
-            if job.finished_at is not None and job.finished_at < finished_before
+            if job.finished_at is not None
+            and job.finished_at < finished_before
+            and job.job_id not in kept
         ][:limit]
         transitions = lines = 0
         for job in old:
@@ -244,6 +249,14 @@ class MemoryStore:
         gone = {job.job_id for job in old}
         self._journal = [row for row in self._journal if row[1][0].transition.job_id not in gone]
         return Pruned(len(old), transitions, lines)
+
+    def _with_retries(self, awaited: Container[str]) -> Iterator[str]:
+        for job in self._jobs.values():
+            if job.job_id in awaited:
+                yield job.job_id
+                while job.successor is not None and job.successor in self._jobs:
+                    job = self._jobs[job.successor]
+                    yield job.job_id
 
     def _forget_keys(self, job: Job) -> None:
         request = job.request

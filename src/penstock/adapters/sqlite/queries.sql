@@ -116,7 +116,7 @@ FROM log_line AS l JOIN job AS j ON j.seq = l.job
 WHERE j.job_id = ? AND l.n > ? ORDER BY l.n LIMIT ?;
 
 -- name: prunable
-SELECT seq, finished_at, accepted_at FROM job ORDER BY seq;
+SELECT seq, job_id, successor, finished_at, accepted_at FROM job ORDER BY seq;
 
 -- name: prune_journal
 DELETE FROM journal WHERE job = ?;

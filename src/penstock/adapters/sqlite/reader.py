@@ -7,7 +7,7 @@ connection of their own, so that nobody waits behind them. Only what is committe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -154,9 +154,11 @@ class SqliteReader:
     async def verify(self) -> Verified:
         return await self.aside(lambda read: upkeep.verify(read, self.sql, self.codec))
 
-    async def prunable(self, finished_before: float, limit: int) -> list[int]:
+    async def prunable(
+        self, finished_before: float, limit: int, awaited: Container[str]
+    ) -> dict[str, int]:
         return await self.aside(
-            lambda read: upkeep.prunable(read, self.sql, finished_before, limit)
+            lambda read: upkeep.prunable(read, self.sql, finished_before, limit, awaited)
         )
 
     def _read(self, query: str, *values: object) -> list[rows.Row]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import TypeVar
 import apsw
 
 from penstock.adapters.sqlite import upkeep
-from penstock.adapters.sqlite.commit import Commit
+from penstock.adapters.sqlite.commit import Commit, Counts
 from penstock.adapters.sqlite.database import WriterLock, open_writer, transaction
 from penstock.adapters.sqlite.reader import SqliteReader
 from penstock.adapters.sqlite.riders import Riders, number_lines
@@ -298,9 +298,16 @@ class SqliteStore:
 
     # -- upkeep -------------------------------------------------------------------
 
-    async def prune(self, finished_before: float, limit: int) -> Pruned:
-        seqs = await self._reader.prunable(finished_before, limit)
-        delete = partial(upkeep.delete, self._writer, self._sql, seqs)
+    async def prune(
+        self, finished_before: float, limit: int, awaited: Container[str] = ()
+    ) -> Pruned:
+        found = await self._reader.prunable(finished_before, limit, awaited)
+
+        def delete() -> tuple[Pruned, Counts]:
+            # Somebody may have begun to wait for one of them while they were looked for.
+            seqs = [seq for job_id, seq in found.items() if job_id not in awaited]
+            return upkeep.delete(self._writer, self._sql, seqs)
+
         pruned, gone = await self._alone(delete)
         self._tally.add(gone)
         return pruned

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -78,18 +78,27 @@ def _difference(folded: Folded, recorded: Folded) -> str:
     return "; ".join(parts)
 
 
-def prunable(read: Read, sql: Mapping[str, str], finished_before: float, limit: int) -> list[int]:
-    """The oldest jobs that ended before a time.
+def prunable(
+    read: Read,
+    sql: Mapping[str, str],
+    finished_before: float,
+    limit: int,
+    awaited: Container[str],
+) -> dict[str, int]:
+    """The oldest jobs that ended before a time, and that no other job waits for.
 
     Jobs come in the order of acceptance, so the walk ends at the first that was accepted
     too late to qualify, and costs nothing when there is nothing to do.
     """
-    found: list[int] = []
-    for seq, finished_at, accepted_at in read(sql["prunable"]):
+    found: dict[str, int] = {}
+    retries: set[str | None] = set()
+    for seq, job_id, successor, finished_at, accepted_at in read(sql["prunable"]):
         if accepted_at >= finished_before or len(found) >= limit:
             break
-        if finished_at is not None and finished_at < finished_before:
-            found.append(seq)
+        if job_id in awaited or job_id in retries:
+            retries.add(successor)
+        elif finished_at is not None and finished_at < finished_before:
+            found[job_id] = seq
     return found
 
 
