@@ -8,7 +8,7 @@ import pytest
 
 import penstock
 from penstock import App
-from penstock.core.errors import NotFound
+from penstock.core.errors import NotFound, UnknownTopic
 from penstock.core.job import RetryPolicy
 from penstock.lifecycles.canonical import JobState
 
@@ -45,3 +45,12 @@ def test_a_job_still_waits_for_a_parent_after_pruning_and_a_restart(
         assert ps.prune(0.0).jobs > 1
         with pytest.raises(NotFound):
             ps.get(parent.job_id)
+
+
+def test_a_topic_is_known_after_a_restart_without_the_app_that_served_it(tmp_path: Path) -> None:
+    with an_app().run(tmp_path, http="") as ps:
+        ps.submit("job.ok").result(timeout=20)
+    with App().run(tmp_path, http="") as ps:
+        assert ps.submit("job.ok").state in (JobState.PENDING, JobState.SCHEDULED)
+        with pytest.raises(UnknownTopic):
+            ps.submit("job.never_served")

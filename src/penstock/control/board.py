@@ -60,6 +60,8 @@ class Board:
         """Globs that some worker has ever served here."""
         self.offers: dict[str, Offer] = {}
         """What those who serve a topic want its jobs to have."""
+        self.served_is_new = False
+        """Whether topics or offers have changed since they were last stored."""
 
     def restore(self, jobs: Iterable[Job]) -> None:
         """Take up what an earlier engine left unfinished."""
@@ -304,13 +306,19 @@ class Board:
         job = self.held.get(job_id)
         return job is not None and job.attempt == attempt and job_id not in self.adrift
 
-    def learn(self, topics: Iterable[str], offers: Mapping[str, Offer]) -> bool:
-        """Take in what a worker serves; True if that is news."""
+    def learn(self, topics: Iterable[str], offers: Mapping[str, Offer]) -> None:
+        """Take in what a worker serves."""
         new_topics = not self.topics.issuperset(topics)
         new_offers = any(self.offers.get(topic) != offer for topic, offer in offers.items())
+        self.served_is_new |= new_topics or new_offers
         self.topics.update(topics)
         self.offers.update(offers)
-        return new_topics or new_offers
+
+    def recall(self, topics: Iterable[str], offers: Mapping[str, Offer]) -> None:
+        """Take in what was stored of workers that served here before."""
+        self.topics.update(topics)
+        for topic, offer in offers.items():
+            self.offers.setdefault(topic, offer)
 
     def knows(self, topic: str) -> bool:
         """Whether some pool or worker serves, or ever served, this topic."""

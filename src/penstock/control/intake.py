@@ -40,8 +40,6 @@ class Intake:
         self._losses, self._ids, self._chance = losses, ids, chance
         self.on_their_way: set[tuple[str, int]] = set()
         """Attempts sent to workers after they introduced themselves, and before we read it."""
-        self.news = False
-        """Whether a worker came with something that nobody served here before."""
 
     def take_in(self, message: AnyMessage, now: float, monotonic: float) -> list[Move]:
         """The moves that a message asks for."""
@@ -121,7 +119,7 @@ class Intake:
             if over_the_same_link or attempt in self.on_their_way:
                 record.held.update([attempt])
                 del unknown[attempt[0]]
-        self.news = board.learn(hello.topics, hello.offers) or self.news
+        board.learn(hello.topics, hello.offers)
         self._orders.welcome(hello.worker_id, hello.session)
         self._give_back(hello)
         lost = [board.held[job_id] for job_id in unknown]

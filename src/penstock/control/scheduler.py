@@ -125,14 +125,15 @@ class Scheduler:
         known = await self.store.recall(_SERVED)
         if known is not None:
             served = msgspec.json.decode(known, type=_Served)
-            self.board.learn(served.topics, served.offers)
+            self.board.recall(served.topics, served.offers)
 
     async def _remember_served(self) -> None:
         served = _Served(sorted(self.board.topics), self.board.offers)
+        self.board.served_is_new = False
         try:
             await self.store.remember(_SERVED, msgspec.json.encode(served))
-            self.intake.news = False
         except StoreFailed as error:
+            self.board.served_is_new = True
             log.error("can't remember what is served here: %s", error)
 
     async def beat(self, messages: list[AnyMessage]) -> None:
@@ -216,7 +217,7 @@ class Scheduler:
                 asked.append((len(changes), message))
             changes.extend(self.intake.take_in(message, now, self.clock.monotonic()))
         self.intake.on_their_way.clear()
-        if self.intake.news:
+        if self.board.served_is_new:
             await self._remember_served()
         finished = len(changes)
         if self._rules_changed:
