@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from penstock.api.parameters import read_query, refuse_query
 from penstock.api.problems import Refused
@@ -26,20 +26,28 @@ VALUES = st.recursive(
 )
 
 
-@given(VALUES)
-def test_every_clean_document_passes(value: Any) -> None:
-    text = json.dumps(value, ensure_ascii=True)
-    scan(text.encode())
+PADDING = st.sampled_from([b"", b" " * 70_000])
+"""A large body is scanned in another way than a small one."""
 
 
-@given(st.dictionaries(st.text(max_size=5), st.integers(), min_size=1), st.data())
-def test_every_name_that_comes_twice_is_found(value: dict[str, int], data: st.DataObject) -> None:
+@given(VALUES, PADDING, st.booleans())
+def test_every_clean_document_passes(value: Any, padding: bytes, ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    scan(text.encode("utf-8", "replace") + padding)
+
+
+@given(st.dictionaries(st.text(max_size=5), st.integers(), min_size=1), PADDING, st.data())
+def test_every_name_that_comes_twice_is_found(
+    value: dict[str, int], padding: bytes, data: st.DataObject
+) -> None:
     name = data.draw(st.sampled_from(sorted(value)))
     pairs = [f"{json.dumps(key)}: {number}" for key, number in value.items()]
-    pairs.insert(data.draw(st.integers(0, len(pairs))), f"{json.dumps(name)}: 0")
+    spelt = "".join(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else c for c in name)
+    again = data.draw(st.sampled_from([json.dumps(name), f'"{spelt}"']))
+    pairs.insert(data.draw(st.integers(0, len(pairs))), f"{again} : 0")
     text = '[{"inner": {' + ", ".join(pairs) + "}}]"
     with pytest.raises(Refused) as refused:
-        scan(text.encode())
+        scan(text.encode() + padding)
     assert refused.value.name == "DUPLICATE_FIELD"
 
 
@@ -59,6 +67,33 @@ def test_a_depth_beyond_the_limit_does_not(depth: int) -> None:
 def test_many_brackets_side_by_side_or_in_texts_are_not_deep() -> None:
     scan(b"[" + b",".join([b"[{}]"] * 1000) + b"]")
     scan(json.dumps({"a": '\\"[[{' * 1000}).encode())
+
+
+LARGE = 8 << 20
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"[]," * 65 + b'"' + b'\\"' * (LARGE // 2),
+        b'{"' * (LARGE // 2),
+        b'["' + b"\\" * LARGE,
+        b'{"a":' + b'"",' * (LARGE // 3),
+        b'{"a" ' + b" " * LARGE,
+    ],
+    ids=["escaped quotes", "quotes", "backslashes", "strings", "spaces"],
+)
+@pytest.mark.timeout(60)  # a quadratic scan takes days
+def test_a_hostile_body_is_scanned_in_linear_time(body: bytes) -> None:
+    with pytest.raises(Refused):
+        read_json(body, dict)
+
+
+def test_a_body_of_a_great_many_values_is_refused_unless_they_stay_bytes() -> None:
+    body = b'{"a":[' + b"[]," * 300_000 + b"0]}"
+    with pytest.raises(Refused, match="more than 250,000 arrays and objects"):
+        read_json(body, dict)
+    assert bytes(read_json(body, dict[str, Raw], parsed_depth=1)["a"]) == body[5:-1]
 
 
 class Inner(Struct, forbid_unknown_fields=True):

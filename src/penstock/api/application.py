@@ -22,6 +22,7 @@ from penstock.api.rates import Rates
 from penstock.api.reply import NO_STORE, AnyReply, Reply, Send, StreamReply
 from penstock.api.router import Allowed, Router, allow_header
 from penstock.api.surface import Enter, Surface
+from penstock.core.caller import KeyRole
 from penstock.core.errors import NotAuthenticated, NotFound
 from penstock.ports.door import Door, Guest
 
@@ -122,6 +123,8 @@ class Application:
             if self._rates is not None:
                 caller = call.guest.caller
                 self._rates.take(caller.key_id or caller.principal)
+            if operation.body is not None:
+                _check_role(call.guest, operation, params)
         if operation.query is None and scope["query_string"] and not self._passes_over:
             refuse_query(scope["query_string"])
         return call
@@ -208,6 +211,13 @@ class Application:
 
 
 _BODY = "http.response.body"
+
+
+def _check_role(guest: Guest, operation: Operation, params: dict[str, str]) -> None:
+    """Who may not do it need not send what it is to be done with."""
+    role = operation.role
+    if isinstance(role, KeyRole) and guest.require is not None and not guest.caller.may(role):
+        guest.require(role, operation.action, "/".join(params.values())[:128])
 
 
 def abort(scope: dict[str, Any]) -> None:

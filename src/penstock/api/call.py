@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
+from weakref import WeakValueDictionary
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from penstock.api.attendance import Attendance, Turnstile, Watchman
 from penstock.api.body import Receive, parts_of, read_body
@@ -18,7 +21,7 @@ from penstock.api.parameters import read_query
 from penstock.api.problems import Refused
 from penstock.api.served import Served
 from penstock.api.stream import EventStreams
-from penstock.api.strict import read_json
+from penstock.api.strict import INLINE, read_json
 from penstock.core.caller import Caller
 from penstock.ports.clock import Clock
 from penstock.ports.desk import Desk
@@ -49,6 +52,8 @@ class Services(Struct):
     """The OpenAPI document."""
     page: Callable[[], bytes]
     """The same, to be read by people."""
+    reading: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    """By key: held while one of its large bodies is read."""
 
 
 class Call:
@@ -109,14 +114,31 @@ class Call:
         pass_over = self.services.options.passes_over
         return read_query(self.scope["query_string"], kind, pass_over=pass_over)
 
-    async def json(self, kind: type[T]) -> T:
-        """The body, decoded and checked. `kind` is what the operation declares."""
+    async def json(self, kind: type[T], *, parsed_depth: int | None = None) -> T:
+        """The body, decoded and checked. `kind` is what the operation declares.
+
+        See `read_json` for `parsed_depth`."""
         assert kind is self.operation.body
         body = await self.body()
         if not body and self.operation.may_be_empty:
             return kind()
         self.check_type(JSON_TYPE)
-        return read_json(body, kind, max_depth=self.services.options.max_depth)
+        return await self.read(body, kind, parsed_depth)
+
+    async def read(self, data: bytes, kind: type[T], parsed_depth: int | None = None) -> T:
+        """Decode and check JSON; a large one in a thread, one at a time for each key."""
+        read = partial(
+            read_json,
+            data,
+            kind,
+            max_depth=self.services.options.max_depth,
+            parsed_depth=parsed_depth,
+        )
+        if len(data) <= INLINE:
+            return read()
+        key = self.caller.key_id or self.caller.principal
+        async with self.services.reading.setdefault(key, asyncio.Lock()):
+            return await asyncio.to_thread(read)
 
     def check_type(self, wanted: str) -> None:
         given = self.header(b"content-type")

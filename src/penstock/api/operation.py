@@ -41,7 +41,7 @@ class Operation(Struct, frozen=True):
     summary: str
     description: str = ""
     role: KeyRole | str = ANY
-    """Who may; told in the docs, and checked by the Desk itself."""
+    """Who may; told in the docs, and checked by the Desk itself. Before a body is read, too."""
     query: type[Struct] | None = None
     body: Any = None
     body_type: str = "application/json"
@@ -69,6 +69,12 @@ class Operation(Struct, frozen=True):
     @property
     def id(self) -> str:
         return self.name or self.handler.__name__
+
+    @property
+    def action(self) -> str:
+        """Its name in the audit log, as `schedule.put` for `put_schedule`."""
+        verb, _, noun = self.id.partition("_")
+        return f"{noun}.{verb}" if noun else verb
 
     @property
     def tag(self) -> str:

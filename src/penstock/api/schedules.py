@@ -49,7 +49,7 @@ async def list_schedules(call: Call) -> Reply:
 
 async def put_schedule(call: Call) -> Reply:
     tenant = call.tenant(call.query(TenantQuery).tenant)
-    given = await call.json(ScheduleBody)
+    given = await call.json(ScheduleBody, parsed_depth=2)
     for field in ("job_id", "idempotency_key", "tenant", "run_at", "deadline"):
         if getattr(given.job, field):
             raise InvalidRequest(f"job.{field}", "can't be set for a job that comes again")

@@ -12,7 +12,6 @@ from penstock.api.operation import Operation, Pace
 from penstock.api.problems import Problem, problem_of
 from penstock.api.records import job_json, list_json, located
 from penstock.api.reply import NO_STORE, Reply, StreamReply, encode
-from penstock.api.strict import read_json
 from penstock.api.submission import Submission, header_key, request_of
 from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest, PenstockError
@@ -27,7 +26,7 @@ _MOST = 10_000
 
 
 async def submit_job(call: Call) -> Reply:
-    given = await call.json(Submission)
+    given = await call.json(Submission, parsed_depth=1)
     request = await request_of(call, given, key=header_key(call))
     if not (request.job_id or request.idempotency_key or request.unique):
         (job,) = await call.desk.submit((request,))
@@ -49,7 +48,7 @@ class Accepted(Struct, frozen=True):
 
 
 async def submit_batch(call: Call) -> Reply:
-    batch = await call.json(Batch)
+    batch = await call.json(Batch, parsed_depth=3)
     if len(batch.jobs) > _MOST:
         raise InvalidRequest("jobs", f"{len(batch.jobs)} at once; at most {_MOST} are allowed")
     requests = [
@@ -112,7 +111,7 @@ async def _take_in(call: Call, lines: list[bytes]) -> list[LineAnswer]:
     good: list[tuple[int, JobRequest]] = []
     for index, line in enumerate(lines):
         try:
-            given = read_json(line, Submission, max_depth=call.services.options.max_depth)
+            given = await call.read(line, Submission, parsed_depth=1)
             good.append((index, await request_of(call, given)))
         except PenstockError as error:
             answers[index] = LineAnswer(problem=problem_of(error))

@@ -22,5 +22,6 @@ class EngineDoor:
         if guest is None or guest.caller != caller:
             if len(self._guests) >= _KEPT:
                 self._guests.clear()
-            guest = self._guests[caller.key_id] = Guest(caller, self._desk.serving(caller))
+            desk = self._desk.serving(caller)
+            guest = self._guests[caller.key_id] = Guest(caller, desk, desk.guard.admit)
         return guest

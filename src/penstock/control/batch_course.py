@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from penstock.control.batch_lines import Line, raw_lines, read_line
+from penstock.control.batch_lines import Line, off_loop, raw_lines, read_line
 from penstock.control.batch_output import OutputWriter
 from penstock.control.batch_progress import Progress, job_id_of
 from penstock.control.batch_surroundings import Surroundings
@@ -198,7 +198,7 @@ class BatchCourse:
 
     async def _request(self, line: Line) -> JobRequest:
         batch, around = self.batch, self._around
-        asked = around.dialect.ask(batch.endpoint, line.body)
+        asked = await off_loop(len(line.body), around.dialect.ask, batch.endpoint, line.body)
         labels = {LABEL: batch.id}
         if line.custom_id.isprintable():
             labels[CUSTOM_ID] = line.custom_id

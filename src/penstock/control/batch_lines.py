@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -15,7 +17,10 @@ MAX_TOLD = 100
 """Wrong lines that are told of; then it is enough."""
 MAX_CUSTOM_ID = 512
 _PART = 256 << 10
+_SHORT = 64 << 10
 _BOM = b"\xef\xbb\xbf"
+
+R = TypeVar("R")
 
 
 class Line(Struct, frozen=True):
@@ -83,6 +88,11 @@ def read_line(number: int, raw: bytes, endpoint: str) -> Line:
     if not bytes(said.body).startswith(b"{"):
         raise InvalidRequest("body", "is no object")
     return Line(number, said.custom_id, bytes(said.body))
+
+
+async def off_loop(size: int, work: Callable[..., R], *args: Any) -> R:
+    """Do what takes time in proportion to a line: for a long one in a thread."""
+    return work(*args) if size <= _SHORT else await asyncio.to_thread(work, *args)
 
 
 class LineCheck:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from penstock.control.batch_lines import Line, raw_lines, read_line
+from penstock.control.batch_lines import Line, off_loop, raw_lines, read_line
 from penstock.control.batch_progress import LATE, job_id_of
 from penstock.core.errors import InvalidRequest, JobEnded, PenstockError
 from penstock.core.job import Job
@@ -117,7 +117,8 @@ class OutputWriter:
         try:
             pointer = job.result.result_ptr if job.result is not None else None
             result = await self._blobs.get(pointer) if pointer else b""
-            return 200, self._dialect.tell(batch.endpoint, line.body, job, result)
+            size, tell = len(line.body) + len(result), self._dialect.tell
+            return 200, await off_loop(size, tell, batch.endpoint, line.body, job, result)
         except PenstockError as error:
             return self._dialect.refuse(error)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock.control.batch_lines import LineCheck, raw_lines
+from penstock.control.batch_lines import LineCheck, off_loop, raw_lines
 from penstock.control.batch_surroundings import Surroundings
 from penstock.core.errors import InvalidRequest, NotFound, UnknownTopic
 from penstock.ports.batches import Batch
@@ -23,7 +23,7 @@ async def check_lines(
     check = LineCheck(batch.endpoint, around.dialect)
     try:
         async for number, raw in raw_lines(around.shelf, batch.input_file_id, around.longest):
-            check.look(number, raw)
+            await off_loop(len(raw), check.look, number, raw)
             if check.is_enough or not is_wanted():
                 return check
             if number % _BREATH == 0:

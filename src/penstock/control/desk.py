@@ -114,6 +114,10 @@ class EngineDesk:
         )
         self.batches = BatchesCounter(services.batches, services.uploading, guard)
 
+    @property
+    def guard(self) -> Guard:
+        return self._guard
+
     def serving(self, caller: Caller) -> EngineDesk:
         """The same engine, for somebody else."""
         return EngineDesk(self._services, caller)

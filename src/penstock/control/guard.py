@@ -48,6 +48,14 @@ class Guard:
                 f"{self.by} may not do this ({action})", hint=f"it takes a key with the role {role}"
             )
 
+    def admit(self, role: KeyRole, action: str, subject: str = "") -> None:
+        """`require` for what has not begun yet: only a refusal is written down."""
+        try:
+            self.require(role, action)
+        except NotPermitted as error:
+            self._write(action, subject, f"{error.code}: {error.message}", "refused")
+            raise
+
     def require_everywhere(self, role: KeyRole, action: str) -> None:
         """For what concerns all tenants: a key that is bound to one does not do."""
         self.require(role, action)

@@ -8,7 +8,9 @@ import logging
 import re
 import ssl
 import subprocess
+from io import BytesIO
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from tests.integration.api.house import House, house, until
@@ -76,6 +78,51 @@ async def test_the_word_bearer_may_be_written_in_any_case(tmp_path: Path) -> Non
     async with house(tmp_path) as one:
         answer = await one.call("GET", "/v1/jobs", headers={"Authorization": f"bEARER {one.token}"})
         assert answer.status == 200
+
+
+@run_async
+async def test_who_lacks_the_role_is_refused_without_sending_a_body(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        keys = {role: await one.key(role.value, role) for role in KeyRole}
+        for operation in OPERATIONS:
+            role = operation.role
+            if operation.body is None or not isinstance(role, KeyRole):
+                continue
+            other = KeyRole.SUBMIT if role is not KeyRole.SUBMIT else KeyRole.APPROVE
+            path = re.sub(r"\{\w+\}", "it", operation.path)
+            head = one.head(operation.method, path, "Content-Length: 8000000", token=keys[other])
+            reader, writer = await one.connect()
+            writer.write(head)  # and no body: who waits for it waits in vain
+            assert b" 403 " in await asyncio.wait_for(reader.readline(), 20), operation.path
+        audit = (await one.call("GET", "/v1/audit?action=schedule.put")).json["entries"]
+        told = [(entry["principal"], entry["subject"], entry["outcome"]) for entry in audit]
+        assert told == [("submit", "it", "refused")]
+
+
+@run_async
+async def test_a_large_body_is_read_beside_the_event_loop(tmp_path: Path) -> None:
+    """The longest time that the loop stood still is a small part of what reading took."""
+    async with house(tmp_path) as one:
+        body = b'{"topic":"job.text.shout","input":{"n":[' + b"[1]," * (1 << 19) + b"0]}}"
+        gaps: list[float] = []
+
+        async def tick() -> None:
+            last = monotonic()
+            while True:
+                await asyncio.sleep(0.001)
+                now = monotonic()
+                gaps.append(now - last)
+                last = now
+
+        ticking = asyncio.create_task(tick())
+        begun = monotonic()
+        answer = await one.call(
+            "POST", "/v1/jobs", data=BytesIO(body), headers={"Content-Type": "application/json"}
+        )
+        took = monotonic() - begun
+        ticking.cancel()
+        assert answer.status == 201
+        assert max(gaps) < took / 3
 
 
 # -- tenants ------------------------------------------------------------------------------
