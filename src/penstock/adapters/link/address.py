@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from pathlib import Path
 
 from msgspec import Struct
@@ -30,6 +31,16 @@ class Address(Struct, frozen=True):
                 f"{text!r} is not an address", hint="write tcp://HOST:PORT, or unix:/PATH"
             )
         return cls(path=Path(path))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether what is sent there stays on this machine."""
+        if self.path is not None or self.host.lower() == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     def __str__(self) -> str:
         return f"unix:{self.path}" if self.path else f"tcp://{self.host}:{self.port}"

@@ -36,7 +36,7 @@ from penstock.adapters.link.frames import (
     Will,
     encode,
 )
-from penstock.core.errors import NotRunning, PenstockError, Unavailable
+from penstock.core.errors import Misconfigured, NotRunning, PenstockError, Unavailable
 from penstock.core.revival import revived
 from penstock.ports.bus import AnyMessage, Handler
 from penstock.ports.reader import Reader
@@ -78,7 +78,14 @@ class Link:
     # -- connecting ---------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Connect once. Raises NotRunning, NotPermitted."""
+        """Connect once. Raises NotRunning, NotPermitted, Misconfigured."""
+        if not self.address.is_local:
+            raise Misconfigured(
+                f"{self.address} is not on this machine: the token and all jobs would be sent "
+                "there without encryption",
+                hint="connect to the engine's HTTPS address, or through a tunnel, as in "
+                "'ssh -L 7077:127.0.0.1:7077 HOST', to tcp://127.0.0.1:7077",
+            )
         loop = asyncio.get_running_loop()
         self._welcome = loop.create_future()
         self._down.clear()

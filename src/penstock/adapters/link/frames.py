@@ -17,6 +17,8 @@ from penstock.ports.bus import AnyMessage
 
 PROTOCOL = 1
 MAX_FRAME = 128 << 20
+MAX_GREETING = 4 << 10
+"""Of the first frame, before the server knows who sends it."""
 
 
 class Frame(Struct, frozen=True, array_like=True, tag=True):
@@ -116,6 +118,7 @@ class FrameProtocol(asyncio.Protocol):
     ) -> None:
         self._on_frame, self._on_lost = on_frame, on_lost
         self._buffer = bytearray()
+        self.max_frame = MAX_FRAME
         self._writable = asyncio.Event()
         self._writable.set()
         self.transport: asyncio.Transport | None = None
@@ -130,7 +133,7 @@ class FrameProtocol(asyncio.Protocol):
         start, size = 0, len(buffer)
         while size - start >= 4:
             length = int.from_bytes(buffer[start : start + 4], "big")
-            if length > MAX_FRAME:
+            if length > self.max_frame:
                 self.abort(ValueError(f"a frame of {length} bytes"))
                 return
             end = start + 4 + length
@@ -138,7 +141,7 @@ class FrameProtocol(asyncio.Protocol):
                 break
             try:
                 frame = _decode(bytes(buffer[start + 4 : end]))
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 self.abort(error)
                 return
             start = end

@@ -21,6 +21,8 @@ from msgspec import Raw
 
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.frames import (
+    MAX_FRAME,
+    MAX_GREETING,
     PROTOCOL,
     AnyFrame,
     Bye,
@@ -47,6 +49,11 @@ from penstock.ports.pipelines import PipelineStore
 
 log = logging.getLogger(__name__)
 
+_GREETING_TIMEOUT = 10.0
+"""Seconds within which a connection must have said who it is."""
+_MAX_STRANGERS = 1000
+"""Connections that have not; one more ends the oldest of them."""
+
 
 class LinkServer:
     """Listens on addresses; each connection is a client, a worker, or both."""
@@ -59,6 +66,7 @@ class LinkServer:
         self._methods = {name: _Method(handler) for name, handler in handlers.items()}
         self._servers: list[asyncio.Server] = []
         self._connections: set[_Connection] = set()
+        self._strangers: dict[_Connection, None] = {}
         self._paths: list[str] = []
 
     async def listen(self, address: Address) -> Address:
@@ -83,9 +91,19 @@ class LinkServer:
         return address
 
     def _accept(self, token: str) -> FrameProtocol:
-        connection = _Connection(self._bus, self._methods, token, self._connections.discard)
+        connection = _Connection(self._bus, self._methods, token, self._forget, self._known)
         self._connections.add(connection)
+        self._strangers[connection] = None
+        if len(self._strangers) > _MAX_STRANGERS:
+            next(iter(self._strangers)).drop("there are too many connections without a greeting")
         return connection.protocol
+
+    def _known(self, connection: _Connection) -> None:
+        self._strangers.pop(connection, None)
+
+    def _forget(self, connection: _Connection) -> None:
+        self._strangers.pop(connection, None)
+        self._connections.discard(connection)
 
     async def close(self) -> None:
         for server in self._servers:
@@ -104,9 +122,15 @@ class _Connection:
         methods: Mapping[str, _Method],
         token: str,
         gone: Callable[[_Connection], None],
+        known: Callable[[_Connection], None],
     ) -> None:
-        self._bus, self._methods, self._token, self._gone = bus, methods, token, gone
+        self._bus, self._methods, self._token = bus, methods, token
+        self._gone, self._known = gone, known
         self.protocol = FrameProtocol(self._take, self._lost)
+        self.protocol.max_frame = MAX_GREETING
+        self._late = asyncio.get_running_loop().call_later(
+            _GREETING_TIMEOUT, self.drop, "no greeting came in time"
+        )
         self._welcome = False
         self._will: Will | None = None
         self._subscriptions: dict[str, Subscription] = {}
@@ -145,11 +169,18 @@ class _Connection:
             self._refuse("NOT_PERMITTED", "the token is wrong or missing")
         else:
             self._welcome = True
+            self._late.cancel()
+            self._known(self)
+            self.protocol.max_frame = MAX_FRAME
             self.protocol.send(Welcome(PROTOCOL))
 
     def _refuse(self, code: str, message: str) -> None:
         self.protocol.send(Failure(0, code, message))
         self.protocol.close()
+
+    def drop(self, why: str) -> None:
+        """End it without a word: nobody known is there."""
+        self.protocol.abort(ConnectionError(why))
 
     def _forwarder(self, subject: str) -> Callable[[list[AnyMessage]], Any]:
         async def forward(messages: list[AnyMessage]) -> None:
@@ -180,6 +211,7 @@ class _Connection:
             self._calls.pop(call.id, None)
 
     def _lost(self, error: Exception | None) -> None:
+        self._late.cancel()
         will, self._will = self._will, None
         if will is not None:
             self._bus.publish(will.subject, will.messages)
@@ -221,7 +253,7 @@ class _Method:
     def __call__(self, params: Raw) -> Any:
         try:
             arguments = self._decode(params)
-        except msgspec.ValidationError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest("parameters", str(error)) from error
         return self._handler(**msgspec.structs.asdict(arguments))
 
