@@ -239,3 +239,25 @@ def test_doctor_finds_a_token_that_others_can_read(penstock: Penstock) -> None:
 def test_doctor_names_a_setting_that_is_wrong(penstock: Penstock) -> None:
     (penstock.folder / "penstock.toml").write_text("leese = 1")
     assert "did you mean 'lease'?" in penstock.out("doctor", code=1)
+
+
+def test_a_container_whose_engine_is_lost_is_not_run_by_a_second_one(penstock: Penstock) -> None:
+    (penstock.folder / "pretends.py").write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "import penstock\n"
+        "app = penstock.App()\n"
+        "@app.job('job.container.run')\n"
+        "def run(**job: object) -> None:\n"
+        "    Path('began').touch()\n"
+        "    time.sleep(3600)\n"
+    )
+    with penstock.up("--app", "pretends:app") as engine:
+        with penstock.start("run", "an-image", "true") as process:
+            eventually((penstock.folder / "began").exists)
+            engine.kill()
+            engine.wait()
+            out, err = process.communicate(timeout=30)
+    assert "was lost" in err
+    assert "Traceback" not in err
+    assert (process.returncode, out) == (8, "")

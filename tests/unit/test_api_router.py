@@ -46,6 +46,15 @@ def test_a_name_wins_over_what_varies() -> None:
     assert found("GET", "/a/x") == ("/a/{id}", {"id": "x"})
 
 
+def test_what_varies_may_be_called_like_a_name_beside_it() -> None:
+    for operation in OPERATIONS:
+        if "{job_id}" in operation.path:
+            for name in ("batch", "stream"):
+                path = operation.path.replace("{job_id}", name)
+                assert Router(OPERATIONS).find(operation.method, path)[0] is operation
+    assert found("GET", "/a/batch/b/x") == ("/a/{id}/b/{other}", {"id": "batch", "other": "x"})
+
+
 def test_segments_are_unescaped_after_they_were_parted() -> None:
     assert found("GET", "/a/x%2Fy/b/%C3%A4") == ("/a/{id}/b/{other}", {"id": "x/y", "other": "ä"})
     assert found("GET", "/a/%2e%2e") == ("/a/{id}", {"id": ".."})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -58,42 +58,51 @@ class Router:
         The path is as it was sent; its varying segments are unescaped here, so that an
         escaped slash stays within its segment.
         """
-        node, values = self._root, []
-        segments = path[1:].split("/")
-        for place, segment in enumerate(segments):
-            following = node.named.get(segment)
-            if following is None:
-                following = node.any
-                if following is None or not segment:
-                    raise _nothing_here()
-                if following.takes_rest:
-                    values.append("/".join(segments[place:]))
-                    node = following
-                    break
-                values.append(segment)
-            node = following
-        operation = node.methods.get(method) or self._stand_in(node, method)
-        if not values:
-            return operation, {}
-        try:
-            return operation, dict(zip(node.names, map(unescaped, values), strict=True))
-        except UnicodeDecodeError:
-            raise _nothing_here() from None
-
-    def _stand_in(self, node: Node, method: str) -> Operation:
-        if not node.methods:
+        methods: set[str] = set()
+        for node, values in self._fitting(path[1:].split("/")):
+            operation = node.methods.get(method)
+            if operation is None and method == "HEAD" and "HEAD" in allowed(node):
+                operation = node.methods["GET"]
+            if operation is None:
+                methods.update(allowed(node))
+                continue
+            try:
+                return operation, dict(zip(node.names, map(unescaped, values), strict=True))
+            except UnicodeDecodeError:
+                raise _nothing_here() from None
+        if not methods:
             raise _nothing_here()
-        if method == "HEAD" and "HEAD" in allowed(node):
-            return node.methods["GET"]
         if method == "OPTIONS":
-            raise Allowed(allowed(node))
+            raise Allowed(sorted(methods))
         raise Refused(
             405,
             "METHOD_NOT_ALLOWED",
             f"{method[:20]} can't be done here",
-            hint=f"allowed are: {', '.join(allowed(node))}",
-            headers=(allow_header(allowed(node)),),
+            hint=f"allowed are: {', '.join(sorted(methods))}",
+            headers=(allow_header(sorted(methods)),),
         )
+
+    def _fitting(self, segments: list[str]) -> Iterator[tuple[Node, tuple[str, ...]]]:
+        """Where a path may lead, with its varying segments; a name goes before what varies.
+
+        Not only a name: a job may be called like an operation beside it, as `batch`.
+        """
+        ways: list[tuple[Node, int, tuple[str, ...]]] = [(self._root, 0, ())]
+        while ways:
+            node, at, values = ways.pop()
+            if at == len(segments):
+                if node.methods:
+                    yield node, values
+                continue
+            segment = segments[at]
+            if segment and (following := node.any) is not None:
+                if following.takes_rest:
+                    rest = "/".join(segments[at:])
+                    ways.append((following, len(segments), (*values, rest)))
+                else:
+                    ways.append((following, at + 1, (*values, segment)))
+            if (following := node.named.get(segment)) is not None:
+                ways.append((following, at + 1, values))
 
 
 class Allowed(Exception):

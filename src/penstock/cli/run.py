@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.app.client import Client
     from penstock.app.containers import Container, Ran
     from penstock.app.handle import JobHandle
+    from penstock.config import Settings
     from penstock.core.job import Job
 
 _ENDS = {
@@ -144,20 +145,22 @@ async def _run(
 @asynccontextmanager
 async def _engine(place: Place, detach: bool) -> AsyncIterator[Client]:
     """The engine that runs, or else one in this process."""
+    async with AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(client_at(place))
+        except NotRunning:
+            if place.connect or detach:
+                raise
+            client = await stack.enter_async_context(_own_engine(place.settings()))
+        yield client  # a connection that is lost from here on is lost: its engine has the job
+
+
+def _own_engine(settings: Settings) -> AbstractAsyncContextManager[Client]:
     from penstock.app.application import App
 
-    try:
-        async with client_at(place) as client:
-            yield client
-            return
-    except NotRunning:
-        if place.connect or detach:
-            raise
-    settings = place.settings()
     if not settings.containers:
         settings = msgspec.structs.replace(settings, containers="auto")
-    async with App().run(settings=settings) as client:
-        yield client
+    return App().run(settings=settings)
 
 
 async def _show(handle: JobHandle, *, silent: bool) -> None:

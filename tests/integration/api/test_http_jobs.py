@@ -42,6 +42,18 @@ async def test_a_submitted_job_runs_and_its_result_can_be_fetched(tmp_path: Path
         assert result.headers["Content-Type"] == "application/json"
 
 
+@pytest.mark.parametrize("job_id", ["batch", "stream"])
+@run_async
+async def test_a_job_may_be_called_like_an_operation(job_id: str, tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        await one.submit(job_id=job_id)
+        assert (await ended(one, job_id))["state"] == "SUCCEEDED"
+        assert (await one.call("GET", f"/v1/jobs/{job_id}")).json["job_id"] == job_id
+        assert (await one.call("GET", f"/v1/jobs/{job_id}/result")).json == "HI"
+        assert (await one.call("POST", f"/v1/jobs/{job_id}/cancel", {})).status == 409
+        assert (await one.call("POST", "/v1/jobs/batch", {"jobs": []})).status == 201
+
+
 @run_async
 async def test_the_input_is_stored_as_it_was_sent(tmp_path: Path) -> None:
     async with house(tmp_path) as one:
