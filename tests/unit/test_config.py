@@ -199,6 +199,23 @@ def test_zero_is_allowed_where_it_means_something(name: str) -> None:
     assert name in refusal(f"{name} = -1")
 
 
+def test_what_kubernetes_tells_of_a_service_called_penstock_is_no_setting() -> None:
+    told = {
+        "PENSTOCK_SERVICE_HOST": "10.0.0.11",
+        "PENSTOCK_SERVICE_PORT": "8700",
+        "PENSTOCK_SERVICE_PORT_HTTP": "8700",
+        "PENSTOCK_PORT": "tcp://10.0.0.11:8700",
+        "PENSTOCK_PORT_8700_TCP": "tcp://10.0.0.11:8700",
+        "PENSTOCK_PORT_8700_TCP_PROTO": "tcp",
+        "PENSTOCK_PORT_8700_TCP_PORT": "8700",
+        "PENSTOCK_PORT_8700_TCP_ADDR": "10.0.0.11",
+        "PENSTOCK_API_SERVICE_HOST": "10.0.0.12",
+        "PENSTOCK_API_PORT": "tcp://10.0.0.12:8700",
+    }
+    assert load(environ=told) == load(environ={})
+    assert "http_port" in refusal("", {"PENSTOCK_HTTP_PORT": "8700"})
+
+
 @pytest.mark.parametrize(
     ("environ", "said"),
     [

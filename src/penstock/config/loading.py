@@ -36,6 +36,15 @@ NOT_SETTINGS = frozenset(
 RESERVED = "PENSTOCK_X_"
 """Variables that plug-ins and tests may use as they like."""
 
+_KUBERNETES = re.compile(
+    r"(\w+_)?SERVICE_(HOST|PORT(_\w+)?)=.*"
+    r"|(\w+_)?PORT(_\d+_\w+)?=(tcp|udp|sctp)://.*"
+    r"|(\w+_)?PORT_\d+_(TCP|UDP|SCTP)_(PROTO|PORT|ADDR)=.*",
+    re.S,
+)
+"""NAME=VALUE, without our prefix: what Kubernetes tells every container of a namespace about a
+Service whose name begins with `penstock`."""
+
 TYPES = get_type_hints(Settings, include_extras=True)
 _PATHS = {name for name, kind in TYPES.items() if kind in (Path, Path | None)}
 
@@ -110,7 +119,10 @@ def _from_environ(environ: Mapping[str, str]) -> Layer:
     values = {
         name.removeprefix(PREFIX).lower(): value
         for name, value in environ.items()
-        if name.startswith(PREFIX) and name not in NOT_SETTINGS and not name.startswith(RESERVED)
+        if name.startswith(PREFIX)
+        and name not in NOT_SETTINGS
+        and not name.startswith(RESERVED)
+        and not _KUBERNETES.fullmatch(f"{name.removeprefix(PREFIX)}={value}")
     }
     return Layer(values, lambda key: PREFIX + key[0].upper(), Path.cwd(), text=True)
 
