@@ -252,12 +252,14 @@ def test_a_container_whose_engine_is_lost_is_not_run_by_a_second_one(penstock: P
         "    Path('began').touch()\n"
         "    time.sleep(3600)\n"
     )
-    with penstock.up("--app", "pretends:app") as engine:
-        with penstock.start("run", "an-image", "true") as process:
-            eventually((penstock.folder / "began").exists)
-            engine.kill()
-            engine.wait()
-            out, err = process.communicate(timeout=30)
+    with (
+        penstock.up("--app", "pretends:app") as engine,
+        penstock.start("run", "an-image", "true") as process,
+    ):
+        eventually((penstock.folder / "began").exists)
+        engine.kill()
+        engine.wait()
+        out, err = process.communicate(timeout=30)
     assert "was lost" in err
     assert "Traceback" not in err
     assert (process.returncode, out) == (8, "")
