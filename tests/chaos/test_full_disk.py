@@ -53,6 +53,26 @@ def test_a_full_disk_refuses_new_jobs_keeps_the_old_and_recovers(
         assert c.run("verify").returncode == 0
 
 
+def test_a_backup_to_a_full_disk_says_so_and_leaves_nothing(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    with cluster(tmp_path / "jobs") as c:
+        c.up("--app", "jobs:app")
+        for free in (50_000, 150_000):
+            filler = small_disk / "filler"
+            filler.write_bytes(bytes(_free(small_disk) - free))
+            done = c.run("backup", str(small_disk / "copy"))
+            assert (done.returncode, "no space left" in done.stderr) == (8, True), done
+            assert os.listdir(small_disk) == ["filler"]
+            filler.unlink()
+        assert c.run("backup", str(small_disk / "copy")).returncode == 0
+        assert (
+            c.run("restore", str(small_disk / "copy"), "--data", str(tmp_path / "new")).returncode
+            == 0
+        )
+
+
 def _free(folder: Path) -> int:
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize

@@ -69,6 +69,8 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "pools": ("fleet", "List the pools."),
         "verify": ("upkeep", "Check every job's record against its log."),
         "prune": ("upkeep", "Forget jobs that ended long ago."),
+        "backup": ("backup", "Copy the data directory to a new folder."),
+        "restore": ("backup", "Restore a backup to the data directory."),
         "doctor": ("doctor", "Check this installation and its data directory."),
         "version": ("version", "Print the version, and those of what matters."),
     },

@@ -33,8 +33,10 @@ def verify(place: Place, json: bool) -> int:
     if json:
         print_json(msgspec.to_builtins(verified))
     else:
-        for line in _report(verified, time.monotonic() - start):
+        *problems, verdict = report(verified)
+        for line in problems:
             click.echo(line)
+        click.echo(f"{verdict} ({span(time.monotonic() - start)})")
     return Exit.MISMATCH if verified.mismatches else Exit.OK
 
 
@@ -43,7 +45,8 @@ async def _verify(place: Place) -> Verified:
         return await desk.verify()
 
 
-def _report(verified: Verified, took: float) -> list[str]:
+def report(verified: Verified) -> list[str]:
+    """A line for each mismatch, up to a limit, and one for the whole."""
     found = verified.mismatches
     lines = [f"{mismatch.job_id}: {mismatch.problem}" for mismatch in found[:_SHOWN]]
     if len(found) > _SHOWN:
@@ -51,7 +54,6 @@ def _report(verified: Verified, took: float) -> list[str]:
     read = f"{plural(verified.jobs, 'job')}, {plural(verified.transitions, 'transition')}"
     verdict = plural(len(found), "mismatch").replace("mismatchs", "mismatches")
     lines.append(f"{read}: {verdict if found else 'every record is the fold of its log'}")
-    lines[-1] += f" ({span(took)})"
     return lines
 
 

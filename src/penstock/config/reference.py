@@ -52,14 +52,25 @@ PLACES = """\
 
 | path | what it is |
 |---|---|
-| `penstock.db` | every job and its history |
+| `penstock.db` | every job and its history; schedules, limits, keys (as hashes), the audit log |
+| `pipelines.db` | the runs of pipelines, with their stages and items |
+| `blobs/` | payloads too large for their pointer, named by their content |
+| `openai/` | files and batches of the OpenAI API |
+| `files/` | files that a job may point to with `file:` |
+| `token` | the owner's key: for TCP, and to do everything over HTTP; mode 0600 |
+| `pipe.key` | the key of a network of nodes (`pipe_key`), if one was made here; mode 0600 |
+| `containers/` | folders of container jobs, images of the engine `oci` (`oci/`), and the store \
+of `penstock container serve` (`containers.db`, `jobs/`, `blobs/`) |
+| `models/` | language models, if this is the default data directory and `models_dir` is not set |
+| `starts/` | which jobs the workers on this machine have begun |
+| `pipes/` | the addresses of nodes that run on this machine |
 | `penstock.lock` | held by the engine that owns the folder |
 | `penstock.sock` | where clients and workers connect |
-| `containers/` | folders of container jobs, and the images of the engine `oci` |
-| `blobs/` | payloads too large for their pointer, named by their content |
-| `files/` | files that a job may point to with `file:` |
-| `pipe.key` | the key of a network of nodes (`pipe_key`), if one was made here; mode 0600 |
-| `token` | the owner's key: for TCP, and to do everything over HTTP; mode 0600 |
+| `pipelines.opening` | held while `pipelines.db` is opened |
+
+A file whose name ends in `-wal` or `-shm` belongs to the database beside it.
+[`penstock backup`](../how-to/production.md#backup) copies the first seven, and of `containers/`
+the store of `penstock container serve`.
 
 A Unix socket's path can't be longer than about a hundred bytes. If that of
 `penstock.sock` is, the socket is `/tmp/penstock-<uid>/<hash>.sock` instead, where the hash

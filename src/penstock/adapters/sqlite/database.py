@@ -86,7 +86,7 @@ def open_writer(
     with storage_errors(path):
         connection = apsw.Connection(str(path))
         try:
-            _prepare(connection, path, durability, schema or _jobs())
+            _prepare(connection, path, durability, schema or JOBS)
         except BaseException:
             connection.close()
             raise
@@ -94,7 +94,7 @@ def open_writer(
 
 
 def open_reader(path: Path, schema: Schema | None = None) -> apsw.Connection:
-    schema = schema or _jobs()
+    schema = schema or JOBS
     with storage_errors(path):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(5000)
@@ -106,10 +106,6 @@ def open_reader(path: Path, schema: Schema | None = None) -> apsw.Connection:
                 hint="start an engine on it once: it brings it up to date",
             )
     return connection
-
-
-def _jobs() -> Schema:
-    return Schema(APPLICATION_ID, migrations)
 
 
 def _prepare(
@@ -143,25 +139,38 @@ def _check_ours(connection: apsw.Connection, path: Path, schema: Schema) -> None
 
 def migrate(connection: apsw.Connection, path: Path, schema: Schema | None = None) -> None:
     """Bring the schema to the newest version, one numbered file at a time."""
-    schema = schema or _jobs()
-    version = connection.pragma("user_version")
-    steps = schema.migrations()
-    if version > len(steps):
-        raise StoreCorrupt(
-            f"{path} was written by a newer Penstock (schema {version}, this one knows"
-            f" {len(steps)})",
-            hint=f"upgrade Penstock, or {_ELSEWHERE}",
-        )
-    for number, sql in enumerate(steps[version:], start=version + 1):
+    schema = schema or JOBS
+    version = _known_version(connection, path, schema)
+    for number, sql in enumerate(schema.migrations()[version:], start=version + 1):
         with connection:
             connection.execute(sql)
             connection.pragma("application_id", schema.application_id)
             connection.pragma("user_version", number)
 
 
+def check_version(connection: apsw.Connection, path: Path, schema: Schema) -> None:
+    """Refuse a file of another kind, or of a newer Penstock."""
+    _check_ours(connection, path, schema)
+    _known_version(connection, path, schema)
+
+
+def _known_version(connection: apsw.Connection, path: Path, schema: Schema) -> int:
+    version: int = connection.pragma("user_version")
+    known = len(schema.migrations())
+    if version > known:
+        raise StoreCorrupt(
+            f"{path} was written by a newer Penstock (schema {version}, this one knows {known})",
+            hint=f"upgrade Penstock, or {_ELSEWHERE}",
+        )
+    return version
+
+
 def migrations() -> list[str]:
     """The numbered migration files, in order, with the lifecycle's rules filled in."""
     return read_migrations("penstock.adapters.sqlite", _rules())
+
+
+JOBS = Schema(APPLICATION_ID, migrations)
 
 
 def _rules() -> dict[str, str]:
