@@ -7,6 +7,7 @@ import re
 from importlib.util import find_spec
 
 import penstock
+from penstock.workloads.pipeline.news.access import allow
 from scenarios.scenario import Scenario, Stage, Story, expect
 
 pages = penstock.Pipeline("pages", single_flight=False, cancel_grace=2)
@@ -78,6 +79,7 @@ async def stopped(stage: Stage) -> Story:
 
 
 async def news(stage: Stage) -> Story:
+    allow(folders=[stage.data])  # the input of a job can't say by itself where files go
     run = await stage.ps.pipelines.astart("news", {"out": str(stage.data / "brief")})
     job = await stage.ps.aget(run.id)
     result = await job.aresult(60)

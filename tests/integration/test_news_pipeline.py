@@ -22,6 +22,13 @@ from penstock.workloads.pipeline.alerts import evaluate
 from penstock.workloads.pipeline.manager import PipelineJobManager
 from penstock.workloads.pipeline.news.pipeline import news
 
+
+@pytest.fixture(autouse=True)
+def every_folder_is_allowed(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_NEWS_FOLDERS", "/")
+    monkeypatch.setenv("PENSTOCK_NEWS_MODELS", "gate=tests.jobs.models:gate, lost=no.such:model")
+
+
 SAMPLE = Path(str(resources.files("penstock.workloads.pipeline.news"))) / "sample"
 NEWEST = 1_780_591_200.0
 """4 June 2026, 16:40 UTC: the newest article of the sample."""
@@ -148,7 +155,7 @@ async def test_flags_decide_whether_evaluation_and_optimization_run(
 async def test_optimization_is_skipped_after_an_evaluation_that_failed():
     async with manager() as here:
         record = await ended(
-            here, enable_evaluation=True, enable_auto_optimize=True, teacher_model="no.such:model"
+            here, enable_evaluation=True, enable_auto_optimize=True, teacher_model="lost"
         )
     found = statuses(record)
     assert found["evaluation"][0] == "failed"
@@ -207,7 +214,7 @@ async def test_a_run_that_is_interrupted_goes_on_and_gives_the_same_brief(tmp_pa
     gate.opened.clear()
     async with manager(store, blobs) as here:
         record = await here.start_job(
-            news, {"model": "tests.jobs.models:gate", "max_workers": 1, "out": str(tmp_path / "a")}
+            news, {"model": "gate", "max_workers": 1, "out": str(tmp_path / "a")}
         )
         await asyncio.to_thread(gate.reached.wait, 20)
         leaving = asyncio.create_task(here.shutdown())

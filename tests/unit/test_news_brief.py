@@ -12,6 +12,12 @@ from penstock.workloads.pipeline.news.edition import Missing, assemble, summary_
 from penstock.workloads.pipeline.news.layout import as_html, as_markdown
 from penstock.workloads.pipeline.news.neutralize import NO_BODY
 
+
+@pytest.fixture(autouse=True)
+def every_folder_is_allowed(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_NEWS_FOLDERS", "/")
+
+
 NOW = 1_700_000_000.0
 HOUR = 3600.0
 

@@ -20,6 +20,15 @@ from penstock.workloads.pipeline.news.identity import url_hash
 from penstock.workloads.pipeline.news.ingest import SAMPLE_FEEDS, ingest
 from penstock.workloads.pipeline.news.keywords import by_keywords
 
+
+@pytest.fixture(autouse=True)
+def every_folder_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NEWS_FOLDERS", "/")
+    models = ("Sure", "Lost", "Inventive")
+    named = (f"{name}={__name__}:{name}" for name in models)
+    monkeypatch.setenv("PENSTOCK_NEWS_MODELS", ",".join((*named, "gone=no_such_module:x")))
+
+
 SPORT = "The striker scored twice as the team won the cup final against the league champions."
 
 
@@ -109,7 +118,7 @@ def test_the_trained_classifier_answers() -> None:
 
 
 def test_a_text_model_is_asked_first() -> None:
-    ctx = NewsContext(model=f"{__name__}:Sure")
+    ctx = NewsContext(model="Sure")
     found = classify(article(), ctx)
     assert (found.label, found.method) == ("culture", "llm")
     assert ctx.metrics == {"total": 1, "success": 1, "llm": 1}
@@ -117,14 +126,14 @@ def test_a_text_model_is_asked_first() -> None:
 
 @pytest.mark.parametrize("model", ["Lost", "Inventive"])
 def test_a_text_model_that_fails_or_invents_is_passed_over(model: str) -> None:
-    ctx = NewsContext(model=f"{__name__}:{model}")
+    ctx = NewsContext(model=model)
     assert classify(article(), ctx).method == "model"
     assert ctx.metrics == {"total": 1, "success": 1, "model": 1, "llm_failed": 1}
 
 
 def test_a_text_model_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(Misconfigured, match="no_such_module"):
-        classify(article(), NewsContext(model="no_such_module:x"))
+        classify(article(), NewsContext(model="gone"))
 
 
 @pytest.fixture

@@ -8,6 +8,12 @@ from penstock.core.errors import InvalidRequest
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.news.config import NewsConfig
 
+
+@pytest.fixture(autouse=True)
+def every_folder_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NEWS_FOLDERS", "/")
+
+
 NEWS = Definition("news", config=NewsConfig)
 
 

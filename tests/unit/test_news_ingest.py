@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.unit.news_context import NewsContext
 
+from penstock.core.errors import InvalidRequest
 from penstock.core.stages import ErrorClass
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.news.articles import Article
@@ -15,6 +16,12 @@ from penstock.workloads.pipeline.news.errors import BadFeed
 from penstock.workloads.pipeline.news.fetching import shown
 from penstock.workloads.pipeline.news.ingest import SAMPLE_FEEDS, ingest, sources
 from penstock.workloads.pipeline.retrying import judge
+
+
+@pytest.fixture(autouse=True)
+def every_folder_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NEWS_FOLDERS", "/")
+
 
 FEED = (
     "<rss version='2.0'><channel><title>Own</title><item><title>{}</title></item></channel></rss>"
@@ -111,13 +118,13 @@ async def test_a_path_and_a_file_address_are_the_same_to_it(tmp_path: Path) -> N
         ("file://other.example/etc/passwd", "a file of another machine"),
         ("sample:../config.py", "does not exist"),
         ("http://", "is not an address"),
-        ("a\0b", "can't be read"),
+        ("a\0b", "is no path"),
         ("corpus:No Such Outlet", "corpus"),
     ],
 )
 @run_async
 async def test_a_source_that_may_not_be_read_says_why_for_good(source: str, words: str) -> None:
-    with pytest.raises((BadFeed, LookupError), match=words) as caught:
+    with pytest.raises((BadFeed, LookupError, InvalidRequest), match=words) as caught:
         await ingest(source, NewsContext())
     assert judge(caught.value).error_class is ErrorClass.PERMANENT
 

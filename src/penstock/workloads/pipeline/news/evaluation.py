@@ -11,10 +11,10 @@ from collections.abc import Sequence, Set
 import msgspec
 
 from penstock.workloads.pipeline.context import StageContext
+from penstock.workloads.pipeline.news.access import TextModel, load_model
 from penstock.workloads.pipeline.news.articles import CATEGORIES, Classified, Neutralized
 from penstock.workloads.pipeline.news.challenge import cases
 from penstock.workloads.pipeline.news.config import NewsConfig
-from penstock.workloads.pipeline.news.model import TextModel, load_model
 from penstock.workloads.pipeline.news.scoring import sample, score
 from penstock.workloads.pipeline.news.versions import (
     Evaluation,

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from penstock.workloads.pipeline.news import corpus
+from penstock.workloads.pipeline.news.access import check_path, local_path
 from penstock.workloads.pipeline.news.articles import Article
 from penstock.workloads.pipeline.news.config import NewsConfig
 from penstock.workloads.pipeline.news.errors import BadFeed
@@ -97,6 +98,8 @@ class _Last(msgspec.Struct, frozen=True, kw_only=True):
 
 async def _fetched(source: str, ctx: Any) -> Feed:
     config: NewsConfig = ctx.config
+    if (path := local_path(source)) is not None:
+        check_path("config.sources", path)
     name = "feed/" + hashlib.sha256(source.encode()).hexdigest()[:20]
     last = _usable(await ctx.recall(name), config.max_items_per_source)
     fetched = await fetch(

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from penstock.workloads.pipeline.context import StageContext
-from penstock.workloads.pipeline.news.articles import Classified, Neutralized, Span
+from penstock.workloads.pipeline.news.access import TextModel, load_model
+from penstock.workloads.pipeline.news.articles import Article, Classified, Neutralized, Span
 from penstock.workloads.pipeline.news.auditor import audit
 from penstock.workloads.pipeline.news.lexicon import Lexicon
-from penstock.workloads.pipeline.news.model import TextModel, load_model
 from penstock.workloads.pipeline.news.spans import apply, find_spans, name_pairs
 from penstock.workloads.pipeline.news.versions import lexicon_in_use
 
 MIN_BYTES = 500
-"""A shorter body is a teaser: it is no candidate."""
+"""A shorter body is a teaser: no candidate, unless there are only such."""
 MIN_CHARS = 100
 """What must be left of a body without the space around it."""
 NO_BODY = "skipped: no body"
@@ -28,17 +28,25 @@ NO_BODY = "skipped: no body"
 
 
 def candidates(classified: Iterable[Classified], limit: int) -> list[Classified]:
-    """The newest first; undated ones last; the address' hash decides between equals."""
-    fit = [one for one in classified if len(one.article.body.encode()) >= MIN_BYTES]
+    """The newest first; undated ones last; the address' hash decides between equals. Feeds that
+    have nothing but teasers are taken by those, or the brief would have nothing to tell."""
+    known = list(classified)
+    fit = [one for one in known if not _is_teaser(one.article)] or known
     fit.sort(key=lambda one: (-(one.article.published or 0.0), one.article.hash))
     return fit[:limit]
 
 
+def _is_teaser(article: Article) -> bool:
+    return len(article.body.encode()) < MIN_BYTES
+
+
 def neutralize(classified: Classified, ctx: StageContext) -> Neutralized:
     """One article. Metrics: total = success + skipped_no_body + failed, and spans; `failed`
-    counts those whose rewrite the auditor refused, so that the original was kept, and `llm`
-    those whose body is the model's."""
+    counts those whose rewrite the auditor refused, so that the original was kept, `llm` those
+    whose body is the model's, and `teasers` those of which the feed has no more."""
     ctx.metric("total")
+    if _is_teaser(classified.article):
+        ctx.metric("teasers")
     try:
         lexicon = lexicon_in_use(ctx)
         model = load_model(ctx.config.model) if ctx.config.model else None
@@ -64,7 +72,7 @@ def neutralized(
     unchanged = Neutralized(
         article=article, label=classified.label, title=article.title, body=article.body
     )
-    if len(article.body.strip()) < MIN_CHARS:
+    if len(article.body.strip()) < MIN_CHARS and not _is_teaser(article):
         return msgspec.structs.replace(unchanged, audit=NO_BODY)
     names = name_pairs(article.body)
     title = _rewrite(article.title, lexicon, None, headline=True, names=names)
