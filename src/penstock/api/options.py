@@ -57,9 +57,12 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     max_connections: int = 10_000
     max_streams: int = 2000
     """Of events and submissions, all keys together."""
-    max_streams_per_key: int = 1500
+    max_streams_per_key: int | None = None
+    """None: a quarter of all, so that no key can take them from the others."""
     max_waiting: int = 4096
     """Requests that wait for a job's end, all keys together."""
+    max_waiting_per_key: int | None = None
+    """None: a quarter of all."""
     rate: float = 0.0
     """Requests a second that a key may make; 0 is no limit."""
     burst: int = 0
@@ -75,6 +78,14 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
             return ip_address(name).is_loopback
         except ValueError:
             return False
+
+    @property
+    def streams_per_key(self) -> int:
+        return self.max_streams_per_key or max(1, self.max_streams // 4)
+
+    @property
+    def waiting_per_key(self) -> int:
+        return self.max_waiting_per_key or max(1, self.max_waiting // 4)
 
     @property
     def scheme(self) -> str:

@@ -106,10 +106,14 @@ def _limits(options: HttpOptions) -> Iterator[str]:
         *connection_limits(options),
         (
             "open streams",
-            f"{options.max_streams:,}, of one key {options.max_streams_per_key:,}",
+            f"{options.max_streams:,}, of one key {options.streams_per_key:,}",
             "429",
         ),
-        ("requests that wait for a job", f"{options.max_waiting:,}", "429"),
+        (
+            "requests that wait for a job",
+            f"{options.max_waiting:,}, of one key {options.waiting_per_key:,}",
+            "429",
+        ),
         ("requests a second of one key", "no limit", "429"),
     ]
     yield from rows_of(rows)

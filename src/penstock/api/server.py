@@ -55,8 +55,8 @@ class ApiServer:
         self._surface = surface
         self.url = ""
         self._watchman = Watchman(clock.monotonic, options.stall)
-        self._streams = Turnstile("open streams", options.max_streams, options.max_streams_per_key)
-        self._waits = Turnstile("waiting requests", options.max_waiting, options.max_waiting)
+        self._streams = Turnstile("open streams", options.max_streams, options.streams_per_key)
+        self._waits = Turnstile("waiting requests", options.max_waiting, options.waiting_per_key)
         services = Services(
             options=options,
             clock=clock,

@@ -32,7 +32,8 @@ Settings come from three places; what comes later wins:
 
 A relative path in the file is relative to the file's folder, elsewhere to the current
 folder; `~` is your home. A key, type or value that is wrong is refused with the place where
-it stands and what is allowed. Variables that begin with `{RESERVED}` are left to plug-ins.
+it stands and what is allowed. Variables that begin with `{RESERVED}` are left to plug-ins, and
+those that Kubernetes sets for a Service named `penstock` are ignored.
 
 ```toml
 # penstock.toml

@@ -88,7 +88,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     http_max_connections: Annotated[int, Meta(ge=1, le=100_000)] = 10_000
     """How many HTTP connections may be open at once."""
     http_max_streams: Annotated[int, Meta(ge=1, le=100_000)] = 2000
-    """How many event streams may be open at once, over all keys."""
+    """How many event streams may be open at once, over all keys; one key gets a quarter."""
     pools: dict[str, Pool] = field(default_factory=dict)
     """The pools by name; workers that name none join the pool `default`, always there."""
     rules: Path | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.api.house import House, house
+from tests.integration.api.house import House, house, until
 
 from penstock.core.caller import KeyRole
 from penstock.testing.aio import run_async
@@ -354,6 +354,27 @@ async def test_streams_beyond_the_limit_are_refused_and_come_free_again(tmp_path
             writer.close()
 
 
+@pytest.mark.parametrize("kind", ["events", "wait"])
+@run_async
+async def test_one_key_leaves_streams_and_waits_to_the_others(kind: str, tmp_path: Path) -> None:
+    async with house(tmp_path, max_streams=8, max_waiting=8) as one:
+        mine = await one.key("mine", KeyRole.SUBMIT)
+        job = await one.submit("job.text.slow")
+        path = "/v1/events" if kind == "events" else f"/v1/jobs/{job['job_id']}/wait?timeout=60"
+        taken = [await one.connect() for _ in range(20)]
+        for _, writer in taken:
+            writer.write(one.head("GET", path, token=mine))
+        answers = [asyncio.create_task(reader.readline()) for reader, _ in taken]
+        await until(lambda: sum(it.done() and b" 429 " in it.result() for it in answers) >= 12)
+        answer = await one.call("GET", f"/v1/jobs/{job['job_id']}/wait?timeout=0.01")
+        assert answer.status == 202
+        said, writer = await open_stream(one)
+        assert b" 200 " in said
+        writer.close()
+        for told in answers:
+            told.cancel()
+
+
 @run_async
 async def test_connections_beyond_the_limit_are_turned_away(tmp_path: Path) -> None:
     async with house(tmp_path, max_connections=5) as one:
@@ -384,7 +405,9 @@ def many_files(wanted: int) -> Iterator[int]:
 async def test_ten_thousand_streams_are_attempted_and_the_engine_goes_on(tmp_path: Path) -> None:
     with many_files(21_000) as files:
         count = min(10_000, (files - 200) // 2)
-        async with house(tmp_path, max_streams=500, max_connections=count + 100) as one:
+        async with house(
+            tmp_path, max_streams=500, max_streams_per_key=500, max_connections=count + 100
+        ) as one:
             opened: list[tuple[bytes, asyncio.StreamWriter]] = []
             for start in range(0, count, 200):
                 batch = [open_stream(one) for _ in range(start, min(count, start + 200))]

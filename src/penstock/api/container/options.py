@@ -25,7 +25,7 @@ class ContainerHttpOptions(Struct, frozen=True, kw_only=True):
     """Bytes of one that does; files in base64 are a third longer than they are."""
     compat_strict: bool = False
     """Only the protocol's own keys and codes are answered."""
-    limits: HttpOptions = HttpOptions()
+    limits: HttpOptions = HttpOptions(max_streams_per_key=1500, max_waiting_per_key=4096)
     """Times, sizes and numbers that a client is held to; its address is not used."""
 
     @property

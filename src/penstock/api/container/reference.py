@@ -111,8 +111,8 @@ def _limits(options: ContainerHttpOptions) -> list[Row]:
     return [
         ("size of a submission without files", size_of(http.max_body), "413"),
         *connection_limits(http),
-        ("open streams of logs", f"{http.max_streams_per_key:,}", "429"),
-        ("requests that wait", f"{http.max_waiting:,}", "429"),
+        ("open streams of logs", f"{http.streams_per_key:,}", "429"),
+        ("requests that wait", f"{http.waiting_per_key:,}", "429"),
         ("time that a request waits", f"{MOST:g} s", "what there is then"),
     ]
 
