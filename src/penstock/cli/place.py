@@ -64,7 +64,7 @@ def placed(command: F) -> F:
     """Give a command the options that say which engine it is about; see `click.pass_obj`."""
     for name, metavar, sentence in (
         ("--token", "TOKEN|@FILE", "The key, or TCP token, to come in with; else PENSTOCK_TOKEN."),
-        ("--connect", "ADDR", "The engine: unix:/PATH, tcp://127.0.0.1:PORT or http(s)://HOST:PORT."),
+        ("--connect", "ADDR", "The engine: unix:/PATH, tcp://127.0.0.1:PORT, http(s)://HOST:PORT."),
         ("--data", "DIR", "The engine's data directory."),
     ):
         option = click.option(
