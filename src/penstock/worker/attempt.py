@@ -80,6 +80,7 @@ class Attempt:
         self._say(JobProgress(self.job_id, self.attempt, fraction, storable(message)))
 
     def log(self, text: str, level: str = "info") -> None:
+        level = storable(str(level))
         for line in text.splitlines() or [""]:
             said = storable(line[:_LINE])
             self._say(JobLog(self.job_id, self.attempt, self._clock.now(), level, said))

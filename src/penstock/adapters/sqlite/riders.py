@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 
 from penstock.adapters.sqlite import rows
 from penstock.adapters.sqlite.commit import Commit
 from penstock.ports.store import AuditEntry, LogLine
+
+T = TypeVar("T")
 
 
 class Riders(Struct, frozen=True):
@@ -20,12 +23,21 @@ class Riders(Struct, frozen=True):
     def __bool__(self) -> bool:
         return bool(self.lines or self.audit)
 
-    def apart(self) -> Iterator[Riders]:
-        """In parts, of which one that can't be written costs the others nothing."""
-        if self.lines:
-            yield Riders(lines=self.lines)
-        for entry in self.audit:
-            yield Riders(audit=[entry])
+    def __str__(self) -> str:
+        jobs = ", ".join(sorted({line.job_id for line in self.lines}))
+        return f"log lines of {jobs}" if jobs else "audit entries"
+
+    def apart(self) -> list[Riders]:
+        """In halves, in order: by halving again, the one that can't be written is found."""
+        if self.lines and self.audit:
+            return [Riders(lines=self.lines), Riders(audit=self.audit)]
+        lines = [Riders(lines=half) for half in _halves(self.lines)]
+        return lines + [Riders(audit=half) for half in _halves(self.audit)]
+
+
+def _halves(items: list[T]) -> list[list[T]]:
+    middle = (len(items) + 1) // 2
+    return [half for half in (items[:middle], items[middle:]) if half]
 
 
 def number_lines(

@@ -12,6 +12,7 @@ and the engine goes on meanwhile. The statements of a very large one run there a
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,8 @@ from penstock.ports.store import (
     Pruned,
     Verified,
 )
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Waiting = list[tuple[Sequence[Change], asyncio.Future[list[Answer]]]]
@@ -192,16 +195,19 @@ class SqliteStore:
     def _give_up(self, waiting: Waiting, riders: Riders, error: Exception) -> None:
         """Nothing was written: callers hear why, and riders go with the next commit.
 
-        If it failed for what was to be written and not for the disk, each is tried again
-        alone, so that only the caller whose change it is hears of it.
+        If it failed for what was to be written and not for the disk, each caller's is tried
+        again alone, so that only the one whose change it is hears of it. Riders are halved
+        until the one is found that can't be written: it is dropped.
         """
         if _is_unwritable(error):
             parts: list[tuple[Waiting, Riders]] = [([one], Riders()) for one in waiting]
             parts.extend(([], part) for part in riders.apart())
             if len(parts) > 1:
-                self._apart.extend(parts)
+                self._apart.extendleft(reversed(parts))
                 self._commit_soon()
                 return
+            if riders:
+                log.error("%s can't be stored and are dropped: %s", riders, error)
         else:
             self._riders.lines[:0] = riders.lines[-_MOST_KEPT:]
             self._riders.audit[:0] = riders.audit[-_MOST_KEPT:]
