@@ -144,6 +144,32 @@ def test_a_tenant_nobody_could_serve_has_saved_nothing_up() -> None:
     assert 8 <= sum(seq < 300 for seq in first) <= 12
 
 
+def test_tenants_that_have_nothing_left_are_forgotten() -> None:
+    backlog = backlog_of(a_job("gpu", seq=1, tenant="waits", topic="job.gpu"))
+    for seq in range(2, 3000):
+        backlog.add(a_job(f"j{seq}", seq=seq, tenant=f"t{seq}"), LATER)
+        assert list(backlog.pick(lambda lane: None if lane.topic == "job.gpu" else "w"))
+    assert len(backlog._tenants) < 200
+
+
+def test_tenants_that_come_again_and_again_with_one_job_leave_the_others_their_turns() -> None:
+    """However many they are: that they were forgotten in between gives them no turns."""
+    for others in (1, 150):
+        backlog = backlog_of(*(a_job(f"z{n}", seq=n, tenant="z") for n in range(1, 51)))
+        tenants, seq, served = [f"t{n}" for n in range(others)], 100, 0
+        tenant_of: dict[int, str] = {}
+        for _ in range(10):
+            for tenant in tenants:
+                seq += 1
+                tenant_of[seq] = tenant
+                backlog.add(a_job(f"j{seq}", seq=seq, tenant=tenant), LATER)
+            found = picked(backlog, others)
+            tenants = [tenant_of[one] for one in found if one in tenant_of]
+            served += others - len(tenants)
+            assert picked(backlog, 0) == []
+        assert 5 <= served <= 11
+
+
 def test_a_lane_without_room_does_not_hold_up_the_others() -> None:
     jobs = [a_job(f"g{seq}", seq=seq, topic="job.gpu") for seq in range(1, 5)]
     jobs += [a_job(f"c{seq}", seq=seq, topic="job.cpu") for seq in range(5, 8)]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.control.backlog import Lane
 from penstock.control.placement import Places, serves, why_waiting
@@ -54,6 +56,40 @@ def test_a_worker_serves_what_its_pool_its_topics_and_its_labels_allow(
 def test_the_least_busy_worker_is_chosen_and_counted() -> None:
     place = placer([worker("a", held=1), worker("b")], pools())
     assert [place(TEXT) for _ in range(4)] == ["b", "a", "b", None]
+
+
+@given(
+    workers=st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 5), st.sampled_from("pq"), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    capacity=st.integers(0, 12),
+    lanes=st.lists(st.sampled_from([TEXT, GPU]), max_size=40),
+)
+def test_each_job_goes_to_the_least_busy_worker_of_those_that_could_run_it(
+    workers: list[tuple[int, int, str, bool]], capacity: int, lanes: list[Lane]
+) -> None:
+    named = pools(Pool("p", capacity=capacity), Pool("q"))
+    here = [
+        worker(f"w{n}", limit=limit, held=held, pool=pool, labels={"gpu": "yes"} if gpu else {})
+        for n, (limit, held, pool, gpu) in enumerate(workers)
+    ]
+    place = placer(here, named)
+    held = {w.worker_id: len(w.held) for w in here}
+    for lane in lanes:
+        in_p = sum(held[w.worker_id] for w in here if w.pool == "p")
+        free = {
+            w.worker_id: (w.limit - held[w.worker_id]) / w.limit
+            for w in here
+            if serves(named[w.pool], w, lane)
+            and held[w.worker_id] < w.limit
+            and (w.pool == "q" or in_p < capacity)
+        }
+        expected = max(free, key=lambda name: free[name], default=None)
+        assert place(lane) == expected
+        if expected is not None:
+            held[expected] += 1
 
 
 def test_a_larger_worker_takes_its_share() -> None:

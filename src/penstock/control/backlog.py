@@ -73,6 +73,8 @@ class _Line:
         return False  # places differ before this, unless they are the same job's
 
 
+_MOST_IDLE = 100
+"""Tenants without jobs that are remembered."""
 _Place = tuple[float, int, _Line]
 """(rank, seq, line)"""
 _Delay = tuple[float, int, str, Lane, float]
@@ -119,6 +121,8 @@ class Backlog:
         self._aside: list[tuple[_Tenant, _Line]] = []
         """Lines for which the last pick found no room: nothing of them is a head until the next."""
         self._clock = 0.0
+        self._start = 0.0
+        """Where forgotten tenants had got to: nobody gains a turn by being forgotten."""
         self._passed_over: list[_Tenant] = []
 
     def __len__(self) -> int:
@@ -145,7 +149,7 @@ class Backlog:
     def _enqueue(self, name: str, lane: Lane, order: float, seq: int) -> None:
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = self._tenants[name] = _Tenant(self._clock)
+            tenant = self._tenants[name] = _Tenant(max(self._start, self._clock))
         elif not tenant.lines:
             tenant.time = max(tenant.time, self._clock)
         line = tenant.lines.get(lane)
@@ -212,6 +216,7 @@ class Backlog:
             # Whom nobody could serve has saved up no turns for when somebody can.
             tenant.time = max(tenant.time, self._clock)
         self._passed_over.clear()
+        self._forget_idle()
         turns = [(tenant.time, name) for name, tenant in self._tenants.items() if tenant.lines]
         heapq.heapify(turns)
         while turns:
@@ -236,6 +241,14 @@ class Backlog:
                 tenant.time = time + 1
                 heapq.heapreplace(turns, (tenant.time, name))
                 yield seq, found
+
+    def _forget_idle(self) -> None:
+        """Forget tenants without jobs; a few that have just had their turn are kept for that."""
+        idle = [(name, tenant.time) for name, tenant in self._tenants.items() if not tenant.lines]
+        for name, time in idle:
+            if time <= self._clock or len(idle) > _MOST_IDLE:
+                self._start = max(self._start, time)
+                del self._tenants[name]
 
     def _take(self, tenant: _Tenant, line: _Line) -> int:
         """Take out the first of a line, which is the first of the heads; another one leads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -25,6 +26,10 @@ def serves(pool: Pool, worker: WorkerRecord, lane: Lane) -> bool:
     return all(worker.labels.get(key, pool.labels.get(key)) == value for key, value in lane.needs)
 
 
+_Candidate = tuple[float, int, WorkerRecord]
+"""(minus its share of free room, its place among the workers, the worker)"""
+
+
 class Places:
     """Finds the least busy worker for a lane, counting what it gives out."""
 
@@ -41,9 +46,9 @@ class Places:
             for name, pool in pools.items()
             if pool.capacity is not None
         }
-        self._able: dict[tuple[str, frozenset[tuple[str, str]]], list[WorkerRecord]] = {}
+        self._able: dict[tuple[str, frozenset[tuple[str, str]]], list[_Candidate]] = {}
         self._last: Lane | None = None
-        self._candidates: list[WorkerRecord] = []
+        self._candidates: list[_Candidate] = []
 
     def has_room(self) -> bool:
         """Whether anybody has room for anything."""
@@ -52,29 +57,35 @@ class Places:
     def find(self, lane: Lane) -> str | None:
         if lane is not self._last:
             self._last, self._candidates = lane, self._who_could(lane)
-        room, pool_room = self._room, self._pool_room
-        best: WorkerRecord | None = None
-        most = 0.0
-        for worker in self._candidates:
+        room, pool_room, heap = self._room, self._pool_room, self._candidates
+        while heap:
+            rank, number, worker = heap[0]
             free = room[worker.worker_id]
             if free <= 0 or pool_room.get(worker.pool, 1) <= 0:
-                continue
-            share = free / worker.limit
-            if share > most:
-                best, most = worker, share
-        if best is None:
-            return None
-        room[best.worker_id] -= 1
-        self._left -= 1
-        if best.pool in pool_room:
-            pool_room[best.pool] -= 1
-        return best.worker_id
+                heapq.heappop(heap)  # rooms only get smaller
+            elif (busier := -free / worker.limit) != rank:
+                heapq.heapreplace(heap, (busier, number, worker))  # it got one of another lane
+            else:
+                free -= 1
+                room[worker.worker_id] = free
+                heapq.heapreplace(heap, (-free / worker.limit, number, worker))
+                self._left -= 1
+                if worker.pool in pool_room:
+                    pool_room[worker.pool] -= 1
+                return worker.worker_id
+        return None
 
-    def _who_could(self, lane: Lane) -> list[WorkerRecord]:
+    def _who_could(self, lane: Lane) -> list[_Candidate]:
+        """The workers that could run what is in this lane, as a heap, the least busy first."""
         needs = (lane.topic, lane.needs)
         able = self._able.get(needs)
         if able is None:
-            able = [w for w in self._ready if serves(self._pools[w.pool], w, lane)]
+            able = [
+                (-self._room[w.worker_id] / w.limit, number, w)
+                for number, w in enumerate(self._ready)
+                if self._room[w.worker_id] > 0 and serves(self._pools[w.pool], w, lane)
+            ]
+            heapq.heapify(able)
             self._able[needs] = able
         return able
 
