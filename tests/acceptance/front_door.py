@@ -11,7 +11,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from tests.chaos.cluster import PENSTOCK, Cluster, eventually, kill
+from tests.chaos.cluster import PENSTOCK, Cluster, kill
+from tests.support.waiting import eventually
 
 Body = dict[str, Any]
 PATIENCE = 30.0

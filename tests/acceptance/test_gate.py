@@ -10,7 +10,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 from tests.acceptance.front_door import PATIENCE, House, house
-from tests.chaos.cluster import PENSTOCK, eventually
+from tests.chaos.cluster import PENSTOCK
+from tests.support.waiting import eventually
 
 RULES = """\
 default = "allow"

@@ -12,7 +12,8 @@ from urllib.request import Request, urlopen
 
 import pytest
 from tests.acceptance.front_door import PATIENCE, House, Person, house
-from tests.chaos.cluster import eventually, kill
+from tests.chaos.cluster import kill
+from tests.support.waiting import eventually
 
 import penstock
 from penstock.ports.desk import Progressed

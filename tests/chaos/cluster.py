@@ -9,9 +9,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+
+from tests.support.waiting import eventually
 
 import penstock
 from penstock.adapters.sqlite.reader import SqliteReader
@@ -23,14 +24,6 @@ from penstock.testing.history import Began, Event, Finished, History, check
 HERE = Path(__file__).parent
 PENSTOCK = Path(sys.executable).parent / "penstock"
 PATIENCE = 60.0
-
-
-def eventually(claim: Callable[[], bool], what: str, within: float = PATIENCE) -> None:
-    """Wait for another process to do something; fail with what it should have done."""
-    end = time.monotonic() + within
-    while not claim():
-        assert time.monotonic() < end, f"not within {within:g} s: {what}"
-        time.sleep(0.01)
 
 
 class Cluster:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, eventually, kill
+from tests.chaos.cluster import Cluster, cluster, kill
+from tests.support.waiting import eventually
 
 import penstock
 from penstock import JobState

@@ -9,7 +9,8 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, eventually, kill
+from tests.chaos.cluster import Cluster, cluster, kill
+from tests.support.waiting import eventually
 
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import TERMINAL

@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import cluster, eventually, kill
+from tests.chaos.cluster import cluster, kill
 from tests.chaos.jobs import ONE_RETRY
+from tests.support.waiting import eventually
 
 from penstock import JobState, JobTimedOut
 

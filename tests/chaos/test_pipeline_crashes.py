@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import eventually
 from tests.chaos.pipelines import (
     JOB,
     KILLED,
@@ -25,6 +24,7 @@ from tests.chaos.pipelines import (
     managing,
     result_in,
 )
+from tests.support.waiting import eventually
 
 from penstock.core.stages import PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus

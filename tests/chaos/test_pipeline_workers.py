@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.chaos.cluster import Cluster, cluster, eventually, kill
+from tests.chaos.cluster import Cluster, cluster, kill
+from tests.support.waiting import eventually
 
 import penstock
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.chaos.disks import tmpfs
+from tests.support.waiting import soon
 
 from penstock.lifecycles.spool import Status
 from penstock.testing.aio import run_async
@@ -27,13 +27,6 @@ pytestmark = pytest.mark.chaos
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     with tmpfs(tmp_path / "disk", "size=8m") as disk:
         yield disk
-
-
-async def eventually(claim: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + 20
-    while not claim():
-        assert time.monotonic() < end, what
-        await asyncio.sleep(0.01)
 
 
 def fill(disk: Path) -> Path:
@@ -53,14 +46,14 @@ async def test_jobs_wait_for_room_on_a_full_disk_and_are_done_then(small_disk: P
     server = Server(ServerConfig(workspace=workspace.path, workers=2), runner)
     jobs = [Work(workspace).submit(f"words of job {number}") for number in range(4)]
     await server.start()
-    await eventually(lambda: runner.running == 2, "two run")
+    await soon(lambda: runner.running == 2, "two run")
     filler = fill(small_disk)
-    await eventually(lambda: len(server.health.troubles) == 2, "both are in trouble")
+    await soon(lambda: len(server.health.troubles) == 2, "both are in trouble")
     assert all("no space left" in why for why in server.health.troubles.values())
     assert set(server.running) == set(workspace.ids(Status.RUNNING)) == set(jobs[:2])
     filler.unlink()
-    await eventually(lambda: workspace.counts()[Status.DONE] == 4, "all are done")
-    await eventually(lambda: server.health.is_well, "the trouble is over")
+    await soon(lambda: workspace.counts()[Status.DONE] == 4, "all are done")
+    await soon(lambda: server.health.is_well, "the trouble is over")
     await server.stop()
     assert server.counts.done == 4
     assert len(runner.asked) == 4
@@ -78,11 +71,11 @@ async def test_a_read_only_disk_keeps_jobs_running_and_a_stop_does_not_hang(
     server = Server(ServerConfig(workspace=workspace.path, workers=1, drain=0.1), runner)
     first, second = (Work(workspace).submit(f"words of job {number}") for number in range(2))
     await server.start()
-    await eventually(lambda: runner.running == 1, "one runs")
+    await soon(lambda: runner.running == 1, "one runs")
     with monkeypatch.context() as patch:
         # A disk with an error becomes read-only though files are open; a test can't do that.
         patch.setattr("penstock.workloads.spool.disk.rename_exclusively", refused)
-        await eventually(lambda: f"job {first}" in server.health.troubles, "it is in trouble")
+        await soon(lambda: f"job {first}" in server.health.troubles, "it is in trouble")
         assert "read-only" in server.health.troubles[f"job {first}"]
         began = time.monotonic()
         await server.stop()
@@ -92,5 +85,5 @@ async def test_a_read_only_disk_keeps_jobs_running_and_a_stop_does_not_hang(
     monkeypatch.setattr("penstock.workloads.spool.serving.recovery.GRACE", 0.0)
     after = Server(ServerConfig(workspace=workspace.path), FakeRunner())
     await after.start()
-    await eventually(lambda: workspace.counts()[Status.DONE] == 2, "both are done")
+    await soon(lambda: workspace.counts()[Status.DONE] == 2, "both are done")
     await after.stop()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.chaos.cluster import eventually
 from tests.chaos.spool_servers import Setting, server
+from tests.support.waiting import eventually
 
 from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import Status

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.support.waiting import eventually
 
 APPLICATION = """
     import asyncio
@@ -150,12 +150,3 @@ def stop(process: subprocess.Popen[str], number: int = signal.SIGTERM) -> str:
     """Send a signal and return what it says until its end."""
     process.send_signal(number)
     return process.communicate(timeout=30)[0]
-
-
-def eventually(holds: Callable[[], Any], within: float = 20.0) -> Any:
-    """Wait for a process to bring something about."""
-    deadline = time.monotonic() + within
-    while not (value := holds()):
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
-    return value

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.cli.commands import Penstock, eventually
+from tests.cli.commands import Penstock
+from tests.support.waiting import eventually
 
 GREEDY = ("--temperature", "0", "--max-tokens", "6")
 MODEL = "SmolLM2-135M-Instruct"

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import apsw
-from tests.cli.commands import Penstock, eventually, said, stop
+from tests.cli.commands import Penstock, said, stop
+from tests.support.waiting import eventually
 
 # up
 

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.cli.commands import Penstock, eventually
+from tests.cli.commands import Penstock
+from tests.support.waiting import eventually
 
 RULES = """
 default = "allow"

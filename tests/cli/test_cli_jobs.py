@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import msgspec
-from tests.cli.commands import Penstock, eventually
+from tests.cli.commands import Penstock
+from tests.support.waiting import eventually
 
 MISSING = "01" + "0" * 24
 

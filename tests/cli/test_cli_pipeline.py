@@ -18,7 +18,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.cli.commands import Penstock, eventually, said
+from tests.cli.commands import Penstock, said
+from tests.support.waiting import eventually
 
 PIPES = """
     import asyncio

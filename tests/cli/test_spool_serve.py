@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.cli.commands import Penstock, eventually, said
+from tests.cli.commands import Penstock, said
+from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.flow import Flow

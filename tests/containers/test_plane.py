@@ -7,7 +7,6 @@ import secrets
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 from tests.conftest import needs_runtime
 from tests.containers.serving import Served
+from tests.support.waiting import eventually
 
 import penstock
 from penstock.app.containers import ran, result_pointer
@@ -169,7 +169,7 @@ def test_its_lines_are_in_the_job_s_log_as_they_come(ps: penstock.Client) -> Non
 def test_a_cancel_that_is_answered_has_ended_the_container(ps: penstock.Client) -> None:
     mark = f"7{secrets.randbelow(10**9):09}"
     handle = shell(f"trap '' TERM; echo on; while :; do sleep {mark}; done").submit(ps)
-    until(lambda: processes_with(f"sleep\0{mark}"))
+    eventually(lambda: processes_with(f"sleep\0{mark}"))
     answer = handle.cancel(timeout=30)
     assert answer.job.state == "CANCELLED"
     assert processes_with(mark) == []
@@ -303,9 +303,9 @@ def test_what_a_killed_worker_left_is_removed_by_the_next(data: Path) -> None:
         env={**os.environ, "PENSTOCK_LEASE": "1", "PENSTOCK_LOST_GRACE": "0"},
     )
     try:
-        with until(lambda: connected(data)) as ps:
+        with eventually(lambda: connected(data)) as ps:
             handle = shell(f"sleep {mark}", timeout=100).submit(ps)
-            until(lambda: processes_with(f"sleep\0{mark}"))
+            eventually(lambda: processes_with(f"sleep\0{mark}"))
     finally:
         engine.kill()
         engine.wait()
@@ -322,12 +322,3 @@ def connected(data: Path) -> object:
             return penstock.connect(data=data)
     except penstock.PenstockError:
         return None
-
-
-def until(look: object, patience: float = 30.0) -> object:
-    """What it finds, as soon as that is something; it happens in another process."""
-    deadline = time.monotonic() + patience
-    while not (found := look()):  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found

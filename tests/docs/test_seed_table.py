@@ -83,7 +83,7 @@ def test_every_test_that_is_named_exists(table: str, root: Path) -> None:
 
 @every_seed
 def test_every_test_of_the_seed_is_on_the_page(seed: str, table: str, root: Path) -> None:
-    path = root / "tests" / "acceptance" / f"test_seed_{seed}.py"
+    (path,) = (root / "tests").rglob(f"test_seed_{seed}.py")
     ours = {name for name in named_in(path) if name.startswith("test_")}
     assert ours
     assert ours - {name for _, name in NAMED.findall(table)} == set()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
-from tests.integration.api.house import until
+from tests.support.waiting import soon
 
 from penstock.app.engine import Engine
 from penstock.config import load
@@ -37,7 +37,7 @@ async def test_an_answer_that_outlasts_the_drain_is_made_by_the_next_engine(
         pointer = encode_data(msgspec.json.encode(ASK))
         request = JobRequest(job_id="", topic="job.llm.fake", context_ptr=pointer)
         (job,) = await first.desk.submit((request,))
-        await until(lambda: runner.running == 1)
+        await soon(lambda: runner.running == 1)
     assert runner.running == 0
     assert runner.closed
 

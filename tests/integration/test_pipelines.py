@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.waiting import eventually
 
 import penstock
 from penstock.core.errors import StoreFull
@@ -505,7 +505,7 @@ def test_a_run_whose_records_cannot_be_written_goes_on_when_they_can_again(
         store.save = refuse
         gate.open.set()
         assert lost.wait(20)
-        wait_for(lambda: ps.get(run.id).record.attempt >= 2)
+        eventually(lambda: ps.get(run.id).record.attempt >= 2)
         assert ps.pipelines.get(run.id).status is PipelineJobStatus.RUNNING
         store.save = save
         assert ps.get(run.id).result(timeout=20)["output"] == 2
@@ -515,13 +515,6 @@ def test_a_run_whose_records_cannot_be_written_goes_on_when_they_can_again(
 
 def impatient(**given: Any) -> RunOptions:
     return RunOptions(**given, store_patience=0.2)
-
-
-def wait_for(claim: Any) -> None:
-    end = time.monotonic() + 20
-    while not claim():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_a_record_says_what_started_the_run(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import soon
 
 from penstock.core.job import Priority
 from penstock.core.llm import (
@@ -97,16 +98,8 @@ class Place:
         assert "\n" not in found.error
         return found.meta.code, found.error
 
-    async def eventually(self, claim: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + 10
-        while not claim():
-            assert time.monotonic() < end, what
-            await asyncio.sleep(0.005)
-
     async def runs(self, job_id: str) -> None:
-        await self.eventually(
-            lambda: self.workspace.find(job_id) is Status.RUNNING, f"{job_id} runs"
-        )
+        await soon(lambda: self.workspace.find(job_id) is Status.RUNNING, f"{job_id} runs")
 
 
 @asynccontextmanager
@@ -220,7 +213,7 @@ async def test_work_begins_before_a_long_queue_is_known(tmp_path: Path) -> None:
     known: list[int] = []
     place.server.on_event = lambda event: known.append(place.server.queued)
     await place.server.start()
-    await place.eventually(lambda: bool(known), "the first is claimed")
+    await soon(lambda: bool(known), "the first is claimed")
     assert known[0] < 600
     await place.server.stop(at_once=True)
 
@@ -345,7 +338,7 @@ async def test_a_child_waits_for_its_parent_without_running(tmp_path: Path) -> N
         await asyncio.sleep(0.05)
         assert place.workspace.find(child) is Status.QUEUED
         await place.done(child)
-        await place.eventually(lambda: place.server.counts.done == 2, "both are done")
+        await soon(lambda: place.server.counts.done == 2, "both are done")
         ends = [one.job_id for one in place.events if one.what is Happened.DONE]
         assert ends == [parent, child]
         claims = [one.job_id for one in place.events if one.what is Happened.CLAIMED]
@@ -484,12 +477,12 @@ async def test_an_id_that_has_ended_before_does_not_overwrite_the_first(tmp_path
         assert await place.done(job_id) == "FIRST"
         put(place.workspace, job_id, "second")
         other = f"{job_id}_1"
-        await place.eventually(lambda: place.flow.exists(other), "it has another id")
+        await soon(lambda: place.flow.exists(other), "it has another id")
         code, why = await place.failure(other)
         assert code == "SAME_ID"
         assert "output" in why
         assert place.flow.get(job_id).text == "FIRST"
-        await place.eventually(lambda: not place.server.running, "it is over")
+        await soon(lambda: not place.server.running, "it is over")
 
 
 # -- time, cancelling, and hands in the folders --------------------------------------------
@@ -524,23 +517,21 @@ async def test_a_deadline_or_timeout_that_passes_while_running_ends_the_generati
 async def test_cancelling_ends_a_generation_within_a_token(tmp_path: Path) -> None:
     async with serving(tmp_path, Hearing(delay=0.05), scan=60.0) as place:
         job_id = place.submit("word " * 200)
-        await place.eventually(lambda: place.runner.running == 1, "it generates")
+        await soon(lambda: place.runner.running == 1, "it generates")
         began = time.monotonic()
         cancel(place.workspace, job_id, "changed my mind")
         code, why = await place.failure(job_id)
         assert time.monotonic() - began < 1
         assert (code, why) == ("CANCELLED", "CANCELLED: changed my mind")
         assert place.runner.running == 0
-        await place.eventually(
-            lambda: os.listdir(place.workspace.private / "cancel") == [], "the note is gone"
-        )
+        await soon(lambda: os.listdir(place.workspace.private / "cancel") == [], "the note is gone")
 
 
 @run_async
 async def test_what_was_said_so_far_can_be_read_while_it_runs(tmp_path: Path) -> None:
     async with serving(tmp_path, Hearing(delay=0.02)) as place:
         job_id = place.submit("word " * 60, options={"max_tokens": 50})
-        await place.eventually(lambda: bool(place.flow.partial(job_id).text), "there is a part")
+        await soon(lambda: bool(place.flow.partial(job_id).text), "there is a part")
         partial = place.flow.partial(job_id)
         assert partial.text.startswith("WORD WORD")
         text = await place.done(job_id)
@@ -566,7 +557,7 @@ async def test_a_job_whose_folder_is_taken_away_is_let_go_and_the_server_goes_on
             shutil.rmtree(folder)
         else:
             folder.rename(place.workspace.of(Status.QUEUED, job_id))
-        await place.eventually(lambda: place.server.counts.let_go == 1, "it is let go")
+        await soon(lambda: place.server.counts.let_go == 1, "it is let go")
         assert await place.done(place.submit("next")) == "NEXT"
         if how == "put back into the queue":
             assert await place.done(job_id) == "A B C D"
@@ -650,11 +641,9 @@ async def test_a_server_that_was_taken_for_dead_lets_its_jobs_go_and_goes_on(
 async def test_a_queue_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as place:
         shutil.rmtree(place.workspace.folder(Status.QUEUED))
-        await place.eventually(
-            lambda: place.workspace.folder(Status.QUEUED).is_dir(), "it is there again"
-        )
+        await soon(lambda: place.workspace.folder(Status.QUEUED).is_dir(), "it is there again")
         assert await place.done(place.submit("again")) == "AGAIN"
-        await place.eventually(lambda: place.server.health.is_well, "all is well")
+        await soon(lambda: place.server.health.is_well, "all is well")
 
 
 @run_async
@@ -665,7 +654,7 @@ async def test_who_watches_may_fail_without_harm(tmp_path: Path) -> None:
     async with serving(tmp_path) as place:
         place.server.on_event = broken
         assert await place.done(place.submit("still")) == "STILL"
-        await place.eventually(lambda: place.server.counts.done == 1, "it is counted")
+        await soon(lambda: place.server.counts.done == 1, "it is counted")
 
 
 # -- stopping ------------------------------------------------------------------------------
@@ -688,7 +677,7 @@ async def test_a_stop_whose_patience_is_over_queues_jobs_again_uncounted(tmp_pat
     place = Place(tmp_path, Hearing(delay=0.3), drain=0.3)
     await place.server.start()
     job_id = place.submit("a b c d e f g h")
-    await place.eventually(lambda: bool(place.flow.partial(job_id).text), "it has said something")
+    await soon(lambda: bool(place.flow.partial(job_id).text), "it has said something")
     await place.server.stop()
     folder = place.workspace.of(Status.QUEUED, job_id)
     assert set(os.listdir(folder)) == {"prompt.txt", "meta.json"}

@@ -7,8 +7,7 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 from openai.types import Batch
+from tests.support.waiting import eventually
 
 from openai import OpenAI
 from penstock.adapters.sqlite.reader import SqliteReader
@@ -85,13 +85,6 @@ def mortal(folder: Path) -> Iterator[Mortal]:
         yield engine
     finally:
         engine.kill()
-
-
-def eventually(claim: Callable[[], object], within: float = 50.0) -> None:
-    end = time.monotonic() + within
-    while not claim():
-        assert time.monotonic() < end, "not in time"
-        time.sleep(0.01)
 
 
 def started(client: OpenAI, count: int) -> Batch:

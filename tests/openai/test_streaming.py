@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from openai.types.chat import ChatCompletionChunk
-from tests.integration.api.house import until
 from tests.openai.door import Door, Scripted, door, said, saying
+from tests.support.waiting import soon
 
 import openai
 from openai import APIError, AsyncOpenAI, AsyncStream
@@ -176,8 +176,8 @@ async def test_a_reader_that_leaves_cancels_the_job_and_frees_its_slot(tmp_path:
         await stream.close()
         job = await one.engine.desk.wait((await the_job(one)).job_id, 10)
         assert job.state is JobState.CANCELLED
-        await until(lambda: not runner.running)
-        await until(lambda: not one.server.waiting)
+        await soon(lambda: not runner.running)
+        await soon(lambda: not one.server.waiting)
         (worker,) = await one.engine.desk.workers()
         assert worker.held == 0
 
@@ -190,12 +190,12 @@ async def test_a_client_that_leaves_before_anything_is_told_cancels_the_job(
     runner = saying(asyncio.Event())
     async with door(tmp_path, runner) as one, one.client(timeout=30) as client:
         waiting = asyncio.ensure_future(begun(client, stream=stream))
-        await until(lambda: runner.running)
+        await soon(lambda: runner.running)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         job = await one.engine.desk.wait((await the_job(one)).job_id, 10)
         assert job.state is JobState.CANCELLED
-        await until(lambda: not runner.running)
+        await soon(lambda: not runner.running)
 
 
 @run_async
@@ -207,7 +207,7 @@ async def test_who_gave_a_key_finds_the_answer_when_coming_back(tmp_path: Path) 
         stream = await begun(client, extra_headers=header)
         await anext(stream)
         await stream.close()
-        await until(lambda: not one.server.waiting)
+        await soon(lambda: not one.server.waiting)
         gate.set()
         assert await text_of(await begun(client, extra_headers=header)) == "ab"
         assert len(runner.asks) == 1

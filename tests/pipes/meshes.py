@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -71,16 +71,6 @@ async def started(*nodes: Seen) -> AsyncIterator[None]:
     finally:
         for node in nodes:
             await node.mesh.stop("the test is over")
-
-
-async def until(true: Callable[[], object], what: str = "") -> None:
-    """Raises TimeoutError."""
-    try:
-        async with asyncio.timeout(20):
-            while not true():  # noqa: ASYNC110 - most of what is waited for tells nobody
-                await asyncio.sleep(0.01)
-    except TimeoutError:
-        raise AssertionError(what or "it never came to be") from None
 
 
 @asynccontextmanager

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.cli.commands import Penstock, eventually
+from tests.cli.commands import Penstock
 from tests.pipes.terminals import Terminal
+from tests.support.waiting import eventually
 
 MODELS = """
     import asyncio

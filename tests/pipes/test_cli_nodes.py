@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.cli.commands import Penstock, eventually, said
+from tests.cli.commands import Penstock, said
 from tests.pipes.networks import PROMPT, SmallModel, asked
 from tests.pipes.terminals import Terminal
+from tests.support.waiting import eventually
 
 SETTINGS = {
     "PENSTOCK_PIPE_DTYPE": "float32",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
-from tests.pipes.meshes import Seen, started, until
+from tests.pipes.meshes import Seen, started
+from tests.support.waiting import soon
 
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.config import LayerRange
@@ -64,13 +65,13 @@ async def test_an_origin_gives_out_layers_and_again_when_a_node_is_lost() -> Non
         async with started(a, b):
             for node in (a, b):
                 node.publish()
-            await until(lambda: held(o) == ["0-4", "5-8"])
+            await soon(lambda: held(o) == ["0-4", "5-8"])
             async with started(c):
                 c.publish()
-                await until(lambda: held(o) == ["0-2", "3-5", "6-8"])
+                await soon(lambda: held(o) == ["0-2", "3-5", "6-8"])
             # c has left: two have to do again what three did.
-            await until(lambda: o.sees == ["a", "b", "o"])
-            await until(lambda: held(o) in (["0-3", "4-8"], ["0-4", "5-8"]))
+            await soon(lambda: o.sees == ["a", "b", "o"])
+            await soon(lambda: held(o) in (["0-3", "4-8"], ["0-4", "5-8"]))
             assert not o.assigning.shortage
 
 
@@ -82,8 +83,8 @@ async def test_what_fits_nowhere_is_said_by_who_decides() -> None:
         a = Holder("a", [o.mesh.address], room=4)
         async with started(a):
             a.publish()
-            await until(lambda: a.held == [LayerRange(0, 4)])
-            await until(lambda: "5 of 9 layers" in o.assigning.shortage)
+            await soon(lambda: a.held == [LayerRange(0, 4)])
+            await soon(lambda: "5 of 9 layers" in o.assigning.shortage)
             assert "5 MiB" in o.assigning.shortage
 
 
@@ -95,11 +96,11 @@ async def test_a_word_from_anyone_else_is_not_followed() -> None:
         a, b = Holder("a", [o.mesh.address]), Holder("b", [o.mesh.address])
         async with started(a, b):
             a.publish()
-            await until(lambda: a.held == [LayerRange(0, 9)])
-            await until(lambda: a.sees == b.sees == ["a", "b", "o"])
+            await soon(lambda: a.held == [LayerRange(0, 9)])
+            await soon(lambda: a.sees == b.sees == ["a", "b", "o"])
             b.mesh.send("a", Kind.ASSIGN, encode(Assign("m", 0, 2, "b", 99)))
             b.mesh.send("a", Kind.ASSIGN, encode(Assign("m", 0, 2, "o", 99)))
-            await until(lambda: a.mesh.counters[REFUSED] == 2)
+            await soon(lambda: a.mesh.counters[REFUSED] == 2)
             assert a.held == [LayerRange(0, 9)]
 
 
@@ -112,10 +113,10 @@ async def test_a_node_that_cannot_hold_its_layers_is_left_out() -> None:
         a.assigning._on_assigned = [lambda layers: a.assigning.gave_up("no memory")]
         async with started(a):
             a.publish()
-            await until(lambda: "no memory" in [r.unfit for r in o.mesh.table])
+            await soon(lambda: "no memory" in [r.unfit for r in o.mesh.table])
             async with started(b):
                 b.publish()
-                await until(lambda: b.held == [LayerRange(0, 9)])
+                await soon(lambda: b.held == [LayerRange(0, 9)])
             assert o.record("a").assigned is None
 
 
@@ -130,9 +131,9 @@ async def test_with_the_node_that_decides_gone_the_next_one_decides() -> None:
             a = Holder("a", [second.mesh.address])
             async with started(a):
                 a.publish()
-                await until(lambda: a.held == [LayerRange(0, 9)])
+                await soon(lambda: a.held == [LayerRange(0, 9)])
                 await first.mesh.stop("it leaves")
                 b = Holder("b", [second.mesh.address])
                 async with started(b):
                     b.publish()
-                    await until(lambda: held(second) in (["0-3", "4-8"], ["0-4", "5-8"]))
+                    await soon(lambda: held(second) in (["0-3", "4-8"], ["0-4", "5-8"]))

@@ -6,7 +6,8 @@ import asyncio
 import signal
 
 import pytest
-from tests.pipes.meshes import Seen, child, started, until
+from tests.pipes.meshes import Seen, child, started
+from tests.support.waiting import soon
 
 from penstock.core.errors import Misconfigured
 from penstock.testing.aio import run_async
@@ -23,13 +24,13 @@ async def test_a_node_that_is_killed_vanishes_everywhere_and_is_reported_once() 
     async with started(a):
         b = Seen("b", [a.mesh.address], silence=30)
         async with started(b), child("c", a.mesh.address) as c:
-            await until(lambda: a.sees == b.sees == ["a", "b", "c"])
+            await soon(lambda: a.sees == b.sees == ["a", "b", "c"])
             c.process.kill()
-            await until(lambda: a.sees == b.sees == ["a", "b"])
+            await soon(lambda: a.sees == b.sees == ["a", "b"])
             # What one tells the other of the dead brings nothing back.
             a.mesh.send("b", Kind.STATE, state_of([NodeRecord(node_id="c", boot="z")]))
             a.mesh.send("b", Kind.END, b"after it")
-            await until(lambda: b.frames)
+            await soon(lambda: b.frames)
             assert b.sees == ["a", "b"]
             assert [n for n, _ in a.lost] == [n for n, _ in b.lost] == ["c"]
             assert not a.mesh.send("c", Kind.END, b"")
@@ -40,13 +41,13 @@ async def test_a_node_that_is_killed_vanishes_everywhere_and_is_reported_once() 
 async def test_a_node_that_stands_still_is_found_by_its_silence_and_may_come_back() -> None:
     a = Seen("a", silence=0.5)
     async with started(a), child("c", a.mesh.address) as c:
-        await until(lambda: a.sees == ["a", "c"])
+        await soon(lambda: a.sees == ["a", "c"])
         c.process.send_signal(signal.SIGSTOP)
-        await until(lambda: a.sees == ["a"])
+        await soon(lambda: a.sees == ["a"])
         assert [n for n, _ in a.lost] == ["c"]
         assert "silent" in a.lost[0][1]
         c.process.send_signal(signal.SIGCONT)
-        await until(lambda: a.sees == ["a", "c"])
+        await soon(lambda: a.sees == ["a", "c"])
         assert len(a.lost) == 1
 
 
@@ -55,13 +56,13 @@ async def test_a_node_that_stands_still_is_found_by_its_silence_and_may_come_bac
 async def test_a_node_that_is_started_anew_takes_the_place_of_the_old_one() -> None:
     a = Seen("a", silence=30)
     async with started(a), child("c", a.mesh.address) as c:
-        await until(lambda: a.sees == ["a", "c"])
+        await soon(lambda: a.sees == ["a", "c"])
         boot, address = a.record("c").boot, c.address
         c.process.kill()
         await c.process.wait()
         # At once, at the same place.
         async with child("c", a.mesh.address, address):
-            await until(lambda: "c" in a.sees and a.record("c").boot != boot)
+            await soon(lambda: "c" in a.sees and a.record("c").boot != boot)
             assert [n for n, _ in a.lost] == ["c"]
 
 
@@ -71,9 +72,9 @@ async def test_who_leaves_is_gone_at_once_and_with_its_reason() -> None:
     async with started(a):
         b = Seen("b", [a.mesh.address])
         async with started(b):
-            await until(lambda: a.sees == b.sees == ["a", "b"])
+            await soon(lambda: a.sees == b.sees == ["a", "b"])
             await b.mesh.stop("maintenance")
-            await until(lambda: a.lost)
+            await soon(lambda: a.lost)
             assert a.lost == [("b", "it left: maintenance")]
             assert a.sees == ["a"]
             assert not b.lost
@@ -88,11 +89,11 @@ async def test_a_connection_that_breaks_and_is_replaced_is_no_loss(
     async with started(a):
         b = Seen("b", [a.mesh.address])
         async with started(b):
-            await until(lambda: a.sees == b.sees == ["a", "b"])
+            await soon(lambda: a.sees == b.sees == ["a", "b"])
             a.cut("b")
-            await until(lambda: (a.back, b.back) == (["b"], ["a"]))
+            await soon(lambda: (a.back, b.back) == (["b"], ["a"]))
             b.cut("a")
-            await until(lambda: (a.back, b.back) == (["b"] * 2, ["a"] * 2))
+            await soon(lambda: (a.back, b.back) == (["b"] * 2, ["a"] * 2))
             assert a.sees == b.sees == ["a", "b"]
             assert not a.lost
             assert not b.lost
@@ -104,11 +105,11 @@ async def test_an_id_that_is_taken_by_a_live_node_is_refused_with_the_reason() -
     async with started(a):
         first = Seen("b", [a.mesh.address], silence=0.3)
         async with started(first):
-            await until(lambda: a.sees == ["a", "b"])
+            await soon(lambda: a.sees == ["a", "b"])
             boot = a.record("b").boot
             second = Seen("b", [a.mesh.address], silence=0.3)
             async with started(second):
-                await until(lambda: second.refused)
+                await soon(lambda: second.refused)
                 assert "'b'" in second.refused[0]
                 assert a.record("b").boot == boot
                 assert a.sees == ["a", "b"]
@@ -122,7 +123,7 @@ async def test_an_id_is_taken_too_if_its_holder_is_the_one_that_is_asked() -> No
     async with started(first):
         second = Seen("b", [first.mesh.address], silence=0.3)
         async with started(second):
-            await until(lambda: second.refused)
+            await soon(lambda: second.refused)
             assert not first.refused
 
 
@@ -132,13 +133,13 @@ async def test_a_record_of_a_third_node_is_hearsay() -> None:
     async with started(a):
         b = Seen("b", [a.mesh.address])
         async with started(b):
-            await until(lambda: a.sees == b.sees == ["a", "b"])
+            await soon(lambda: a.sees == b.sees == ["a", "b"])
             ghost = NodeRecord(node_id="ghost", boot="0", version=1, address="127.0.0.1:1")
             forged = NodeRecord(node_id="a", boot=a.mesh.boot, version=99, room=5)
             other = NodeRecord(node_id="b", boot="another", version=99, room=5)
             b.mesh.send("a", Kind.STATE, state_of([ghost, forged, other]))
             b.mesh.send("a", Kind.END, b"after it")
-            await until(lambda: a.frames)
+            await soon(lambda: a.frames)
             assert a.sees == ["a", "b"]
             assert a.record("a").room == a.record("b").room == 0
             assert a.mesh.counters[BAD_RECORD] == 1
@@ -151,10 +152,10 @@ async def test_a_lost_node_is_dialed_again(monkeypatch: pytest.MonkeyPatch) -> N
     async with started(a):
         b = Seen("b", [a.mesh.address])
         async with started(b):
-            await until(lambda: a.sees == b.sees == ["a", "b"])
+            await soon(lambda: a.sees == b.sees == ["a", "b"])
             a.cut("b")
-            await until(lambda: a.lost and b.lost)
-            await until(lambda: a.sees == b.sees == ["a", "b"])
+            await soon(lambda: a.lost and b.lost)
+            await soon(lambda: a.sees == b.sees == ["a", "b"])
             assert [n for n, _ in a.lost] == ["b"]
             assert [n for n, _ in b.lost] == ["a"]
 
@@ -187,17 +188,17 @@ async def test_what_others_tell_of_places_that_are_none_disturbs_nothing() -> No
     async with started(a):
         b = Seen("b", [a.mesh.address])
         async with started(b):
-            await until(lambda: a.sees == b.sees == ["a", "b"])
+            await soon(lambda: a.sees == b.sees == ["a", "b"])
             nowhere = ("nowhere", "x:99999", "[::1:5", "é" * 80 + ":1", "127.0.0.1:1")
             ghosts = [
                 NodeRecord(node_id=f"z{n}", boot="0", address=address)
                 for n, address in enumerate(nowhere)
             ]
             b.mesh.send("a", Kind.STATE, state_of(ghosts))
-            await until(lambda: len(a.mesh.unreached) == len(nowhere))
+            await soon(lambda: len(a.mesh.unreached) == len(nowhere))
             c = Seen("c", [b.mesh.address])
             async with started(c):
-                await until(lambda: a.sees == b.sees == c.sees == ["a", "b", "c"])
+                await soon(lambda: a.sees == b.sees == c.sees == ["a", "b", "c"])
 
 
 @run_async

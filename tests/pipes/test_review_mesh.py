@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.pipes.meshes import Seen, started, until
+from tests.pipes.meshes import Seen, started
 from tests.pipes.test_mesh_assigning import LAYERS, Holder
+from tests.support.waiting import soon
 
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.config import LayerRange
@@ -17,13 +18,13 @@ async def test_a_record_of_megabytes_keeps_nobody_from_joining() -> None:
     async with started(a):
         liar.mesh._seeds = (a.mesh.address,)
         async with started(liar):
-            await until(lambda: "liar" in a.sees)
+            await soon(lambda: "liar" in a.sees)
             # It fits into a frame, and with another record it does not.
             liar.mesh.publish(NodeRecord(node_id="liar", unfit="x" * ((16 << 20) - 700)))
-            await until(lambda: a.mesh.counters[BAD_RECORD] or len(a.record("liar").unfit))
+            await soon(lambda: a.mesh.counters[BAD_RECORD] or len(a.record("liar").unfit))
             late = Seen("z", [a.mesh.address])
             async with started(late):
-                await until(lambda: {"a", "z"} <= {*late.sees} & {*a.sees})
+                await soon(lambda: {"a", "z"} <= {*late.sees} & {*a.sees})
                 assert a.mesh.counters[BAD_RECORD] >= 1
 
 
@@ -36,10 +37,10 @@ async def test_a_node_that_tells_of_a_huge_generation_stops_no_word_to_the_other
         liar.mesh._seeds = (o.mesh.address,)
         async with started(liar):
             liar.mesh.publish(NodeRecord(node_id="y", model="m", generation=(1 << 32) - 1))
-            await until(lambda: "y" in o.sees and o.record("y").generation)
+            await soon(lambda: "y" in o.sees and o.record("y").generation)
             async with started(node):
                 node.publish()
-                await until(lambda: node.held)
+                await soon(lambda: node.held)
                 assert node.held == [LayerRange(0, LAYERS)]
                 assert not node.lost
 
@@ -50,8 +51,8 @@ async def test_a_connection_that_only_the_other_side_knew_for_dead_is_told_as_br
     async with started(a):
         b.mesh._seeds = (a.mesh.address,)
         async with started(b):
-            await until(lambda: a.sees == b.sees == ["a", "b"])
-            await until(lambda: a.mesh.rtt("b") and b.mesh.rtt("a"))
+            await soon(lambda: a.sees == b.sees == ["a", "b"])
+            await soon(lambda: a.mesh.rtt("b") and b.mesh.rtt("a"))
             old = b.mesh._membership.peers.get("a")
             assert old is not None
             assert old.outgoing  # the larger id has dialed, for the other was its seed
@@ -61,7 +62,7 @@ async def test_a_connection_that_only_the_other_side_knew_for_dead_is_told_as_br
             # As after a cut that one side found out sooner: nothing of the end comes through.
             gone._transport = None
             gone._end("silent for 1.0 s")
-            await until(lambda: b.mesh._membership.peers.get("a") is not old)
-            await until(lambda: b.back == ["a"] or b.lost)
+            await soon(lambda: b.mesh._membership.peers.get("a") is not old)
+            await soon(lambda: b.back == ["a"] or b.lost)
             assert b.back == ["a"]
             assert a.lost

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import eventually
 
 from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import Status
@@ -31,13 +32,6 @@ GREEDY = Sampling(temperature=0)
 LONG = "Tell me a very long story about the sea."
 """With enough tokens it runs until somebody ends it."""
 _counter = count(1)
-
-
-def eventually(is_so: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
-    until = time.monotonic() + patience
-    while not is_so():
-        assert time.monotonic() < until, f"not within {patience:g} s: {what}"
-        time.sleep(0.005)
 
 
 class Spool:

@@ -22,12 +22,12 @@ from tests.spool.spool_server import (
     PATIENCE,
     PENSTOCK,
     Spool,
-    eventually,
     needs_mounts,
     new_id,
     served,
     spool_command,
 )
+from tests.support.waiting import eventually
 
 from penstock.core.errors import InvalidRequest, Misconfigured, StoreFull, TooLarge
 from penstock.lifecycles.spool import Status

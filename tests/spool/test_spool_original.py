@@ -17,7 +17,8 @@ from threading import Thread
 
 import pytest
 from tests.spool import original
-from tests.spool.spool_server import LONG, Spool, eventually, served, spool_command
+from tests.spool.spool_server import LONG, Spool, served, spool_command
+from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import SPOOL, Status
 from penstock.testing.clock import VirtualClock

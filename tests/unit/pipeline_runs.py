@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -126,13 +126,6 @@ async def turns(count: int = 50) -> None:
     """Let everything that can go on go on."""
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what a thread or another process does."""
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 - it can't set an event of this loop
-            await asyncio.sleep(0.001)
 
 
 async def within(seconds: float, work: Awaitable[Any]) -> Any:

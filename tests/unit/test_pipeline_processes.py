@@ -6,8 +6,9 @@ import asyncio
 import os
 
 import pytest
+from tests.support.waiting import soon
 from tests.unit import pipeline_processes as stages
-from tests.unit.pipeline_runs import Place, stage_of, turns, until, within
+from tests.unit.pipeline_runs import Place, stage_of, turns, within
 
 from penstock.core.stages import ErrorClass, ItemOutcome
 from penstock.lifecycles.pipeline import PipelineJobStatus
@@ -74,7 +75,7 @@ async def test_a_cancel_kills_processes_that_do_not_listen_and_leaves_none() -> 
     await place.create(stages.sleepy)
     orchestrator = await place.claimed(stages.sleepy)
     running = asyncio.ensure_future(orchestrator.run())
-    await until(lambda: sum("pid" in line for _, line in place.ear.logs) == 2)
+    await soon(lambda: sum("pid" in line for _, line in place.ear.logs) == 2)
     orchestrator.stop(Stop.CANCEL, "enough")
     ended = await within(20, running)
     assert ended.status is _S.CANCELLED

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
+from tests.support.waiting import soon
 from tests.unit.pipeline_jobs import on_virtual_time
-from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses, turns, until, within
+from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses, turns, within
 
 from penstock.core.signals import Cancelled, Retry
 from penstock.core.stages import (
@@ -205,7 +206,7 @@ async def test_threads_are_told_and_waited_for() -> None:
 
     place = Place()
     orchestrator, running = await _begun(place, one)
-    await until(begun.is_set)
+    await soon(begun.is_set)
     orchestrator.stop(Stop.CANCEL, "enough")
     ended = await within(10, running)
     assert ended.status is _S.CANCELLED
@@ -230,7 +231,7 @@ async def test_a_thread_that_does_not_stop_is_abandoned_and_the_record_says_whic
 
     place = Place()
     orchestrator, running = await _begun(place, one)
-    await until(begun.is_set)
+    await soon(begun.is_set)
     orchestrator.stop(Stop.CANCEL, "enough")
     ended = await within(10, running)
     assert ended.status is _S.CANCELLED

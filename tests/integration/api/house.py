@@ -148,13 +148,6 @@ class House:
         return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Let others work until something is so."""
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (what is looked at tells nobody)
-            await asyncio.sleep(0.001)
-
-
 def an_app() -> App:
     app = App()
 

@@ -9,8 +9,8 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.integration.api.house import until
 from tests.integration.api.run_house import T0, RunHouse, a_run, run_house
+from tests.support.waiting import soon
 
 from penstock.adapters.http.desk import HttpDesk
 from penstock.adapters.http.sse import Event, EventParser
@@ -509,7 +509,7 @@ async def test_a_slow_reader_holds_up_nobody_and_nothing_is_kept_for_it() -> Non
             reading = asyncio.create_task(kinds_of(events))
             for _ in range(30):
                 await one.save("r1", news)
-            await until(lambda: one.server.streams == 1)  # the lazy one was cut off
+            await soon(lambda: one.server.streams == 1)  # the lazy one was cut off
             await one.finish()
             assert len(await reading) == 3004
         # Of 30 MB, the lazy one was given what the sockets took, and no more was drawn for it.

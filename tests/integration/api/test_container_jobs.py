@@ -15,7 +15,7 @@ from tests.integration.api.container_house import (
     a_job,
     container_house,
 )
-from tests.integration.api.house import until
+from tests.support.waiting import soon
 
 from penstock.api.container.strictness import ENDS, REFUSALS
 from penstock.api.container.views import moment
@@ -193,7 +193,7 @@ async def test_the_same_idempotency_key_is_the_same_job() -> None:
 async def test_a_submission_that_waits_is_answered_with_the_finished_record() -> None:
     async with container_house() as house:
         asked = asyncio.create_task(house.call("POST", "/jobs?wait=60", a_job()))
-        await until(lambda: house.desk.waiters)
+        await soon(lambda: house.desk.waiters)
         house.desk.start("job-1")
         house.desk.write("job-1", "stdout", b"hello\n")
         house.desk.end("job-1")
@@ -207,7 +207,7 @@ async def test_a_submission_that_can_not_wait_is_accepted_all_the_same() -> None
     async with container_house(limits={"max_waiting": 1}) as house:
         await house.submit("first")
         waiting = asyncio.create_task(house.call("GET", "/jobs/first?wait=60"))
-        await until(lambda: house.desk.waiters)
+        await soon(lambda: house.desk.waiters)
         answer = await house.call("POST", "/jobs?wait=60", a_job())
         assert (answer.status, answer.json["accepted"]) == (202, True)
         assert (await house.call("GET", "/jobs/first?wait=60")).status == 429
@@ -399,7 +399,7 @@ async def test_a_wait_ends_with_the_job_or_with_its_time() -> None:
         early = await house.call("GET", "/jobs/job-1?wait=0.01")
         assert (early.status, early.json["state"]) == (200, "queued")
         asked = asyncio.create_task(house.call("GET", "/jobs/job-1?wait=1000"))
-        await until(lambda: house.desk.waiters)
+        await soon(lambda: house.desk.waiters)
         house.desk.start("job-1")
         house.desk.end("job-1")
         assert (await asked).json["state"] == "finished"
@@ -413,9 +413,9 @@ async def test_a_wait_is_broken_off_when_the_client_leaves() -> None:
         for path in ("/jobs/job-1?wait=100", "/jobs/job-1/logs?wait=100"):
             _, writer = await house.connect()
             writer.write(house.head("GET", path))
-            await until(lambda: house.desk.waiters)
+            await soon(lambda: house.desk.waiters)
             writer.close()
-            await until(lambda: not house.desk.waiters)
+            await soon(lambda: not house.desk.waiters)
         assert house.server.waiting == 0
 
 
@@ -470,7 +470,7 @@ async def test_a_delete_that_waits_is_answered_when_the_container_is_gone() -> N
         early = await house.call("DELETE", "/jobs/job-1?wait=0.01")
         assert (early.status, early.json["state"]) == (202, "running")
         asked = asyncio.create_task(house.call("DELETE", "/jobs/job-1?wait=60"))
-        await until(lambda: house.desk.waiters)
+        await soon(lambda: house.desk.waiters)
         house.desk.end("job-1", None, JobError(Code.CANCELLED, "cancelled"))
         answer = await asked
         assert (answer.status, answer.json["state"]) == (200, "failed")

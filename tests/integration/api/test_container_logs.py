@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.integration.api.container_house import ContainerHouse, MemoryDesk, container_house
-from tests.integration.api.house import until
+from tests.support.waiting import soon
 
 from penstock.core.containers import Code, JobError
 from penstock.testing.aio import run_async
@@ -106,7 +106,7 @@ async def test_half_a_character_waits_for_its_rest_and_is_told_at_the_end() -> N
         held = await _get(house, "?stream=stdout&offset=1")
         assert (held["text"], held["next"], held["end"]) == ("", 1, False)
         asked = asyncio.create_task(_get(house, "?stream=stdout&offset=1&wait=60"))
-        await until(lambda: house.desk.waiters)
+        await soon(lambda: house.desk.waiters)
         assert not asked.done()  # half a character is nothing to answer with
         house.desk.write("job", "stdout", EURO[2:])
         told = await asked
@@ -145,13 +145,13 @@ async def test_a_wait_is_answered_by_the_next_byte_the_end_or_the_time() -> None
             offset = len(house.desk.runs["job"].written["stdout"])  # type: ignore[index]
             place = f"&offset={offset}" if "stream" in query else f"&stdout_offset={offset}"
             asked = asyncio.create_task(_get(house, query + place))
-            await until(lambda: house.desk.waiters)
+            await soon(lambda: house.desk.waiters)
             house.desk.write("job", "stdout", b"x")
             told = await asked
             assert (told if "stream" in query else told["stdout"])["text"] == "x"
         asked = asyncio.create_task(_get(house, "?stream=stderr&wait=60"))
         both = asyncio.create_task(_get(house, "?stdout_offset=2&wait=60"))
-        await until(lambda: house.desk.waiters == 3)
+        await soon(lambda: house.desk.waiters == 3)
         house.desk.end("job")
         assert (await asked)["end"] is True
         assert (await both)["end"] is True
@@ -163,10 +163,10 @@ async def test_a_stream_that_is_over_does_not_end_the_wait_for_the_other() -> No
     desk = running()
     async with container_house(desk) as house:
         asked = asyncio.create_task(_get(house, "?wait=60"))
-        await until(lambda: desk.waiters == 2)
+        await soon(lambda: desk.waiters == 2)
         desk.write("job", "stderr", b"x")
         assert (await asked)["stderr"]["text"] == "x"
-        await until(lambda: not desk.waiters)
+        await soon(lambda: not desk.waiters)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ async def test_output_is_told_as_it_comes_until_the_end() -> None:
         kind, told = await events.next() or ("", {})
         assert (kind, told["text"], events.id) == ("stderr", "€", "7-3")
         house.desk.close("job")  # the streams are over, the record is not
-        await until(lambda: house.desk.waiters == 1)
+        await soon(lambda: house.desk.waiters == 1)
         house.desk.end("job", 3, JobError(Code.NON_ZERO_EXIT, "exit code 3"))
         assert await events.next() == (
             "end",
@@ -288,7 +288,7 @@ async def test_output_is_told_as_it_comes_until_the_end() -> None:
         )
         assert events.id == "7-3-end"
         assert await events.next() is None
-        await until(lambda: not house.server.streams)
+        await soon(lambda: not house.server.streams)
 
 
 @run_async
@@ -360,19 +360,19 @@ async def test_readers_that_leave_or_take_nothing_are_dropped_and_hold_up_nobody
     async with container_house(running(kept=64 << 20), limits=limits) as house:
         _, leaving = await house.connect()
         leaving.write(house.head("GET", "/jobs/job/logs?follow=sse"))
-        await until(lambda: house.server.streams == 1)
+        await soon(lambda: house.server.streams == 1)
         stalled_reader, stalled = await house.connect()
         stalled_reader._transport.pause_reading()  # type: ignore[attr-defined]
         stalled.write(house.head("GET", "/jobs/job/logs?follow=sse"))
-        await until(lambda: house.server.streams == 2)
+        await soon(lambda: house.server.streams == 2)
         full = await house.call("GET", "/jobs/job/logs?follow=sse")
         assert (full.status, full.json["error"]["code"]) == (429, "TOO_MANY")
         leaving.close()
-        await until(lambda: house.server.streams == 1)
+        await soon(lambda: house.server.streams == 1)
         house.desk.write("job", "stdout", b"x" * (16 << 20))
         assert (await house.call("GET", "/jobs/job")).status == 200
-        await until(lambda: house.server.streams == 0)
-        await until(lambda: not house.desk.waiters)
+        await soon(lambda: house.server.streams == 0)
+        await soon(lambda: not house.desk.waiters)
 
 
 @run_async
@@ -380,7 +380,7 @@ async def test_a_closing_server_ends_its_streams() -> None:
     async with container_house(running()) as house:
         events = await _follow(house)
         waiting = asyncio.create_task(house.call("GET", "/jobs/job?wait=60"))
-        await until(lambda: house.desk.waiters == 3)
+        await soon(lambda: house.desk.waiters == 3)
         await house.server.close()
         assert await events.next() is None
         answer = await waiting

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from tests.integration.api.container_house import MemoryDesk, container_house
-from tests.integration.api.house import until
+from tests.support.waiting import soon
 
 from penstock.testing.aio import run_async
 
@@ -83,9 +83,9 @@ async def test_every_file_that_was_opened_is_closed() -> None:
         _, writer = await house.connect()
         writer.write(house.head("GET", path))
         opened = house.desk.runs["job"].opened
-        await until(lambda: len(opened) == 5)
+        await soon(lambda: len(opened) == 5)
         writer.transport.abort()
-        await until(lambda: all(file.closed for file in opened))
+        await soon(lambda: all(file.closed for file in opened))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from pathlib import Path
 from time import monotonic
 
 import pytest
-from tests.integration.api.house import House, house, until
+from tests.integration.api.house import House, house
+from tests.support.waiting import soon
 
 from penstock.api.health import Health
 from penstock.api.operation import PUBLIC
@@ -299,7 +300,7 @@ async def test_closing_ends_streams_cleanly_and_waits_with_503(tmp_path: Path) -
         reader, writer = await _stream(one, "/v1/events")
         job = await one.submit("job.text.slow")
         waiting = asyncio.create_task(one.call("GET", f"/v1/jobs/{job['job_id']}/wait?timeout=60"))
-        await until(lambda: one.server.waiting)
+        await soon(lambda: one.server.waiting)
         await one.server.close()
         assert (await asyncio.wait_for(reader.read(-1), 10)).endswith(b"0\r\n\r\n")
         writer.close()
@@ -315,9 +316,9 @@ async def test_who_stops_waiting_is_not_waited_for(tmp_path: Path) -> None:
         job = await one.submit("job.text.slow")
         _, writer = await one.connect()
         writer.write(one.head("GET", f"/v1/jobs/{job['job_id']}/wait?timeout=60"))
-        await until(lambda: one.server.waiting)
+        await soon(lambda: one.server.waiting)
         writer.close()
-        await until(lambda: not one.server.waiting)
+        await soon(lambda: not one.server.waiting)
 
 
 @run_async
