@@ -7,23 +7,32 @@ BIN    := .venv/bin
 MODEL  := .models/SmolLM2-135M-Instruct.gguf
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test engines model lint format types unit coverage bench clean
+.PHONY: help demo test test-all fresh engines model lint format types unit unit-all coverage bench clean
+
+# Tiers by folder. These need no root, no container engine and no language model; all other
+# folders of tests/ belong to `make test-all`.
+QUICK := $(addprefix tests/,unit properties conformance integration simulation acceptance docs)
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/.installed-demo ## run all kinds of jobs, also through HTTP, and show each one's way
 	-@test -e $(MODEL) || $(BIN)/penstock models pull smollm2 --models-dir $(dir $(MODEL))
 	$(BIN)/python examples/demo.py
 
-test: engines model lint types unit ## all checks: lint, types, layers, every test
+test: lint types unit ## the quick checks: lint, types, layers, quick tests (no root, no engines)
+
+test-all: lint types unit-all ## every check and every test (Debian, as root: installs container engines)
+
+fresh: ## as root on Debian: README's commands in an empty Debian; COMMANDS="..." for others
+	@tools/fresh.sh $(COMMANDS)
 
 engines: ## install the container engines that tests start (Debian, as root; else they are skipped)
 	@sh tests/containers/install.sh
 
-model: $(MODEL) ## fetch the small language model that tests ask (94 MB, once)
+model: $(MODEL) ## fetch the small language model that tests use (94 MB, once)
 
-$(MODEL): | .venv/.installed-test
+$(MODEL): | .venv/.installed
 	$(BIN)/penstock models pull smollm2 --models-dir $(@D)
 
 lint: .venv/.installed-test ## style, format and layers
@@ -38,10 +47,13 @@ format: .venv/.installed-test ## mend what lint can mend
 types: .venv/.installed-test ## mypy, strict
 	$(BIN)/mypy
 
-unit: .venv/.installed-test ## the tests alone, chaos included; ARGS="-k name" narrows them
-	$(BIN)/pytest -n $(JOBS) $(ARGS)
+unit: .venv/.installed-test ## the quick tests alone; ARGS="-k name" narrows them
+	$(BIN)/pytest -n $(JOBS) --durations=25 $(QUICK) $(ARGS)
 
-coverage: .venv/.installed-test ## the tests, and which lines they reach
+unit-all: .venv/.installed-test-all engines model ## all tests alone
+	$(BIN)/pytest -n $(JOBS) --durations=25 $(ARGS)
+
+coverage: .venv/.installed-test-all ## the tests, and which lines they reach
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest $(ARGS)
 	$(BIN)/coverage combine -q

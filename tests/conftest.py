@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -20,6 +21,10 @@ settings.register_profile(
     "penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("penstock")
+
+# A shell that starts the suite in the background ignores SIGINT, and every child would inherit
+# that. Tests send SIGINT to processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 T = TypeVar("T")
 

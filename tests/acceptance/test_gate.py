@@ -382,9 +382,6 @@ def test_rules_change_under_way_a_broken_file_does_not_and_an_old_yes_counts_no_
 
 
 # -- killed engines ---------------------------------------------------------------
-
-
-@pytest.mark.chaos
 def test_parked_jobs_and_their_votes_and_a_paused_pool_outlive_a_killed_engine(
     tmp_path: Path,
 ) -> None:
@@ -407,7 +404,6 @@ def test_parked_jobs_and_their_votes_and_a_paused_pool_outlive_a_killed_engine(
         assert ada.end(job_id)["state"] == "SUCCEEDED"
 
 
-@pytest.mark.chaos
 def test_limits_hold_over_a_killed_engine(tmp_path: Path) -> None:
     with house(tmp_path, RULES, olga="submit operate") as made:
         olga, gate = made["olga"], made.gate("open")
@@ -435,7 +431,6 @@ def began(house: House, ids: list[str], attempt: int) -> int:
     return sum(house.began(job_id, attempt) for job_id in ids)
 
 
-@pytest.mark.chaos
 def test_a_schedule_outlives_a_killed_engine_and_fires_no_time_twice(tmp_path: Path) -> None:
     with house(tmp_path, RULES, olga="submit operate") as made:
         olga = made["olga"]

@@ -153,9 +153,6 @@ def test_a_stream_of_submissions_is_answered_line_by_line(shared: House) -> None
 
 
 # -- what a killed engine leaves --------------------------------------------------
-
-
-@pytest.mark.chaos
 def test_events_are_resumed_over_a_killed_engine_without_gap_or_repeat(tmp_path: Path) -> None:
     with house(tmp_path, RULES, ada="submit") as made:
         ada, gate = made["ada"], made.gate("open")
@@ -172,7 +169,6 @@ def test_events_are_resumed_over_a_killed_engine_without_gap_or_repeat(tmp_path:
         assert places == sorted(set(places))
 
 
-@pytest.mark.chaos
 def test_a_request_sent_again_to_the_next_engine_is_the_same_job(tmp_path: Path) -> None:
     with house(tmp_path, RULES, ada="submit", eve="submit @eve") as made:
         ada, key = made["ada"], {"Idempotency-Key": "order-17"}
@@ -190,7 +186,6 @@ def test_a_request_sent_again_to_the_next_engine_is_the_same_job(tmp_path: Path)
         assert theirs["job_id"] != first["job_id"]
 
 
-@pytest.mark.chaos
 def test_a_client_that_waits_outlives_the_engine_it_waits_for(tmp_path: Path) -> None:
     with house(tmp_path, RULES, ada="submit") as made:
         gate, results = made.gate("open"), []

@@ -85,7 +85,6 @@ def over_http(tmp_path_factory):
     return done.stdout, page.read_text(), json.loads(figures.read_text())
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_over_http_it_prints_every_table_and_renews_a_page(over_http):
     printed, page, _ = over_http
@@ -95,7 +94,6 @@ def test_over_http_it_prints_every_table_and_renews_a_page(over_http):
     assert page == PAGE.replace("old", f"\n{printed}")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_over_http_it_finds_out_every_figure(over_http):
     _, _, figures = over_http
@@ -122,7 +120,6 @@ def test_its_name_does_not_hide_the_standard_library():
     assert Path(json_folder).parent == Path(http_parent)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path):
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
@@ -141,7 +138,6 @@ def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path
     assert "| durable items/s, 5 at once: 3,000" in page.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_container_benchmark_measures_the_bare_runtime_and_ours_and_judges_them(tmp_path):
     needs_runtime("runc")
@@ -162,7 +158,6 @@ def test_the_container_benchmark_measures_the_bare_runtime_and_ours_and_judges_t
     assert "| runc: start to exit at most 1.15 times its own command" in page.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_the_spool_benchmark_measures_llama_cpp_and_ours_and_judges_them(tmp_path, model_file):
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
@@ -186,7 +181,6 @@ def test_the_spool_benchmark_measures_llama_cpp_and_ours_and_judges_them(tmp_pat
     assert "| submit to RUNNING, p50 under 10 ms" in page.read_text()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_benchmark_of_split_models_measures_one_two_and_three_nodes_beside_generate(
     tmp_path, model_file

@@ -20,8 +20,6 @@ from penstock.testing.engines import IMAGE
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
 
-pytestmark = pytest.mark.chaos
-
 KILLS = 200
 BATCH = 20
 _WRAPPER = """#!/bin/sh

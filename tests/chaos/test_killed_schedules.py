@@ -47,7 +47,6 @@ def finish(c: Cluster, schedule: str) -> list[Job]:
     return jobs_of(c, schedule)
 
 
-@pytest.mark.chaos
 def test_an_engine_killed_around_its_firings_fires_each_time_once(tmp_path: Path) -> None:
     with cluster(tmp_path, PENSTOCK_HTTP="127.0.0.1:0") as c:
         engine = c.up("--app", "jobs:app")
@@ -70,7 +69,6 @@ def test_an_engine_killed_around_its_firings_fires_each_time_once(tmp_path: Path
         c.check_history()
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("point", ["before-commit", "after-commit"])
 def test_an_engine_killed_between_submitting_and_remembering_fires_each_time_once(
     tmp_path: Path, point: str

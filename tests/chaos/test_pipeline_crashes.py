@@ -30,7 +30,6 @@ from penstock.core.stages import PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.pipelines import CancelAnswer
 
-pytestmark = pytest.mark.chaos
 AT_ONCE = 6
 """Folders that are hurt side by side."""
 

@@ -14,8 +14,6 @@ from tests.support.waiting import eventually
 
 import penstock
 
-pytestmark = pytest.mark.chaos
-
 
 def calls(c: Cluster) -> list[str]:
     file = c.folder / "calls"

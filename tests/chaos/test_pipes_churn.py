@@ -16,7 +16,7 @@ from tests.pipes.networks import SmallModel, ranges
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.config import LayerRange
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 FIRST, MIDDLE, LAST = ranges(0, 2, 4, 6)
 HELD = {"a": FIRST, "b": MIDDLE, "c": MIDDLE, "d": LAST, "e": LAST}

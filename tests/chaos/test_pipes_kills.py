@@ -12,7 +12,7 @@ from tests.pipes.networks import PROMPT, SmallModel, ranges
 
 from penstock.testing.aio import run_async
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 
 FIRST, MIDDLE, LAST = ranges(0, 2, 4, 6)
 LONG = 120

@@ -20,7 +20,6 @@ from penstock.workloads.spool.meta import Meta
 from penstock.workloads.spool.work import Work
 from penstock.workloads.spool.workspace import Workspace
 
-pytestmark = pytest.mark.chaos
 _NOBODY = 65534
 
 

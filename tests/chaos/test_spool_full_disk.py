@@ -20,8 +20,6 @@ from penstock.workloads.spool.serving.server import Server
 from penstock.workloads.spool.work import Work
 from penstock.workloads.spool.workspace import Workspace
 
-pytestmark = pytest.mark.chaos
-
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:

@@ -27,8 +27,6 @@ from penstock.workloads.spool.submission import Submission
 from penstock.workloads.spool.work import Work
 from penstock.workloads.spool.workspace import Workspace
 
-pytestmark = pytest.mark.chaos
-
 
 class Observer:
     """Sees every result when it appears, and that it stays as it is."""
@@ -91,7 +89,6 @@ def check_all_done(workspace: Workspace, prompts: dict[str, str]) -> None:
         assert names == {"prompt.txt", "meta.json", RESULT}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_kill_9_loop_over_1000_jobs_loses_none_and_gives_each_one_whole_result(
     tmp_path: Path,
@@ -107,7 +104,6 @@ def test_a_kill_9_loop_over_1000_jobs_loses_none_and_gives_each_one_whole_result
         assert (workspace.of(Status.DONE, job_id) / RESULT).read_text() == prompt.upper()
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_kill_9_loop_over_a_real_model_loses_no_job(tmp_path: Path, model_file: Path) -> None:
     options = SpoolOptions(max_tokens=2, sampling=Sampling(temperature=0))

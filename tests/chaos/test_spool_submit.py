@@ -23,8 +23,6 @@ from penstock.workloads.spool.submission import Submission
 from penstock.workloads.spool.work import Work
 from penstock.workloads.spool.workspace import Workspace
 
-pytestmark = pytest.mark.chaos
-
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(1000)
 PROMPT = "tell me " * 1000
 OPTIONS = SpoolOptions(sampling=Sampling(seed=1))

@@ -113,7 +113,6 @@ def test_output_that_is_no_text_is_told_in_text_and_kept_in_bytes(
     assert base64.b64decode(page["base64"]) == data
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_gigabyte_of_output_costs_no_memory(served: Served, mark: str) -> None:
     before = served.peak_memory()

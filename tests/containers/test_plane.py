@@ -291,9 +291,6 @@ def test_ctrl_c_ends_the_container(data: Path) -> None:
 
 
 # -- a worker that dies -------------------------------------------------------------------
-
-
-@pytest.mark.chaos
 def test_what_a_killed_worker_left_is_removed_by_the_next(data: Path) -> None:
     mark = f"5{secrets.randbelow(10**9):09}"
     engine = subprocess.Popen(

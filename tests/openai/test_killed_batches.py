@@ -128,7 +128,6 @@ def check_answers(client: OpenAI, batch: Batch, count: int, *, of_all: bool = Tr
     assert not of_all or [file.id for file in outputs] == [batch.output_file_id]
 
 
-@pytest.mark.chaos
 def test_a_batch_of_2000_lines_is_finished_over_two_kills(tmp_path: Path) -> None:
     with mortal(tmp_path) as engine:
         client = engine.start()
@@ -159,7 +158,6 @@ STRIKES = {
 }
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("when", list(STRIKES))
 def test_killed_at_any_step_a_batch_is_told_whole_by_the_next_engine(
     tmp_path: Path, when: str

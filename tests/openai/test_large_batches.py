@@ -6,7 +6,6 @@ import io
 import json
 from pathlib import Path
 
-import pytest
 from tests.openai.test_killed_batches import check_answers, finished, mortal, started
 
 
@@ -17,7 +16,6 @@ def peak(pid: int) -> int:
     return int(line.split()[1]) // 1024
 
 
-@pytest.mark.slow
 def test_an_upload_takes_no_memory_to_speak_of(tmp_path: Path) -> None:
     with mortal(tmp_path) as engine:
         client = engine.start()
@@ -30,7 +28,6 @@ def test_an_upload_takes_no_memory_to_speak_of(tmp_path: Path) -> None:
         assert peak(engine.pid) - before < 40
 
 
-@pytest.mark.slow
 def test_ten_thousand_lines_take_no_more_memory_than_those_under_way(tmp_path: Path) -> None:
     with mortal(tmp_path) as engine:
         client = engine.start(delay=0.0, batch_jobs=1000)

@@ -112,7 +112,6 @@ def stopped_at_once(process: subprocess.Popen[str]) -> None:
     assert "stopped at once" in process.communicate(timeout=30)[0]
 
 
-@pytest.mark.chaos
 @pytest.mark.parametrize("end", [killed, stopped_at_once])
 @run_async
 async def test_a_job_whose_engine_ends_in_mid_answer_is_answered_by_the_next_on_its_folder(

@@ -17,7 +17,6 @@ from penstock.workloads.pipes.net.states import BAD_RECORD, state_of
 from penstock.workloads.pipes.wire.kinds import Kind
 
 
-@pytest.mark.chaos
 @run_async
 async def test_a_node_that_is_killed_vanishes_everywhere_and_is_reported_once() -> None:
     a = Seen("a", silence=30)
@@ -36,7 +35,6 @@ async def test_a_node_that_is_killed_vanishes_everywhere_and_is_reported_once() 
             assert not a.mesh.send("c", Kind.END, b"")
 
 
-@pytest.mark.chaos
 @run_async
 async def test_a_node_that_stands_still_is_found_by_its_silence_and_may_come_back() -> None:
     a = Seen("a", silence=0.5)
@@ -51,7 +49,6 @@ async def test_a_node_that_stands_still_is_found_by_its_silence_and_may_come_bac
         assert len(a.lost) == 1
 
 
-@pytest.mark.chaos
 @run_async
 async def test_a_node_that_is_started_anew_takes_the_place_of_the_old_one() -> None:
     a = Seen("a", silence=30)

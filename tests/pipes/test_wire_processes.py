@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
 from tests.pipes.unit.wire.ends import Noted
 
 from penstock.testing.aio import run_async
@@ -59,7 +58,6 @@ async def dialed(address: str, noted: Noted, counters: Counters) -> AsyncIterato
         await connection.wait_closed()
 
 
-@pytest.mark.chaos
 @run_async
 async def test_a_stopped_peer_is_found_by_the_deadline_and_may_come_back() -> None:
     noted, counters = Noted(), Counters()
@@ -81,7 +79,6 @@ async def test_a_stopped_peer_is_found_by_the_deadline_and_may_come_back() -> No
             assert (await noted.frames.get())[1] == b"again"
 
 
-@pytest.mark.chaos
 @run_async
 async def test_a_killed_peer_is_lost_at_once() -> None:
     noted, counters = Noted(), Counters()

@@ -400,7 +400,6 @@ def many_files(wanted: int) -> Iterator[int]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.slow
 @run_async
 async def test_ten_thousand_streams_are_attempted_and_the_engine_goes_on(tmp_path: Path) -> None:
     with many_files(21_000) as files:
