@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.api.house import House, house, until
+from tests.integration.api.house import House, house
+from tests.support.waiting import soon
 
 from penstock.core.caller import KeyRole
 from penstock.testing.aio import run_async
@@ -365,7 +366,7 @@ async def test_one_key_leaves_streams_and_waits_to_the_others(kind: str, tmp_pat
         for _, writer in taken:
             writer.write(one.head("GET", path, token=mine))
         answers = [asyncio.create_task(reader.readline()) for reader, _ in taken]
-        await until(lambda: sum(it.done() and b" 429 " in it.result() for it in answers) >= 12)
+        await soon(lambda: sum(it.done() and b" 429 " in it.result() for it in answers) >= 12)
         answer = await one.call("GET", f"/v1/jobs/{job['job_id']}/wait?timeout=0.01")
         assert answer.status == 202
         said, writer = await open_stream(one)
