@@ -310,7 +310,7 @@ def nursery(path: str) -> None:
         listener.listen(64)
         print("ready", flush=True)
         while True:
-            readable, _, _ = select.select([listener, 0], [], [])
+            readable, _, _ = select.select([listener.fileno(), 0], [], [])
             if 0 in readable:
                 return
             connection, _ = listener.accept()

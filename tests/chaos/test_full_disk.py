@@ -29,8 +29,8 @@ def test_a_full_disk_refuses_new_jobs_keeps_the_old_and_recovers(
             running = ps.submit("job.chaos.once", {"gate": str(gate)})
             eventually(lambda: c.began(running.job_id), "a job runs")
             acknowledged: list[str] = []
-            words = ("submit", "job.chaos.quick", "--input", '{"n": 1}', "--delay", "3600")
-            words += ("--label", "note=" + "x" * 4000)
+            job = ("job.chaos.quick", "--input", '{"n": 1}', "--delay", "3600")
+            words = ("submit", *job, "--label", "note=" + "x" * 4000)
             filler.write_bytes(bytes(_free(small_disk) - 200_000))
             while True:
                 done = c.run(*words)

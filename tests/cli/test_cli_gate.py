@@ -202,9 +202,7 @@ def test_a_limit_holds_jobs_back_and_says_so(gated: Penstock) -> None:
     assert gated.out("limit", "put", "one", *args) == "one: 1 at once, 1 waiting"
     first, gate = gated.held("limited")
     second = gated.submit("job.wait.file", {"path": str(gate)})
-    assert "limit one" in eventually(
-        lambda: "limit one" in (now := gated.json("show", second)["why"]) and now
-    )
+    eventually(lambda: "limit one" in gated.json("show", second)["why"])
     refusal = gated.err("submit", "job.wait.file", "--input", f'{{"path": "{gate}"}}', code=11)
     assert "one" in refusal
     (view,) = gated.json("limit", "list")
@@ -272,7 +270,8 @@ def test_dead_jobs_are_listed_and_retried_together(gated: Penstock) -> None:
     assert "say --yes" in gated.err("dead", "retry", *label, code=2)
     assert "conditions, or --all" in gated.err("dead", "retry", "--yes", code=2)
     assert gated.out("dead", "retry", *label, "--yes") == "retried 3 of 3 jobs"
-    again = eventually(lambda: len(found := gated.json("dead", *label)) == 3 and found)
+    eventually(lambda: len(gated.json("dead", *label)) == 3)
+    again = gated.json("dead", *label)
     assert {job["request"]["parent_job_id"] for job in again} == {*dead}
     assert "ValueError" in gated.out("dead", *label)
 

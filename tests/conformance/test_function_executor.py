@@ -122,7 +122,7 @@ class TestThreadFunctions(FunctionContract):
     alive = 0
 
     def functions(self) -> dict[str, Any]:
-        import process_jobs as jobs
+        import process_jobs as jobs  # type: ignore[import-not-found]
 
         def double(number: int) -> int:
             return number * 2

@@ -214,7 +214,7 @@ def code_of(record: dict[str, Any]) -> str:
 def a_job(job_id: str, *cmd: str, limits: dict[str, Any] | None = None, **fields: Any) -> Any:
     """The protocol's Job object; fields of `runtime` are those that belong there."""
     inner = {"image", "mode", "env", "stdin", "network", "user", "workdir", "runtime", "build"}
-    runtime = {"mode": "image", "image": IMAGE, "cmd": list(cmd)}
+    runtime: dict[str, Any] = {"mode": "image", "image": IMAGE, "cmd": list(cmd)}
     runtime |= {name: fields.pop(name) for name in inner & fields.keys()}
     if limits is not None:
         runtime["limits"] = limits

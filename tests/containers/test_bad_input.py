@@ -72,6 +72,7 @@ def test_a_number_that_is_none_or_out_of_range_is_refused_by_name(
     served: Served, limit: str
 ) -> None:
     field = f"runtime.limits.{limit}"
+    value: Any
     for value in (0, -1, -0.5, True, False, "1", "", [], [1], {}):
         refused(served, a_job(new_id(), "true", limits={limit: value}), "INVALID_FIELD", field)
     for value in (1e9 * MIB, 2**53, 1e308):
@@ -158,7 +159,8 @@ def text(path: Any, **others: Any) -> dict[str, Any]:
             ([text(path)], "inputs[0].path")
             for path in (
                 *("../x", "a/../../x", "/etc/cron.d/x", "..", ".", "", "a/..", "~/x/../../..", "/"),
-                *("C:\\x", "\\\\host\\x", "a\\..\\b", "a\0b", "a\nb", "a" * 5000, 7, None, []),
+                *("C:\\x", "\\\\host\\x", "a\\..\\b", "a\0b", "a\nb", "a" * 5000, 7, None),
+                list[str](),
             )
         ],
         ([text("a"), text("a")], "inputs[1].path"),

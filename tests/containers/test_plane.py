@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from tests.support.waiting import eventually
 
 import penstock
 from penstock.app.containers import ran, result_pointer
+from penstock.ports.desk import Logged
 from penstock.testing.container_engine import processes_with
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
@@ -158,7 +160,7 @@ def test_its_lines_are_in_the_job_s_log_as_they_come(ps: penstock.Client) -> Non
     handle = shell("echo one; echo two >&2; sleep 60").submit(ps)
     seen = []
     for update in handle.follow():
-        if type(update).__name__ == "Logged":
+        if isinstance(update, Logged):
             seen.append((update.line.level, update.line.text))
         if len(seen) == 2:
             break
@@ -300,7 +302,8 @@ def test_what_a_killed_worker_left_is_removed_by_the_next(data: Path) -> None:
         env={**os.environ, "PENSTOCK_LEASE": "1", "PENSTOCK_LOST_GRACE": "0"},
     )
     try:
-        with eventually(lambda: connected(data)) as ps:
+        client: Any = eventually(lambda: connected(data))
+        with client as ps:
             handle = shell(f"sleep {mark}", timeout=100).submit(ps)
             eventually(lambda: processes_with(f"sleep\0{mark}"))
     finally:

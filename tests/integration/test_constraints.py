@@ -50,7 +50,7 @@ class Site:
     """A worker of `process_jobs`, each function in two modes, and what it reports."""
 
     def __init__(self) -> None:
-        import process_jobs as jobs
+        import process_jobs as jobs  # type: ignore[import-not-found]
 
         functions = {
             f"job.{mode}.{fn.__name__}": make_function(

@@ -124,7 +124,7 @@ async def test_memory_that_makes_no_sense_is_not_used() -> None:
     async with serving(plain) as server:
         for nonsense in (None, 3, {"feed": 1}, {"limit": 25, "validators": {"etag": 4}}):
             ctx = NewsContext()
-            ctx.recall = lambda name, nonsense=nonsense: asyncio.sleep(0, nonsense)  # type: ignore[method-assign]
+            ctx.recall = lambda name, nonsense=nonsense: asyncio.sleep(0, nonsense)  # type: ignore[method-assign, misc]
             assert len(await ingest(server.url, ctx)) == 1
 
 

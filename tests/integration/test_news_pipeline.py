@@ -222,8 +222,9 @@ async def test_a_run_that_is_interrupted_goes_on_and_gives_the_same_brief(tmp_pa
         gate.opened.set()
         await leaving
     left = await store.get(record.id)
+    assert left is not None
     assert left.status is PipelineJobStatus.RUNNING
-    assert left.stage("neutralize").status is StageStatus.RUNNING
+    assert left.stage("neutralize").status is StageStatus.RUNNING  # type: ignore[union-attr]
     async with manager(store, blobs) as again:
         record = await again.wait(record.id, timeout=50)
         await ended(again, out=str(tmp_path / "b"))

@@ -494,7 +494,7 @@ def test_a_run_whose_records_cannot_be_written_goes_on_when_they_can_again(
     with app.run(tmp_path) as ps:
         run = ps.pipelines.start("patient")
         assert gate.reached.wait(20)
-        store = ps.desk._services.pipelines.runs
+        store = ps.desk._services.pipelines.runs  # type: ignore[attr-defined]
         save = store.save
         lost = threading.Event()
 

@@ -259,7 +259,7 @@ async def test_pictures_are_given_to_a_model_that_can_see(tmp_path: Path) -> Non
     runner.vision = True
     async with serving(tmp_path, runner) as place:
         await place.ended(place.submit("look", kind=JobKind.VISION, images=[picture]))
-    content = runner.asks[0].messages[-1].content  # type: ignore[union-attr]
+    content: Any = runner.asks[0].messages[-1].content  # type: ignore[union-attr]
     assert content[0].image_url.url.startswith("data:image/png;base64,iVBORw0K")
     assert content[1].text == "look"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.pipes.networks import LAYERS, MODEL, Network, SmallModel, asked, until
 
@@ -225,7 +225,7 @@ class Beside:
         async with asyncio.timeout(20):
             while self._pieces < known + 3:
                 self._said.clear()
-                said = asyncio.ensure_future(self._said.wait())
+                said: asyncio.Future[Any] = asyncio.ensure_future(self._said.wait())
                 await asyncio.wait({said, running}, return_when=asyncio.FIRST_COMPLETED)
                 if running.done():
                     running.result()

@@ -34,7 +34,7 @@ class Terminal:
             stdout=theirs,
             stderr=theirs,
             # So that Ctrl-C is the terminal's own doing.
-            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0))[0],
+            preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0))[0],  # type: ignore[func-returns-value]
         )
         os.close(theirs)
         self._raw = ""

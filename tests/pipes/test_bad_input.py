@@ -303,7 +303,7 @@ async def test_a_member_that_says_this_of_a_foreign_job_is_refused_and_the_job_g
             await until(lambda: node.record.refused, node)
             assert node.record.refused == {meddling.counted: 1}
             if meddling.told:
-                told = await m.hear(Failed if "step" in what else Opened, meddling.to)
+                told: Any = await m.hear(Failed if "step" in what else Opened, meddling.to)
                 assert told.code == meddling.told
                 assert told.reason
 

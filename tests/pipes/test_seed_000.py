@@ -62,7 +62,7 @@ class Move(NamedTuple):
     step: ComputeStep
     """Of the job, after the move."""
     start: int
-    count: int
+    count: int  # type: ignore[assignment]
 
 
 class Walks(list[Move]):

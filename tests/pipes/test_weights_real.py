@@ -31,7 +31,7 @@ def tokenizer(source: Source) -> Any:
 LAYERS = (0, 13, 29)
 
 
-class Wordless(gguf.GGUFReader):
+class Wordless(gguf.GGUFReader):  # type: ignore[misc]
     """Passes over the vocabulary, an array of which for each word takes seconds, and over most
     of the layers, which are like the others."""
 

@@ -59,7 +59,7 @@ def caught(*promises: Promise) -> bool:
 def test_an_acknowledgement_before_the_commit(monkeypatch: Patch) -> None:
     async def submit(self: Gateway, requests: Sequence[JobRequest]) -> list[Job]:
         now = self.clock.now()
-        accepts = [self._admissible(request, now, "") for request in requests]
+        accepts = [self._admissible(request, now, "", all_or_none=False) for request in requests]
         task = asyncio.ensure_future(self.store.apply(accepts))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return [job for accept in accepts if (job := admit(accept, 0).job) is not None]

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 from tests.spool.spool_server import (
@@ -218,7 +219,7 @@ def test_a_running_job_lies_in_processing_and_its_tokens_are_accumulated(spool: 
     assert folder == spool.path / "processing" / job_id
     assert spool.where(job_id) == [Status.RUNNING]
     assert (folder / "prompt.txt").read_text() == LONG
-    texts = []
+    texts: list[Any] = []
     while (part := spool.flow.partial(job_id)).status is Status.RUNNING:
         if part.text != (texts or [""])[-1]:
             texts.append(part.text)

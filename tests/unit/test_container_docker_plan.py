@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from penstock.core.containers import Stream
 from penstock.testing.aio import run_async
-from penstock.workloads.container.engine import BuildPlan, Chunk, Mount, Plan
+from penstock.workloads.container.engine import BuildPlan, Chunk, ContainerState, Mount, Plan
 from penstock.workloads.container.engines.docker import podman
 from penstock.workloads.container.engines.docker.answers import (
-    ContainerState,
     ImageAnswer,
     ImageConfig,
     condition,

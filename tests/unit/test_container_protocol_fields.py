@@ -186,6 +186,7 @@ def test_a_network_is_for_images_that_the_rules_list() -> None:
     for image in ("alpine", "pinned", "x/net"):
         asked = runtime(image=image, network=True)
         assert code_and_field(asked, config) == (Code.NOT_ALLOWED, "runtime.network")
+    bad: Any
     for bad in ("true", 1, "host", []):
         assert code_and_field(runtime(network=bad))[0] == Code.INVALID_FIELD
 
@@ -230,6 +231,7 @@ def test_a_runtime_must_be_offered_and_no_weaker_than_the_workers() -> None:
     assert code_and_field(runtime(runtime="runsc")) == (Code.NOT_ALLOWED, field)
     strong = WorkerConfig(runtime="runsc")
     assert code_and_field(runtime(runtime="runc"), strong, **offered) == (Code.NOT_ALLOWED, field)
+    bad: Any
     for bad in ("", "-x", "a b", "a/b", 5, True, [], "x" * 65):
         assert code_and_field(runtime(runtime=bad), **offered) == (Code.INVALID_FIELD, field)
 
@@ -248,6 +250,7 @@ def test_an_image_that_must_be_sandboxed_can_not_ask_for_less() -> None:
 def test_a_priority_is_one_of_three() -> None:
     for name in ("high", "normal", "low"):
         assert accept(job(priority=name)).job.priority is Priority(name)
+    bad: Any
     for bad in ("", "HIGH", 1, True, [], {}):
         assert code_and_field(job(priority=bad)) == (Code.INVALID_FIELD, "priority")
 
@@ -262,6 +265,7 @@ def test_labels_are_a_small_map_of_texts() -> None:
         assert code == Code.INVALID_FIELD
         assert field.startswith("labels")
         field.encode()
+    value: Any
     for value in (5, None, [], "x" * 257, "a\nb", "\ud800"):
         assert code_and_field(job(labels={"a": value})) == (Code.INVALID_FIELD, "labels.a")
     forged = job(labels={"penstock.owner": "me"})
@@ -270,5 +274,6 @@ def test_labels_are_a_small_map_of_texts() -> None:
 
 def test_outputs_are_asked_for_by_a_truth_value() -> None:
     assert accept(job(outputs=True)).job.outputs is True
+    bad: Any
     for bad in ("true", 1, [], "/output"):
         assert code_and_field(job(outputs=bad)) == (Code.INVALID_FIELD, "outputs")

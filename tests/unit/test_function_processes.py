@@ -40,7 +40,7 @@ class Processes:
     """An executor of every function in `process_jobs`."""
 
     def __init__(self, *, memory_limit: int | None = None, **options: Any) -> None:
-        import process_jobs
+        import process_jobs  # type: ignore[import-not-found]
 
         def submitter() -> Any:
             raise AssertionError

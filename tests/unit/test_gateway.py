@@ -259,7 +259,8 @@ async def test_an_ended_job_stays_as_it_ended() -> None:
 async def test_a_cancel_that_lost_a_race_looks_again() -> None:
     desk = Desk()
     await desk.apply(accept("a"))
-    apply, raced = desk.store.apply, []
+    apply = desk.store.apply
+    raced: list[Any] = []
 
     async def racing(changes: Sequence[Change]) -> Any:
         if not raced:

@@ -72,7 +72,9 @@ async def test_each_outlet_is_a_source_and_gives_its_newest() -> None:
     found = {source: await ingest(source, ctx) for source in listed}
     assert sum(map(len, found.values())) == 10
     bbc = found["corpus:BBC"]
-    assert [one.published for one in bbc] == sorted((one.published for one in bbc), reverse=True)
+    assert [one.published for one in bbc] == sorted(
+        (one.published or 0 for one in bbc), reverse=True
+    )
     assert {(one.source, one.source_kind, one.section) for one in bbc} == {
         ("BBC", "quality", "sport")
     }
@@ -108,9 +110,15 @@ def test_a_run_that_reads_everything_leaves_the_own_texts_to_learn_from() -> Non
 
 @pytest.mark.usefixtures("small")
 def test_the_corpus_is_read_once_however_many_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, all_there = [], threading.Barrier(5)
+    read: list[int] = []
+    all_there = threading.Barrier(5)
     rows = corpus._rows
-    monkeypatch.setattr(corpus, "_rows", lambda: read.append(1) or rows())
+
+    def counted():
+        read.append(1)
+        return rows()
+
+    monkeypatch.setattr(corpus, "_rows", counted)
 
     def ask(outlet: str) -> int:
         all_there.wait()

@@ -69,7 +69,7 @@ def auto():
 
 
 def test_it_waits_for_enough_evaluations_then_improves_the_score_of_the_next_run():
-    memory = {}
+    memory: dict[str, Any] = {}
     before, first, ctx = run(memory, "job-1")
     assert (first.action, first.reason) == ("none", "1 of 3 evaluations since the last change")
     assert ctx.metrics["rollback_triggered"] is False
@@ -91,7 +91,7 @@ def test_it_waits_for_enough_evaluations_then_improves_the_score_of_the_next_run
 def test_the_same_memory_and_seed_give_the_same_change():
     outcomes = []
     for _ in range(2):
-        memory = {}
+        memory: dict[str, Any] = {}
         outcomes.append([run(memory, f"job-{n}")[1] for n in range(4)])
     assert outcomes[0] == outcomes[1]
 

@@ -58,7 +58,8 @@ def _chain(order: list[str] | None = None) -> Definition:
 
 @on_virtual_time
 async def test_stages_run_in_order_and_hand_on_what_they_gave() -> None:
-    place, order = Place(), []
+    place = Place()
+    order: list[Any] = []
     ended = await place.run(_chain(order))
     assert ended.status is _S.COMPLETED
     assert order == [

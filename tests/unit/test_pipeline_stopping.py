@@ -436,7 +436,8 @@ class Elsewhere:
     """Stands for workers that run items as jobs of their own."""
 
     def __init__(self, seconds: float = 1.0) -> None:
-        self.seconds, self.ran, self.stopped = seconds, [], asyncio.Event()
+        self.seconds, self.stopped = seconds, asyncio.Event()
+        self.ran: list[Any] = []
 
     async def run(
         self, record: Any, stage: Any, item: ItemRecord, fans: Any

@@ -412,7 +412,8 @@ async def test_a_dispatch_that_lost_a_race_is_tried_again() -> None:
     site = Site()
     await site.greet()
     await site.apply(accept("a"))
-    apply, raced = site.store.apply, []
+    apply = site.store.apply
+    raced: list[Any] = []
 
     async def racing(changes: Sequence[Change]) -> list[Answer]:
         if not raced:

@@ -151,7 +151,7 @@ def test_a_book_that_can_not_be_written_says_so(
     tmp_path: Path, books: list[FileStartBook], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     books.append(FileStartBook(str(tmp_path), "w"))
-    monkeypatch.setattr(starts.os, "write", lambda handle, data: 0)
+    monkeypatch.setattr(starts.os, "write", lambda handle, data: 0)  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="could not be written"):
         books[0].begin("a", 1)
 

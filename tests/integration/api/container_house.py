@@ -149,7 +149,7 @@ class MemoryDesk:
             raise Rejected(Code.INVALID_BODY, "body must be a JSON object") from None
         if not isinstance(job, dict):
             raise Rejected(Code.INVALID_BODY, "body must be a JSON object")
-        job_id = job.get("job_id")
+        job_id: Any = job.get("job_id")
         self._check(job, job_id)
         try:
             fields = msgspec.convert(job, Labelled)

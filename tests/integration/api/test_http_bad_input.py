@@ -306,7 +306,7 @@ async def test_an_error_that_nobody_foresaw_tells_nothing_but_a_number(
         async def broken(*_: Any) -> Any:
             raise RuntimeError("the secret is 42")
 
-        one.engine.store.tally = broken  # type: ignore[method-assign]
+        one.engine.store.tally = broken  # type: ignore[assignment, method-assign]
         with caplog.at_level(logging.ERROR):
             answer = await one.call("GET", "/v1/status")
         assert (answer.status, answer.json["code"]) == (500, "INTERNAL")

@@ -70,7 +70,7 @@ def test_everything_is_flushed_before_the_job_is_seen(
 ) -> None:
     put(workspace, Status.RUNNING, JOB)
     steps: list[str] = []
-    fsync, rename = os.fsync, disk.rename_exclusively
+    fsync, rename = os.fsync, disk.rename_exclusively  # type: ignore[attr-defined]
 
     def flushed(handle: int) -> None:
         steps.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)

@@ -256,7 +256,7 @@ def test_a_group_that_can_t_be_flushed_is_an_error(
 ) -> None:
     flush_all(tmp_path)
     monkeypatch.setattr(kernel, "_library", lambda name: lambda handle: -1)
-    monkeypatch.setattr(kernel.ctypes, "get_errno", lambda: errno.EIO)
+    monkeypatch.setattr(kernel.ctypes, "get_errno", lambda: errno.EIO)  # type: ignore[attr-defined]
     with pytest.raises(StoreFailed, match="the disk reports an error"):
         flush_all(tmp_path)
 

@@ -67,7 +67,7 @@ def test_an_overflow_means_look_for_yourself(
         watch = Watch(missed.set)
         watch.add(tmp_path, lambda name: None)
         overflow = watching._HEAD.pack(-1, 0x4000, 0, 0)
-        monkeypatch.setattr(watching.os, "read", lambda fd, size: overflow)
+        monkeypatch.setattr(watching.os, "read", lambda fd, size: overflow)  # type: ignore[attr-defined]
         (tmp_path / "x").touch()
         async with asyncio.timeout(10):
             await missed.wait()

@@ -218,7 +218,7 @@ def test_everything_is_flushed_in_the_order_that_survives_power_loss(
     work = Work(Workspace(tmp_path / "w", Sync.FULL))
     (tmp_path / "a.png").write_bytes(PNG)
     steps: list[str] = []
-    fsync, rename = os.fsync, disk.rename_exclusively
+    fsync, rename = os.fsync, disk.rename_exclusively  # type: ignore[attr-defined]
 
     def flushed(handle: int) -> None:
         steps.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)

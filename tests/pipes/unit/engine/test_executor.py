@@ -167,6 +167,7 @@ async def test_a_failure_is_the_job_s_with_its_code_and_is_not_tried_again(code:
 
 @run_async
 async def test_what_is_no_request_is_bad_input() -> None:
+    wrong: Any
     for wrong in ({"kind": "chat"}, {"kind": "chat", "messages": []}, [], {"kind": "dance"}):
         with pytest.raises(InvalidRequest):
             make(None, {"pipes": CONFIG}).check("job.chat.fake", msgspec.json.encode(wrong))

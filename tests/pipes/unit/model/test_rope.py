@@ -28,7 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 64,
     },
 }
-YARNS = (
+YARNS: tuple[dict[str, Any], ...] = (
     {},
     {"attention_factor": 1.5},
     {"mscale": 0.7, "mscale_all_dim": 0.9},

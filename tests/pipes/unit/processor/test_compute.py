@@ -185,7 +185,7 @@ def test_node_that_raises_when_told_does_not_disturb_the_computation() -> None:
     def raises(*_: object) -> None:
         raise OSError("nobody there")
 
-    origin.done = raises  # type: ignore[method-assign]
+    origin.done = raises  # type: ignore[assignment, method-assign]
     _, told = ring.begin((Hop("A", 0, LAYERS),), [1, 2, 3], 2)
     ring.run()
     assert told == answer([1, 2, 3], 2, LAYERS)
@@ -198,7 +198,7 @@ def test_step_that_can_not_be_sent_is_told_to_its_origin() -> None:
     def raises(*_: object) -> None:
         raise ValueError("too large for a frame")
 
-    origin.send = raises  # type: ignore[method-assign]
+    origin.send = raises  # type: ignore[assignment, method-assign]
     job, _ = ring.begin(WAY, [1, 2, 3], 2)
     ring.run()
     [(job_id, node, sequence, failure)] = origin.failures
@@ -222,7 +222,7 @@ def test_error_in_the_books_themselves_ends_the_jobs_and_new_ones_go_on(
         tell(*what)
         failed.set()
 
-    origin.failed = told_failed  # type: ignore[method-assign]
+    origin.failed = told_failed  # type: ignore[assignment, method-assign]
     origin.compute._lanes._listener = origin
     choose = origin.compute._batches.choose
     broken = iter([True])

@@ -237,12 +237,14 @@ class TestProcessLayers:
         case = Case(held=[(2, 4)], hops=TO_B, node_id="B").arrive(2, tokens=3)
         assert moved(case.run(), S.PROCESS_LAYERS, E.NEXT_LAYER_REMOTE, S.SEND)
         [(node, job)] = case.out.sent
+        assert job.data is not None
         assert (node, job.compute_step, job.data.shape[0]) == ("A", ComputeStep.HEAD, 1)
 
 
 class TestHead:
     @row(S.HEAD, E.JOB_COMPLETED)
     def test_job_completed_then_done(self) -> None:
+        told: list[Any]
         text, told = text_of([1, 2, 3], 9, is_complete=lambda job, token: len(told) == 2)
         walk = Case(text=text).run()
         assert ended(walk, S.HEAD, E.JOB_COMPLETED)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy
 import pytest
+from gguf import GGMLQuantizationType
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.models import gguf as looks_like
@@ -124,7 +125,7 @@ def test_a_tensor_that_the_family_does_not_know_is_not_passed_over(
 def test_a_type_of_quantisation_that_cant_be_read_is_named_before_anything_is_loaded(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = write_gguf(model, tmp_path / "m.gguf", kinds={"ffn_up": ours.GGMLQuantizationType.Q8_0})
+    file = write_gguf(model, tmp_path / "m.gguf", kinds={"ffn_up": GGMLQuantizationType.Q8_0})
 
     def unknown(*_: object) -> None:
         raise NotImplementedError
