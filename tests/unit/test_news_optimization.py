@@ -1,3 +1,5 @@
+from typing import Any
+
 import msgspec
 import pytest
 from tests.jobs.news import FILLER, FakeContext, FakeResults, classified
