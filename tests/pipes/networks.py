@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.core.llm import Completion, LlmResult, Piece, Sampling
+from penstock.core.llm import Completion, Generation, LlmResult, Piece, Sampling
 from penstock.ports.runner import Watch, answer
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.node import Node
@@ -80,7 +80,7 @@ def _tokenizer() -> Any:
     )
 
 
-def asked(prompt: Sequence[int] = PROMPT, count: int = 12, **more: Any) -> Completion:
+def asked(prompt: Sequence[int] = PROMPT, count: int | None = 12, **more: Any) -> Completion:
     return Completion(
         prompts=(tuple(prompt),), max_tokens=count, **{"sampling": GREEDY, "logprobs": 0, **more}
     )
@@ -154,7 +154,7 @@ async def until(true: Any, node: Node) -> None:
 
 
 async def ask(
-    node: Node, question: Completion, told: list[Piece] | None = None, watch: Watch | None = None
+    node: Node, question: Generation, told: list[Piece] | None = None, watch: Watch | None = None
 ) -> LlmResult:
     tell = told.append if told is not None else None
     return await answer(PipeRunner(node), MODEL, question, tell, watch)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.pipes.networks import LAYERS, PROMPT, Network, SmallModel, ask, asked, ranges, whole
 
-from penstock.core.llm import Piece, Sampling
+from penstock.core.llm import Chat, LlmFailure, Message, Piece, Sampling
 from penstock.testing.aio import run_async
 
 CUTS = {1: (0, 6), 2: (0, 3, 6), 3: (0, 2, 4, 6), 5: (0, 1, 2, 4, 5, 6)}
@@ -35,6 +35,20 @@ async def test_jobs_that_are_computed_together_say_what_each_says_alone(small: S
         results = await asyncio.gather(*(ask(node, asked(prompt, 10)) for prompt in prompts))
         for prompt, result in zip(prompts, results, strict=True):
             assert result.choices[0].text == small.text(prompt, 10)
+
+
+@run_async
+async def test_others_go_on_while_a_huge_prompt_is_read(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await network.split(0, 6)
+        huge = Chat(messages=(Message(role="user", content="ab c" * 400_000),))
+        reading, turns = asyncio.ensure_future(ask(node, huge)), 0
+        while not reading.done():
+            turns += 1
+            await asyncio.sleep(0.001)
+        with pytest.raises(LlmFailure, match="CONTEXT_EXCEEDED"):
+            await reading
+        assert turns > 20
 
 
 @run_async

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import aclosing
 
 import pytest
@@ -13,12 +14,16 @@ from tests.pipes.networks import (
     SmallModel,
     ask,
     asked,
+    ranges,
     until,
+    whole,
 )
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.core.llm import LlmCode, LlmFailure, Piece
 from penstock.testing.aio import run_async
+from penstock.workloads.pipes import origin
 from penstock.workloads.pipes.node import Node
+from penstock.workloads.pipes.wire.messages import Open
 
 BLOCK = 64 * 3 * 2 * 2 * 8 * 4
 """Bytes of 64 tokens in three layers of the small model."""
@@ -176,6 +181,90 @@ async def test_an_answer_ends_where_the_context_ends(small: SmallModel) -> None:
         result = await ask(node, asked(PROMPT, 500))
         assert result.usage.completion_tokens == 64 - len(PROMPT)
         assert result.choices[0].finish_reason == "length"
+
+
+@run_async
+async def test_an_answer_of_no_given_length_does_not_take_the_whole_context(
+    small: SmallModel,
+) -> None:
+    async with Network(small, context=1024) as network:
+        node = await network.split(0, 3, 6)
+        async with aclosing(node.generate(asked(count=None))) as pieces:
+            await anext(aiter(pieces))
+            assert 0 < max(used(network).values()) < 12 * BLOCK
+
+
+@run_async
+async def test_an_answer_of_no_given_length_gets_more_room_when_it_needs_it(
+    small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "UNSAID", 8)
+    async with Network(small, context=128, keep=0) as network:
+        node = await network.split(0, 3, 6)
+        told: list[Piece] = []
+        result = await ask(node, asked(count=None), told)
+        assert result.choices[0].text == small.text(PROMPT, 88)
+        assert "".join(piece.text for piece in told) == result.choices[0].text
+        assert result.choices[0].finish_reason == "length"
+        assert {hop.passes for hop in result.hops} == {88}
+        await until(lambda: used(network) == nothing(network), node)
+
+
+@run_async
+async def test_an_answer_that_gets_no_more_room_ends_there_and_says_so(
+    small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin, "UNSAID", 8)
+    async with Network(small, keep=0, open_timeout=0.3) as network:
+        node = await network.origin(*ranges(0, 3))
+        await network.add("b", *ranges(3, 6), cache=2 * BLOCK)
+        await whole(node)
+        heard = Heard()
+        async with aclosing(node.generate(asked(count=20))) as pieces:
+            await anext(aiter(pieces))
+            result = await ask(node, asked(count=None), watch=heard)
+        assert result.choices[0].finish_reason == "length"
+        assert result.choices[0].text == small.text(PROMPT, 16)
+        assert "the answer ends here: b is full" in heard.logs[-1]
+
+
+@run_async
+async def test_an_answer_of_no_given_length_fits_into_the_smallest_context_of_its_nodes(
+    small: SmallModel,
+) -> None:
+    async with Network(small) as network:
+        node = await network.origin(*ranges(0, 3), context=512)
+        await network.add("b", *ranges(3, 6), context=64)
+        await whole(node)
+        result = await ask(node, asked(count=None))
+        assert result.choices[0].text == small.text(PROMPT, 64 - len(PROMPT))
+        assert result.choices[0].finish_reason == "length"
+
+
+@run_async
+async def test_time_that_a_job_waited_for_one_node_counts_for_the_next(small: SmallModel) -> None:
+    async with Network(small, keep=0, open_timeout=30.0) as network:
+        node = await network.origin(*ranges(0, 3), cache=BLOCK)
+        b = await network.add("b", *ranges(3, 6))
+        await whole(node)
+        opened, left, heard = b._admission.open, list[float](), Heard()
+
+        def seen(sender: str, message: Open) -> None:
+            left.append(message.deadline)
+            opened(sender, message)
+
+        b._admission.open = seen  # type: ignore[method-assign]
+        async with aclosing(node.generate(asked(count=20))) as pieces:
+            await anext(aiter(pieces))
+            waiting = asyncio.ensure_future(ask(node, asked(), watch=heard))
+            while not heard.notes:
+                await heard.news.wait()
+            assert "waits for room on a" in heard.notes[0]
+            began = time.monotonic()
+            await node.changed(0.1)
+            waited = time.monotonic() - began
+        await waiting
+        assert left[1] <= 30.0 - waited
 
 
 @run_async

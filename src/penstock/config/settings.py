@@ -215,7 +215,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Seconds that one step of a job may take on its way round the nodes. A step that takes longer
     by their measured speed, such as a part of a long prompt, gets up to twenty times as much."""
     pipe_open_timeout: Annotated[float, Meta(ge=0.1, le=DAY)] = 60.0
-    """Seconds that a job may wait for room on the nodes, and for all layers to be held."""
+    """Seconds that a job may wait in all: for all layers to be held, and for room on the nodes."""
     pipe_drain: GraceSeconds = 30.0
     """Seconds that a node which leaves gives the jobs it has."""
     max_log_lines: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000

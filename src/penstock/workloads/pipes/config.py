@@ -92,6 +92,6 @@ class LpConfig(Struct, frozen=True, kw_only=True):
     """Seconds that one step may take on its way round the pipe; more if the measured speed of the
     nodes says so."""
     open_timeout: Annotated[float, Meta(gt=0)] = 60.0
-    """Seconds that a job may wait for room in the nodes of its pipe, and for a pipe to be whole."""
+    """Seconds that a job may wait in all: for a pipe to be whole, and for room on its nodes."""
     drain: Annotated[float, Meta(ge=0)] = 30.0
     """Seconds that a node which leaves gives the jobs it has."""

@@ -20,7 +20,6 @@ from itertools import pairwise
 from penstock.core.errors import Misconfigured
 from penstock.core.llm import (
     Generation,
-    HopTime,
     LlmCode,
     LlmFailure,
     ModelFacts,
@@ -402,6 +401,7 @@ class Node:
             room=self._room.layers,
             segments=self._holding.records(),
             threads=self._choice.threads,
+            context=self.context,
             memory=self._room.memory,
             weights=self._holding.weight_bytes + self._end_bytes,
             cache_total=self._pool.total,
@@ -545,6 +545,11 @@ class Node:
             for hop in hops
         )
 
+    def context_of(self, hops: tuple[Hop, ...]) -> int:
+        records = (self.mesh.table.get(hop.node_id) for hop in hops)
+        told = (record.context for record in records if record is not None and record.context)
+        return min([self.context, *told])
+
     async def changed(self, timeout: float) -> None:
         self._changed.clear()
         with suppress(TimeoutError):
@@ -602,9 +607,6 @@ class Node:
     def dtype_of(self, node_id: str) -> str:
         record = self.mesh.table.get(node_id)
         return next((one.dtype for one in record.segments), "") if record is not None else ""
-
-    def hops_of(self, job: Job) -> tuple[HopTime, ...]:
-        return job.text.timing.hops() if job.text is not None else ()
 
     # -- for callers ----------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from typing import Protocol
 
 from penstock.core.llm import (
     Generation,
-    HopTime,
     LlmCode,
     LlmFailure,
     Piece,
@@ -34,12 +33,15 @@ from penstock.workloads.pipes.prefixes import Kept, Prefixes
 from penstock.workloads.pipes.routes import Gap, Way
 from penstock.workloads.pipes.text.constraint import is_held
 from penstock.workloads.pipes.text.tokenizing import Text
+from penstock.workloads.pipes.timing import JobTiming
 from penstock.workloads.pipes.trip import Broken, Completed, Read, Trip, Wrote, blamed, code_of
 from penstock.workloads.pipes.wire.counters import Refused
 from penstock.workloads.pipes.wire.messages import End, Landed, Open, Opened
 
 log = logging.getLogger(__name__)
 
+UNSAID = 512
+"""Tokens of an answer for which room is reserved at first if nobody said how long it may be."""
 WAYS = 5
 """How many are tried without a token more before a job is given up, if they are still there."""
 _AGAIN = frozenset(
@@ -71,6 +73,9 @@ class Surroundings(Protocol):
     def holds(self, hops: tuple[Hop, ...]) -> bool:
         """Whether all of this way is still there, and may be gone."""
 
+    def context_of(self, hops: tuple[Hop, ...]) -> int:
+        """Tokens that a job may have on all of these nodes."""
+
     async def changed(self, timeout: float) -> None:
         """Until something about the nodes is new, or time has passed."""
 
@@ -96,9 +101,6 @@ class Surroundings(Protocol):
 
     async def settled(self) -> None:
         """Until the thread that computes is past whatever it does now."""
-
-    def hops_of(self, job: Job) -> tuple[HopTime, ...]:
-        """What a job took of each node so far."""
 
 
 @dataclass(eq=False)
@@ -142,16 +144,20 @@ class Origin:
                     await self._set_out(trip)
                     async for piece in self._follow(trip):
                         yield piece
-                    break
+                    if trip.writer.finished is not None or not self._grow(trip):
+                        break
                 except Broken as broken:
-                    if await self._is_over(trip, broken):
+                    if await self._is_over(trip, broken) or _is_cut_short(trip, broken):
                         break
                     self._turn_back(trip, broken)
                     await asyncio.sleep(trip.pause)
             for piece in _left(trip):
                 yield piece
+            if trip.writer.finished is None and (last := trip.writer.end_here()) is not None:
+                yield last
             said = self._said(trip)
-            self._leave(trip, keep=True)
+            if (kept := self._leave(trip, self._around.config.keep)) is not None:
+                self.prefixes.add(kept)
             yield said
         finally:
             self._leave(trip)
@@ -281,7 +287,7 @@ class Origin:
     # -- a trip ---------------------------------------------------------------------
 
     async def _begin(self, ask: Generation, choice: int, watch: Watch | None) -> Trip:
-        ids = self._text.prompt_of(ask, choice)
+        ids = await asyncio.to_thread(self._text.prompt_of, ask, choice)
         if len(ids) >= self.context:
             raise LlmFailure(
                 LlmCode.CONTEXT_EXCEEDED,
@@ -299,6 +305,7 @@ class Origin:
             ids=ids,
             prompt_tokens=len(ids),
             max_tokens=most,
+            reserve=most if ask.max_tokens else min(most, UNSAID),
             sampler=sampler,
             writer=self._text.writer(ask, most, choice),
             watch=watch,
@@ -312,12 +319,17 @@ class Origin:
         hops = kept.hops if kept is not None else (await self._way(trip)).hops
         await self._trusted(hops)
         trip.hops, trip.opened = hops, []
+        if trip.grown_from is None:
+            trip.timing = JobTiming()
+        context = max(self._around.context_of(hops), len(trip.ids) + 1)
+        trip.room = min(trip.prompt_tokens + trip.reserve, context)
         self._trips[job_id] = trip
         have = shared
         # In the same order everywhere: two jobs never wait for each other's room.
         for node_id in sorted({*trip.nodes, self._around.node_id}):
             answer = await self._open(trip, job_id, node_id, kept)
             have = min(have, answer.have)
+        trip.grown_from = None
         trip.cached = have if trip.told == 0 else trip.cached
         trip.sign = time.monotonic()
 
@@ -337,7 +349,9 @@ class Origin:
             raise
 
     def _kept(self, trip: Trip) -> tuple[Kept | None, int]:
-        """A cache of an earlier turn, unless a way has failed already."""
+        """A cache of an earlier turn, unless a way has failed already; or its own."""
+        if (own := trip.grown_from) is not None and self._is_usable(own):
+            return own, len(own.ids)
         if trip.avoid or trip.apart or trip.told:
             return None, 0
         found = self.prefixes.take(trip.tenant, trip.ids, time.monotonic(), self._is_usable)
@@ -348,8 +362,12 @@ class Origin:
         nodes = {hop.node_id for hop in kept.hops}
         return self.distrusted.keys().isdisjoint(nodes) and self._around.holds(kept.hops)
 
+    def _patience(self, trip: Trip) -> float:
+        """Until when it waits for a way, and for room on all of its nodes."""
+        return trip.waits_until(time.monotonic(), self._around.config.open_timeout)
+
     async def _way(self, trip: Trip) -> Way:
-        until = trip.waits_until(time.monotonic(), self._around.config.open_timeout)
+        until = self._patience(trip)
         while True:
             if self.closing:
                 raise LlmFailure(LlmCode.END_MODEL_UNAVAILABLE, self.closing)
@@ -373,9 +391,9 @@ class Origin:
             pipe_id=job_id.hex()[:8],
             model=self._around.config.model,
             hops=trip.hops,
-            tokens=trip.prompt_tokens + trip.max_tokens,
+            tokens=trip.room,
             reuse=kept.key if kept is not None else None,
-            deadline=self._around.config.open_timeout,
+            deadline=max(0.0, self._patience(trip) - time.monotonic()),
         )
         trip.opened.append(node_id)
         return await self.ask(node_id, message)
@@ -435,10 +453,10 @@ class Origin:
 
     def _turn_back(self, trip: Trip, broken: Broken) -> None:
         """Raises what ended it for good, or makes it ready for another way."""
+        trip.grown_from = None
         if broken.code in _GONE and not self._around.holds(trip.hops):
             # Who was lost, has other layers than a moment ago or leaves did nothing wrong.
-            patience = trip.waits_until(time.monotonic(), self._around.config.open_timeout)
-            is_last, guilty = time.monotonic() > patience, ""
+            is_last, guilty = time.monotonic() > self._patience(trip), ""
         else:
             is_last, guilty = trip.count_way() >= WAYS, broken.node_id
         if guilty and broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
@@ -450,19 +468,32 @@ class Origin:
         trip.log(f"{broken.reason}; goes on another way", "warning")
         log.warning("a job goes on another way: %s", broken.reason)
 
-    def _leave(self, trip: Trip, keep: bool = False) -> None:
-        """Give back what it has on its nodes."""
+    def _grow(self, trip: Trip) -> bool:
+        """All room that was reserved is used: leave, and come back for more. False if it may not
+        have more."""
+        most = min(trip.prompt_tokens + trip.max_tokens, self._around.context_of(trip.hops))
+        if trip.room >= most:
+            return False
+        trip.reserve = min(trip.max_tokens, 2 * trip.reserve)
+        trip.grown_from = self._leave(trip, self._around.config.open_timeout)
+        return True
+
+    def _leave(self, trip: Trip, keep: float = 0.0) -> Kept | None:
+        """Give back what it has on its nodes, or have them keep its caches for so many seconds.
+        What they keep."""
         job, trip.job = trip.job, None
-        seconds = self._around.config.keep if keep and job is not None else 0.0
+        keep = keep if job is not None else 0.0
+        kept = None
         for job_id in [job_id for job_id, other in self._trips.items() if other is trip]:
             del self._trips[job_id]
-            if seconds:
-                until = time.monotonic() + seconds
-                self.prefixes.add(Kept(job_id, trip.tenant, tuple(trip.ids[:-1]), trip.hops, until))
-            message = End(job_id=job_id, keep=seconds > 0, seconds=seconds)
+            if keep:
+                until = time.monotonic() + keep
+                kept = Kept(job_id, trip.tenant, tuple(trip.ids[:-1]), trip.hops, until)
+            message = End(job_id=job_id, keep=keep > 0, seconds=keep)
             for node_id in trip.opened:
                 self._around.end(node_id, message)
         trip.opened = []
+        return kept
 
     def _said(self, trip: Trip) -> Said:
         now = time.monotonic()
@@ -471,8 +502,16 @@ class Origin:
             choice=trip.writer.said(),
             usage=Usage(trip.prompt_tokens, trip.told, trip.cached),
             timings=Timings((first - trip.began) * 1000, (now - first) * 1000),
-            hops=self._around.hops_of(trip.job) if trip.job is not None else (),
+            hops=trip.timing.hops(),
         )
+
+
+def _is_cut_short(trip: Trip, broken: Broken) -> bool:
+    """Whether it only did not get more room: what was said so far is the answer."""
+    if trip.grown_from is None or broken.code not in (LlmCode.NO_ROOM, LlmCode.CONTEXT_EXCEEDED):
+        return False
+    trip.log(f"the answer ends here: {broken.reason}", "warning")
+    return True
 
 
 def _left(trip: Trip) -> list[Piece]:

@@ -16,8 +16,10 @@ from msgspec import Struct
 from penstock.core.llm import LlmCode, LlmFailure, Piece
 from penstock.ports.runner import Watch
 from penstock.workloads.pipes.job import ChunkState, Hop, Job, OriginText
+from penstock.workloads.pipes.prefixes import Kept
 from penstock.workloads.pipes.text.sampler import Logprobs, Sampler
 from penstock.workloads.pipes.text.writer import Writer
+from penstock.workloads.pipes.timing import JobTiming
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +77,9 @@ class Trip:
     """Prompt and answer so far."""
     prompt_tokens: int
     max_tokens: int
+    reserve: int
+    """Tokens of the answer for which the nodes are to have room at first; doubled when they are
+    used up."""
     sampler: Sampler
     writer: Writer
     watch: Watch | None = None
@@ -88,6 +93,12 @@ class Trip:
     hops: tuple[Hop, ...] = ()
     opened: list[str] = field(default_factory=list)
     """Nodes that have room reserved for it."""
+    room: int = 0
+    """Tokens for which they have, prompt and answer together."""
+    grown_from: Kept | None = None
+    """What it left there to get more room: it goes on from that."""
+    timing: JobTiming = field(default_factory=JobTiming)
+    """Of its route; goes on when it only gets more room."""
     cached: int = 0
     """Tokens of the prompt that were computed before."""
     told: int = 0
@@ -112,9 +123,10 @@ class Trip:
             prompt=None,
             input_ids=self.ids,
             prompt_tokens=self.prompt_tokens,
-            max_tokens=self.max_tokens,
+            max_tokens=min(self.max_tokens, self.room - self.prompt_tokens),
             sampler=self.sampler,
             chunking=ChunkState(total=len(self.ids), sent=sent, landed=sent),
+            timing=self.timing,
             on_token=self._on_token,
             on_progress=self._on_progress,
             is_complete=lambda job, token: self.writer.finished is not None,

@@ -1,8 +1,8 @@
 """Keys and values of jobs: bounded by a budget, counted in blocks, kept for a next turn.
 
-A job's room is promised in full when it comes in, so that no job stops half-way for want of it;
-its memory is taken from the system page by page, as tokens come. The event loop promises and the
-thread that computes gives back, so the books have a lock.
+A job's room is promised when it comes in, in full if it said how long its answer may be: then it
+does not stop half-way for want of it. Its memory is taken from the system page by page, as tokens
+come. The event loop promises and the thread that computes gives back, so the books have a lock.
 """
 
 from __future__ import annotations

@@ -81,6 +81,8 @@ class NodeRecord(Struct, frozen=True, kw_only=True):
     segments: tuple[SegmentRecord, ...] = ()
 
     threads: int = 0
+    context: int = 0
+    """Tokens that one job may have there, prompt and answer together; 0 if it does not say."""
     memory: int = 0
     """Bytes that weights and caches may take."""
     weights: int = 0

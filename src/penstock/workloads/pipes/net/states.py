@@ -49,7 +49,10 @@ def read_state(payload: memoryview, counters: Counters) -> list[NodeRecord]:
 def sound(record: NodeRecord) -> bool:
     """Whether it makes sense in itself, so that whoever plans with it need not ask."""
     figures = (record.layer_ms, record.end_ms, record.tokens_per_s, record.busy)
-    counts = (record.version, record.local_layers, record.room, record.jobs, record.waiting)
+    counts = (
+        *(record.version, record.local_layers, record.room),
+        *(record.context, record.jobs, record.waiting),
+    )
     held = record.assigned
     return (
         bool(record.node_id and record.boot)

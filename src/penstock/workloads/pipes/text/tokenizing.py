@@ -94,7 +94,9 @@ class Text:
         except UnicodeEncodeError:
             raise LlmFailure(LlmCode.INVALID_PROMPT, "the prompt is not valid Unicode") from None
         if self._backend is not None:
-            tokens = list(self._backend.encode(text, add_special_tokens=bare).ids)
+            # `encode` would keep all other threads waiting, the event loop's among them.
+            (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=bare)
+            tokens = list(encoded.ids)
         else:
             tokens = list(self._tokenizer.encode(text, add_special_tokens=bare))
         if not tokens:

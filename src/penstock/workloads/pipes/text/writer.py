@@ -72,6 +72,12 @@ class Writer:
         self._held = text[len(text) - held :]
         return self._tell(text[: len(text) - held])
 
+    def end_here(self) -> Piece | None:
+        """The answer ends with the token that was added last, for want of room. What was held
+        back."""
+        self.finished = "length"
+        return self._tell(self._held)
+
     def said(self) -> Choice:
         """The whole answer, so far if it has not ended."""
         return Choice(
