@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import hashlib
 import io
@@ -15,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from penstock.testing.aio import run_async
 from penstock.workloads.container.engine import ImageNotFound
 from penstock.workloads.container.engines.oci.bundle import MOUNT_POINTS
+from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
 from penstock.workloads.container.engines.oci.tree import BadImage
 
@@ -406,3 +409,94 @@ def test_what_a_crash_left_is_cleared_by_the_next_import(
     (store.root / ".new-abandoned" / "rootfs").mkdir(parents=True)
     import_tar(store, tmp_path, [("a", "2")])
     assert len(left(store)) == 2
+
+
+# -- bombs ------------------------------------------------------------------------------------
+
+
+def sparse_member(size: int) -> bytes:
+    """A tar of one file that is one hole, as GNU tar writes it."""
+    header = bytearray(member("big", type=tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+    for at, number in ((386, size), (398, 0), (483, size)):
+        header[at : at + 12] = b"%011o\0" % number
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header) + bytes(1024)
+
+
+def test_a_sparse_file_is_refused(store: ImageStore, tmp_path: Path) -> None:
+    with pytest.raises(BadImage, match="sparse"):
+        store.load(docker_save(tmp_path, [sparse_member(32 << 20)]))
+
+
+def test_entries_without_content_count_too(tmp_path: Path) -> None:
+    store = ImageStore(tmp_path / "images", limit=100 * 512)
+    with pytest.raises(BadImage, match="larger than"):
+        store.load(docker_save(tmp_path, [tarred([(f"d{n}", None) for n in range(101)])]))
+
+
+def test_a_layer_with_a_made_up_header_is_refused(store: ImageStore, tmp_path: Path) -> None:
+    digits = b"1" * (32 << 10)  # in which tarfile searches for minutes
+    header = member("x", type=tarfile.XHDTYPE, size=len(digits)).tobuf(tarfile.USTAR_FORMAT)
+    with pytest.raises(BadImage, match="extended header"):
+        store.load(docker_save(tmp_path, [header + digits + tarred([("f", "x")])]))
+
+
+def test_a_load_that_is_given_up_leaves_nothing(store: ImageStore, tmp_path: Path) -> None:
+    looks = iter([False] * 5)
+    saved = docker_save(tmp_path, [tarred([(f"f{n}", "x") for n in range(100)])])
+    with pytest.raises(BadImage, match="given up"):
+        store.load(saved, stopped=lambda: next(looks, True))
+    assert store.list() == ()
+    assert store.load(saved).tags == ("tool:1",)
+
+
+# -- from a registry --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose file `image` is what every registry has."""
+    program = tmp_path / "bin" / "skopeo"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nfor last; do :; done\ncp {tmp_path}/image "${{last#*:}}"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return tmp_path
+
+
+def offer(registry: Path, contents: str) -> None:
+    path, _ = oci_archive(registry, [tarred([("id", contents)])])
+    path.rename(registry / "image")
+
+
+@run_async
+async def test_a_pull_by_digest_moves_no_tag(registry: Path, tmp_path: Path) -> None:
+    engine = OciEngine(tmp_path / "root")
+    offer(registry, "one")
+    trusted = await engine.pull("team/tool")
+    offer(registry, "two")
+    wanted = "sha256:" + "5" * 64
+    for reference in (f"team/tool@{wanted}", f"team/tool:latest@{wanted}"):
+        other = await engine.pull(reference)
+        assert other.id != trusted.id
+        assert other.tags == ()
+        assert (await engine.image(reference)).id == other.id
+        for name in ("team/tool", "team/tool:latest"):
+            assert (await engine.image(name)).id == trusted.id
+
+
+@run_async
+async def test_a_pull_that_is_given_up_brings_nothing_in_later(
+    registry: Path, tmp_path: Path
+) -> None:
+    engine = OciEngine(tmp_path / "root")
+    offer(registry, "one")
+    with engine.store._locked():
+        pulling = asyncio.ensure_future(engine.pull("team/tool"))
+        await asyncio.sleep(0.3)
+        pulling.cancel()
+        await asyncio.wait((pulling,))
+    await asyncio.get_running_loop().shutdown_default_executor()  # every thread has ended
+    with pytest.raises(ImageNotFound):
+        await engine.image("team/tool")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tarfile
+from base64 import b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -122,6 +124,20 @@ async def test_a_body_that_was_accepted_is_not_too_large_at_the_start(tmp_path: 
         headers = {"Content-Type": "application/json"}
         answer = await house.call("POST", "/jobs?wait=30", data=body, headers=headers)
         assert (answer.status, answer.json["state"]) == (200, "finished"), answer.json["error"]
+
+
+@run_async
+async def test_a_tar_with_a_made_up_header_fails_its_job_at_once(tmp_path: Path) -> None:
+    digits = b"1" * (128 << 10)  # Python's own reader would freeze the worker for a minute
+    header = tarfile.TarInfo("x")
+    header.type, header.size = tarfile.XHDTYPE, len(digits)
+    packed = header.tobuf(tarfile.USTAR_FORMAT) + digits
+    packed += tarfile.TarInfo("file").tobuf(tarfile.USTAR_FORMAT) + bytes(1024)
+    inputs = [{"path": ".", "archive": "tar", "base64": b64encode(packed).decode()}]
+    async with working(tmp_path) as house:
+        answer = await house.call("POST", "/jobs?wait=30", job("a", "chatty:1", inputs=inputs))
+        assert answer.json["error"]["code"] == "INVALID_FIELD", answer.body
+        assert "header" in answer.json["error"]["message"]
 
 
 @run_async

@@ -48,6 +48,8 @@ class ImageRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     id); `*` alone is any. A digest is compared with what the name means when the job starts."""
     pull: Pull = Pull.MISSING
     """Whether an image that is not here is fetched: `missing` or `never`."""
+    max_bytes: Size = 16 << 30
+    """Bytes that an image may have, unpacked, where the engine is `oci`."""
     network: tuple[str, ...] = ()
     """Images, written as in `allowed`, whose jobs may ask for a network."""
     root: tuple[str, ...] = ()

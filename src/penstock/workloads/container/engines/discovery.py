@@ -95,7 +95,7 @@ async def _try_runtime(name: str, root: Path, runtime: str) -> Candidate:
     except Unusable as error:
         return _refused(name, error)
     with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as folder:
-        found = await _candidate(name, _open_runtime(Path(folder), runtime))
+        found = await _candidate(name, _open_runtime(Path(folder), runtime, 1 << 30))
     facts = found.facts and replace(found.facts, root_dir=str(root))
     return replace(found, facts=facts)
 
@@ -136,7 +136,8 @@ async def open_engine(config: WorkerConfig) -> Engine:
 async def _open(name: str, config: WorkerConfig) -> Opened:
     root, runtime = config.jobs_dir / "oci", config.runtime
     if name == "oci":
-        return await _first_runtime(root, (runtime,) if runtime else OCI_RUNTIMES)
+        runtimes = (runtime,) if runtime else OCI_RUNTIMES
+        return await _first_runtime(root, runtimes, config.images.max_bytes)
     if name in _DAEMONS or name.startswith(SCHEME):
         opening = open_socket(name.removeprefix(SCHEME)) if ":" in name else _open_daemon(name)
         opened = await _with_runtime(await opening, runtime)
@@ -200,21 +201,22 @@ async def _confined(opened: Opened) -> Opened:
 # -- runtimes without an engine ---------------------------------------------------------
 
 
-async def _first_runtime(root: Path, runtimes: tuple[str, ...]) -> Opened:
+async def _first_runtime(root: Path, runtimes: tuple[str, ...], max_image: int) -> Opened:
     reasons: list[Unusable] = []
     for runtime in runtimes:
         try:
-            return await _open_runtime(root, runtime)
+            return await _open_runtime(root, runtime, max_image)
         except Unusable as error:
             reasons.append(error)
     raise merged(reasons)
 
 
-async def _open_runtime(root: Path, runtime: str) -> Opened:
+async def _open_runtime(root: Path, runtime: str, max_image: int) -> Opened:
     from penstock.workloads.container.engines.oci.engine import OciEngine
 
     _check_runtime(runtime)
-    return await greeted(OciEngine(root, runtime=runtime), runtime, _TRIAL)
+    engine = OciEngine(root, runtime=runtime, max_image=max_image)
+    return await greeted(engine, runtime, _TRIAL)
 
 
 def _check_runtime(runtime: str) -> None:

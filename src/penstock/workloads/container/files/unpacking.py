@@ -12,12 +12,13 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import stat
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader, RawIOBase
 from typing import IO, TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
 
@@ -34,8 +35,16 @@ T = TypeVar("T")
 _PIECE = 256 << 10
 _SMALL = 1 << 20
 """Up to so many bytes no archive is a bomb, however small it was: a short text packs well."""
-_HEADER = 1 << 20
-"""Bytes of one header, or of a zip's list of files for every thousand that are allowed."""
+_HEADER = 8 << 10
+"""Bytes of one header of a tar: `tarfile` needs a time for it that grows with its square."""
+_LIST = 1 << 20
+"""Bytes of a zip's list of files for every thousand that are allowed."""
+_EXTENDED = b"xgXLK"
+"""Kinds of tar headers whose content describes the entry that follows."""
+_PAX = b"xgX"
+_DIGITS = re.compile(rb"[0-9]{101}")
+"""More in a row than a name has; `tarfile` would search through them again from each."""
+_MOST_SHARED = 100
 _DECODER_MEMORY = 128 << 20
 """What the strongest common setting of xz needs, twice."""
 # What the readers of the standard library raise over an archive that is damaged or made up.
@@ -135,9 +144,10 @@ def _sound(steps: Iterable[T]) -> Iterator[T]:
 
 
 def _tar_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iterator[Member]:
-    stream = Forward(_decompressed(archive), outcome)
+    stream = Forward(_decompressed(archive), outcome.count, most_extended=4 * rules.max_files)
     with tarfile.TarFile(fileobj=cast("IO[bytes]", stream)) as tar:
         while (found := tar.next()) is not None:
+            check_shared(tar)
             if not (found.isdir() or found.isreg()):
                 raise BadFile(f"has an entry {shown(found.name)} that is {_tar_kind(found)}")
             if found.issparse() or found.size < 0:
@@ -148,9 +158,13 @@ def _tar_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iter
                 bool(found.mode & 0o111),
                 stream.pieces(found.size) if found.isreg() else (),
             )
-    # The reader takes a header that is damaged, or missing in part, for the end.
-    if stream.last.strip(b"\0") or len(stream.last) not in (0, tarfile.BLOCKSIZE):
-        raise BadFile("is damaged: it ends where an entry should be")
+    stream.check_end()
+
+
+def check_shared(tar: tarfile.TarFile) -> None:
+    """Raise BadFile for many fields that hold for all entries: each gets a copy of them."""
+    if len(tar.pax_headers) > _MOST_SHARED:
+        raise BadFile(f"has more than {_MOST_SHARED} fields that hold for all entries")
 
 
 def _tar_kind(found: tarfile.TarInfo) -> str:
@@ -160,14 +174,33 @@ def _tar_kind(found: tarfile.TarInfo) -> str:
 
 
 class Forward:
-    """A stream that `tarfile` can read on, and skip in, but not go back in."""
+    """A stream that `tarfile` can read on, and skip in, but not go back in.
 
-    def __init__(self, stream: BinaryIO, outcome: Outcome) -> None:
+    Its headers are short and well-formed: for others `tarfile` could need minutes, in which it
+    lets no other thread run."""
+
+    def __init__(
+        self,
+        stream: IO[bytes],
+        count: Callable[[int], None],
+        *,
+        most_extended: int,
+        header: int = _HEADER,
+    ) -> None:
+        """`count` is told how many bytes were read."""
         self._stream = stream
-        self._outcome = outcome
+        self._count = count
+        self._header, self._extended_left = header, most_extended
+        self._describes = b""
+        """The kind of header whose content is read next; empty before a header."""
         self._at = 0
-        self.last = b""
+        self._last = b""
         """What was read last."""
+
+    def check_end(self) -> None:
+        """`tarfile` takes a header that is damaged, or missing in part, for the end."""
+        if self._last.strip(b"\0") or len(self._last) not in (0, tarfile.BLOCKSIZE):
+            raise BadFile("is damaged: it ends where an entry should be")
 
     def tell(self) -> int:
         return self._at
@@ -181,19 +214,45 @@ class Forward:
 
     def read(self, size: int) -> bytes:
         # Headers are read whole; their length stands in the archive.
-        if not 0 <= size <= _HEADER:
+        if not 0 <= size <= self._header:
             raise BadFile(f"has a header of {size} bytes")
-        self.last = self._stream.read(size)
-        self._at += len(self.last)
-        self._outcome.count(len(self.last))
-        return self.last
+        data = self._read(size)
+        kind, self._describes = self._describes, b""
+        if kind and kind in _PAX:
+            _check_pax(data)
+        elif not kind and (found := data[156:157]) and found in _EXTENDED:
+            self._describes = found
+            self._extended_left -= 1
+            if self._extended_left < 0:
+                raise BadFile("has too many extended headers")
+        return data
+
+    def _read(self, size: int) -> bytes:
+        self._last = self._stream.read(size)
+        self._at += len(self._last)
+        self._count(len(self._last))
+        return self._last
 
     def pieces(self, size: int) -> Iterator[bytes]:
         while size:
-            if not (data := self.read(min(size, _PIECE))):
+            if not (data := self._read(min(size, _PIECE))):
                 raise BadFile("is damaged: it ends in the middle of an entry")
             size -= len(data)
             yield data
+
+
+def _check_pax(data: bytes) -> None:
+    """Raise BadFile for what is not a list of records, each with its length in front."""
+    records, at = data.rstrip(b"\0"), 0
+    while at < len(records):
+        length, _, _ = records[at : at + 8].partition(b" ")
+        end = at + (int(length) if length.isdigit() else 0)
+        record = records[at:end]
+        if len(record) != end - at or not record.endswith(b"\n") or b"=" not in record:
+            raise BadFile("is damaged: it has an extended header that is not one")
+        at = end
+    if _DIGITS.search(records):
+        raise BadFile("has an extended header with an endless number")
 
 
 def _decompressed(archive: BinaryIO) -> BinaryIO:
@@ -252,7 +311,7 @@ def _xz_decoder() -> lzma.LZMADecompressor:
 
 
 def _zip_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iterator[Member]:
-    most = _HEADER * (1 + rules.max_files // 1000)
+    most = _LIST * (1 + rules.max_files // 1000)
     with zipfile.ZipFile(cast("IO[bytes]", Measured(archive, most))) as found:
         for info in found.infolist():
             kind = stat.S_IFMT(mode := info.external_attr >> 16)

@@ -23,7 +23,7 @@ from penstock.workloads.container.engine import (
 from penstock.workloads.container.engines.oci.bundle import Process, process_of
 from penstock.workloads.container.engines.oci.containers import Containers, has_labels
 from penstock.workloads.container.engines.oci.fetching import can_fetch, fetch
-from penstock.workloads.container.engines.oci.images import ImageStore
+from penstock.workloads.container.engines.oci.images import LARGEST, ImageStore
 from penstock.workloads.container.engines.oci.machine import Machine, version_of
 from penstock.workloads.container.engines.oci.programs import check_command
 from penstock.workloads.container.engines.oci.rooted import resolve
@@ -42,8 +42,9 @@ class OciEngine:
 
     name = "oci"
 
-    def __init__(self, root: Path, *, runtime: str = "") -> None:
-        self.store = ImageStore(root.absolute() / "images")
+    def __init__(self, root: Path, *, runtime: str = "", max_image: int = LARGEST) -> None:
+        """`max_image`: bytes that an image may have, unpacked."""
+        self.store = ImageStore(root.absolute() / "images", limit=max_image)
         self._root = root.absolute()
         self._wanted = runtime
         self._ready: tuple[Machine, Containers] | None = None

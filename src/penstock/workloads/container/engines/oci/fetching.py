@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
+import threading
 from pathlib import Path
 
 from penstock.workloads.container.engine import Image, ImageNotFound, PullFailed
@@ -29,8 +30,17 @@ async def fetch(store: ImageStore, reference: str) -> Image:
     with tempfile.TemporaryDirectory(prefix="penstock-pull-") as folder:
         file = Path(folder, "image.tar")
         await _run(program, "copy", "--quiet", f"docker://{reference}", f"oci-archive:{file}")
-        tag = reference if "@" not in reference else reference.partition("@")[0]
-        return await asyncio.to_thread(store.load, file, tag, digest=True)
+        stop = threading.Event()
+        loading = asyncio.ensure_future(
+            asyncio.to_thread(store.load, file, reference, digest=True, stopped=stop.is_set)
+        )
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            # Else it would go on, and keep others from the store.
+            stop.set()
+            await asyncio.gather(loading, return_exceptions=True)
+            raise
 
 
 async def _run(*command: str) -> None:

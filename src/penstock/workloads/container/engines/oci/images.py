@@ -17,9 +17,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -33,7 +33,9 @@ from penstock.workloads.container.engines.oci.archives import (
 )
 from penstock.workloads.container.engines.oci.tree import BadImage, Tree, add_folder
 
-_LARGEST = 64 << 30
+LARGEST = 16 << 30
+"""Bytes that an image may have, unpacked, unless a worker's settings say otherwise."""
+_LOCK_POLL = 0.05
 _NEW = ".new-"
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 _HEX = re.compile(r"(?:sha256:)?([0-9a-f]{12,64})")
@@ -46,26 +48,32 @@ _ADVICE = "`penstock container image load FILE` brings one in"
 class ImageStore:
     """Images below a folder. Its methods block while they read and write files."""
 
-    def __init__(self, root: Path, *, limit: int = _LARGEST) -> None:
+    def __init__(self, root: Path, *, limit: int = LARGEST) -> None:
         self.root = root
         self._limit = limit
 
     # -- bringing in ----------------------------------------------------------
 
-    def load(self, path: Path, tag: str = "", *, digest: bool = False) -> Image:
+    def load(
+        self,
+        path: Path,
+        tag: str = "",
+        *,
+        digest: bool = False,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Image:
         """From a file that `docker save` or `podman save` wrote, or an OCI archive; its own
-        tags are taken unless one is given. Raises BadImage. With `digest`, the tag is the name
-        by which a registry knows it."""
+        tags are taken unless one is given. Raises BadImage, also once it is `stopped`. With
+        `digest`, the tag is the name by which a registry knows it; one with a digest of its own
+        (`name@sha256:…`) changes no tag."""
         with contextlib.closing(Archive(path)) as archive:
             machine = platform.machine()
             manifest = read_manifest(archive, _MACHINES.get(machine, machine))
             if manifest is None:
                 raise BadImage(f"{path.name} is no image; a root file system can be imported.")
-            names = [_full_tag(each) for each in ((tag,) if tag else manifest.tags)]
-            if digest and manifest.digest:
-                names += [f"{each.rpartition(':')[0]}@{manifest.digest}" for each in names]
-            with self._staging() as new:
-                tree = Tree(new / "rootfs", self._limit)
+            names = _names(tag, manifest, digest)
+            with self._staging(stopped) as new:
+                tree = Tree(new / "rootfs", self._limit, stopped=stopped)
                 unpack(archive, manifest, tree)
                 return self._keep(new, tree, _described(manifest, tree.size), names)
 
@@ -146,8 +154,8 @@ class ImageStore:
         return self.find(image.id)
 
     @contextlib.contextmanager
-    def _staging(self) -> Iterator[Path]:
-        with self._locked():
+    def _staging(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+        with self._locked(stopped):
             for old in self.root.glob(f"{_NEW}*"):
                 shutil.rmtree(old)
             new = self.root / f"{_NEW}{secrets.token_hex(8)}"
@@ -158,10 +166,13 @@ class ImageStore:
                 shutil.rmtree(new, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, stopped: Callable[[], bool] = lambda: False) -> Iterator[None]:
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (self.root / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            while not _took(lock):
+                if stopped():
+                    raise BadImage("It was given up while another image was brought in.")
+                time.sleep(_LOCK_POLL)
             yield
 
     def _id_of(self, reference: str) -> str | None:
@@ -172,7 +183,7 @@ class ImageStore:
         if match := _HEX.fullmatch(reference):
             found = [one for one in self._ids() if one[7:].startswith(match[1])]
             return found[0] if len(found) == 1 else None
-        return self._tags().get(reference) if "@" in reference else None
+        return self._tags().get(_digest_name(reference)) if "@" in reference else None
 
     def _tag_of(self, reference: str) -> str:
         if not _is_name(reference):
@@ -222,6 +233,29 @@ def _described(manifest: Manifest, size: int) -> Image:
         )
     except (AttributeError, msgspec.ValidationError, msgspec.DecodeError) as error:
         raise BadImage(f"The image's configuration is not as it should be: {error}.") from error
+
+
+def _names(tag: str, manifest: Manifest, digest: bool) -> list[str]:
+    if "@" in tag:
+        return [_digest_name(tag)]
+    names = [_full_tag(each) for each in ((tag,) if tag else manifest.tags)]
+    if digest and manifest.digest:
+        names += [f"{each.rpartition(':')[0]}@{manifest.digest}" for each in names]
+    return names
+
+
+def _digest_name(reference: str) -> str:
+    """`name@sha256:…`, without the tag that may stand in it as well."""
+    name, _, digest = reference.partition("@")
+    return f"{_full_tag(name).rpartition(':')[0]}@{digest}"
+
+
+def _took(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_name(reference: str) -> bool:

@@ -11,17 +11,22 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.engines.oci.bundle import MOUNT_POINTS
 from penstock.workloads.container.engines.oci.rooted import OutOfReach, resolve
+from penstock.workloads.container.files.unpacking import Forward, check_shared
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _COPY = 1 << 20
 _MODE = 0o1777
+_HEADER = 64 << 10
+_MOST_ENTRIES = 10_000_000
+_ENTRY = 512
+"""Bytes that an entry counts beside its content: it takes room, too."""
 
 
 class BadImage(EngineError):
@@ -31,25 +36,36 @@ class BadImage(EngineError):
 class Tree:
     """A root file system that is being made in a folder that nobody else knows."""
 
-    def __init__(self, root: Path, limit: int) -> None:
+    def __init__(
+        self, root: Path, limit: int, *, stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`limit` is in bytes; once it is `stopped`, it is given up."""
         root.mkdir(parents=True)
         root.chmod(0o755)
         self.root = root
         self.size = 0
         self._limit = limit
+        self._stopped = stopped
 
     def apply(self, layer: IO[bytes]) -> None:
         """A layer on top of what is there. `layer` is read to the end, whatever follows the
         archive's own end mark."""
-        own: set[Path] = set()
+        own = _Own()
+        stream = Forward(layer, self._look, most_extended=_MOST_ENTRIES, header=_HEADER)
         try:
-            with tarfile.open(fileobj=layer, mode="r|") as archive:
-                for member in archive:
-                    self._add(archive, member, own)
+            with tarfile.TarFile(fileobj=cast("IO[bytes]", stream)) as archive:
+                while (member := archive.next()) is not None:
+                    check_shared(archive)
+                    self._add(stream, member, own)
+            stream.check_end()
         except (tarfile.TarError, OutOfReach, ValueError) as error:
             raise BadImage(f"The archive can't be unpacked: {error}.") from error
-        while layer.read(_COPY):
-            pass
+        while data := layer.read(_COPY):
+            self._look(len(data))
+
+    def _look(self, size: int) -> None:
+        if self._stopped():
+            raise BadImage("It was given up while it was unpacked.")
 
     def finish(self) -> None:
         """What every container needs: places for its mounts, and a name for itself."""
@@ -63,7 +79,8 @@ class Tree:
             hosts.parent.mkdir(parents=True, exist_ok=True)
             hosts.write_text("127.0.0.1 localhost\n::1 localhost\n")
 
-    def _add(self, archive: tarfile.TarFile, member: tarfile.TarInfo, own: set[Path]) -> None:
+    def _add(self, stream: Forward, member: tarfile.TarInfo, own: _Own) -> None:
+        self._grow(_ENTRY)
         parts = _safe(member.name)
         if not parts:
             if member.isdir():
@@ -75,18 +92,22 @@ class Tree:
             self._empty(parent, own)
         elif name.startswith(_WHITEOUT):
             self._whiteout(parent, name, own)
-        elif self._put(archive, member, parent / name):
+        elif self._put(stream, member, parent / name):
             own.add(parent / name)
 
-    def _put(self, archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> bool:
+    def _put(self, stream: Forward, member: tarfile.TarInfo, place: Path) -> bool:
         if member.isdir():
             if not place.is_dir() or place.is_symlink():
                 _discard(place)
                 place.mkdir()
         elif member.isreg():
+            if member.issparse() or member.size < 0:
+                raise BadImage(f"{member.name!r} is a sparse file; pack it without --sparse.")
             self._grow(member.size)
             _discard(place)
-            self._file(archive, member, place)
+            with place.open("xb") as target:
+                for piece in stream.pieces(member.size):
+                    target.write(piece)
         elif member.issym():
             _discard(place)
             os.symlink(member.linkname, place)
@@ -100,12 +121,6 @@ class Tree:
             place.chmod(member.mode & _MODE)
         os.utime(place, (member.mtime, member.mtime), follow_symlinks=False)
         return True
-
-    def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
-        source = archive.extractfile(member)
-        assert source is not None
-        with place.open("xb") as target:
-            shutil.copyfileobj(source, target, _COPY)
 
     def _link(self, member: tarfile.TarInfo, place: Path) -> None:
         parts = _safe(member.linkname)
@@ -127,17 +142,17 @@ class Tree:
                 raise BadImage(f"{'/'.join(parts)!r} is below a file.") from error
         return parent
 
-    def _whiteout(self, parent: Path, name: str, own: set[Path]) -> None:
+    def _whiteout(self, parent: Path, name: str, own: _Own) -> None:
         hidden = name.removeprefix(_WHITEOUT)
         if hidden in ("", ".", "..") or hidden.startswith(_WHITEOUT):
             return
-        if parent / hidden not in own:
+        if parent / hidden not in own.entries:
             _discard(parent / hidden)
 
-    def _empty(self, folder: Path, own: set[Path]) -> None:
+    def _empty(self, folder: Path, own: _Own) -> None:
         """Remove what older layers left in it, and keep what this one brought."""
         for entry in list(folder.iterdir()):
-            if entry in own or any(entry in each.parents for each in own):
+            if entry in own.entries or entry in own.above:
                 if entry.is_dir() and not entry.is_symlink():
                     self._empty(entry, own)
             else:
@@ -147,6 +162,22 @@ class Tree:
         self.size += size
         if self.size > self._limit:
             raise BadImage(f"The image is larger than {self._limit} bytes.")
+
+
+class _Own:
+    """What a layer has brought so far."""
+
+    def __init__(self) -> None:
+        self.entries: set[Path] = set()
+        self.above: set[Path] = set()
+        """The folders they are in."""
+
+    def add(self, place: Path) -> None:
+        self.entries.add(place)
+        for folder in place.parents:
+            if folder in self.above:
+                return
+            self.above.add(folder)
 
 
 def add_folder(tree: Tree, folder: Path) -> Iterable[bytes]:
