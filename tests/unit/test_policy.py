@@ -20,7 +20,6 @@ from penstock.core.policy import (
     ready_at,
     retry_of,
     run_limit,
-    runs_until,
 )
 from penstock.core.verdict import Constraints, Decision, SafetyVerdict
 from penstock.lifecycles.canonical import JobState
@@ -127,7 +126,6 @@ def test_safety_rules_may_allow_a_shorter_run_and_never_a_longer_one() -> None:
     for timeout, expected in ((7.0, 7.0), (30.0, 10.0), (None, 10.0)):
         job = replace(a_job(state=JobState.RUNNING, timeout=timeout), verdict=verdict)
         assert run_limit(job, 3600.0) == expected
-        assert runs_until(job, 3600.0) == T0 + expected
 
 
 def test_a_retry_keeps_everything_but_its_id_its_link_and_its_time() -> None:
@@ -172,11 +170,3 @@ def test_priorities_go_before_each_other_in_order() -> None:
     order = [Priority.CRITICAL, Priority.INTERACTIVE, Priority.BATCH]
     ranks = [rank(a_request(priority=priority), T0) for priority in order]
     assert ranks == sorted(ranks)
-
-
-def test_a_started_job_runs_until_its_timeout_or_its_deadline() -> None:
-    assert runs_until(a_job(state=JobState.RUNNING), 100) == T0 + 100
-    assert runs_until(a_job(state=JobState.RUNNING, timeout=7), 100) == T0 + 7
-    assert runs_until(a_job(state=JobState.RUNNING, timeout=7, deadline=T0 + 3), 100) == T0 + 3
-    assert runs_until(a_job(state=JobState.DISPATCHED, deadline=T0 + 3), 100) == T0 + 3
-    assert runs_until(a_job(state=JobState.DISPATCHED), 100) is None

@@ -11,7 +11,15 @@ from penstock.adapters.memory.bus import MemoryBus
 from penstock.adapters.memory.store import MemoryStore
 from penstock.control.board import Board
 from penstock.control.limits import Limits
-from penstock.control.reconciler import Finding, Lost, Overdue, Reconciler, TooLate, findings
+from penstock.control.reconciler import (
+    Finding,
+    Lost,
+    Overdue,
+    Reconciler,
+    TooLate,
+    findings,
+    held_until,
+)
 from penstock.control.roster import Roster
 from penstock.core.errors import StoreFailed
 from penstock.core.job import Job, RetryPolicy
@@ -38,8 +46,11 @@ def board_of(*jobs: Job) -> Board:
     return board
 
 
-def found(board: Board, *, after: float, monotonic: float = 0.0) -> list[Finding]:
-    return list(findings(board, LIMITS, T0 + after, monotonic))
+def found(board: Board, *, after: float, monotonic: float | None = None) -> list[Finding]:
+    """What is wrong a while after everything was first seen."""
+    held = held_until(board, LIMITS, T0, 0.0, {})
+    passed = after if monotonic is None else monotonic
+    return list(findings(board, LIMITS, T0 + after, passed, held))
 
 
 def codes(board: Board, *, after: float) -> list[str]:
@@ -178,6 +189,7 @@ class Site:
     async def hold(self, *events: JobEvent, **fields: Any) -> None:
         self.greet()
         await self.apply(accept("a", **fields), move("a", _E.SCHEDULE, _E.DISPATCH))
+        self.board.unjudged.clear()
         await self.apply(*(move("a", event) for event in events))
 
     async def apply(self, *changes: Change) -> None:
@@ -287,6 +299,46 @@ async def test_a_wall_clock_that_jumps_loses_no_worker() -> None:
     await site.pass_time(4)
     assert (await site.job()).state is _S.RUNNING
     assert "w1" in site.board.roster.workers
+
+
+@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+@pytest.mark.parametrize(
+    ("events", "fields", "limit", "code"),
+    [
+        ((), {"dispatch_timeout": 40}, 40.0, "NOT_STARTED"),
+        ((_E.START,), {"timeout": 40}, 47.0, "TIMEOUT"),
+        ((_E.START,), {"deadline": T0 + 40}, 47.0, "DEADLINE_EXCEEDED"),
+    ],
+)
+@run_async
+async def test_a_held_job_ends_at_its_limit_however_the_wall_clock_is_set(
+    events: tuple[JobEvent, ...], fields: dict[str, Any], limit: float, code: str, jump: float
+) -> None:
+    site = Site()
+    await site.hold(*events, **fields)
+    site.board.roster.worker("w1").local = True
+    await site.pass_time(1)
+    site.clock.jump(jump)
+    await site.pass_time(limit - 1)
+    assert not (await site.job()).is_final
+    await site.pass_time(1)
+    job = await site.job()
+    assert job.state is _S.TIMEOUT
+    assert job.result is not None
+    assert job.result.error_code == code
+
+
+@run_async
+async def test_a_job_that_runs_is_not_ended_because_the_clock_was_set_before_a_restart() -> None:
+    site = Site()
+    await site.hold(_E.START, timeout=40)
+    site.clock.jump(7200)
+    again = Board(Roster({}), site.clock.now)
+    again.restore(await site.store.unfinished())
+    again.roster.worker("w1").local = True
+    site.reconciler = Reconciler(site.store, site.bus, again, site.clock, LIMITS)
+    await site.pass_time(40)
+    assert (await site.job()).state is _S.RUNNING
 
 
 @run_async

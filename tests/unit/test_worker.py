@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import wraps
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from penstock.adapters.memory.blobs import MemoryBlobs
@@ -76,7 +78,7 @@ class Site:
         for subject in (HANDSHAKE, RESULT):
             self.bus.subscribe(subject, self._hear)
         options = WorkerOptions(worker_id="w", slots=slots, drain_timeout=5.0)
-        clock = LoopClock(asyncio.get_running_loop())
+        self.clock = clock = LoopClock(asyncio.get_running_loop())
         self.blobs = CountingBlobs()
         self.worker = Worker(self.bus, self.blobs, [self.executor], clock, options)
         self.task = asyncio.ensure_future(self.worker.run())
@@ -104,18 +106,18 @@ class Site:
 
 
 def dispatch(job_id: str = "a", attempt: int = 1, **fields: Any) -> Dispatch:
-    return Dispatch(a_request(job_id, **fields), attempt, 60.0)
+    return Dispatch(a_request(job_id, **fields), attempt, 60.0, fields.get("deadline"))
 
 
 def on_virtual_time(test: Any) -> Any:
-    def run() -> None:
+    @wraps(test)
+    def run(*args: Any, **given: Any) -> None:
         loop = VirtualLoop()
         try:
-            loop.run_until_complete(test())
+            loop.run_until_complete(test(*args, **given))
         finally:
             loop.close()
 
-    run.__name__ = test.__name__
     return run
 
 
@@ -273,3 +275,24 @@ async def test_without_a_limit_any_result_is_stored() -> None:
         site.executor.payload = b"1" * 10_000
         assert (await result_of(site, constraints)).status is JobState.SUCCEEDED
         await site.end()
+
+
+@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+@pytest.mark.parametrize(
+    ("left", "limit", "code"), [(None, 60.0, "TIMEOUT"), (40.0, 40.0, "DEADLINE_EXCEEDED")]
+)
+@on_virtual_time
+async def test_what_runs_ends_at_its_limit_however_the_wall_clock_is_set(
+    left: float | None, limit: float, code: str, jump: float
+) -> None:
+    site = Site()
+    await site.welcome()
+    deadline = None if left is None else site.clock.now() + left
+    await site.tell(dispatch(idempotent=True, deadline=deadline))
+    site.clock.jump(jump)
+    await asyncio.sleep(limit - 1)
+    assert site.heard(Finished) == []
+    await asyncio.sleep(2)
+    (finished,) = site.heard(Finished)
+    assert (finished.result.status, finished.result.error_code) == (JobState.TIMEOUT, code)
+    await site.end()

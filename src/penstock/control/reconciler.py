@@ -1,19 +1,22 @@
 """Mends what nobody else will: timeouts, lost workers, deadlines.
 
-`findings` is the judgement, a pure function of the board and two times; `Reconciler` is the
-loop that acts on it. A worker is lost when its lease ran out in silence, or when its
+`findings` is the judgement, a pure function of the board, two times and the limits of held
+jobs; `Reconciler` is the loop that acts on it. How long a job may be held is counted on the
+monotonic clock, from when it was first seen here: a wall clock that is set ends nothing that
+runs. A worker is lost when its lease ran out in silence, or when its
 connection dropped and it did not come back in time. If the reconciler itself was held up
 (a suspended laptop, a stalled disk), it does not blame the workers for the silence: their
-leases are extended by what it slept too long.
+leases, and the limits of what they hold, are extended by what it slept too long.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from penstock.control.board import Board
 from penstock.control.endings import cancellation
@@ -23,7 +26,7 @@ from penstock.control.roster import WorkerRecord
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
 from penstock.core.job import Job
-from penstock.core.policy import run_limit, runs_until
+from penstock.core.policy import run_limit
 from penstock.core.transition import Answer, Change
 from penstock.lifecycles.canonical import JobState, Role
 from penstock.ports.bus import Bus, JobCancel, jobs_of
@@ -42,6 +45,16 @@ class Overdue(Struct, frozen=True):
     """A held job that is past a limit."""
 
     job: Job
+    code: str
+    why: str
+
+
+class HeldUntil(Struct, frozen=True):
+    """Until when a worker may hold a job, by the monotonic clock, and what is wrong after."""
+
+    attempt: int
+    state: JobState
+    until: float
     code: str
     why: str
 
@@ -69,7 +82,38 @@ class Lost(Struct, frozen=True):
 Finding = Overdue | TooLate | Unwanted | Lost
 
 
-def findings(board: Board, limits: Limits, now: float, monotonic: float) -> Iterator[Finding]:
+def held_until(
+    board: Board, limits: Limits, now: float, monotonic: float, known: Mapping[str, HeldUntil]
+) -> dict[str, HeldUntil]:
+    """The limit of each held job; it stands until the job starts or goes to another worker."""
+    held = {}
+    for job_id, job in board.held.items():
+        limit = known.get(job_id)
+        if limit is None or (limit.attempt, limit.state) != (job.attempt, job.state):
+            limit = _limit_of(job, limits, now, monotonic)
+        held[job_id] = limit
+    return held
+
+
+def _limit_of(job: Job, limits: Limits, now: float, monotonic: float) -> HeldUntil:
+    request, grace = job.request, limits.kill_grace + _SLACK
+    if job.state is JobState.DISPATCHED:
+        seconds = request.dispatch_timeout or limits.dispatch_timeout
+        code = "NOT_STARTED"
+        why = f"worker {job.worker_id} did not start it within {seconds:g} s"
+    else:
+        limit = run_limit(job, limits.timeout)
+        seconds = limit + grace
+        code, why = "TIMEOUT", f"it ran for more than {limit:g} s"
+    if request.deadline is not None and request.deadline - now + grace <= seconds:
+        seconds = request.deadline - now + grace
+        code, why = "DEADLINE_EXCEEDED", "its deadline passed while it was running"
+    return HeldUntil(job.attempt, job.state, monotonic + seconds, code, why)
+
+
+def findings(
+    board: Board, limits: Limits, now: float, monotonic: float, held: Mapping[str, HeldUntil]
+) -> Iterator[Finding]:
     """Everything that is wrong at this moment. Pure."""
     for worker in board.roster.workers.values():
         if (why := _why_lost(worker, limits, monotonic)) is not None:
@@ -78,8 +122,8 @@ def findings(board: Board, limits: Limits, now: float, monotonic: float) -> Iter
         if (why := board.adrift.get(job.job_id)) is not None:
             if job.cancel_requested:
                 yield Unwanted(job, why)
-        elif (found := _overdue(job, limits, now)) is not None:
-            yield found
+        elif (limit := held.get(job.job_id)) is not None and monotonic > limit.until:
+            yield Overdue(job, limit.code, limit.why)
     for seq, deadline in board.deadlines.items():
         if deadline <= now and board.waits(seq):
             yield TooLate(seq)
@@ -94,22 +138,6 @@ def _why_lost(worker: WorkerRecord, limits: Limits, monotonic: float) -> str | N
     elif monotonic - worker.heard_at > limits.lease:
         return f"worker {worker.worker_id} was silent for more than {limits.lease:g} s"
     return None
-
-
-def _overdue(job: Job, limits: Limits, now: float) -> Overdue | None:
-    request = job.request
-    if job.state is JobState.DISPATCHED:
-        limit = request.dispatch_timeout or limits.dispatch_timeout
-        if job.dispatched_at is not None and now - job.dispatched_at > limit:
-            why = f"worker {job.worker_id} did not start it within {limit:g} s"
-            return Overdue(job, "NOT_STARTED", why)
-    end = runs_until(job, limits.timeout)
-    if end is None or now <= end + limits.kill_grace + _SLACK:
-        return None
-    if request.deadline is not None and end >= request.deadline:
-        return Overdue(job, "DEADLINE_EXCEEDED", "its deadline passed while it was running")
-    limit = run_limit(job, limits.timeout)
-    return Overdue(job, "TIMEOUT", f"it ran for more than {limit:g} s")
 
 
 class Reconciler:
@@ -137,6 +165,7 @@ class Reconciler:
         self._losses = Losses(board, starts or NoStarts(), limits, ids or IdSource(), chance)
         self._interval = interval
         self._last = clock.monotonic()
+        self._held_until: dict[str, HeldUntil] = {}
 
     async def run(self) -> None:
         self._last = self.clock.monotonic()
@@ -153,10 +182,12 @@ class Reconciler:
         self._forgive(monotonic - self._last - self._interval)
         self._last = monotonic
         now = self.clock.now()
+        held = held_until(self.board, self.limits, now, monotonic, self._held_until)
+        self._held_until = held
         changes: list[Change] = []
         found = [
             finding
-            for finding in findings(self.board, self.limits, now, monotonic)
+            for finding in findings(self.board, self.limits, now, monotonic, held)
             if not self._may_be_outdated(finding)
         ]
         for finding in found:
@@ -182,6 +213,10 @@ class Reconciler:
                 worker.heard_at += overslept
                 if worker.missing_since is not None:
                     worker.missing_since += overslept
+            self._held_until = {
+                job_id: replace(limit, until=limit.until + overslept)
+                for job_id, limit in self._held_until.items()
+            }
 
     async def _mend(self, finding: Finding, now: float):  # type: ignore[no-untyped-def]
         match finding:

@@ -134,14 +134,6 @@ def run_limit(job: Job, default_timeout: float) -> float:
     return limit if most is None else min(limit, most)
 
 
-def runs_until(job: Job, default_timeout: float) -> float | None:
-    """When a started job must have ended, by its timeout and its deadline."""
-    if job.started_at is None:
-        return job.request.deadline
-    end = job.started_at + run_limit(job, default_timeout)
-    return end if job.request.deadline is None else min(end, job.request.deadline)
-
-
 def keeps_out(held: Job, now: float) -> bool:
     """Whether a job, by its unique key, keeps out one that comes now with the same key."""
     unique = held.request.unique

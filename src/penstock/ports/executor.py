@@ -34,7 +34,8 @@ class Task(Struct, frozen=True, gc=False):
     payload: bytes
     """What context_ptr points to; empty when there is none."""
     deadline: float
-    """When it must have ended: the sooner of timeout and deadline."""
+    """When it must have ended: the sooner of timeout and deadline. The context's `remaining`
+    is more exact, where the clock may be set."""
     constraints: Constraints | None = None
     """Limits that the safety rules set. An executor sees to memory, network and file system;
     one that can't be enforced is a reason not to run: FAILED with CONSTRAINT_NOT_ENFORCED."""

@@ -29,10 +29,11 @@ class Attempt:
         "_clock",
         "_pieces",
         "_say",
+        "by_deadline",
         "cancel",
-        "deadline",
         "dispatch",
         "ended_as",
+        "ends_at",
         "received_at",
         "started_at",
         "task",
@@ -55,7 +56,10 @@ class Attempt:
         """What a requested end counts as: CANCELLED or TIMEOUT."""
         self.received_at = clock.monotonic()
         self.started_at = 0.0
-        self.deadline = 0.0
+        self.ends_at = 0.0
+        """Monotonic: setting the wall clock must not end what runs, nor let it run longer."""
+        self.by_deadline = False
+        """Whether it is the job's deadline that ends it, and not its timeout."""
         self._clock = clock
         self._say = say
         self._pieces = itertools.count(1)
@@ -89,17 +93,19 @@ class Attempt:
         self._say(JobPiece(self.job_id, self.attempt, next(self._pieces), storable(text)))
 
     def remaining(self) -> float:
-        return max(0.0, self.deadline - self._clock.now())
+        return max(0.0, self.ends_at - self._clock.monotonic())
 
     # -- running ------------------------------------------------------------------
 
     def begin(self) -> None:
         """Set the clock running."""
-        now = self._clock.now()
-        self.started_at = self._clock.monotonic()
-        self.deadline = now + self.dispatch.timeout
+        seconds = self.dispatch.timeout
         if self.dispatch.deadline is not None:
-            self.deadline = min(self.deadline, self.dispatch.deadline)
+            left = self.dispatch.deadline - self._clock.now()
+            self.by_deadline = left <= seconds
+            seconds = min(left, seconds)
+        self.started_at = self._clock.monotonic()
+        self.ends_at = self.started_at + seconds
 
     def end(self, reason: str, as_state: JobState) -> None:
         """Ask the work to end; the first reason counts."""
@@ -150,8 +156,9 @@ class Attempt:
     async def _outcome(self, executor: Executor, blobs: Blobs) -> Outcome:
         pointer = self.request.context_ptr
         payload = await blobs.get(pointer) if pointer else b""
+        deadline = self._clock.now() + self.remaining()
         constraints = self.dispatch.constraints
-        task = Task(self.request, self.attempt, payload, self.deadline, constraints)
+        task = Task(self.request, self.attempt, payload, deadline, constraints)
         outcome = await executor.run(task, self)
         if outcome.status is JobState.CANCELLED and self.cancel.requested:
             return self._was_ended()
@@ -168,7 +175,7 @@ class Attempt:
 
     def _was_ended(self) -> Outcome:
         if self.ended_as is JobState.TIMEOUT:
-            code = "DEADLINE_EXCEEDED" if self.deadline == self.dispatch.deadline else "TIMEOUT"
+            code = "DEADLINE_EXCEEDED" if self.by_deadline else "TIMEOUT"
             return Outcome(JobState.TIMEOUT, error_code=code, error_message=self.cancel.reason)
         if self.ended_as is JobState.FAILED:
             return _failure("WORKER_STOPPED", self.cancel.reason)

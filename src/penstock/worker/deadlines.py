@@ -9,11 +9,11 @@ from penstock.ports.clock import Clock
 from penstock.worker.attempt import Attempt
 
 _LONGEST = 1.0
-"""Seconds between looks at most: it is the wall clock that counts, and it may be set."""
+"""Seconds between looks at most: the event loop's clock need not be the one that counts."""
 
 
 class Deadlines:
-    """Calls `late` with each running attempt whose deadline has passed.
+    """Calls `late` with each running attempt whose time is up.
 
     There are never more attempts than slots, so looking at all of them is cheaper than
     keeping an order that nearly every job leaves again before its time.
@@ -31,25 +31,25 @@ class Deadlines:
 
     def watch(self, attempt: Attempt) -> None:
         """See to it that the timer is set no later than for this one."""
-        if self._timer is None or attempt.deadline < self._timer_for:
-            self._set(attempt.deadline)
+        if self._timer is None or attempt.ends_at < self._timer_for:
+            self._set(attempt.ends_at)
 
-    def _set(self, deadline: float) -> None:
+    def _set(self, ends_at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_for = deadline
-        wait = max(0.0, deadline - self._clock.now())
+        self._timer_for = ends_at
+        wait = max(0.0, ends_at - self._clock.monotonic())
         self._timer = asyncio.get_running_loop().call_later(min(wait, _LONGEST), self._look)
 
     def _look(self) -> None:
         self._timer = None
-        now = self._clock.now()
+        now = self._clock.monotonic()
         waiting = []
         for attempt in list(self._running()):
-            if attempt.deadline <= now:
+            if attempt.ends_at <= now:
                 self._late(attempt)
             else:
-                waiting.append(attempt.deadline)
+                waiting.append(attempt.ends_at)
         if waiting:
             self._set(min(waiting))
 

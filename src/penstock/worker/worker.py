@@ -395,6 +395,6 @@ def _time_out(attempt: Attempt) -> None:
 
 
 def _too_long(attempt: Attempt) -> str:
-    if attempt.deadline == attempt.dispatch.deadline:
+    if attempt.by_deadline:
         return "its deadline passed while it was running"
     return f"it ran for more than {attempt.dispatch.timeout:g} s"
