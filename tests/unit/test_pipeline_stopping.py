@@ -25,6 +25,7 @@ from penstock.core.stages import (
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.executor import Interrupted
 from penstock.testing.aio import run_async
+from penstock.testing.clock import LoopClock
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.orchestrator import Stop
 
@@ -427,6 +428,21 @@ async def test_a_job_may_have_a_limit_of_its_own() -> None:
     ended = await place.run(one)
     assert ended.status is _S.FAILED
     assert "longer than its 12 s" in ended.errors[-1].message
+
+
+@pytest.mark.parametrize("jump", [7200.0, -7200.0])
+@on_virtual_time
+async def test_a_jobs_limit_does_not_depend_on_who_sets_the_clock(jump: float) -> None:
+    one, clock = Definition("one", timeout=100.0), LoopClock(asyncio.get_running_loop())
+
+    @one.step()
+    async def long(results: Any, ctx: Any) -> None:
+        await asyncio.sleep(10)
+        clock.jump(jump)
+        await asyncio.sleep(80 if jump > 0 else 200)
+
+    ended = await Place(clock=clock).run(one)
+    assert ended.status is (_S.COMPLETED if jump > 0 else _S.FAILED)
 
 
 # -- spread -----------------------------------------------------------------------

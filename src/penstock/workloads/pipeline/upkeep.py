@@ -31,6 +31,9 @@ class Upkeep:
         self._options, self._tell, self._give_up = options, tell, give_up
         self._places = {name: index for index, name in enumerate(pipeline.stages)}
         self._news: dict[str, Any] | None = None
+        self._started_at: float | None = None
+        self._late_at = float("inf")
+        """Monotonic."""
 
     # -- heard --------------------------------------------------------------------
 
@@ -92,4 +95,8 @@ class Upkeep:
         limit, started = self._pipeline.timeout, self._checkpoint.started_at
         if limit is None or started is None:
             return float("inf")
-        return started + limit - self._clock.now()
+        monotonic = self._clock.monotonic()
+        if started != self._started_at:  # from now on, nobody who sets the clock matters
+            self._started_at = started
+            self._late_at = monotonic + started + limit - self._clock.now()
+        return self._late_at - monotonic
