@@ -20,6 +20,7 @@ from penstock.core.job import Priority
 from penstock.core.llm import (
     Chat,
     Completion,
+    EngineUnavailable,
     Generation,
     LlmCode,
     Message,
@@ -562,6 +563,63 @@ async def test_a_job_whose_folder_is_taken_away_is_let_go_and_the_server_goes_on
         if how == "put back into the queue":
             assert await place.done(job_id) == "A B C D"
     assert any("moved or deleted" in record.message for record in caplog.records)
+
+
+# -- an engine that is unavailable ---------------------------------------------------------
+
+
+class Ill(Hearing):
+    """Has no memory for a model, until it is well."""
+
+    def __init__(self, *ill: str, **knobs: Any) -> None:
+        super().__init__(**knobs)
+        self.ill = set(ill)
+
+    async def load(self, model: str = "", told: object = None) -> ModelFacts:
+        if model in self.ill:
+            raise EngineUnavailable(LlmCode.OUT_OF_MEMORY, f"there is no memory for {model}")
+        return await super().load(model)
+
+
+@run_async
+async def test_jobs_of_an_engine_without_memory_wait_and_are_not_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.02)
+    runner = Ill(models=("one", "two"))
+    async with serving(tmp_path, runner, workers=2) as place:
+        runner.ill = {"one"}
+        jobs = [place.submit(f"say {number}") for number in range(50)]
+        late = place.submit("too late", options={"deadline": time.time() + 0.2})
+        await place.eventually(lambda: not place.server.health.is_well, "its health tells")
+        [(name, why)] = place.server.health.troubles.items()
+        assert name == "model one"
+        assert "OUT_OF_MEMORY: there is no memory for one" in why
+        other = place.submit("go on", options={"model": "two"})
+        assert await place.done(other) == "GO ON"
+        assert (await place.failure(late))[0] == "DEADLINE_EXCEEDED"
+        await place.eventually(
+            lambda: place.flow.counts()[Status.QUEUED] == len(jobs), "all others wait"
+        )
+        runner.ill = set()
+        for number, job_id in enumerate(jobs):
+            assert await place.done(job_id) == f"SAY {number}"
+            assert place.flow.get(job_id).meta.attempts == 1
+        assert place.server.health.is_well
+
+
+@run_async
+async def test_an_engine_that_fails_every_job_fails_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.01)
+    runner = Hearing(fail_with={"hello": LlmCode.OUT_OF_MEMORY})
+    async with serving(tmp_path, runner) as place:
+        for _ in range(30):
+            place.submit("hello")
+        await place.eventually(lambda: len(runner.asks) > 10, "it was tried again and again")
+        assert place.server.counts.failed == 0
+        assert "model fake" in place.server.health.troubles
 
 
 # -- crashes of the engine -----------------------------------------------------------------

@@ -14,6 +14,7 @@ from penstock.core.llm import (
     Choice,
     Completion,
     EmbeddingResult,
+    EngineUnavailable,
     LlmCode,
     LlmFailure,
     LlmResult,
@@ -24,7 +25,7 @@ from penstock.core.llm import (
 )
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Interrupted, Outcome, Task
+from penstock.ports.executor import Interrupted, Outcome, Task, TopicPaused
 from penstock.ports.runner import TOGETHER, answer
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
@@ -37,6 +38,10 @@ CHAT = {"kind": "chat", "messages": [{"role": "user", "content": "one two three"
 def task(value: Any, model: str = "fake", constraints: Constraints | None = None) -> Task:
     request = JobRequest(job_id="j", topic=f"job.llm.{model}")
     return Task(request, 1, msgspec.json.encode(value), 1e12, constraints)
+
+
+def a_context(job_id: str = "j") -> RecordingContext:
+    return RecordingContext(JobRequest(job_id=job_id, topic="job.llm.fake", idempotent=True))
 
 
 async def ran(runner: FakeRunner, value: Any, **more: Any) -> tuple[Outcome, RecordingContext]:
@@ -134,11 +139,16 @@ class Fragile(FakeRunner):
 
 
 @run_async
-async def test_an_answer_that_was_told_in_part_is_not_begun_again() -> None:
+async def test_an_answer_that_was_told_in_part_begins_again_as_another_attempt() -> None:
     runner = Fragile(after=1)
-    outcome, ctx = await ran(runner, {**CHAT, "stream": True})
-    assert outcome.error_code == "ENGINE_CRASHED"
-    assert len(runner.asked) == len(ctx.streamed) == 1
+    executor = LlmExecutor(runner, ["fake"])
+    first, second = a_context(), a_context()
+    with pytest.raises(TopicPaused, match="the engine died"):
+        await executor.run(task({**CHAT, "stream": True}), first)
+    assert len(first.streamed) == 1
+    outcome = await executor.run(task({**CHAT, "stream": True}), second)
+    assert outcome.status is JobState.SUCCEEDED
+    assert len(second.streamed) == 3
 
 
 @run_async
@@ -151,17 +161,105 @@ async def test_an_answer_of_which_nothing_was_told_yet_is_begun_again() -> None:
 
 @run_async
 async def test_a_job_that_kills_the_engine_takes_no_other_job_with_it() -> None:
+    """However many of them come while one that is innocent runs."""
     runner = FakeRunner(crash_on=["poison"], delay=0.001)
     executor = LlmExecutor(runner, ["fake"])
 
-    async def ask(text: str) -> Outcome:
+    async def ask(text: str, name: str) -> Outcome:
         value = {"kind": "completion", "prompts": [text]}
-        return await executor.run(task(value), RecordingContext())
+        return await executor.run(task(value), a_context(name))
 
-    words = [f"{'a ' * number}b" for number in range(1, 9)]
-    *others, culprit = await asyncio.gather(*map(ask, [*words, "a poison"]))
-    assert culprit.error_code == "ENGINE_CRASHED"
-    assert [outcome.status for outcome in others] == [JobState.SUCCEEDED] * 8
+    innocent = asyncio.ensure_future(ask("word " * 40, "innocent"))
+    culprits = []
+    for number in range(20):
+        await asyncio.sleep(0.01)
+        culprits.append(asyncio.ensure_future(ask("poison", f"culprit-{number}")))
+    assert (await innocent).status is JobState.SUCCEEDED
+    for culprit in culprits:
+        culprit.cancel()
+    await asyncio.gather(*culprits, return_exceptions=True)
+    await executor.close()
+
+
+@run_async
+async def test_of_two_jobs_that_kill_the_engine_each_is_blamed_and_the_others_are_answered() -> (
+    None
+):
+    runner = FakeRunner(crash_on=["poison"])
+    executor = LlmExecutor(runner, ["fake"])
+
+    async def ask(text: str, name: str) -> Outcome:
+        """Handed back until it ends, as an engine would give it out again."""
+        while True:
+            try:
+                value = {"kind": "completion", "prompts": [text]}
+                return await executor.run(task(value), a_context(name))
+            except TopicPaused:
+                await asyncio.sleep(0.05)
+
+    jobs = {"a poison": "ENGINE_CRASHED", "b poison": "ENGINE_CRASHED", "a word": None, "b": None}
+    done = await asyncio.gather(*(ask(text, text) for text in jobs))
+    assert [outcome.error_code for outcome in done] == list(jobs.values())
+    await executor.close()
+
+
+class Ill(FakeRunner):
+    """Its engine can't be loaded, until it is well."""
+
+    code = LlmCode.OUT_OF_MEMORY
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_well = False
+
+    async def load(self, model: str = "", told: Any = None) -> Any:
+        if not self.is_well:
+            raise EngineUnavailable(self.code, "there is not enough memory")
+        return await super().load(model, told)
+
+
+@pytest.mark.parametrize(
+    "code", [LlmCode.OUT_OF_MEMORY, LlmCode.ENGINE_MISSING, LlmCode.MODEL_NOT_FOUND], ids=str
+)
+@run_async
+async def test_an_engine_that_is_unavailable_hands_its_jobs_back_and_says_why(
+    code: LlmCode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.01)
+    runner = Ill()
+    runner.code = code
+    executor = LlmExecutor(runner, ["fake"])
+    for number in range(10):
+        with pytest.raises(TopicPaused, match="not enough memory"):
+            await executor.run(task(CHAT), a_context(f"j{number}"))
+    [(topic, why)] = executor.facts()["paused"].items()
+    assert topic == "job.llm.fake"
+    assert f"{code}: there is not enough memory" in why
+    runner.is_well = True
+    async with asyncio.timeout(10):
+        while executor.facts():  # noqa: ASYNC110 - an executor is asked, it tells nobody
+            await asyncio.sleep(0.01)
+    assert (await executor.run(task(CHAT), a_context())).status is JobState.SUCCEEDED
+    await executor.close()
+
+
+@run_async
+async def test_a_job_that_may_begin_only_once_waits_for_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.01)
+    runner = Ill()
+    executor = LlmExecutor(runner, ["fake"])
+    ctx = RecordingContext(JobRequest(job_id="j", topic="job.llm.fake", idempotent=False))
+    running = asyncio.ensure_future(executor.run(task(CHAT), ctx))
+    assert await asyncio.to_thread(
+        ctx.wait_for_progress,
+        "waits for the engine: OUT_OF_MEMORY: there is not enough memory"
+        " (tried again every 0.01 s)",
+    )
+    runner.is_well = True
+    assert (await running).status is JobState.SUCCEEDED
+    await executor.close()
 
 
 @run_async

@@ -30,6 +30,7 @@ from penstock.core.caller import KeyRole
 from penstock.core.errors import NotPermitted
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.desk import Desk, EngineStatus, PoolView, WorkerView
+from penstock.ports.executor import PAUSED
 from penstock.ports.limits import LimitView
 
 if TYPE_CHECKING:
@@ -179,6 +180,15 @@ def _fleet(workers: list[WorkerView], pools: list[PoolView]) -> Iterator[Metric]
         held.add_metric([pool.name], pool.held)
         paused.add_metric([pool.name], float(pool.paused))
     yield from (slots, held, paused)
+    topics = GaugeMetricFamily(
+        "penstock_topic_paused",
+        "Workers that serve a topic but can't run it at present: their engine is unavailable.",
+        labels=["topic"],
+    )
+    unable = Counter(topic for w in workers for topic in w.facts.get(PAUSED, ()))
+    for topic, number in sorted(unable.items())[:_MOST]:
+        topics.add_metric([topic], number)
+    yield topics
 
 
 def _limits(limits: list[LimitView]) -> Iterator[Metric]:

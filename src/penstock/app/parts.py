@@ -14,9 +14,8 @@ from penstock.adapters.memory.bus import MemoryBus
 from penstock.api.openai.dialect import OpenAiDialect
 from penstock.config import Settings, UnknownTopics
 from penstock.control.approvals import ApprovalBox
-from penstock.control.batch_counter import Uploading
 from penstock.control.batch_surroundings import Surroundings
-from penstock.control.batches import BatchKeeper
+from penstock.control.batches import BatchKeeper, Uploading
 from penstock.control.board import Board
 from penstock.control.desk import EngineDesk, Services
 from penstock.control.feed import Feed
@@ -129,7 +128,8 @@ def assemble(
     )
     pipelines = PipelineKeeper(runs, store, gateway, blobs, clock, normalise=normalise, ids=ids)
     store.listen(pipelines.hear)
-    batches = BatchKeeper(_surroundings(settings, shelf, blobs, gateway, clock), ids=ids)
+    uploading = Uploading(settings.max_file, clock)
+    batches = BatchKeeper(_surroundings(settings, shelf, blobs, gateway, clock), uploading, ids=ids)
     store.listen(batches.hear)
     schedules = ScheduleKeeper(store, partial(gateway.submit, by=OWNER.principal), clock)
     pruner = Pruner(
@@ -163,7 +163,7 @@ def assemble(
         keys=keys,
         pipelines=pipelines,
         batches=batches,
-        uploading=Uploading(settings.max_file),
+        uploading=uploading,
         clock=clock,
         about=_about(settings, kernel, clock),
     )

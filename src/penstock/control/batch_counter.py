@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from penstock.control.batches import BatchKeeper
+from penstock.control.batches import BatchKeeper, Uploading
 from penstock.control.guard import Guard
 from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest, NotFound, NotPermitted, TooLarge
@@ -16,15 +16,6 @@ from penstock.ports.batches import Batch, Draft, ShelfQuery, StoredFile
 
 MAX_PAGE = 10_001
 """One more than a door shows at a time, so that it knows whether there are more."""
-
-
-class Uploading:
-    """Files that are being written, over all callers."""
-
-    def __init__(self, max_file: int) -> None:
-        self.max_file = max_file
-        self.drafts: dict[tuple[str, str], Draft] = {}
-        """By whose it is, and its name."""
 
 
 class BatchesCounter:
@@ -38,7 +29,8 @@ class BatchesCounter:
     async def begin_upload(self) -> str:
         self._guard.require(KeyRole.SUBMIT, "file.create")
         upload_id = secrets.token_hex(16)
-        self._uploading.drafts[self._guard.by, upload_id] = await self._keeper.shelf.draft()
+        await self._uploading.drop_abandoned()
+        self._uploading.add((self._guard.by, upload_id), await self._keeper.shelf.draft())
         return upload_id
 
     async def write_upload(self, upload_id: str, data: bytes) -> None:
@@ -66,14 +58,13 @@ class BatchesCounter:
             await self.drop_upload(upload_id)
 
     async def drop_upload(self, upload_id: str) -> None:
-        draft = self._uploading.drafts.pop((self._guard.by, upload_id), None)
-        if draft is not None:
-            await draft.drop()
+        await self._uploading.drop((self._guard.by, upload_id))
 
     def _draft(self, upload_id: str) -> Draft:
-        draft = self._uploading.drafts.get((self._guard.by, upload_id))
+        draft = self._uploading.use((self._guard.by, upload_id))
         if draft is None:
-            raise NotFound(f"no upload {upload_id!r}", hint="it was kept or dropped; begin another")
+            hint = "it was kept, dropped or left alone for an hour; begin another"
+            raise NotFound(f"no upload {upload_id!r}", hint=hint)
         return draft
 
     def _mine(self, tenant: str) -> str:

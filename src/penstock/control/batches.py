@@ -14,7 +14,8 @@ from penstock.core.check import DAY
 from penstock.core.errors import Conflict, InvalidRequest, NotFound, PenstockError
 from penstock.core.ids import IdSource
 from penstock.core.transition import Answer
-from penstock.ports.batches import Batch, Purpose, ShelfQuery, StoredFile
+from penstock.ports.batches import Batch, Draft, Purpose, ShelfQuery, StoredFile
+from penstock.ports.clock import Clock
 
 log = logging.getLogger(__name__)
 
@@ -23,18 +24,54 @@ _WINDOW = re.compile(r"([1-9]\d{0,5})([smhd])", re.ASCII)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY}
 _LONGEST = 30 * DAY
 _ALL = 1_000_000_000
+ABANDONED = 3600.0
+"""Seconds after which an upload that nobody goes on with is dropped."""
+UploadKey = tuple[str, str]
+"""Whose an upload is, and its name."""
 _SWEEP = 60.0
 """Seconds between looks for files whose time is over."""
 _TRY_AGAIN = 5.0
 """Seconds after which a batch that could not go on is tried again."""
 
 
+class Uploading:
+    """Files that are being written, over all callers."""
+
+    def __init__(self, max_file: int, clock: Clock) -> None:
+        self.max_file = max_file
+        self._clock = clock
+        self._drafts: dict[UploadKey, Draft] = {}
+        self._used: dict[UploadKey, float] = {}
+        """When each was last written to."""
+
+    def add(self, key: UploadKey, draft: Draft) -> None:
+        self._drafts[key], self._used[key] = draft, self._clock.monotonic()
+
+    def use(self, key: UploadKey) -> Draft | None:
+        if (draft := self._drafts.get(key)) is not None:
+            self._used[key] = self._clock.monotonic()
+        return draft
+
+    async def drop(self, key: UploadKey) -> None:
+        self._used.pop(key, None)
+        if (draft := self._drafts.pop(key, None)) is not None:
+            await draft.drop()
+
+    async def drop_abandoned(self) -> None:
+        """Those whose client has not written for an hour: it is dead, or as good as that."""
+        limit = self._clock.monotonic() - ABANDONED
+        for key in [key for key, used in self._used.items() if used < limit]:
+            await self.drop(key)
+
+
 class BatchKeeper:
     """A service: `restore`, then `run` until cancelled."""
 
-    def __init__(self, around: Surroundings, *, ids: IdSource | None = None) -> None:
+    def __init__(
+        self, around: Surroundings, uploading: Uploading, *, ids: IdSource | None = None
+    ) -> None:
         self.shelf = around.shelf
-        self._around, self._clock = around, around.clock
+        self._around, self._clock, self._uploading = around, around.clock, uploading
         self._ids = ids or IdSource()
         self._courses: dict[str, BatchCourse] = {}
         """Of the batches that have not ended."""
@@ -229,6 +266,7 @@ class BatchKeeper:
                 over = file.expires_at is not None and file.expires_at <= now
                 if over and not self._is_needed(file):
                     await self.shelf.remove_file(file.id)
+            await self._uploading.drop_abandoned()
         except PenstockError as error:
             log.error("can't delete files whose time is over: %s", error)
 

@@ -45,6 +45,9 @@ class Board:
         """Jobs with a worker, by id."""
         self.adrift: dict[str, str] = {}
         """Held jobs whose worker is gone, by id, and why; they are in the backlog again."""
+        self.forgiven: dict[str, int] = {}
+        """Attempts of held jobs, by id, that are not charged to them. Not stored: after a restart
+        they count like all others."""
         self.doubtful: dict[int, str] = {}
         """Waiting jobs, by seq, that the safety kernel could not judge, and why."""
         self.deadlines: dict[int, float] = {}
@@ -139,6 +142,7 @@ class Board:
         self.backlog.discard(seq)
         if self.held.pop(job_id, None) is not None:
             self.adrift.pop(job_id, None)
+            self.forgiven.pop(job_id, None)
             self.roster.release(job.worker_id, job_id, job.attempt)
             if self.limiter.in_use:
                 self.limiter.let_go(job_id)
@@ -285,6 +289,10 @@ class Board:
         self.roster.release(job.worker_id, job.job_id, job.attempt)
         self.adrift[job.job_id] = why
         self.backlog.add(job, self._now())  # it is in its buckets already
+
+    def forgive(self, job_id: str) -> None:
+        """Don't charge the present attempt to the job."""
+        self.forgiven[job_id] = self.forgiven.get(job_id, 0) + 1
 
     def reclaim(self, job_id: str, attempt: int) -> bool:
         """A worker came back and says that it has this: it keeps it, if it is still live."""

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from penstock.control.approvals import ApprovalBox
 from penstock.control.backlog import Lane
-from penstock.control.batch_counter import BatchesCounter, Uploading
-from penstock.control.batches import BatchKeeper
+from penstock.control.batch_counter import BatchesCounter
+from penstock.control.batches import BatchKeeper, Uploading
 from penstock.control.board import Board
 from penstock.control.counters import (
     ApprovalsCounter,

@@ -62,8 +62,10 @@ class Intake:
             case Credit(worker_id, limit):
                 if (record := self._roster.workers.get(worker_id)) is not None:
                     record.limit = limit
-            case Returned(job_id, attempt, _, reason):
+            case Returned(job_id, attempt, _, reason, charged):
                 if self._board.is_live(job_id, attempt):
+                    if not charged:
+                        self._board.forgive(job_id)
                     return self._take_back(self._board.held[job_id], reason, now)
             case Handshake():
                 return self._greet(message, now, monotonic)

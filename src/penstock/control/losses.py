@@ -39,7 +39,8 @@ class Losses:
         if job.request.idempotent:
             offer = self._board.offers.get(job.request.topic)
             most = offer.max_attempts if offer is not None else None
-            begun_too_often = job.attempt >= (most or self._limits.max_attempts)
+            charged = job.attempt - self._board.forgiven.get(job.job_id, 0)
+            begun_too_often = charged >= (most or self._limits.max_attempts)
             return job.state is JobState.DISPATCHED or not begun_too_often
         return job.state is JobState.DISPATCHED and self._starts.revoke(job.job_id, job.attempt)
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from penstock.control.backlog import Lane
 from penstock.control.roster import Pool, WorkerRecord
+from penstock.ports.executor import PAUSED
 
 
 @lru_cache(maxsize=4096)
@@ -28,6 +29,12 @@ def serves(pool: Pool, worker: WorkerRecord, lane: Lane) -> bool:
 
 _Candidate = tuple[float, int, WorkerRecord]
 """(minus its share of free room, its place among the workers, the worker)"""
+
+
+def paused_topics(worker: WorkerRecord) -> Mapping[str, str]:
+    """Topics that it serves but can't run at present, and why."""
+    told = worker.facts.get(PAUSED)
+    return told if isinstance(told, Mapping) else {}
 
 
 class Places:
@@ -83,7 +90,9 @@ class Places:
             able = [
                 (-self._room[w.worker_id] / w.limit, number, w)
                 for number, w in enumerate(self._ready)
-                if self._room[w.worker_id] > 0 and serves(self._pools[w.pool], w, lane)
+                if self._room[w.worker_id] > 0
+                and serves(self._pools[w.pool], w, lane)
+                and lane.topic not in paused_topics(w)
             ]
             heapq.heapify(able)
             self._able[needs] = able
@@ -115,6 +124,10 @@ def why_waiting(
         names = sorted({w.pool for w in present})
         return _paused(names)
     present = [w for w in present if w.pool not in paused]
+    reasons = {why for w in present if (why := paused_topics(w).get(lane.topic))}
+    present = [w for w in present if lane.topic not in paused_topics(w)]
+    if not present:
+        return f"the topic {lane.topic} is paused: {'; '.join(sorted(reasons))}"
     full = {w.pool for w in present if _is_full(pools[w.pool], everyone)}
     if full >= {w.pool for w in present}:
         return f"the pool {', '.join(sorted(full))} is at its capacity"

@@ -40,6 +40,7 @@ from penstock.ports.bus import (
     Finished,
     Handshake,
     Started,
+    WorkerFacts,
 )
 from penstock.ports.clock import Clock
 from penstock.ports.failpoint import failpoint
@@ -140,6 +141,8 @@ class Scheduler:
         """Heartbeats count when they come, however long the turn that is under way."""
         for message in messages:
             self.intake.take_in(message, self.clock.now(), self.clock.monotonic())
+            if isinstance(message, WorkerFacts):
+                self._wake.set()  # it may have resumed a topic
 
     async def meet(self, messages: list[AnyMessage]) -> None:
         """Whoever introduces itself listens already: what is sent from now on reaches it."""

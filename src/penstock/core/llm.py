@@ -89,6 +89,19 @@ class LlmFailure(Exception):
         return f"{self.code}: {self.message}"
 
 
+class EngineUnavailable(LlmFailure):
+    """The engine can't compute anything for this model now: it is out of memory, can't load it, or
+    keeps crashing. No job is to blame, and every job of the model can only wait."""
+
+
+class EngineCrashed(LlmFailure):
+    """The engine died under a job, which is to blame only if it ran alone."""
+
+    def __init__(self, failure: LlmFailure, *, alone: bool) -> None:
+        super().__init__(failure.code, failure.message, **failure.facts)
+        self.alone = alone
+
+
 def is_model_name(name: str) -> bool:
     """Letters, digits, `_` and `-`, in words with single dots between: a part of a topic."""
     return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None

@@ -150,6 +150,8 @@ class Returned(Message, frozen=True, gc=False):
     attempt: int
     worker_id: str
     reason: str
+    charged: bool = True
+    """Whether it counts among the attempts that a job may lose."""
 
 
 class Finished(Message, frozen=True, gc=False):

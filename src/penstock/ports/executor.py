@@ -92,6 +92,16 @@ class Interrupted(Exception):
     """
 
 
+class TopicPaused(Interrupted):
+    """Raised by an executor that can't run any job of a topic now, as when its engine is out of
+    memory. The attempt did nothing that counts, and is not charged to the job. Until the
+    executor's `facts()` stop naming the topic under PAUSED, its worker gets no more jobs of it."""
+
+
+PAUSED = "paused"
+"""The fact that names topics which an executor can't run at present: {topic: why}."""
+
+
 class Context(Protocol):
     """What an executor may use while it runs. Safe to call from any thread."""
 

@@ -48,7 +48,15 @@ class Reporter:
         facts = self._gathered()
         if facts != self._told:
             self._told = facts
-            self._bus.publish(HEARTBEAT, [WorkerFacts(self._worker_id, self._session, facts)])
+            self._bus.publish(HEARTBEAT, [self._message(facts)])
+
+    def facts(self) -> WorkerFacts:
+        """All facts as they are now, for a caller that can't wait until they are told."""
+        self._told = self._gathered()
+        return self._message(self._told)
+
+    def _message(self, facts: Mapping[str, Any]) -> WorkerFacts:
+        return WorkerFacts(self._worker_id, self._session, facts)
 
     def _gathered(self) -> dict[str, Any]:
         facts: dict[str, Any] = {}

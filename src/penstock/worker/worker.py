@@ -45,7 +45,7 @@ from penstock.ports.bus import (
     jobs_of,
 )
 from penstock.ports.clock import Clock
-from penstock.ports.executor import Executor, Interrupted, World
+from penstock.ports.executor import Executor, Interrupted, TopicPaused, World
 from penstock.ports.starts import StartBook
 from penstock.worker.attempt import Attempt
 from penstock.worker.deadlines import Deadlines
@@ -222,9 +222,9 @@ class Worker:
                 kept.append(attempt)
         self._queue = kept
 
-    def _return(self, attempt: Attempt, reason: str) -> None:
+    def _return(self, attempt: Attempt, reason: str, *, charged: bool = True) -> None:
         worker_id = self.options.worker_id
-        self._outbox.add(Returned(attempt.job_id, attempt.attempt, worker_id, reason))
+        self._outbox.add(Returned(attempt.job_id, attempt.attempt, worker_id, reason, charged))
 
     async def _drain(self) -> None:
         """Take no more, hand back what did not start, and let what runs come to an end."""
@@ -367,6 +367,10 @@ class Worker:
             if not self.options.local:
                 self._unsettled[key] = result
             self._outbox.add(Finished(result))
+        except TopicPaused as why:
+            # On the same subject as the job, and before it: else it would come straight back.
+            self._outbox.add(self._reporter.facts())
+            self._return(attempt, str(why), charged=False)
         except Interrupted as why:
             self.left.add(attempt.job_id)
             self._return(attempt, str(why) or _STOPPED)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.core.llm import EngineUnavailable, LlmCode, LlmFailure
 from penstock.ports.runner import Loading
 from penstock.testing.aio import run_async
 from penstock.workloads.spool.llama import fleet as fleets
@@ -144,7 +144,7 @@ async def test_a_failed_load_is_told_to_all_and_tried_again_by_the_next() -> Non
     yard = Yard()
     yard.fails = LlmFailure(LlmCode.MODEL_INVALID, "no")
     told = await asyncio.gather(*(touch(yard, "a") for _ in range(3)), return_exceptions=True)
-    assert [type(one) for one in told] == [LlmFailure] * 3
+    assert [type(one) for one in told] == [EngineUnavailable] * 3
     yard.fails = None
     await touch(yard, "a")
 

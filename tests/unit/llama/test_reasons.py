@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from penstock.core.llm import LlmCode
 from penstock.workloads.spool.llama import reasons
+from penstock.workloads.spool.llama.cgroups import memory_kills, memory_limit_of
 from penstock.workloads.spool.llama.process import Purpose
 from penstock.workloads.spool.llama.sizing import Size
 
@@ -73,8 +76,7 @@ def test_a_death_names_its_signal_unless_memory_was_the_reason() -> None:
 
     assert crash.code is LlmCode.ENGINE_CRASHED
     assert crash.message == "the engine of m was ended by SIGSEGV: bad thing"
-    assert killed.code is LlmCode.OUT_OF_MEMORY
-    assert "memory" in killed.message
+    assert "ran out of memory" in killed.message
     assert "signal 99" in reasons.of_death("m", -99, [], False).message
     assert "status 3" in reasons.of_death("m", 3, [], False).message
 
@@ -107,5 +109,72 @@ def test_our_own_part_of_the_process_may_fail_too() -> None:
     assert "n_ctx" in failure.message
 
 
-def test_deaths_for_memory_are_counted_where_the_kernel_tells() -> None:
-    assert reasons.kills_for_memory() >= 0
+DEATHS = {
+    "an earlier word": (-signal.SIGSEGV, ["failed to allocate (retrying)", "bad"], False, False),
+    "another signal": (-signal.SIGSEGV, ["failed to allocate"], True, False),
+    "an assertion": (-signal.SIGABRT, ["failed to allocate", "GGML_ASSERT(x) failed"], True, False),
+    "a kill by somebody": (-signal.SIGKILL, ["failed to allocate"], False, False),
+    "the kernel": (-signal.SIGKILL, [], True, True),
+    "its last word": (-signal.SIGABRT, ["  what():  std::bad_alloc", ""], False, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DEATHS)
+def test_only_what_belongs_to_a_death_makes_it_one_for_memory(case: str) -> None:
+    status, errors, killed, for_memory = DEATHS[case]
+    failure = reasons.of_death("m", status, errors, killed)
+
+    assert failure.code is LlmCode.ENGINE_CRASHED
+    assert ("out of memory" in failure.message) is for_memory
+
+
+def a_tree(folder: Path, groups: str, files: Mapping[str, str]) -> dict[str, Path]:
+    """Control groups as a kernel shows them."""
+    for name, text in {"proc/self/cgroup": groups, **files}.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return {"root": folder / "fs", "proc": folder / "proc"}
+
+
+LIMITS = {
+    "container, v2": ("0::/\n", {"fs/memory.max": "1000\n"}),
+    "systemd": (
+        "0::/system.slice/penstock.service\n",
+        {"fs/system.slice/penstock.service/memory.max": "1000\n"},
+    ),
+    "slice above": (
+        "0::/user.slice/app.scope\n",
+        {"fs/user.slice/app.scope/memory.max": "max\n", "fs/user.slice/memory.max": "1000\n"},
+    ),
+    "v1": (
+        "4:memory:/docker/ab\n0::/\n",
+        {
+            "fs/memory/docker/ab/memory.limit_in_bytes": "1000\n",
+            "fs/memory/memory.limit_in_bytes": "9223372036854771712\n",
+        },
+    ),
+    "v1, the host's path": (
+        "5:cpu:/x\n4:memory:/docker/ab\n", {"fs/memory/memory.limit_in_bytes": "1000\n"}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_the_memory_limit_of_any_group_above_holds(tmp_path: Path, case: str) -> None:
+    assert memory_limit_of(**a_tree(tmp_path, *LIMITS[case])) == 1000
+
+
+def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
+    assert memory_limit_of(**a_tree(tmp_path, "0::/a\n", {"fs/a/memory.max": "max\n"})) == 0
+    assert memory_limit_of(root=tmp_path / "none", proc=tmp_path / "none") == 0
+
+
+def test_kills_for_memory_are_those_of_the_own_group(tmp_path: Path) -> None:
+    one = a_tree(tmp_path, "0::/a/b\n", {"fs/a/b/memory.events": "oom 3\noom_kill 2\n"})
+    assert memory_kills(**one) == 2
+    old = a_tree(
+        tmp_path, "4:memory:/a\n", {"fs/memory/a/memory.oom_control": "under_oom 0\noom_kill 7\n"}
+    )
+    assert memory_kills(**old) == 7
+    assert memory_kills(root=tmp_path / "none", proc=tmp_path / "none") == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.testing.aio import run_async
-from penstock.workloads.spool.serving.gate import Gate
+from penstock.workloads.spool.gate import Gate
 
 
 @run_async

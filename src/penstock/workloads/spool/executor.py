@@ -18,7 +18,8 @@ from penstock.core.job import Offer
 from penstock.core.llm import (
     TOPICS,
     Embedding,
-    LlmCode,
+    EngineCrashed,
+    EngineUnavailable,
     LlmFailure,
     LlmRequest,
     Piece,
@@ -27,8 +28,17 @@ from penstock.core.llm import (
 )
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
+from penstock.ports.executor import (
+    PAUSED,
+    Context,
+    Interrupted,
+    Outcome,
+    Task,
+    TopicPaused,
+    World,
+)
 from penstock.ports.runner import Runner, answer
+from penstock.workloads.spool.supervisor import EngineSupervisor, Pause
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +46,11 @@ _encode = msgspec.json.Encoder().encode
 _OFFER = Offer(idempotent=True)
 """An answer changes nothing outside: a job whose worker was lost is simply computed again."""
 _CRASHES = 3
-"""How often the engine may die under a job before the job is to blame."""
+"""How often the engine may die under a job, the last time alone, before the job is to blame."""
+_REMEMBERED = 1000
+"""Suspects that are known when they come back."""
+_LOOK = 0.25
+"""Seconds between two looks at an engine that a job waits for."""
 
 
 class LlmExecutor:
@@ -50,8 +64,17 @@ class LlmExecutor:
         self.topics = tuple(topic_of(model) for model in models)
         self.offers: Mapping[str, Offer] = dict.fromkeys(self.topics, _OFFER)
         self._loading: asyncio.Task[None] | None = None
-        self._last_tries = asyncio.Lock()
-        """One at a time: if the engine dies again, it was this job's doing and not another's."""
+        self._supervisor = EngineSupervisor(runner) if runner is not None else None
+        if self._supervisor is not None:
+            self._supervisor.on_change = _log_change
+        self._crashes: dict[str, int] = {}
+        """How often the engine died under a job, by its id."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Topics whose jobs have to wait, and why."""
+        pauses = self._supervisor.pauses if self._supervisor is not None else {}
+        paused = {topic_of(model): str(pause) for model, pause in pauses.items()}
+        return {PAUSED: paused} if paused else {}
 
     async def open(self, world: World) -> None:
         """Load the first model while nobody waits for it yet."""
@@ -62,7 +85,8 @@ class LlmExecutor:
         try:
             await runner.load(model)
         except LlmFailure as failure:
-            log.warning("the model %s can't be loaded: %s", model, failure)
+            assert self._supervisor is not None
+            self._supervisor.fail(model, failure)
 
     def check(self, topic: str, payload: bytes) -> None:
         read_request(payload)
@@ -85,8 +109,10 @@ class LlmExecutor:
             raise
 
     async def _tried(self, runner: Runner, model: str, ask: LlmRequest, ctx: Context) -> Outcome:
-        """Answered, if need be by the second or third engine; not after a part of the answer was
-        told: another one must not follow it."""
+        """Answered, if need be by the second or third engine. Raises TopicPaused while there is
+        none, and when the engine died after a part of the answer was told: another one must not
+        follow it in the same attempt."""
+        assert self._supervisor is not None
         told = 0
 
         def tell(piece: Piece) -> None:
@@ -94,22 +120,52 @@ class LlmExecutor:
             told += 1
             ctx.stream(_encode(piece).decode())
 
-        for crashes in range(1, _CRASHES + 1):
+        while True:
+            suspect = ctx.job_id in self._crashes
             try:
-                if crashes < _CRASHES:
-                    return await _answered(runner, model, ask, tell)
-                async with self._last_tries:
-                    return await _answered(runner, model, ask, tell)
+                async with self._supervisor.job(model, suspect=suspect):
+                    outcome = await _answered(runner, model, ask, tell)
+                break
+            except EngineUnavailable as ill:
+                if told or ctx.request.idempotent:
+                    raise TopicPaused(f"the engine is unavailable: {ill}") from ill
+                await self._until_resumed(self._supervisor, model, ctx)
+            except EngineCrashed as crash:
+                crashes = self._count_crash(ctx.job_id)
+                if crash.alone and crashes >= _CRASHES:
+                    self._supervisor.blame(model)
+                    outcome = _failure(crash.code, f"{crash.message} ({crashes} times)")
+                    break
+                if told:
+                    if not ctx.request.idempotent:
+                        outcome = _failure(crash.code, crash.message)
+                        break
+                    raise TopicPaused(f"the engine died ({crash.message})") from crash
+                ctx.log(f"the engine died ({crash.message}); trying again", level="warning")
             except LlmFailure as failure:
-                if failure.code is not LlmCode.ENGINE_CRASHED or crashes == _CRASHES or told:
-                    return _failure(failure.code, _blamed(failure, crashes))
-                ctx.log(f"the engine died ({failure.message}); trying again", level="warning")
-        raise AssertionError
+                outcome = _failure(failure.code, failure.message)
+                break
+        self._crashes.pop(ctx.job_id, None)
+        return outcome
+
+    def _count_crash(self, job_id: str) -> int:
+        crashes = self._crashes[job_id] = self._crashes.pop(job_id, 0) + 1
+        if len(self._crashes) > _REMEMBERED:
+            del self._crashes[next(iter(self._crashes))]
+        return crashes
+
+    async def _until_resumed(self, supervisor: EngineSupervisor, model: str, ctx: Context) -> None:
+        """A job that may begin only once can't be handed back: it waits here."""
+        while (pause := supervisor.pause_of(model)) is not None:
+            ctx.progress(None, f"waits for the engine: {pause}")
+            await asyncio.sleep(_LOOK)
 
     async def close(self) -> None:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
+        if self._supervisor is not None:
+            self._supervisor.close()
         if self._runner is not None:
             await self._runner.close()
 
@@ -139,10 +195,11 @@ async def _answered(
     return Outcome(JobState.SUCCEEDED, _encode(result))
 
 
-def _blamed(failure: LlmFailure, crashes: int) -> str:
-    if failure.code is LlmCode.ENGINE_CRASHED and crashes > 1:
-        return f"{failure.message} ({crashes} times)"
-    return failure.message
+def _log_change(model: str, pause: Pause | None) -> None:
+    if pause is not None:
+        log.warning("jobs of the model %s are paused: %s", model, pause)
+    else:
+        log.warning("the model %s answers again", model)
 
 
 def _unmet(constraints: Constraints | None) -> Outcome | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.core.llm import EngineUnavailable, LlmCode, LlmFailure
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.models.gguf import GgufFacts, name_for
 from penstock.workloads.spool.models.shelf import ModelShelf
@@ -24,6 +24,8 @@ class Catalogue:
         self._wanted = config.models
         self._entries: dict[str, Entry] = {}
         """In their order: the first is the default one."""
+        self._known: dict[str, GgufFacts] = {}
+        """All that were ever usable: jobs may name them, and wait until their files are back."""
 
     async def list(self) -> Sequence[GgufFacts]:
         """All that can be used."""
@@ -32,13 +34,13 @@ class Catalogue:
 
     async def find(self, name: str) -> GgufFacts:
         """By its name, or a part of it that no other has; the default one by none. Raises
-        MODEL_NOT_FOUND, or what is wrong with its file."""
+        MODEL_NOT_FOUND, or EngineUnavailable for a known one whose file is gone or no good."""
         entry = self._entries.get(name or next(iter(self._entries), ""))
         if not isinstance(entry, GgufFacts):
             await asyncio.to_thread(self._look)
             entry = self._entries[self._named(name)]
         if isinstance(entry, LlmFailure):
-            raise LlmFailure(entry.code, entry.message, **entry.facts)
+            raise EngineUnavailable(entry.code, entry.message, **entry.facts)
         return entry
 
     def _named(self, name: str) -> str:
@@ -62,6 +64,9 @@ class Catalogue:
         entries: dict[str, Entry] = {}
         for name, entry in found:
             entries.setdefault(name, entry)
+        for name, known in self._known.items():
+            entries.setdefault(name, _gone(known))
+        self._known |= {name: one for name, one in found if isinstance(one, GgufFacts)}
         self._entries = entries
 
     def _wanted_one(self, wanted: str) -> tuple[str, Entry]:
@@ -77,3 +82,9 @@ class Catalogue:
 
 def _absent(name: str) -> str:
     return f"there is no model {name!r}" if name else "there is no model at all"
+
+
+def _gone(known: GgufFacts) -> LlmFailure:
+    return LlmFailure(
+        LlmCode.MODEL_NOT_FOUND, f"the file of the model {known.name} is gone: {known.path}"
+    )

@@ -82,7 +82,8 @@ def _take_voice() -> int:
 
 def _tell(voice: int, **told: str) -> None:
     with suppress(OSError):  # the parent is gone, and we soon
-        os.write(voice, json.dumps(told).encode() + b"\n")
+        # On a line of its own, whatever was printed before it.
+        os.write(voice, b"\n" + json.dumps(told).encode() + b"\n")
 
 
 def _line(fd: int) -> bytes:

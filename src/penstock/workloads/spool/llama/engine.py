@@ -141,6 +141,8 @@ class Engine:
         async with self._room:
             if not self.is_alive:
                 raise Departed
+            if not self._under_way:
+                self.process.begin_answer()
             self._under_way += 1
             self._is_quiet.clear()
             try:
@@ -190,7 +192,7 @@ class Engine:
                 death = await self.process.death()
         except TimeoutError:
             return LlmFailure(
-                LlmCode.ENGINE_ERROR, f"the engine of {self.purpose.model} hung up on an answer"
+                LlmCode.ENGINE_CRASHED, f"the engine of {self.purpose.model} hung up on an answer"
             )
         if self._watchdog.has_bitten:
             return reasons.of_stall(self.purpose.model, self._watchdog.patience)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.core.llm import EngineUnavailable, LlmCode, LlmFailure
 from penstock.ports.runner import Loading
 from penstock.workloads.spool.llama.engine import Engine
 from penstock.workloads.spool.llama.process import Purpose
@@ -157,6 +157,14 @@ class Fleet:
             await self._back_off(seat.purpose)
             await self._make_room(seat)
             engine = await self._start(seat.purpose, seat.tell)
+        except LlmFailure as failure:
+            self._give_up(seat)
+            raise EngineUnavailable(failure.code, failure.message, **failure.facts) from failure
+        except OSError as error:  # as when there is no memory for another process
+            self._give_up(seat)
+            raise EngineUnavailable(
+                LlmCode.ENGINE_ERROR, f"the engine can't be started: {error}"
+            ) from error
         except BaseException:
             self._give_up(seat)
             raise

@@ -23,6 +23,7 @@ import msgspec
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.ports.runner import Loading
 from penstock.workloads.spool.llama import child, reasons
+from penstock.workloads.spool.llama.cgroups import memory_kills
 from penstock.workloads.spool.llama.sizing import Size
 
 _ERRORS = 200
@@ -34,6 +35,8 @@ _OLD = 86_400.0
 """Seconds after which nobody is loading any more."""
 _LONGEST = 104
 """Bytes of a path that a socket may have, with room to spare."""
+_LAST_WORDS = 1.0
+"""Seconds that are waited for what a dead process still had to say."""
 _LOOK = 0.1
 """Seconds between two looks at how far loading is."""
 _EXTRA_HTTP = 4
@@ -85,14 +88,17 @@ class EngineProcess:
         self.gone: asyncio.Future[int] = self._loop.create_future()
         """Done, with the exit status, when the process is no more."""
         self._ready: asyncio.Future[dict[str, str]] = self._loop.create_future()
-        self._kills = reasons.kills_for_memory()
         self._folder = _folder()
         self.socket = self._folder / _SOCKET
         self._popen = self._spawn()
         self.pid = self._popen.pid
+        self._kills = memory_kills()
+        self._killed_for_memory = False
+        """Known once it is gone."""
         self._threads = [
             threading.Thread(target=self._hear, args=(self._popen.stdout,), daemon=True),
             threading.Thread(target=self._read_errors, args=(self._popen.stderr,), daemon=True),
+            threading.Thread(target=self._await_end, daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -141,18 +147,19 @@ class EngineProcess:
     async def death(self) -> LlmFailure:
         """Why it died, for those who waited for an answer."""
         status = await asyncio.shield(self.gone)
-        return reasons.of_death(
-            self.purpose.model, status, self.errors, reasons.kills_for_memory() > self._kills
-        )
+        return reasons.of_death(self.purpose.model, status, self.errors, self._killed_for_memory)
+
+    def begin_answer(self) -> None:
+        """It is alive: no kill until now was its own."""
+        self._kills = memory_kills()
 
     async def _why(self, said: dict[str, str]) -> LlmFailure:
         if said.get("event") == "missing":
             return reasons.of_import(said["why"])
         status = await asyncio.shield(self.gone)
-        killed = reasons.kills_for_memory() > self._kills
-        if not said and status > 0 and not killed:
+        if not said and status > 0:
             return reasons.of_child(status, self.errors)
-        return reasons.of_loading(self.purpose, status, self.errors, killed)
+        return reasons.of_loading(self.purpose, status, self.errors, self._killed_for_memory)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         # In the thread of the event loop: the kernel ends the child with the thread that made it.
@@ -204,11 +211,21 @@ class EngineProcess:
     def _hear(self, pipe: IO[bytes]) -> None:
         with pipe:
             for line in pipe:
-                said = msgspec.json.decode(line, type=dict[str, str])
-                if said["event"] != "loading":
+                try:
+                    said = msgspec.json.decode(line, type=dict[str, str])
+                except msgspec.DecodeError:  # something printed it before the child spoke
+                    if line.strip():
+                        self.errors.append(line.decode("utf-8", "replace").rstrip())
+                    continue
+                if said.get("event") != "loading":
                     self._call(_settle, self._ready, said)
+
+    def _await_end(self) -> None:
+        """Not by the end of its pipes: a process that it left behind may hold them open."""
         status = self._popen.wait()
-        self._threads[1].join()
+        self._killed_for_memory = memory_kills() > self._kills
+        for thread in self._threads[:2]:
+            thread.join(_LAST_WORDS)
         if self._popen.stdin is not None:
             with suppress(OSError):
                 self._popen.stdin.close()

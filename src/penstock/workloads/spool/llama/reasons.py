@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.llm import LlmCode, LlmFailure
@@ -23,22 +22,9 @@ _WORDY = re.compile(r"^Unable to generate parser for this template\. .*?: ")
 _TOO_LARGE = re.compile(r"input \((\d+) tokens\) is too large.*batch size: (\d+)")
 _GONE = re.compile(r"No such file or directory")
 _GRAMMAR = re.compile(r"grammar|json.?schema|unrecognized type|samplers", re.I)
-_EVENTS = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
-_KILLS = re.compile(r"^oom_kill (\d+)$", re.M)
+_LESS = "take a smaller model, a shorter context or fewer slots"
 _LAST = 3
 """Lines of standard error that are told of a death."""
-
-
-def kills_for_memory() -> int:
-    """How often the kernel has killed a process for its memory; 0 where it does not tell."""
-    for file in _EVENTS:
-        try:
-            found = _KILLS.search(file.read_text())
-        except OSError:
-            continue
-        if found:
-            return int(found[1])
-    return 0
 
 
 def of_import(why: str) -> LlmFailure:
@@ -70,8 +56,12 @@ def of_loading(
 ) -> LlmFailure:
     """A model can't be loaded: the process ended before it was ready."""
     text = "\n".join(errors)
-    if _is_for_memory(status, killed_for_memory, text):
-        return _no_memory(purpose.model, "while it was loaded")
+    said = text if status > 0 else _last(errors, 1)  # it did nothing but load
+    if _is_for_memory(status, killed_for_memory, said):
+        return LlmFailure(
+            LlmCode.OUT_OF_MEMORY,
+            f"there was not enough memory to load the model {purpose.model}: {_LESS}",
+        )
     if _GONE.search(text):
         return LlmFailure(LlmCode.MODEL_NOT_FOUND, f"there is no file {purpose.path}")
     if found := _LOADING.search(text):
@@ -88,9 +78,15 @@ def of_loading(
 
 
 def of_death(model: str, status: int, errors: Iterable[str], killed_for_memory: bool) -> LlmFailure:
-    """The process ended while answers were under way."""
-    if _is_for_memory(status, killed_for_memory, "\n".join(errors)):
-        return _no_memory(model, "while it answered")
+    """The process ended while answers were under way. `killed_for_memory` says whether the kernel
+    killed a process of its group for memory while this one was at work."""
+    if _is_for_memory(status, killed_for_memory, _last(errors, 1)):
+        return LlmFailure(
+            LlmCode.ENGINE_CRASHED,
+            f"the engine of {model} ran out of memory while it answered: {_LESS}",
+            status=status,
+            memory=True,
+        )
     return _crash(model, status, errors)
 
 
@@ -134,18 +130,13 @@ def cleaned(text: str) -> str:
     return "; ".join(line for line in lines if line)
 
 
-def _is_for_memory(status: int, killed_for_memory: bool, text: str) -> bool:
-    """The kernel kills for memory with SIGKILL; another death has nothing to do with its count."""
-    killed = killed_for_memory and status == -signal.SIGKILL
-    return killed or _NO_MEMORY.search(text) is not None
-
-
-def _no_memory(model: str, when: str) -> LlmFailure:
-    return LlmFailure(
-        LlmCode.OUT_OF_MEMORY,
-        f"there was not enough memory for the model {model} {when}: take a smaller model, a"
-        " shorter context or fewer slots",
-    )
+def _is_for_memory(status: int, killed_for_memory: bool, said: str) -> bool:
+    """By the signal that ended it: the kernel kills for memory with SIGKILL, and an allocation
+    that fails is told last before the process aborts or exits."""
+    if status == -signal.SIGKILL:
+        return killed_for_memory
+    gave_up = status > 0 or status == -signal.SIGABRT
+    return gave_up and _NO_MEMORY.search(said) is not None
 
 
 def _crash(model: str, status: int, errors: Iterable[str]) -> LlmFailure:
@@ -165,5 +156,6 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _last(errors: Iterable[str]) -> str:
-    return cleaned("\n".join(list(errors)[-_LAST:]))
+def _last(errors: Iterable[str], count: int = _LAST) -> str:
+    lines = [line for line in errors if line.strip()]
+    return cleaned("\n".join(lines[-count:]))

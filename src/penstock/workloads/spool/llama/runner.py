@@ -23,6 +23,7 @@ from penstock.core.llm import (
 from penstock.ports.runner import Loading, Watch, side_by_side
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.catalogue import Catalogue
+from penstock.workloads.spool.llama.cgroups import memory_limit_of
 from penstock.workloads.spool.llama.engine import Departed, Engine
 from penstock.workloads.spool.llama.fleet import Fleet
 from penstock.workloads.spool.llama.process import MEAN, Purpose
@@ -168,15 +169,7 @@ def _purpose(
 
 
 def this_machine() -> Machine:
+    """As much of it as this process may have."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(cores=cores or 1, memory=min(memory, _allowed(memory)))
-
-
-def _allowed(memory: int) -> int:
-    """What a container may have of it."""
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-    except OSError:
-        return memory
-    return int(limit) if limit.isdecimal() else memory
+    return Machine(cores=cores or 1, memory=min(memory, memory_limit_of() or memory))

@@ -66,12 +66,15 @@ class Closing:
         await self._insisting(running, lambda: self._return(running))
         self._happened(running, Happened.REQUEUED, reason=reason)
 
-    async def crashed(self, running: Running, *, alone: bool) -> None:
-        """QUEUED again, and counted. One that was alone when it happened too often has failed."""
+    async def crashed(self, running: Running, *, alone: bool) -> bool:
+        """QUEUED again, and counted. One that was alone when it happened too often has failed:
+        then it returns False."""
         attempts = await self._insisting(running, lambda: self._lose(running, alone))
         why = f"the job {attempts.reason}"
-        what = Happened.REQUEUED if self._may_try(attempts, alone) else Happened.FAILED
+        again = self._may_try(attempts, alone)
+        what = Happened.REQUEUED if again else Happened.FAILED
         self._happened(running, what, code=LlmCode.ENGINE_CRASHED, reason=why)
+        return again
 
     def let_go(self, running: Running) -> None:
         """Somebody else has moved or deleted it: it is not ours any more."""

@@ -12,12 +12,14 @@ from penstock.workloads.spool.disk import Unfit, read_text
 from penstock.workloads.spool.ending import RESULT
 from penstock.workloads.spool.ids import is_job_id
 from penstock.workloads.spool.meta import read_meta, read_options
-from penstock.workloads.spool.serving.reading import Spooled, read_prompt
+from penstock.workloads.spool.serving.reading import Gone, Spooled, is_folder, read_prompt
 from penstock.workloads.spool.submission import MAX_PROMPT
 from penstock.workloads.spool.workspace import Workspace
 
 MAX_DEPTH = 256
 _PARENT = "parent"
+_LOOKS = 10
+"""How often the parents are read, while somebody moves them."""
 
 
 class ParentFailed(Exception):
@@ -45,10 +47,20 @@ class Parents:
 
     def history(self, job: Spooled) -> History:
         """Raises ParentFailed, NotYet, or Unfit if a parent's files are."""
+        for _ in range(_LOOKS):
+            try:
+                return self._read(job)
+            except Gone:  # a parent was cleaned or queued again while it was read: look again
+                continue
+        raise ParentFailed(f"a parent of this job, as {job.meta.parent}, is moved all the time")
+
+    def _read(self, job: Spooled) -> History:
+        """Gone if a parent's folder was taken away meanwhile."""
         system, turns, text, size = "", list[Message](), "", 0
         for folder in reversed(self._chain(job)):
             options = read_options(folder)
             prompt, answer = _said(folder)
+            is_folder(folder)  # else what was read of it may be nothing
             size += len(prompt) + len(answer)
             if size > MAX_PROMPT:
                 raise Unfit(_PARENT, f"the conversation so far is over {MAX_PROMPT} characters")
@@ -78,6 +90,7 @@ class Parents:
             folder = self._ended(parent, status)
             chain.append(folder)
             parent = read_meta(folder).parent
+            is_folder(folder)
         if waiting:
             raise NotYet(job.meta.parent)
         return chain
@@ -94,4 +107,5 @@ def _said(folder: Path) -> tuple[str, str]:
     try:
         return read_prompt(folder, needed=False), read_text(folder / RESULT, MAX_PROMPT)
     except FileNotFoundError:
+        is_folder(folder)
         raise ParentFailed(f"its parent {folder.name} has no text to go on from") from None

@@ -7,7 +7,15 @@ import logging
 import os
 from pathlib import Path
 
-from penstock.core.llm import Embedding, EmbeddingResult, LlmCode, LlmFailure, LlmResult
+from penstock.core.llm import (
+    Embedding,
+    EmbeddingResult,
+    EngineCrashed,
+    EngineUnavailable,
+    LlmCode,
+    LlmFailure,
+    LlmResult,
+)
 from penstock.ports.clock import Clock
 from penstock.ports.runner import Runner, answer
 from penstock.workloads.spool.disk import Unfit
@@ -15,7 +23,6 @@ from penstock.workloads.spool.serving import outcomes
 from penstock.workloads.spool.serving.attempts import read_attempts
 from penstock.workloads.spool.serving.choosing import chosen
 from penstock.workloads.spool.serving.closing import Closing
-from penstock.workloads.spool.serving.gate import Gate
 from penstock.workloads.spool.serving.limits import TimeIsUp, deadline_of, timeout_of, within
 from penstock.workloads.spool.serving.outcomes import Outcome, answered, failed, refused, unfit
 from penstock.workloads.spool.serving.parents import NotYet, ParentFailed, Parents
@@ -24,16 +31,10 @@ from penstock.workloads.spool.serving.preparing import Prepared, asked, check_fo
 from penstock.workloads.spool.serving.reading import Gone, read_job
 from penstock.workloads.spool.serving.running import Running, Why
 from penstock.workloads.spool.serving.threads import Threads
+from penstock.workloads.spool.supervisor import EngineSupervisor
 from penstock.workloads.spool.workspace import Workspace
 
 log = logging.getLogger(__name__)
-
-
-class Crashed(Exception):
-    """The engine died under a job."""
-
-    def __init__(self, *, alone: bool) -> None:
-        self.alone = alone
 
 
 class Processor:
@@ -43,6 +44,7 @@ class Processor:
         self,
         workspace: Workspace,
         runner: Runner,
+        supervisor: EngineSupervisor,
         closing: Closing,
         threads: Threads,
         clock: Clock,
@@ -51,11 +53,10 @@ class Processor:
         spare: Path,
     ) -> None:
         """`spare` is a folder of this server's own."""
-        self._runner, self._closing = runner, closing
+        self._runner, self._supervisor, self._closing = runner, supervisor, closing
         self._threads, self._clock = threads, clock
         self._max_tokens, self._spare = max_tokens, spare
         self._parents = Parents(workspace)
-        self.gate = Gate()
         self.default_model = ""
 
     async def process(self, running: Running) -> None:
@@ -74,8 +75,11 @@ class Processor:
             outcome = await self._outcome(running)
         except NotYet as parent:
             await self._closing.give_back(running, f"its parent {parent} has not ended")
-        except Crashed as crash:
-            await self._closing.crashed(running, alone=crash.alone)
+        except EngineUnavailable as ill:
+            await self._closing.give_back(running, f"the engine is unavailable: {ill}")
+        except EngineCrashed as crash:
+            if not await self._closing.crashed(running, alone=crash.alone):
+                self._supervisor.blame(running.model)
         else:
             await self._closing.end(running, outcome)
 
@@ -99,10 +103,10 @@ class Processor:
             return failed(outcomes.PARENT_FAILED, str(problem))
         except TimeIsUp as late:
             return failed(late.code, str(late))
+        except (Gone, NotYet, EngineUnavailable, EngineCrashed):
+            raise
         except LlmFailure as failure:
             return refused(failure)
-        except (Gone, NotYet, Crashed):
-            raise
         except Exception as error:
             log.exception("job %s: an error of ours", running.job_id)
             return failed(outcomes.INTERNAL, f"an error of the server's own: {error!r}")
@@ -118,22 +122,18 @@ class Processor:
         running.attempts = read_attempts(folder)
         job = read_job(folder)
         running.meta = job.meta
+        running.model = job.options.model or self.default_model
         return Prepared(job=job, ask=asked(job, self._parents, self._max_tokens))
 
     async def _computed(self, running: Running, prepared: Prepared) -> Outcome:
         options = prepared.job.options
         async with (
             within(deadline_of(options, self._clock.now())),
-            self.gate.entered(alone=running.attempts.is_suspect) as stay,
+            self._supervisor.job(running.model, suspect=running.attempts.is_suspect),
             within(timeout_of(options)),
         ):
             began = self._clock.monotonic()
-            try:
-                result = await self._asked(running, prepared)
-            except LlmFailure as failure:
-                if failure.code is LlmCode.ENGINE_CRASHED:
-                    raise Crashed(alone=stay.alone) from failure
-                raise
+            result = await self._asked(running, prepared)
             return answered(prepared.ask, result, self._clock.monotonic() - began)
 
     async def _asked(self, running: Running, prepared: Prepared) -> LlmResult | EmbeddingResult:
@@ -155,4 +155,13 @@ class Processor:
         if not wanted:
             return self.default_model
         names = [facts.name for facts in await self._runner.models()]
-        return chosen(wanted, names, self.default_model)
+        try:
+            return chosen(wanted, names, self.default_model)
+        except LlmFailure as unknown:
+            # Its file may be no good at present, which is not the job's fault.
+            try:
+                return (await self._runner.load(wanted)).name
+            except EngineUnavailable:
+                raise
+            except LlmFailure:
+                raise unknown from None

@@ -24,6 +24,8 @@ class Waiting(Struct, frozen=True, kw_only=True):
     """The job whose end it waits for."""
     suspect: bool = False
     """Whether it is to run alone."""
+    model: str = ""
+    """The model that it names; empty for the default one."""
 
 
 class Queue:
@@ -34,6 +36,8 @@ class Queue:
         self._heap: list[tuple[Turn, str]] = []
         self._deadlines: list[tuple[float, str]] = []
         self._children: dict[str, set[str]] = {}
+        self._paused: dict[str, set[str]] = {}
+        """Jobs that wait for a model, by its name."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -73,6 +77,20 @@ class Queue:
                 self.forget(job_id)
                 return waiting
         return None
+
+    def pause(self, waiting: Waiting, model: str) -> None:
+        """Keep a job that was popped until its model is resumed."""
+        self._known[waiting.job_id] = waiting
+        if waiting.deadline is not None:
+            heapq.heappush(self._deadlines, (waiting.deadline, waiting.job_id))
+        self._paused.setdefault(model, set()).add(waiting.job_id)
+
+    def resume(self, model: str) -> bool:
+        """Let the jobs of a model have their turn; whether there were any."""
+        jobs = [one for one in self._paused.pop(model, set()) if one in self._known]
+        for job_id in jobs:
+            heapq.heappush(self._heap, (self._known[job_id].turn, job_id))
+        return bool(jobs)
 
     def forget(self, job_id: str) -> None:
         waiting = self._known.pop(job_id, None)

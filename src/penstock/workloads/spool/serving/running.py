@@ -35,6 +35,8 @@ class Running:
         self.task: asyncio.Task[None] | None = None
         self.meta: Meta | None = None
         """As it was read; None if it could not be."""
+        self.model = ""
+        """The model that it names, or the default one."""
         self.facts: dict[str, str] = {}
         """What is known of it for its metadata, however it ends."""
         self.suspect = False

@@ -67,6 +67,11 @@ class Scanner:
         if self.queue.ended(job_id):
             self._more.set()
 
+    def resume(self, model: str) -> None:
+        """A model's engine answers again; its jobs may go on."""
+        if self.queue.resume(model):
+            self._more.set()
+
     def look(self) -> None:
         """Something may have been missed: scan now."""
         self._all = True
@@ -163,6 +168,7 @@ class Scanner:
             deadline=options.deadline,
             parent=parent if is_job_id(parent) else None,
             suspect=read_attempts(folder).is_suspect,
+            model=options.model,
         )
 
     def _final(self, parents: Iterable[str]) -> list[str]:

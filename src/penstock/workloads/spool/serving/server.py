@@ -29,6 +29,7 @@ from penstock.workloads.spool.serving.scanner import Scanner
 from penstock.workloads.spool.serving.threads import Threads
 from penstock.workloads.spool.serving.upkeep import Upkeep
 from penstock.workloads.spool.serving.watchman import Watchman
+from penstock.workloads.spool.supervisor import EngineSupervisor, Pause
 from penstock.workloads.spool.watching import Watch
 from penstock.workloads.spool.workspace import Workspace
 
@@ -54,6 +55,8 @@ class Server:
         self._runner, self._clock = runner, clock or SystemClock()
         self._workspace = Workspace(config.workspace, config.sync)
         self._health = Health()
+        self._supervisor = EngineSupervisor(runner, self._clock)
+        self._supervisor.on_change = self._engine_changed
         self._threads = Threads(min(_THREADS, config.workers + 2))
         self._claims = Claims(self._workspace.private)
         self._assemble()
@@ -75,6 +78,7 @@ class Server:
         self._processor = Processor(
             workspace,
             self._runner,
+            self._supervisor,
             closing,
             threads,
             clock,
@@ -118,7 +122,7 @@ class Server:
 
     @property
     def health(self) -> Health:
-        """What keeps it from its work, as a disk without room."""
+        """What keeps it from its work, as a disk without room or an engine out of memory."""
         return self._health
 
     async def start(self, told: Loading | None = None) -> None:
@@ -174,8 +178,21 @@ class Server:
             self._watch.add(self._workspace.folder(ended), self._scanner.ended)
 
     async def _following(self) -> Waiting:
-        await self._processor.gate.opened()
-        return await self._scanner.next()
+        """The next job whose model can be asked; the others are not even claimed."""
+        while True:
+            await self._supervisor.gate.opened()
+            waiting = await self._scanner.next()
+            model = waiting.model or self._processor.default_model
+            if self._supervisor.pause_of(model) is None:
+                return waiting
+            self._scanner.queue.pause(waiting, model)
+
+    def _engine_changed(self, model: str, pause: Pause | None) -> None:
+        if pause is not None:
+            self._health.trouble(f"model {model}", str(pause))
+        else:
+            self._health.over(f"model {model}")
+            self._scanner.resume(model)
 
     def _tell(self, event: Event) -> None:
         self.counts.add(event)
@@ -213,6 +230,7 @@ class Server:
     def _close(self) -> None:
         if self._watch is not None:
             self._watch.close()
+        self._supervisor.close()
         self._claims.leave()
         self._threads.close()
 
