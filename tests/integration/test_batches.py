@@ -30,6 +30,7 @@ from penstock.core.llm import LlmCode
 from penstock.lifecycles.batch import BatchStatus
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.batches import Batch, ShelfQuery, StoredFile
+from penstock.ports.clock import SystemClock
 from penstock.ports.store import AuditQuery, JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
@@ -78,9 +79,21 @@ class House:
         return [msgspec.json.decode(line) for line in content.splitlines()]
 
 
+class Ahead(SystemClock):
+    """The machine's clock, moved on by so many seconds."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:  # type: ignore[override]
+        return SystemClock.monotonic() + self.ahead
+
+
 @asynccontextmanager
 async def house(
-    folder: Path, settings: Mapping[str, Any] | None = None, **runner: Any
+    folder: Path,
+    settings: Mapping[str, Any] | None = None,
+    clock: SystemClock | None = None,
+    **runner: Any,
 ) -> AsyncIterator[House]:
     flags = {
         "data_dir": str(folder),
@@ -90,8 +103,15 @@ async def house(
         **(settings or {}),
     }
     fake = FakeRunner(**runner)
-    async with Engine(load(flags=flags), [LlmExecutor(fake, ["fake"])], listen=False) as engine:
+    executors = [LlmExecutor(fake, ["fake"])]
+    async with Engine(load(flags=flags), executors, clock=clock, listen=False) as engine:
         yield House(engine, fake)
+
+
+def having(folder: Path, content: bytes) -> list[Path]:
+    """The files below a folder that contain this."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if content in path.read_bytes()]
 
 
 def encoded(line: Any) -> bytes:
@@ -450,6 +470,23 @@ async def test_another_tenants_file_or_batch_is_answered_as_one_that_does_not_ex
         assert await bob.list(ShelfQuery()) == await bob.list(ShelfQuery(tenant="acme")) == []
         assert len(await alice.files(ShelfQuery())) == 2
         assert [one.id for one in await alice.list(ShelfQuery())] == [batch.id]
+
+
+@run_async
+async def test_an_upload_whose_client_died_is_dropped(tmp_path: Path) -> None:
+    clock = Ahead()
+    async with house(tmp_path, clock=clock) as home:
+        batches = home.desk.batches
+        dead, alive = await batches.begin_upload(), await batches.begin_upload()
+        await batches.write_upload(dead, b"half a line")
+        clock.ahead += 3000
+        await batches.write_upload(alive, encoded(a_line()))
+        clock.ahead += 3000
+        await batches.begin_upload()
+        with pytest.raises(NotFound):
+            await batches.write_upload(dead, b"the rest")
+        assert (await batches.keep_upload(alive, "x.jsonl", "batch")).bytes
+        assert not having(tmp_path, b"half a line")
 
 
 @run_async

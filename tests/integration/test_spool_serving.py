@@ -33,10 +33,11 @@ from penstock.ports.runner import Watch
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.ending import cancel
+from penstock.workloads.spool.ending import cancel, clean
 from penstock.workloads.spool.flow import Flow
 from penstock.workloads.spool.found import Found
 from penstock.workloads.spool.options import JobKind, SpoolOptions
+from penstock.workloads.spool.serving import parents
 from penstock.workloads.spool.serving.events import Event, Happened
 from penstock.workloads.spool.serving.server import Server
 from penstock.workloads.spool.work import Work
@@ -357,6 +358,27 @@ async def test_a_child_of_a_failed_or_missing_parent_fails_with_that_reason(
         assert (code, why) == ("PARENT_FAILED", f"PARENT_FAILED: its parent {parent} failed")
         code, why = await place.failure(place.submit("go on", parent="1_2_3"))
         assert why == "PARENT_FAILED: its parent 1_2_3 is missing"
+
+
+@run_async
+async def test_a_parent_that_is_cleaned_while_it_is_read_fails_its_child_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path) as place:
+        parent = place.submit("hello")
+        await place.done(parent)
+        read = parents.read_options
+
+        def after_a_cleaning(folder: Path) -> SpoolOptions:
+            if folder.name == parent:
+                clean(place.workspace, keep=0)
+            return read(folder)
+
+        monkeypatch.setattr(parents, "read_options", after_a_cleaning)
+        code, why = await place.failure(child := place.submit("go on", parent=parent))
+        assert (code, why) == ("PARENT_FAILED", f"PARENT_FAILED: its parent {parent} is missing")
+    assert place.flow.get(child).meta.attempts == 1
+    assert not [one for one in place.events if one.what is Happened.LET_GO]
 
 
 @run_async

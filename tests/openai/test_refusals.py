@@ -12,7 +12,7 @@ import pytest
 from tests.openai.door import Door, door, said, saying
 
 import openai
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.core.llm import EngineUnavailable, LlmCode, LlmFailure
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.ports.store import JobQuery
@@ -242,7 +242,29 @@ def test_every_failure_of_a_model_has_a_case() -> None:
     assert set(FAILURES) == set(LlmCode)
 
 
-@pytest.mark.parametrize("code", FAILURES)
+ENGINES = {LlmCode.OUT_OF_MEMORY, LlmCode.ENGINE_MISSING}
+"""Never a job's fault: the model is paused."""
+
+
+@run_async
+async def test_a_model_whose_engine_is_unavailable_is_told_at_once_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    class Unable(FakeRunner):
+        async def load(self, model: str = "", told: Any = None) -> Any:
+            raise EngineUnavailable(LlmCode.ENGINE_MISSING, "install libgomp1")
+
+    async with door(tmp_path, Unable()) as one:
+        async with asyncio.timeout(10):
+            while not (await one.engine.desk.status()).paused_topics:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        answer = await one.call("POST", CHAT, {"model": "fake", "messages": HELLO})
+        assert (answer.status, fault_of(answer)["code"]) == (503, "unavailable")
+        assert "ENGINE_MISSING: install libgomp1" in fault_of(answer)["message"]
+        assert await one.engine.desk.find(JobQuery()) == []
+
+
+@pytest.mark.parametrize("code", [code for code in FAILURES if code not in ENGINES])
 @run_async
 async def test_a_failure_of_the_model_says_what_and_names_the_job(
     tmp_path: Path, code: LlmCode

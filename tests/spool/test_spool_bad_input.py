@@ -777,18 +777,20 @@ def test_a_server_is_not_started_with_a_model_that_is_none(
     assert not (tmp_path / "work" / ".nrvnad.pid").exists()
 
 
-def test_a_model_that_breaks_under_a_server_fails_its_jobs_and_the_others_go_on(
+def test_a_model_that_breaks_under_a_server_pauses_its_jobs_and_the_others_go_on(
     tmp_path: Path, model_file: Path
 ) -> None:
     second = tmp_path / "second.gguf"
     second.write_bytes(model_file.read_bytes())
     with served(tmp_path / "work", model_file, "--model", str(second)) as spool:
         os.truncate(second, 20 * MIB)
-        failed(spool, spool.submit("Say yes.", model="second", max_tokens=4), "second")
-        spool.works()
-        second.write_text("I am no model.")
-        failed(spool, spool.submit("Say yes.", model="second", max_tokens=4), "second")
+        jobs = [spool.submit("Say yes.", model="second", max_tokens=4) for _ in range(3)]
+        eventually(lambda: "model second: MODEL_INVALID" in spool.log, "it says what is wrong")
         spool.works()
         second.unlink()
-        failed(spool, spool.submit("Say yes.", model="second", max_tokens=4), "second")
+        jobs += [spool.submit("Say yes.", model="second", max_tokens=4)]
         spool.works()
+        assert [spool.where(job_id) for job_id in jobs] == [[Status.QUEUED]] * len(jobs)
+        second.write_bytes(model_file.read_bytes())
+        for job_id in jobs:
+            assert spool.ended(job_id).status is Status.DONE

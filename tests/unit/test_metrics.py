@@ -52,6 +52,7 @@ def a_worker(pool: str = "default", status: str = "ready", slots: int = 4) -> Wo
         local=False,
         status=status,
         silent_for=0.0,
+        facts={"paused": {"job.llm.m": "no memory"}},
     )
 
 

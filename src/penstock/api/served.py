@@ -17,6 +17,8 @@ class ServedModel(Struct, frozen=True):
     topic: str
     since: float
     """When it was first seen."""
+    paused: str = ""
+    """Why it can't be asked at present."""
 
 
 class Served:
@@ -39,9 +41,10 @@ class Served:
 
     async def _look(self, desk: Desk) -> None:
         served = topics_by_model(await desk.topics())
+        paused = (await desk.status()).paused_topics
         now = self._clock.now()
         self._known = {
-            name: ServedModel(name, topic, self._since(name, now))
+            name: ServedModel(name, topic, self._since(name, now), paused.get(topic, ""))
             for name, topic in sorted(served.items())
         }
         self._until = self._clock.monotonic() + _FRESH

@@ -33,7 +33,7 @@ from penstock.control.keys import KeyRing
 from penstock.control.limit_book import LimitKeeper
 from penstock.control.pipeline_counter import PipelinesCounter
 from penstock.control.pipelines import PipelineKeeper
-from penstock.control.placement import why_waiting
+from penstock.control.placement import paused_everywhere, why_waiting
 from penstock.control.policy_desk import PolicyDesk
 from penstock.control.pools import PoolKeeper
 from penstock.control.pruner import Pruner
@@ -322,9 +322,10 @@ class EngineDesk:
         tenant, board, rulebook = self._guard.caller.tenant, self._board, self._services.rulebook
         about = self._services.about
         tally = await self._store.tally(tenant)
+        paused = paused_everywhere(board.roster.workers.values())
         if tenant is not None:
             # Of the engine, a tenant learns that it is there; of jobs, its own.
-            return replace(about, pid=0, data_dir="", tally=tally)
+            return replace(about, pid=0, data_dir="", tally=tally, paused_topics=paused)
         return replace(
             about,
             rules=self._services.kernel.rules.snapshot,
@@ -335,6 +336,7 @@ class EngineDesk:
             finished=board.finished,
             parked=len(board.parked),
             paused_pools=tuple(sorted(board.roster.paused)),
+            paused_topics=paused,
             policy_problem=rulebook.problem,
         )
 

@@ -37,6 +37,18 @@ def paused_topics(worker: WorkerRecord) -> Mapping[str, str]:
     return told if isinstance(told, Mapping) else {}
 
 
+def paused_everywhere(workers: Iterable[WorkerRecord]) -> dict[str, str]:
+    """Topics that all workers who serve them can't run at present, and why."""
+    present = [w for w in workers if w.ready]
+    paused = {topic: why for w in present for topic, why in paused_topics(w).items()}
+    return {topic: why for topic, why in paused.items() if not any(_can(w, topic) for w in present)}
+
+
+def _can(worker: WorkerRecord, topic: str) -> bool:
+    served = any(matches(topic, glob) for glob in worker.topics)
+    return served and topic not in paused_topics(worker)
+
+
 class Places:
     """Finds the least busy worker for a lane, counting what it gives out."""
 

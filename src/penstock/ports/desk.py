@@ -131,6 +131,9 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     parked: int = 0
     """Jobs that wait for an approval."""
     paused_pools: tuple[str, ...] = ()
+    paused_topics: Mapping[str, str] = {}
+    """Topics that no worker can run at present, as when a language engine is out of memory, and
+    why. Their jobs wait."""
     policy_problem: str = ""
     """Why the rule file as it now is was not taken."""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from penstock.workloads.spool.llama import process
-from penstock.workloads.spool.llama.process import Purpose
+from penstock.core.llm import LlmFailure
+from penstock.testing.aio import run_async
+from penstock.workloads.spool.llama import child, process
+from penstock.workloads.spool.llama.process import EngineProcess, Purpose
 from penstock.workloads.spool.llama.sizing import Size
 
 SIZE = Size(slots=1, context=256, threads=1, memory=1)
@@ -73,3 +76,45 @@ def test_the_engine_s_keys_are_not_the_child_s(monkeypatch: pytest.MonkeyPatch) 
 
 def test_memory_that_cannot_be_read_is_none() -> None:
     assert process.resident(2**30) == 0
+
+
+CHILDREN = {
+    "says nothing we know": "print('hello from a .pth file', flush=True); raise SystemExit(1)",
+    "says half a line": "print('hello', end='', flush=True); raise SystemExit(1)",
+    "leaves a process behind": (
+        "import os, time\nif os.fork() == 0:\n    time.sleep(60)\nelse:\n    os._exit(1)"
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CHILDREN)
+@run_async
+async def test_a_child_that_ends_before_it_is_ready_is_told_and_can_be_closed(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(CHILDREN[case])
+    monkeypatch.setattr(child, "__file__", str(script))
+    one = EngineProcess(purpose(spin=False))
+    async with asyncio.timeout(30):
+        with pytest.raises(LlmFailure, match="status 1"):
+            await one.start(lambda *_: None, 60.0)
+        await one.close()
+
+
+@run_async
+async def test_what_is_printed_before_the_child_speaks_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "child.py"
+    script.write_text(
+        "print('hello', end='', flush=True)\n"
+        "from penstock.workloads.spool.llama.child import _tell\n"
+        "_tell(1, event='ready')\n"
+        "input(), input()"
+    )
+    monkeypatch.setattr(child, "__file__", str(script))
+    one = EngineProcess(purpose(spin=False))
+    async with asyncio.timeout(30):
+        await one.start(lambda *_: None, 60.0)
+        await one.close()

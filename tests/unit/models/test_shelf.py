@@ -11,8 +11,17 @@ from pathlib import Path
 import pytest
 from tests.models import gguf
 
-from penstock.core.errors import Conflict, InvalidRequest, NotFound, StoreFailed, StoreFull
+from penstock.core.errors import (
+    Conflict,
+    InvalidRequest,
+    Misconfigured,
+    NotFound,
+    StoreFailed,
+    StoreFull,
+)
 from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.spool.models.served import served
 from penstock.workloads.spool.models.shelf import ModelShelf
 from penstock.workloads.spool.models.staging import staging
 
@@ -294,3 +303,15 @@ def test_many_who_add_the_same_name_at_once_agree(shelf: ModelShelf, tmp_path: P
     whole = (shelf.folder / "one.gguf").read_bytes()
     assert record.sha256 == hashlib.sha256(whole).hexdigest()
     assert files(shelf) == {"one.gguf", "one.json"}
+
+
+def test_two_files_of_one_name_are_not_served_together(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        made(tmp_path / folder / "same.gguf")
+    one, other = str(tmp_path / "a" / "same.gguf"), str(tmp_path / "b" / "same.gguf")
+    (tmp_path / "again").symlink_to(tmp_path / "a")
+    again = str(tmp_path / "again" / "same.gguf")
+    assert [model.path for model in served(ModelConfig(models=(one, again)))] == [one]
+    with pytest.raises(Misconfigured, match=r"a/same.gguf and .*b/same.gguf"):
+        served(ModelConfig(models=(one, other)))

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,34 @@ def test_removing_follows_no_link_and_takes_everything(tmp_path: Path) -> None:
     remove_tree(job)
     remove_tree(job)
     assert [path.name for path in tmp_path.rglob("*")] == ["keep", "precious"]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["itself", "inside"])
+def test_removing_follows_no_link_that_is_put_there_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """Another process may swap a folder for a link between any two steps."""
+    keep, job = tmp_path / "keep", tmp_path / "job"
+    for folder in (keep, job, job / "a"):
+        folder.mkdir()
+        (folder / "precious").touch()
+    swapped = job / "a" if inside else job
+    steps = {name: getattr(os, name) for name in ("listdir", "scandir", "chmod", "rename")}
+
+    def after_a_swap(step: str) -> object:
+        def swap_and_go_on(*args: object, **more: object) -> object:
+            if swapped.is_dir() and not swapped.is_symlink():
+                os.replace(swapped, tmp_path / "away")
+                swapped.symlink_to(keep)
+            return steps[step](*args, **more)
+
+        return swap_and_go_on
+
+    for step in steps:
+        monkeypatch.setattr(os, step, after_a_swap(step))
+    with suppress(OSError):
+        remove_tree(job)
+    assert (keep / "precious").exists()
 
 
 # -- what the disk refuses ----------------------------------------------------------

@@ -110,6 +110,8 @@ async def submit(call: Call, body: AnyBody) -> ModelJob:
     model = await call.services.models.find(call.desk, body.model)
     if model is None:
         raise await not_found(call, body.model)
+    if model.paused:  # a client that waits for the answer should not wait for the engine
+        raise Unavailable(f"the model {model.name} is paused: {model.paused}")
     key = header_key(call)
     timeout = body.timeout or TIMEOUT
     request = JobRequest(

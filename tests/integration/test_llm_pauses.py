@@ -1,0 +1,111 @@
+"""A language engine that can't work: the jobs of its model wait, and none is charged for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.api.metrics import Figures, Traffic
+from penstock.app.engine import Engine
+from penstock.config import load
+from penstock.core.job import JobRequest
+from penstock.core.llm import Chat, EngineUnavailable, LlmCode, ModelFacts
+from penstock.core.pointer import encode_data
+from penstock.lifecycles.canonical import JobState
+from penstock.testing.aio import run_async
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.spool.executor import LlmExecutor
+
+WHY = "OUT_OF_MEMORY: no memory is left"
+
+
+class Ill(FakeRunner):
+    """Can't load its model while it is ill."""
+
+    is_ill = False
+
+    async def load(self, model: str = "", told: Any = None) -> ModelFacts:
+        if self.is_ill:
+            raise EngineUnavailable(LlmCode.OUT_OF_MEMORY, "no memory is left")
+        return await super().load(model, told)
+
+
+def a_job(text: str = "one two") -> JobRequest:
+    ask = {"kind": "chat", "messages": [{"role": "user", "content": text}]}
+    return JobRequest(
+        job_id="", topic="job.llm.fake", context_ptr=encode_data(msgspec.json.encode(ask))
+    )
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.05)
+    monkeypatch.setattr("penstock.workloads.spool.supervisor._LONGEST_DELAY", 0.05)
+
+
+@asynccontextmanager
+async def engine(folder: Path, runner: FakeRunner) -> AsyncIterator[Engine]:
+    settings = load(flags={"data_dir": str(folder), "http": "", "max_attempts": 2})
+    async with Engine(settings, [LlmExecutor(runner, ["fake"])], listen=False) as engine:
+        yield engine
+
+
+@run_async
+async def test_jobs_wait_for_an_engine_that_is_ill_and_are_told_why(tmp_path: Path) -> None:
+    runner = Ill()
+    async with engine(tmp_path, runner) as one:
+        desk = one.desk
+        (first,) = await desk.submit((a_job(),))
+        assert (await desk.wait(first.job_id, 10)).state is JobState.SUCCEEDED
+        runner.is_ill = True
+        jobs = await desk.submit([a_job() for _ in range(20)])
+        await told(desk, paused=True)
+        [(topic, why)] = (await desk.status()).paused_topics.items()
+        assert topic == "job.llm.fake"
+        assert why.startswith(WHY)
+        for job in jobs:
+            assert WHY in await desk.why(job.job_id)
+            assert not (await desk.get(job.job_id)).is_final
+        metrics = (await Figures.of(desk, Traffic())).text().decode()
+        assert 'penstock_topic_paused{topic="job.llm.fake"} 1.0' in metrics
+        assert len(runner.asked) == 1, "nothing was computed"
+
+        runner.is_ill = False
+        for job in jobs:
+            assert (await desk.wait(job.job_id, 10)).state is JobState.SUCCEEDED
+        await told(desk, paused=False)
+
+
+@run_async
+async def test_a_job_is_not_charged_for_an_engine_that_falls_ill_again_and_again(
+    tmp_path: Path,
+) -> None:
+    class Weak(FakeRunner):
+        """Runs out of memory under the first jobs that it is given."""
+
+        left = 4
+
+        async def generate(self, model: str, ask: Any, choice: int = 0, watch: Any = None) -> Any:
+            if self.left and isinstance(ask, Chat):
+                self.left -= 1
+                raise EngineUnavailable(LlmCode.OUT_OF_MEMORY, "no memory is left")
+            async for piece in super().generate(model, ask, choice):
+                yield piece
+
+    async with engine(tmp_path, Weak()) as one:
+        (job,) = await one.desk.submit((a_job(),))
+        ended = await one.desk.wait(job.job_id, 30)
+    assert ended.state is JobState.SUCCEEDED
+    assert ended.attempt == 5
+
+
+async def told(desk: Any, *, paused: bool) -> None:
+    async with asyncio.timeout(10):
+        while bool((await desk.status()).paused_topics) is not paused:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
