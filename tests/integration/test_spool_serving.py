@@ -613,16 +613,14 @@ async def test_jobs_of_an_engine_without_memory_wait_and_are_not_charged(
         runner.ill = {"one"}
         jobs = [place.submit(f"say {number}") for number in range(50)]
         late = place.submit("too late", options={"deadline": time.time() + 0.2})
-        await place.eventually(lambda: not place.server.health.is_well, "its health tells")
+        await soon(lambda: not place.server.health.is_well, "its health tells")
         [(name, why)] = place.server.health.troubles.items()
         assert name == "model one"
         assert "OUT_OF_MEMORY: there is no memory for one" in why
         other = place.submit("go on", options={"model": "two"})
         assert await place.done(other) == "GO ON"
         assert (await place.failure(late))[0] == "DEADLINE_EXCEEDED"
-        await place.eventually(
-            lambda: place.flow.counts()[Status.QUEUED] == len(jobs), "all others wait"
-        )
+        await soon(lambda: place.flow.counts()[Status.QUEUED] == len(jobs), "all others wait")
         runner.ill = set()
         for number, job_id in enumerate(jobs):
             assert await place.done(job_id) == f"SAY {number}"
@@ -639,7 +637,7 @@ async def test_an_engine_that_fails_every_job_fails_none_of_them(
     async with serving(tmp_path, runner) as place:
         for _ in range(30):
             place.submit("hello")
-        await place.eventually(lambda: len(runner.asks) > 10, "it was tried again and again")
+        await soon(lambda: len(runner.asks) > 10, "it was tried again and again")
         assert place.server.counts.failed == 0
         assert "model fake" in place.server.health.troubles
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.waiting import soon
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import JobRequest
@@ -236,9 +237,7 @@ async def test_an_engine_that_is_unavailable_hands_its_jobs_back_and_says_why(
     assert topic == "job.llm.fake"
     assert f"{code}: there is not enough memory" in why
     runner.is_well = True
-    async with asyncio.timeout(10):
-        while executor.facts():  # noqa: ASYNC110 - an executor is asked, it tells nobody
-            await asyncio.sleep(0.01)
+    await soon(lambda: not executor.facts(), "it answers again")
     assert (await executor.run(task(CHAT), a_context())).status is JobState.SUCCEEDED
     await executor.close()
 
