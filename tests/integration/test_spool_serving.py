@@ -36,6 +36,7 @@ from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.ending import cancel, clean
 from penstock.workloads.spool.flow import Flow
 from penstock.workloads.spool.found import Found
+from penstock.workloads.spool.meta import read_options
 from penstock.workloads.spool.options import JobKind, SpoolOptions
 from penstock.workloads.spool.serving import parents
 from penstock.workloads.spool.serving.events import Event, Happened
@@ -367,7 +368,7 @@ async def test_a_parent_that_is_cleaned_while_it_is_read_fails_its_child_at_once
     async with serving(tmp_path) as place:
         parent = place.submit("hello")
         await place.done(parent)
-        read = parents.read_options
+        read = read_options
 
         def after_a_cleaning(folder: Path) -> SpoolOptions:
             if folder.name == parent:
