@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from penstock.core.run_summary import closed, metrics_of, summarise
 from penstock.core.stages import (
     Alert,
     PipelineRecord,
@@ -17,7 +18,6 @@ from penstock.core.stages import (
     StageStatus,
 )
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.workloads.pipeline.summary import closed, metrics_of, summarise
 
 T = 1_700_000_000.0
 

@@ -38,6 +38,7 @@ from penstock.control.safety import SafetyKernel
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
 from penstock.core.job import Job
+from penstock.core.stages import PipelineRecord
 from penstock.core.transition import Answer
 from penstock.ports.batches import Shelf
 from penstock.ports.clock import Clock, SystemClock
@@ -130,6 +131,7 @@ class Engine:
                 token,
                 self._check_input,
                 self._normalise,
+                self._run_ended,
             )
             self.parts = parts
             self.bus, self.blobs, self.board = parts.bus, parts.blobs, parts.board
@@ -179,6 +181,12 @@ class Engine:
             if isinstance(executor, PipelineExecutor) and topic in executor.topics:
                 return executor.plain_config(topic, config)
         return config
+
+    async def _run_ended(self, record: PipelineRecord) -> None:
+        """Call the hooks of a run that ended without its runner, where its pipeline is known."""
+        for executor in self._executors:
+            if isinstance(executor, PipelineExecutor):
+                await executor.call_hooks(record)
 
     def _check_input(self, topic: str, payload: bytes) -> None:
         for executor in self._executors:

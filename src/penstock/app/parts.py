@@ -24,7 +24,7 @@ from penstock.control.journal import JournalHub
 from penstock.control.keys import KeyRing
 from penstock.control.limit_book import LimitKeeper
 from penstock.control.limits import Limits
-from penstock.control.pipelines import Normalise, PipelineKeeper
+from penstock.control.pipelines import Normalise, OnEnd, PipelineKeeper
 from penstock.control.policy_desk import PolicyDesk
 from penstock.control.pools import PoolKeeper
 from penstock.control.pruner import Pruner
@@ -81,6 +81,7 @@ def assemble(
     token: str,
     check_input: CheckInput,
     normalise: Normalise,
+    on_end: OnEnd,
 ) -> Parts:
     """Make them, and let them hear of every commit. Nothing runs yet."""
     ids = IdSource()
@@ -126,7 +127,9 @@ def assemble(
         max_waiting=settings.max_waiting,
         ids=ids,
     )
-    pipelines = PipelineKeeper(runs, store, gateway, blobs, clock, normalise=normalise, ids=ids)
+    pipelines = PipelineKeeper(
+        runs, store, gateway, blobs, clock, normalise=normalise, on_end=on_end, ids=ids
+    )
     store.listen(pipelines.hear)
     uploading = Uploading(settings.max_file, clock)
     batches = BatchKeeper(_surroundings(settings, shelf, blobs, gateway, clock), uploading, ids=ids)

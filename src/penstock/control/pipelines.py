@@ -11,10 +11,11 @@ import asyncio
 import builtins
 import difflib
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.control.gateway import Gateway
@@ -29,8 +30,10 @@ from penstock.core.errors import (
 from penstock.core.ids import IdSource
 from penstock.core.job import Job, JobRequest
 from penstock.core.run_config import check_depth, read_config
+from penstock.core.run_summary import ending_of
 from penstock.core.schema import check_fields
 from penstock.core.stages import (
+    STALE_AFTER,
     STALE_MESSAGE,
     Breaker,
     ItemOutcome,
@@ -47,6 +50,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent, PipelineJobStatus
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
+from penstock.ports.pipeline_moves import CANCELLED, WAS_CANCELLED, ended_alone
 from penstock.ports.pipelines import (
     CancelAnswer,
     Claim,
@@ -60,12 +64,14 @@ from penstock.ports.store import Store
 log = logging.getLogger(__name__)
 
 Normalise = Callable[[str, dict[str, Any]], dict[str, Any]]
+OnEnd = Callable[[PipelineRecord], Awaitable[None]]
 
 _PAGE = 500
 _SWEEP = 60.0
 """Seconds between looks at records that should have ended."""
 _FRESH = 1.0
 """Seconds for which a definition is known by heart: a worker may bring a newer one."""
+_TRIES = 3
 _NOTHING_FAILED = "nothing failed in it, so there is nothing to run again"
 
 
@@ -81,12 +87,17 @@ class PipelineKeeper:
         clock: Clock,
         *,
         normalise: Normalise | None = None,
+        on_end: OnEnd | None = None,
         ids: IdSource | None = None,
     ) -> None:
+        """`on_end` is called once for each run that is ended here, without its runner."""
         self.runs = runs
         self._jobs, self._gateway, self._blobs, self._clock = jobs, gateway, blobs, clock
         self._normalise: Normalise = normalise or (lambda _, config: config)
+        self._on_end: OnEnd = on_end or _no_hooks
         self._ids = ids or IdSource()
+        self._settling = asyncio.Lock()
+        self._ended: asyncio.Queue[PipelineRecord] = asyncio.Queue()
         self._news: asyncio.Queue[Job] = asyncio.Queue()
         self._readers: dict[str, set[asyncio.Event]] = {}
         self._known: dict[str, PipelineInfo] = {}
@@ -109,16 +120,35 @@ class PipelineKeeper:
         for record in await self.runs.unfinished():
             try:
                 job = await self._jobs.get(record.id)
-                if job is None or job.is_final:
-                    await self._settle(record, job)
+                if (job is None and not self._is_held(record)) or (job and job.is_final):
+                    await self._settle(record.id, job)
             except Exception:  # one record must not keep the engine from starting
                 log.exception("the record of run %s can't be closed", record.id)
+
+    def _is_held(self, record: PipelineRecord) -> bool:
+        """Whether a run without a job is a `PipelineJobManager`'s, on the same file: held by a
+        lease, and to be resumed by the next manager when that is over. Only when nothing has
+        become of it for as long as the seed allows is it given up."""
+        if record.lease_until is None:
+            return False
+        moved = max(record.created_at, record.started_at or 0.0, record.progress_at or 0.0)
+        return max(record.lease_until, moved + STALE_AFTER) > self._clock.now()
 
     async def run(self) -> None:
         """Keep the records in step until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow())
             tasks.create_task(self._sweep())
+            tasks.create_task(self._call_hooks())
+
+    async def _call_hooks(self) -> None:
+        """Tell of runs that were ended here, one after the other: there is no runner who would."""
+        while True:
+            record = await self._ended.get()
+            try:
+                await self._on_end(record)
+            except Exception:
+                log.exception("a hook of run %s failed", record.id)
 
     async def _sweep(self) -> None:
         """Now and then: see to what could not be written when it happened."""
@@ -145,7 +175,7 @@ class PipelineKeeper:
         if seen is None or (job.is_final and not PIPELINE.is_final(seen.status)):
             record = await self.ensure(job)
             if job.is_final and not record.is_final:
-                await self._settle(record, job)
+                await self._settle(job.job_id, job)
 
     async def ensure(self, job: Job, config: dict[str, Any] | None = None) -> PipelineRecord:
         """The record of a job, made if it is not there yet. Raises if its config is out of reach:
@@ -182,24 +212,44 @@ class PipelineKeeper:
         pointer = job.request.context_ptr
         return await self._blobs.get(pointer) if pointer else b""
 
-    async def _settle(self, record: PipelineRecord, job: Job | None) -> None:
+    async def _settle(self, job_id: str, job: Job | None) -> None:
         """Close the record of a run whose job has ended without its word."""
-        now = self._clock.now()
-        if job is not None and job.state is JobState.CANCELLED:
-            answer = await self.runs.request_cancel(record.id, now)
-            if PIPELINE.is_final(answer.status) or await self._close_cancelled(record, now):
-                return
-        fresh = await self.runs.get(record.id)
-        if fresh is not None and not fresh.is_final:
-            await self.runs.fail_stale(record.id, now, _why(job), fresh.version)
+        async with self._settling:  # or two would be in each other's way
+            for _ in range(_TRIES):  # a runner that was taken for lost may still be writing
+                record = await self.runs.get(job_id)
+                if record is None or record.is_final:
+                    return
+                if await self._close(record, job):
+                    break
+            else:
+                return  # the next sweep tries again
+        ended = await self.runs.get(job_id)
+        if ended is not None:
+            self._ended.put_nowait(ended)
 
-    async def _close_cancelled(self, record: PipelineRecord, now: float) -> bool:
+    async def _close(self, record: PipelineRecord, job: Job | None) -> bool:
+        """Whether it was ended by this."""
+        now = self._clock.now()
+        if job is None or job.state is not JobState.CANCELLED:
+            return await self.runs.fail_stale(record.id, now, _why(job), record.version)
+        answer = await self.runs.request_cancel(record.id, now)
+        if PIPELINE.is_final(answer.status):
+            return answer.accepted
+        return await self._close_cancelled(record, _cancelled(job), now)
+
+    async def _close_cancelled(self, record: PipelineRecord, reason: str, now: float) -> bool:
         """The worker of a cancelled run is gone: say in its stead that it has stopped."""
         claim = Claim(job_id=record.id, owner="reconciler", now=now, fence=record.fence + 1)
         mine = await self.runs.claim(claim)
         if mine is None:
             return False
-        ended = Happening(PipelineEventKind.JOB_COMPLETE, {"status": PipelineJobStatus.CANCELLED})
+        info = next((one for one in await self.list() if one.name == mine.pipeline), None)
+        ended = ended_alone(
+            replace(mine, status=PipelineJobStatus.CANCELLED, finished_at=now),
+            info,
+            reason,
+            CANCELLED,
+        )
         await self.runs.save(
             Save(
                 job_id=record.id,
@@ -207,7 +257,11 @@ class PipelineKeeper:
                 at=now,
                 event=PipelineJobEvent.CANCEL,
                 cancel_effective=True,
-                happened=(ended,),
+                stages=ended.stages,
+                errors=ended.errors,
+                alerts=ended.alerts,
+                summary=ended.summary or UNSET,
+                happened=(Happening(PipelineEventKind.JOB_COMPLETE, ending_of(ended)),),
             )
         )
         return True
@@ -267,7 +321,7 @@ class PipelineKeeper:
         """The record as it is; what its job alone knows is added."""
         record = await self.ensure(job)
         if job.is_final and not record.is_final:
-            await self._settle(record, job)
+            await self._settle(job.job_id, job)
             record = await self.ensure(job)
         asked = record.cancel_requested or job.cancel_requested
         return (
@@ -358,6 +412,14 @@ class PipelineKeeper:
             closed = reset(breaker)
             if await self.runs.put_breaker(closed):
                 return closed
+
+
+async def _no_hooks(record: PipelineRecord) -> None:
+    pass
+
+
+def _cancelled(job: Job) -> str:
+    return (job.result.error_message if job.result is not None else None) or WAS_CANCELLED
 
 
 def _why(job: Job | None) -> str:

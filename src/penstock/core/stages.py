@@ -7,6 +7,7 @@ epoch, UTC, and come from a Clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
@@ -140,6 +141,11 @@ class StageInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str = ""
     doc: str = ""
 
+    @property
+    def form(self) -> str:
+        """What it is, as far as its results depend on it: a change makes it another stage."""
+        return "|".join((str(self.kind), self.over or self.of, self.version))
+
 
 class PipelineInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A pipeline as it was declared: what can be listed, drawn and started."""
@@ -160,7 +166,7 @@ class PipelineInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AlertRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A threshold on a finished run; `penstock.workloads.pipeline.alerts` evaluates it."""
+    """A threshold on a finished run; `penstock.workloads.pipeline.alerts` makes them."""
 
     code: str
     metric: str
@@ -248,6 +254,21 @@ class ItemRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     duration_ms: float = 0.0
     finished_at: float | None = None
     reused: bool = False
+
+
+def first_stages(infos: Iterable[StageInfo]) -> tuple[StageRecord, ...]:
+    """The stages of a run of which nothing has begun."""
+    return tuple(
+        StageRecord(
+            name=info.name,
+            index=index,
+            kind=info.kind,
+            counted=info.counts,
+            critical=info.critical,
+            form=info.form,
+        )
+        for index, info in enumerate(infos)
+    )
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):

@@ -13,13 +13,25 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Superseded
 from penstock.core.machine import Step
-from penstock.core.stages import PipelineRecord, StageError, StageRecord, StageStatus
+from penstock.core.run_alerts import evaluate
+from penstock.core.run_summary import closed
+from penstock.core.stages import (
+    PipelineInfo,
+    PipelineRecord,
+    StageError,
+    StageRecord,
+    StageStatus,
+    first_stages,
+)
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent, PipelineJobStatus
 from penstock.ports.pipelines import CancelAnswer, Claim, Save
 
 _S, _E = PipelineJobStatus, PipelineJobEvent
 STALE = "STALE"
 """The code of the error that a stale job ends with."""
+CANCELLED = "CANCELLED"
+WAS_CANCELLED = "Job was cancelled"
+_LONGEST_REASON = 500
 
 
 class Head(Struct, frozen=True, gc=False):
@@ -165,22 +177,32 @@ def _end(head: Head, event: PipelineJobEvent, now: float, **others: Any) -> Head
     )
 
 
-def stale_error(current_stage: str | None, message: str) -> StageError:
-    return StageError(current_stage or "", message, STALE)
-
-
-def cut_short(stage: StageRecord, now: float, message: str) -> StageRecord:
-    """A stage that was running when its job was found stale."""
-    if stage.status is not StageStatus.RUNNING:
-        return stage
-    return replace(
-        stage, status=StageStatus.FAILED, reason=message, finished_at=now, rate=None, eta=None
+def ended_alone(
+    record: PipelineRecord, info: PipelineInfo | None, reason: str, code: str
+) -> PipelineRecord:
+    """A run that ended without its runner, complete: every stage has an end, and there are the
+    error, the summary and the alerts. It has its final status and times already; `info` is its
+    pipeline as declared, if anybody knows it."""
+    stages = record.stages or (() if info is None else first_stages(info.stages))
+    at = record.finished_at or record.created_at
+    error = StageError(record.current_stage or "", reason, code)
+    why = "cancelled" if code == CANCELLED else reason[:_LONGEST_REASON]
+    record = replace(
+        record,
+        stages=tuple(_cut_short(stage, at, why) for stage in stages),
+        errors=(*record.errors, error),
     )
+    try:
+        alerts = evaluate(() if info is None else info.alerts, record)
+    except Exception:  # of a metric that no rule expects: the run ends all the same
+        alerts = ()
+    return replace(record, alerts=alerts, summary=closed(record.summary, record, alerts))
 
 
-def ending(status: PipelineJobStatus, errors: tuple[StageError, ...]) -> dict[str, Any]:
-    """What `job_complete` says of a job that ended without its runner."""
-    return {
-        "status": status,
-        "errors": [{"stage": error.stage, "message": error.message} for error in errors],
-    }
+def _cut_short(stage: StageRecord, at: float, reason: str) -> StageRecord:
+    if stage.status is StageStatus.RUNNING:
+        status = StageStatus.PARTIAL if stage.ok else StageStatus.FAILED
+        return replace(stage, status=status, reason=reason, finished_at=at, rate=None, eta=None)
+    if stage.status is StageStatus.PENDING:
+        return replace(stage, status=StageStatus.SKIPPED, reason=reason)
+    return stage

@@ -37,6 +37,9 @@ class StopsContract:
         record = await record_of(store, "a")
         assert (record.status, record.finished_at) == (_S.CANCELLED, T0 + 5)
         assert (record.cancel_requested, record.cancel_effective) == (True, True)
+        assert [error.code for error in record.errors] == ["CANCELLED"]
+        assert record.summary is not None
+        assert record.summary.status is _S.CANCELLED
         (event,) = await store.events("a")
         assert (event.kind, event.data["status"]) == (PipelineEventKind.JOB_COMPLETE, "CANCELLED")
 
@@ -117,8 +120,10 @@ class StopsContract:
         assert (record.status, record.finished_at) == (_S.FAILED, T0 + 99)
         assert record.errors[-1] == StageError("s" if running else "", STALE_MESSAGE, "STALE")
         assert len(record.errors) == (2 if running else 1)
-        expected = ["completed", "failed", "pending"] if running else []
+        expected = ["completed", "failed", "skipped"] if running else []
         assert [stage.status for stage in record.stages] == expected
+        assert record.summary is not None
+        assert record.summary.status is _S.FAILED
         event = (await store.events("a"))[-1]
         assert (event.kind, event.data["status"]) == (PipelineEventKind.JOB_COMPLETE, "FAILED")
         assert await store.unfinished() == []

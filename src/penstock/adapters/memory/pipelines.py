@@ -11,6 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.core.errors import Conflict, NotFound, PipelineBusy, Unavailable
+from penstock.core.run_summary import ending_of
 from penstock.core.stages import (
     Breaker,
     ItemOutcome,
@@ -162,7 +163,9 @@ class MemoryPipelineStore:
         before = Head.of(record)
         head, answer = pipeline_moves.ask_to_stop(before, now)
         if head is not before:
-            self._keep_end(head, record, now)
+            self._keep_end(
+                head, record, now, pipeline_moves.WAS_CANCELLED, pipeline_moves.CANCELLED
+            )
         return answer
 
     async def fail_stale(self, job_id: str, now: float, message: str, version: int) -> bool:
@@ -173,18 +176,19 @@ class MemoryPipelineStore:
         head = pipeline_moves.give_up(Head.of(record), now, version)
         if head is None:
             return False
-        error = pipeline_moves.stale_error(record.current_stage, message)
-        stages = (pipeline_moves.cut_short(stage, now, message) for stage in record.stages)
-        record = replace(record, errors=(*record.errors, error), stages=tuple(stages))
-        self._keep_end(head, record, now)
+        self._keep_end(head, record, now, message, pipeline_moves.STALE)
         return True
 
-    def _keep_end(self, head: Head, record: PipelineRecord, now: float) -> None:
+    def _keep_end(
+        self, head: Head, record: PipelineRecord, now: float, reason: str, code: str
+    ) -> None:
         """Nobody else will say that it has ended."""
         record = head.onto(record)
         if record.is_final:
-            data = pipeline_moves.ending(record.status, record.errors)
-            self._note(record.id, now, [Happening(PipelineEventKind.JOB_COMPLETE, data)])
+            info = self._declared.get(record.pipeline)
+            record = pipeline_moves.ended_alone(record, info, reason, code)
+            ended = Happening(PipelineEventKind.JOB_COMPLETE, ending_of(record))
+            self._note(record.id, now, [ended])
         self._keep(record)
 
     async def forget_stages(self, job_id: str, fence: int, stages: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.errors import StoreCorrupt, Unavailable
+from penstock.core.run_summary import progress_of
 from penstock.core.stages import (
     ItemRecord,
     PipelineEventKind,
@@ -312,18 +313,3 @@ class Checkpoint:
                 self._tell.log(f"the store failed, and is tried again: {error}", level="warning")
             await self._clock.sleep(wait)
             wait = min(wait * 2, _LONGEST_PAUSE)
-
-
-def progress_of(stage: StageRecord) -> dict[str, Any]:
-    """What an event says of a stage while it runs."""
-    return {
-        "stage": stage.name,
-        "status": str(stage.status),
-        "total": stage.total,
-        "done": stage.done,
-        "ok": stage.ok,
-        "failed": stage.failed,
-        "skipped": stage.skipped,
-        "rate": stage.rate,
-        "eta": stage.eta,
-    }

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
+from penstock.core import run_summary
+from penstock.core.run_summary import ending_of, progress_of
 from penstock.core.stages import (
     Alert,
     PipelineEventKind,
@@ -19,8 +20,8 @@ from penstock.core.stages import (
 )
 from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
 from penstock.ports.clock import Clock
-from penstock.workloads.pipeline import alerts, status, summary
-from penstock.workloads.pipeline.checkpoint import Checkpoint, progress_of
+from penstock.workloads.pipeline import alerts, status
+from penstock.workloads.pipeline.checkpoint import Checkpoint
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import Tell
 from penstock.workloads.pipeline.retrying import bounded
@@ -114,16 +115,10 @@ class Closing:
             checkpoint.set(abandoned_items=names)
         record = replace(checkpoint.record, status=ended, finished_at=now)
         found = self._alerts(record)
-        checkpoint.set(alerts=found, summary=summary.closed(record.summary, record, found))
+        checkpoint.set(alerts=found, summary=run_summary.closed(record.summary, record, found))
         checkpoint.move(_MOVES[ended])
         checkpoint.happened(
-            PipelineEventKind.JOB_COMPLETE,
-            {
-                "status": str(ended),
-                "stage_progress": {stage.name: progress_of(stage) for stage in record.stages},
-                "errors": msgspec.to_builtins(list(record.errors)),
-                "alerts": [alert.code for alert in found],
-            },
+            PipelineEventKind.JOB_COMPLETE, ending_of(replace(record, alerts=found))
         )
 
     def _alerts(self, record: PipelineRecord) -> tuple[Alert, ...]:

@@ -18,6 +18,7 @@ from penstock.core.errors import InvalidRequest, NotFound, PenstockError, Unavai
 from penstock.core.job import Offer, Unique
 from penstock.core.run_config import read_config
 from penstock.core.stages import (
+    TOPIC,
     ItemOutcome,
     ItemRecord,
     PipelineRecord,
@@ -30,8 +31,10 @@ from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
 from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
 from penstock.ports.pipelines import Claim
 from penstock.ports.token import Token
+from penstock.workloads.pipeline.closing import call_hooks
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.items import ItemRunner
+from penstock.workloads.pipeline.options import Silent
 from penstock.workloads.pipeline.orchestrator import (
     AsyncPipelineOrchestrator,
     RunOptions,
@@ -105,6 +108,11 @@ class PipelineExecutor:
 
     async def close(self) -> None:
         pass
+
+    async def call_hooks(self, record: PipelineRecord) -> None:
+        """For a run that has ended without its runner, who would have called them."""
+        if (pipeline := self._pipelines.get(TOPIC + record.pipeline)) is not None:
+            await call_hooks(pipeline, record, Silent())
 
     # -- a run --------------------------------------------------------------------
 

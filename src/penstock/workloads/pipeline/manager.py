@@ -45,9 +45,10 @@ from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Interrupted
 from penstock.ports.pipelines import CancelAnswer, Claim, PipelineStore, RunQuery
+from penstock.workloads.pipeline.closing import call_hooks
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.following import Followers
-from penstock.workloads.pipeline.options import RunOptions
+from penstock.workloads.pipeline.options import RunOptions, Silent
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
 from penstock.workloads.pipeline.orphans import Fate, Patience, Sweeper
 from penstock.workloads.pipeline.running import RunningJob, outcome_of
@@ -253,10 +254,19 @@ class PipelineJobManager:
         """An exception beyond the orchestrator: nobody else will tell of it."""
         try:
             record = await self.get_job(job_id)
-            if record.owner == self.owner:
-                await self._store.fail_stale(job_id, self._clock.now(), why, record.version)
+            now = self._clock.now()
+            if record.owner == self.owner and await self._store.fail_stale(
+                job_id, now, why, record.version
+            ):
+                await self._call_hooks(job_id)
         except PenstockError as error:
             log.warning("that could not be recorded of job %s: %s", job_id, error)
+
+    async def _call_hooks(self, job_id: str) -> None:
+        """Of a run that this manager ended, and no orchestrator."""
+        record = await self.get_job(job_id)
+        if (definition := self._pipelines.get(record.pipeline)) is not None:
+            await call_hooks(definition, record, Silent())
 
     async def _claim(self, job_id: str, fence: int | None) -> PipelineRecord | None:
         now = self._clock.now()
@@ -279,6 +289,8 @@ class PipelineJobManager:
         answer = await self._store.request_cancel(job_id, self._clock.now())
         if not answer.accepted:
             return answer
+        if PIPELINE.is_final(answer.status):  # nobody had begun it, so nobody else tells
+            await self._call_hooks(job_id)
         record = await self.get_job(job_id)
         run = self._runs.get(job_id) or self._take_up(record)
         if run is not None:
@@ -348,6 +360,7 @@ class PipelineJobManager:
                 info, starting = infos.get(record.pipeline), record.id in self._starting
                 if not starting and await self._sweeper.end_if_stale(record, info):
                     ended.append(record.id)
+                    await self._call_hooks(record.id)
             elif record.fence == run.fence and self._sweeper.is_lost(record):
                 run.stop(Stop.FAIL, STALE_MESSAGE)
         return ended

@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 
+from penstock.core import run_summary
 from penstock.core.errors import IllegalMove, Superseded, Unavailable
 from penstock.core.stages import (
     ItemRecord,
@@ -29,7 +30,7 @@ from penstock.ports.clock import Clock
 from penstock.ports.executor import Interrupted
 from penstock.ports.pipelines import PipelineStore, Saved
 from penstock.ports.token import Token
-from penstock.workloads.pipeline import resume, status, summary
+from penstock.workloads.pipeline import resume, status
 from penstock.workloads.pipeline.calls import Calls
 from penstock.workloads.pipeline.checkpoint import Checkpoint
 from penstock.workloads.pipeline.closing import Closing, call_hooks
@@ -251,7 +252,9 @@ class AsyncPipelineOrchestrator:
                     return
             await self._count_outputs(name)
             if name == (self._pipeline.summary_after or last):
-                self._saved.set(summary=summary.summarise(self._saved.record, self._clock.now()))
+                self._saved.set(
+                    summary=run_summary.summarise(self._saved.record, self._clock.now())
+                )
         self._upkeep.tell(last, 1.0, "all stages have ended")
 
     async def _run_stage(self, stage: Stage) -> None:

@@ -6,10 +6,10 @@ of the pipeline: the stages that have begun must be its first ones, unchanged.
 
 from __future__ import annotations
 
+from penstock.core import stages
 from penstock.core.stages import OnChange, PipelineRecord, StageRecord, StageStatus
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.reuse import form_of
-from penstock.workloads.pipeline.stage import Stage
 
 DEFINITION_CHANGED = "DEFINITION_CHANGED"
 
@@ -24,7 +24,7 @@ class DefinitionChanged(Exception):
 
 def first_stages(pipeline: Definition) -> tuple[StageRecord, ...]:
     """The stages of a run of which nothing has begun."""
-    return tuple(_pending(stage, index) for index, stage in enumerate(pipeline.stages.values()))
+    return stages.first_stages(stage.info for stage in pipeline.stages.values())
 
 
 def is_changed(record: PipelineRecord, pipeline: Definition) -> bool:
@@ -46,8 +46,8 @@ def stages_to_go_on(record: PipelineRecord, pipeline: Definition) -> tuple[Stage
             )
         _check(record, pipeline)
     begun = {s.name: s for s in record.stages if s.status is not StageStatus.PENDING}
-    stages = (begun.get(stage.name, stage) for stage in first_stages(pipeline))
-    return (*stages, *removed_stages(record, pipeline))
+    known = (begun.get(stage.name, stage) for stage in first_stages(pipeline))
+    return (*known, *removed_stages(record, pipeline))
 
 
 def removed_stages(record: PipelineRecord, pipeline: Definition) -> list[StageRecord]:
@@ -80,15 +80,3 @@ def _check(record: PipelineRecord, pipeline: Definition) -> None:
             raise DefinitionChanged(
                 f"stage {stage.name} was {stage.form!r} and is {form_of(now[index])!r}", stage.name
             )
-
-
-def _pending(stage: Stage, index: int) -> StageRecord:
-    info = stage.info
-    return StageRecord(
-        name=info.name,
-        index=index,
-        kind=info.kind,
-        counted=info.counts,
-        critical=info.critical,
-        form=form_of(stage),
-    )

@@ -100,8 +100,7 @@ class Reuse:
 
 def form_of(stage: Stage) -> str:
     """What a stage is, as far as its results depend on it: a change makes it another."""
-    info = stage.info
-    return "|".join((str(info.kind), info.over or info.of, info.version))
+    return stage.info.form
 
 
 def _afresh(item: ItemRecord) -> ItemRecord:

@@ -10,9 +10,6 @@ SELECT {run} FROM run INDEXED BY run_open WHERE finished_at IS NULL ORDER BY cre
 -- name: head
 SELECT run, {head} FROM run WHERE id = ?;
 
--- name: number
-SELECT run FROM run WHERE id = ?;
-
 -- name: open_run
 SELECT id FROM run INDEXED BY run_open
 WHERE finished_at IS NULL AND pipeline = ? AND tenant = ? LIMIT 1;
@@ -50,14 +47,8 @@ UPDATE run SET abandoned_items = ? WHERE run = ?;
 -- name: set_fingerprint
 UPDATE run SET fingerprint = ? WHERE run = ?;
 
--- name: errors
-SELECT errors FROM run WHERE run = ?;
-
 -- name: put_stage
 REPLACE INTO stage (run, name, place, status, record) VALUES (?, ?, ?, ?, ?);
-
--- name: running_stages
-SELECT record FROM stage WHERE run = ? AND status = 'running';
 
 -- name: lot
 SELECT lot FROM lot WHERE run = ? AND stage = ?;
@@ -128,6 +119,9 @@ UPDATE breaker SET version = version + 1, record = ? WHERE name = ? AND version 
 
 -- name: declare
 INSERT INTO declared (name, info) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET info = excluded.info;
+
+-- name: declaration
+SELECT info FROM declared WHERE name = ?;
 
 -- name: declared
 SELECT info FROM declared ORDER BY name;

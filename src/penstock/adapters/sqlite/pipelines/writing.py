@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from penstock.adapters.sqlite.pipelines import rows
 from penstock.core.errors import Conflict, NotFound, PipelineBusy
+from penstock.core.run_summary import ending_of
 from penstock.core.stages import (
     Breaker,
     PipelineEventKind,
@@ -145,7 +146,9 @@ class Writing:
         head, answer = pipeline_moves.ask_to_stop(before, now)
         if head is not before:
             if head.finished_at is not None:
-                self._note_end(run, head, now)
+                self._end_alone(
+                    job_id, run, head, pipeline_moves.WAS_CANCELLED, pipeline_moves.CANCELLED
+                )
             self._keep(job_id, run, head, changed)
         return answer
 
@@ -159,23 +162,22 @@ class Writing:
         head = pipeline_moves.give_up(before, now, version)
         if head is None:
             return False
-        errors = rows.read_errors((self._row("errors", run) or (None,))[0])
-        errors = (*errors, pipeline_moves.stale_error(before.current_stage, message))
-        self._cursor.execute(self._sql["set_errors"], (rows.text(errors), run))
-        running: list[rows.Row] = self._cursor.execute(
-            self._sql["running_stages"], (run,)
-        ).fetchall()
-        stages = [rows.read_stage(record) for (record,) in running]
-        self._put_stages(run, [pipeline_moves.cut_short(stage, now, message) for stage in stages])
-        self._note_end(run, head, now)
+        self._end_alone(job_id, run, head, message, pipeline_moves.STALE)
         self._keep(job_id, run, head, changed)
         return True
 
-    def _note_end(self, run: int, head: Head, now: float) -> None:
+    def _end_alone(self, job_id: str, run: int, head: Head, reason: str, code: str) -> None:
         """Nobody else will say that it has ended."""
-        errors = rows.read_errors((self._row("errors", run) or (None,))[0])
-        data = pipeline_moves.ending(head.status, errors)
-        self._note(run, now, (Happening(PipelineEventKind.JOB_COMPLETE, data),))
+        held = head.onto(rows.read_run(self._row("run_by_id", job_id) or ()))
+        declared = self._row("declaration", held.pipeline)
+        info = None if declared is None else rows.read_info(declared[0])
+        ended = pipeline_moves.ended_alone(held, info, reason, code)
+        self._put_stages(run, ended.stages)
+        for name in ("errors", "summary", "alerts"):
+            written = _PARTS[name](getattr(ended, name))
+            self._cursor.execute(self._sql[f"set_{name}"], (written, run))
+        at = ended.finished_at or ended.created_at
+        self._note(run, at, (Happening(PipelineEventKind.JOB_COMPLETE, ending_of(ended)),))
 
     def forget_stages(
         self, job_id: str, fence: int, stages: Sequence[str], changed: list[str]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.core.stages import Alert, PipelineRecord, RunSummary, StageRecord
@@ -70,3 +72,28 @@ def _trigger(record: PipelineRecord) -> str:
 
 def _wall_ms(started_at: float | None, end: float) -> float:
     return 0.0 if started_at is None else max(0.0, end - started_at) * 1000
+
+
+def progress_of(stage: StageRecord) -> dict[str, Any]:
+    """What an event says of a stage while it runs."""
+    return {
+        "stage": stage.name,
+        "status": str(stage.status),
+        "total": stage.total,
+        "done": stage.done,
+        "ok": stage.ok,
+        "failed": stage.failed,
+        "skipped": stage.skipped,
+        "rate": stage.rate,
+        "eta": stage.eta,
+    }
+
+
+def ending_of(record: PipelineRecord) -> dict[str, Any]:
+    """What the event `job_complete` says of a run that has ended."""
+    return {
+        "status": str(record.status),
+        "stage_progress": {stage.name: progress_of(stage) for stage in record.stages},
+        "errors": msgspec.to_builtins(list(record.errors)),
+        "alerts": [alert.code for alert in record.alerts],
+    }

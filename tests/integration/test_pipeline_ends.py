@@ -1,0 +1,168 @@
+"""Runs that end without whoever ran them: as complete as others, and told of once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.core.errors import NotFound
+from penstock.core.job import JobRequest
+from penstock.core.stages import STALE_MESSAGE, PipelineEventKind, PipelineRecord
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.pipelines import RunQuery
+from penstock.workloads.pipeline.alerts import ended
+
+ALERTS = [ended("pipeline_failed", "FAILED"), ended("pipeline_cancelled", "CANCELLED")]
+
+
+class Held:
+    """A pipeline whose first stage waits for ever, and what its hooks were told."""
+
+    def __init__(self, **options: Any) -> None:
+        self.begun = threading.Event()
+        self.ends: list[tuple[str, str]] = []
+        self.alerts: list[tuple[str, str]] = []
+        self.told = threading.Event()
+        self.pipeline = pipeline = penstock.Pipeline(
+            "held",
+            single_flight=False,
+            cancel_grace=0.1,
+            alerts=ALERTS,
+            on_end=self._on_end,
+            on_alert=lambda record, alert: self.alerts.append((record.id, alert.code)),
+            **options,
+        )
+
+        @pipeline.map(over=lambda config, ctx: ["quick", "slow"], concurrency=1)
+        async def first(item: str) -> str:
+            if item == "slow":
+                self.begun.set()
+                await asyncio.sleep(3600)
+            return item
+
+        @pipeline.step()
+        async def second() -> None:
+            pass
+
+    def _on_end(self, record: PipelineRecord) -> None:
+        self.ends.append((record.id, record.status.value))
+        self.told.set()
+
+
+def app_of(*pipelines: penstock.Pipeline) -> penstock.App:
+    app = penstock.App()
+    app.add(*pipelines)
+    return app
+
+
+def stages_of(record: PipelineRecord) -> list[tuple[str, str]]:
+    return [(stage.name, stage.status.value) for stage in record.stages]
+
+
+def check_complete(record: PipelineRecord, status: PipelineJobStatus, alert: str) -> None:
+    assert record.status is status
+    assert all(stage.is_final for stage in record.stages)
+    assert record.summary is not None
+    assert record.summary.status is status
+    assert record.summary.finished_at == record.finished_at
+    assert set(record.summary.stages) == {"first", "second"}
+    assert [one.code for one in record.alerts] == [alert]
+    assert record.summary.alerts == (alert,)
+    assert len(record.errors) == 1
+
+
+def test_a_run_cancelled_before_it_began_ends_complete_and_is_told_of_once(tmp_path: Path) -> None:
+    held = Held()
+    with app_of(held.pipeline).run(tmp_path, concurrency=1) as ps:
+        ps.pipelines.start("held")
+        assert held.begun.wait(20)
+        waiting = ps.pipelines.start("held")
+        assert ps.pipelines.cancel(waiting.id).status is PipelineJobStatus.CANCELLED
+        record = ps.pipelines.get(waiting.id)
+        check_complete(record, PipelineJobStatus.CANCELLED, "pipeline_cancelled")
+        assert stages_of(record) == [("first", "skipped"), ("second", "skipped")]
+        assert held.told.wait(20)
+        (last,) = ps.pipelines.stream(waiting.id)
+        assert last.kind is PipelineEventKind.JOB_COMPLETE
+        assert last.data["alerts"] == ["pipeline_cancelled"]
+        assert held.ends == [(waiting.id, "CANCELLED")]
+        assert held.alerts == [(waiting.id, "pipeline_cancelled")]
+
+
+def test_a_run_whose_job_failed_unbegun_fails_with_an_alert(tmp_path: Path) -> None:
+    held = Held()
+    with app_of(held.pipeline).run(tmp_path) as ps:
+        uri = ps._portal.run(ps.desk.put_blob(b"{" + b" " * 20_000))  # no config
+        request = JobRequest(job_id="", topic="job.pipeline.held", context_ptr=uri)
+        (job,) = ps._portal.run(ps.desk.submit([request]))
+        assert held.told.wait(20)
+        record = ps.pipelines.get(job.job_id)
+        check_complete(record, PipelineJobStatus.FAILED, "pipeline_failed")
+        assert held.alerts == [(job.job_id, "pipeline_failed")]
+        assert held.ends == [(job.job_id, "FAILED")]
+
+
+def test_a_running_run_whose_worker_is_gone_is_cancelled_with_all_its_stages(
+    tmp_path: Path,
+) -> None:
+    held = Held()
+    with app_of(held.pipeline).run(tmp_path) as ps:
+        run = ps.pipelines.start("held")
+        assert held.begun.wait(20)
+    with penstock.App().run(tmp_path, lost_grace=0.1) as ps:  # nobody here can go on with it
+        ps.pipelines.cancel(run.id, reason="enough", timeout=20)
+        record = ps.pipelines.get(run.id)
+        check_complete(record, PipelineJobStatus.CANCELLED, "pipeline_cancelled")
+        assert stages_of(record) == [("first", "partial"), ("second", "skipped")]
+        assert [event.kind for event in ps.pipelines.stream(run.id)][-1] == "job_complete"
+    assert held.ends == []
+
+
+def test_a_manager_that_gives_up_an_orphan_tells_its_hooks(tmp_path: Path) -> None:
+    async def work() -> None:
+        left, found = Held(on_orphan="fail"), Held(on_orphan="fail")
+        async with penstock.pipeline_jobs(tmp_path / "runs.db", left.pipeline) as manager:
+            run = await manager.start_job("held")
+            await asyncio.to_thread(left.begun.wait, 20)
+        assert left.ends == []
+        async with penstock.pipeline_jobs(tmp_path / "runs.db", found.pipeline) as manager:
+            record = await manager.wait(run.id, 20)
+            check_complete(record, PipelineJobStatus.FAILED, "pipeline_failed")
+            assert record.errors[0].message == STALE_MESSAGE
+            assert stages_of(record) == [("first", "partial"), ("second", "skipped")]
+            assert found.ends == [(run.id, "FAILED")]
+            assert found.alerts == [(run.id, "pipeline_failed")]
+
+    asyncio.run(work())
+
+
+def test_an_engine_leaves_the_runs_of_a_job_manager_on_its_file_alone(tmp_path: Path) -> None:
+    pipeline = penstock.Pipeline("gate")
+    begun, opened = asyncio.Event(), asyncio.Event()
+
+    @pipeline.step()
+    async def wait() -> str:
+        begun.set()
+        await opened.wait()
+        return "done"
+
+    async def work() -> None:
+        async with penstock.pipeline_jobs(tmp_path / "pipelines.db", pipeline) as manager:
+            run = await manager.start_job("gate")
+            await begun.wait()
+            async with penstock.App().run(tmp_path) as ps:
+                (seen,) = await ps.pipelines.aruns(RunQuery())
+                assert (seen.id, seen.status) == (run.id, PipelineJobStatus.RUNNING)
+                with pytest.raises(NotFound):  # it is no job of the engine's
+                    await ps.aget(run.id)
+                opened.set()
+                record = await manager.wait(run.id, 20)
+                assert record.status is PipelineJobStatus.COMPLETED
+                assert record.errors == ()
+
+    asyncio.run(work())
