@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ import pytest
 from tests.support.waiting import eventually
 
 import penstock
-from penstock.core.errors import StoreFull
+from penstock.app.offline import offline
+from penstock.config import load
+from penstock.core.errors import StoreFailed, StoreFull
 from penstock.core.stages import STALE_MESSAGE, PipelineEventKind
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.options import RunOptions
 
 
@@ -430,6 +435,35 @@ def test_definitions_can_be_listed_and_shown(tmp_path: Path) -> None:
         assert [stage.name for stage in info.stages] == ["fetch", "upper", "shout"]
         assert info.stages[0].over == "config:names"
         assert info.stages[1].over == "stage:fetch"
+
+
+@run_async
+async def test_reading_runs_without_an_engine_writes_nothing(tmp_path: Path) -> None:
+    async with app_of(words()).run(tmp_path) as ps:
+        run = await ps.pipelines.astart("words")
+        await (await ps.aget(run.id)).aresult(timeout=20)
+    settings = load(flags={"data_dir": str(tmp_path)})
+    path = settings.pipeline_database
+    path.with_suffix(".opening").unlink()
+    before = path.read_bytes()
+    async with offline(settings) as desk:
+        assert (await desk.pipelines.get(run.id)).status is PipelineJobStatus.COMPLETED
+        assert [each.id for each in await desk.pipelines.runs(penstock.RunQuery())] == [run.id]
+        assert len(await desk.pipelines.items(run.id, "fetch")) == 3
+    assert path.read_bytes() == before
+    assert not path.with_suffix(".opening").exists()
+
+
+@run_async
+async def test_runs_of_an_older_penstock_are_not_migrated_by_reading_them(tmp_path: Path) -> None:
+    async with app_of(words()).run(tmp_path) as ps:
+        await (await ps.aget((await ps.pipelines.astart("words")).id)).aresult(timeout=20)
+    settings = load(flags={"data_dir": str(tmp_path)})
+    with closing(sqlite3.connect(settings.pipeline_database)) as database:
+        database.execute("PRAGMA user_version = 0")
+    async with offline(settings) as desk:
+        with pytest.raises(StoreFailed, match="was written by an older Penstock"):
+            await desk.pipelines.runs(penstock.RunQuery())
 
 
 def test_large_outputs_are_blobs_that_live_as_long_as_their_run(tmp_path: Path) -> None:

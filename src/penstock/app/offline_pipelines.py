@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
+from penstock.adapters.sqlite.pipelines.reader import SqlitePipelineReader
 from penstock.core.errors import NotFound
 from penstock.core.stages import (
     Breaker,
@@ -30,13 +30,13 @@ class OfflinePipelines:
 
     def __init__(self, path: Path, refuse: Refuse) -> None:
         self._path, self._refuse = path, refuse
-        self._opened: SqlitePipelineStore | None = None
+        self._opened: SqlitePipelineReader | None = None
         self.start = self.cancel = self.retry_failed = self.reset_breaker = refuse
 
     @property
-    def _store(self) -> SqlitePipelineStore | None:
+    def _store(self) -> SqlitePipelineReader | None:
         if self._opened is None and self._path.is_file():
-            self._opened = SqlitePipelineStore(self._path)
+            self._opened = SqlitePipelineReader(self._path)
         return self._opened
 
     async def list(self) -> builtins.list[PipelineInfo]:
