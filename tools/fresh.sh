@@ -32,6 +32,7 @@ fi
 root=$(mktemp -d "$cache/run.XXXXXX")
 trap 'rm -rf "$root"' EXIT
 cp -a "$cache/empty/." "$root"
+rm -f "$root/etc/apt/sources.list"
 cp -aL /etc/apt/. "$root/etc/apt/"
 cp -L /etc/resolv.conf /etc/hosts "$root/etc/"
 cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.acceptance.bad_jobs import add, app
+from tests.support.rows import every
 
 import penstock
 from penstock import JobState
@@ -60,7 +61,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("topic", "input", "options", "said"), REFUSED)
+@every("topic, input, options, said", REFUSED)
 def test_a_bad_request_is_refused_by_name_and_nothing_is_stored(
     ps: penstock.Client, topic: str, input: dict[str, Any], options: dict[str, Any], said: str
 ) -> None:

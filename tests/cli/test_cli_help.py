@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.support.rows import every
 
 from penstock.cli.exits import EXITS, Exit, exit_of
 from penstock.cli.program import COMMANDS, penstock
@@ -49,25 +50,25 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@every("name", NAMES)
 def test_the_sentence_in_the_list_is_the_commands_own(name: str) -> None:
     sentences = {n: said for section in COMMANDS.values() for n, (_, said) in section.items()}
     assert (command(name).help or "").splitlines()[0] == sentences[name]
 
 
-@pytest.mark.parametrize("name", LEAVES)
+@every("name", LEAVES)
 def test_every_option_is_explained(name: str) -> None:
     for option in commands()[name].params:
         if isinstance(option, click.Option):
             assert option.help, option.name
 
 
-@pytest.mark.parametrize("name", sorted({*LEAVES} - {"up", "worker", "container serve"}))
+@every("name", sorted({*LEAVES} - {"up", "worker", "container serve"}))
 def test_every_command_that_tells_something_has_json(name: str) -> None:
     assert "json" in {option.name for option in commands()[name].params}
 
 
-@pytest.mark.parametrize(
+@every(
     "name",
     # A spool has no engine: its folder is the first argument.
     [one for one in LEAVES if one not in ("version", "policy check") and "spool " not in one],
@@ -82,7 +83,7 @@ def test_the_first_argument_of_every_spool_command_is_the_folder(name: str) -> N
     assert arguments[0].name == "workspace"
 
 
-@pytest.mark.parametrize("name", LEAVES)
+@every("name", LEAVES)
 def test_every_command_says_in_a_sentence_what_it_does(name: str) -> None:
     assert (commands()[name].help or "").splitlines()[0].endswith(".")
 
@@ -95,7 +96,7 @@ def test_the_page_of_exit_codes_is_in_step_with_the_table() -> None:
     assert (DOCS / "exit-codes.md").read_text() == exits_page()
 
 
-@pytest.mark.parametrize("kind", ERRORS)
+@every("kind", ERRORS)
 def test_every_error_ends_with_a_code_that_is_not_success(
     kind: type[errors.PenstockError],
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.cli.spooling import Spool
+from tests.support.rows import every
 
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.ids import is_job_id
@@ -125,8 +126,8 @@ def test_a_bad_line_is_named_and_nothing_is_submitted(
     assert not spool.path.exists()
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
+@every(
+    "args, words",
     [
         ((), "there is no prompt: give it as words, with -f FILE, or on standard input"),
         (("",), "prompt: is empty"),
@@ -149,7 +150,6 @@ def test_a_bad_line_is_named_and_nothing_is_submitted(
         (("x", "--schema", "none.json"), "--schema: can't read none.json"),
         (("x", "--raw", "--system", "y"), "a raw prompt has no system prompt"),
     ],
-    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, tuple) else "",
 )
 def test_what_is_wrong_is_said_and_no_workspace_is_made(
     spool: Spool, args: tuple[str, ...], words: str

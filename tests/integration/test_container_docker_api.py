@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.rows import every
 
 from penstock.core.containers import Stream, Usage
 from penstock.testing.aio import run_async
@@ -155,7 +156,7 @@ ANY_ANSWER_WILL_DO = {"start", "signal", "kill", "remove", "remove_image"}
 """Calls of whose answer only the status matters."""
 
 
-@pytest.mark.parametrize("nonsense", NONSENSE)
+@every("nonsense", NONSENSE)
 @run_async
 async def test_nonsense_for_a_greeting_is_unavailable(folder: Path, nonsense: str) -> None:
     async with engine_that(folder, lambda _: NONSENSE[nonsense]) as engine:
@@ -165,8 +166,8 @@ async def test_nonsense_for_a_greeting_is_unavailable(folder: Path, nonsense: st
                 pytest.fail(f"{name} took it")
 
 
-@pytest.mark.parametrize("nonsense", NONSENSE)
-@pytest.mark.parametrize("call", CALLS)
+@every("nonsense", NONSENSE)
+@every("call", CALLS)
 @run_async
 async def test_nonsense_in_the_middle_is_unavailable(
     folder: Path, nonsense: str, call: str

@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
+from tests.support.rows import every
 
 from penstock.api.openapi import document
 from penstock.api.operation import Operation
@@ -49,7 +50,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert [ref for ref in refs if ref.removeprefix("#/components/schemas/") not in schemas] == []
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
+@every("operation", OPERATIONS)
 def test_every_operation_says_what_it_does_who_may_and_what_can_go_wrong(
     operation: Operation,
 ) -> None:

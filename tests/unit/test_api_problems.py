@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from tests.support.rows import every
 
 from penstock.api.problems import STATUS, TITLES, Refused, problem_of, problem_reply, status_of
 from penstock.core import errors
@@ -33,7 +34,7 @@ def made(kind: type[PenstockError]) -> PenstockError:
     return kind("it went wrong", hint="mend it")
 
 
-@pytest.mark.parametrize("kind", list(kinds()))
+@every("kind", list(kinds()))
 def test_every_error_of_ours_has_a_status_that_blames_the_right_side(
     kind: type[PenstockError],
 ) -> None:

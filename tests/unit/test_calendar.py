@@ -7,6 +7,7 @@ from itertools import islice
 from zoneinfo import ZoneInfo
 
 import pytest
+from tests.support.rows import every
 
 from penstock.core.calendar import MACROS, Calendar
 from penstock.core.errors import InvalidRequest
@@ -106,8 +107,8 @@ def test_a_time_that_was_dealt_with_is_not_among_the_last() -> None:
 # -- refused --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("cron", "said"),
+@every(
+    "cron, said",
     [
         ("61 * * * *", "minute '61'"),
         ("* 24 * * *", "hour '24'"),

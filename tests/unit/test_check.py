@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 
 from penstock.core.check import MAX_PAIRS, MAX_POINTER, check_finite, check_request
 from penstock.core.errors import InvalidRequest
@@ -108,7 +109,7 @@ BAD: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value", "named"), BAD)
+@every("field, value, named", BAD)
 def test_a_bad_field_is_refused_by_name(field: str, value: Any, named: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         check_request(a_request(**{field: value}), T0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.config import Pool, Settings, UnknownTopics, load
 from penstock.config.reference import page, sentences
@@ -145,8 +146,8 @@ def test_a_file_that_is_not_toml_is_refused_with_its_fault(tmp_path: Path, conte
         load(environ={})
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@every(
+    "text, said",
     [
         ("x = 1\n", "line 1: there is no setting 'x' (known are "),
         ("\nleese = 1\n", "line 2: there is no setting 'leese' (did you mean 'lease'?)"),
@@ -182,8 +183,8 @@ def test_a_wrong_key_or_type_is_refused_with_its_place(text: str, said: str) -> 
     assert said in message
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "-inf", "1e300"])
-@pytest.mark.parametrize(
+@every("value", ["0", "-1", "nan", "inf", "-inf", "1e300"])
+@every(
     "name",
     ["timeout", "dispatch_timeout", "lease", "max_attempts", "max_input", "max_result"],
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 
 from penstock.workloads.container.engine import (
     CommandNotFound,
@@ -163,7 +164,7 @@ def rules(machine: str = "x86_64") -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize(
+@every(
     "name",
     [
         "mount",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from tests.support.rows import every
 
 from penstock.core.containers import Code, ContainerJob, Limits
 from penstock.lifecycles.container import ContainerJobState
@@ -63,10 +64,10 @@ def expected(seen: Exit | None, story: Story) -> tuple[Code | None, int | None]:
     return (Code.OUTPUT_LIMIT, exit_code) if story.too_much_output and known else (code, exit_code)
 
 
-@pytest.mark.parametrize("stuck", [False, True])
-@pytest.mark.parametrize("too_much", [False, True])
-@pytest.mark.parametrize("trouble", [None, LOST, Trouble(Code.IMAGE_NOT_FOUND, 125, "none")])
-@pytest.mark.parametrize("cause", [None, *Cause])
+@every("stuck", [False, True])
+@every("too_much", [False, True])
+@every("trouble", [None, LOST, Trouble(Code.IMAGE_NOT_FOUND, 125, "none")])
+@every("cause", [None, *Cause])
 def test_every_combination_of_what_was_seen_has_one_end(
     cause: Cause | None, trouble: Trouble | None, too_much: bool, stuck: bool
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
+from tests.support.rows import every
 
 from penstock.api.container.options import ContainerHttpOptions
 from penstock.api.container.reference import page as reference
@@ -43,7 +44,7 @@ def test_every_reference_leads_somewhere() -> None:
     assert [ref for ref in refs if ref.removeprefix("#/components/schemas/") not in schemas] == []
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.method} {one.path}")
+@every("operation", OPERATIONS)
 def test_every_operation_says_what_it_does_and_what_can_go_wrong(operation: Operation) -> None:
     path = operation.path.replace("...", "")
     entry = DOCUMENT["paths"][path][operation.method.lower()]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.support.rows import every
 from tests.unit.container_submissions import (
     BUILDING,
     CONFIG,
@@ -36,7 +37,7 @@ from penstock.workloads.container.protocol.submission import (
 # --- the protocol's own checks ---
 
 
-@pytest.mark.parametrize(
+@every(
     "body",
     [
         b"",
@@ -112,7 +113,7 @@ def test_an_absent_id_is_missing_and_comes_back_as_null() -> None:
     assert (refused.error.code, refused.job_id) == (Code.MISSING_JOB_ID, None)
 
 
-@pytest.mark.parametrize(
+@every(
     "bad",
     [
         "a/b c",
@@ -181,7 +182,7 @@ def test_an_image_that_is_no_text_is_missing(bad: Any) -> None:
     assert refuse(runtime(image=bad)).error.code == Code.MISSING_IMAGE
 
 
-@pytest.mark.parametrize(
+@every(
     "bad",
     [
         "-v/:/host",

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 from tests.unit.container_submissions import (
     CONFIG,
     DIGEST,
@@ -33,8 +34,8 @@ def test_parts_of_a_command_are_texts_or_numbers_as_they_were_written() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("cmd", "field"),
+@every(
+    "cmd, field",
     [
         ("ls -l", "runtime.cmd"),
         ({"0": "ls"}, "runtime.cmd"),
@@ -117,8 +118,8 @@ def test_a_stdin_of_half_a_character_can_not_be_written() -> None:
 LIMITS = tuple(Limits.__struct_fields__)
 
 
-@pytest.mark.parametrize("name", LIMITS)
-@pytest.mark.parametrize("bad", [0, -1, -0.0, True, False, "64", "", [], {}, 1e-9, -1e400])
+@every("name", LIMITS)
+@every("bad", [0, -1, -0.0, True, False, "64", "", [], {}, 1e-9, -1e400])
 def test_a_limit_that_is_no_sane_number_is_an_invalid_field(name: str, bad: Any) -> None:
     body = json.dumps(runtime(limits={name: bad})).replace("-Infinity", "-1e400").encode()
     assert code_and_field(body) == (Code.INVALID_FIELD, f"runtime.limits.{name}")
@@ -207,7 +208,7 @@ def test_a_job_is_never_root_unless_the_rules_list_its_image(root: Any) -> None:
     assert code_and_field(runtime(user=root, image="other"), config)[0] == Code.NOT_ALLOWED
 
 
-@pytest.mark.parametrize(
+@every(
     "bad",
     ["root", "", ":", "1:", ":1", "1:2:3", "-1", -1, 1.5, True, [], 2**31, "2147483648", "1 "],
 )

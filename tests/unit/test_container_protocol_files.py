@@ -6,6 +6,7 @@ from base64 import b64encode
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 from tests.unit.container_submissions import (
     BUILDING,
     DIGEST,
@@ -53,8 +54,8 @@ def test_a_file_that_would_lie_elsewhere_is_an_invalid_field(path: str) -> None:
     assert code_and_field(asked) == (Code.INVALID_FIELD, "inputs[1].path")
 
 
-@pytest.mark.parametrize(
-    ("entry", "field"),
+@every(
+    "entry, field",
     [
         (None, "inputs[0].path"),
         ("a", "inputs[0]"),
@@ -132,8 +133,8 @@ def test_files_beyond_what_the_worker_allows_are_not_allowed() -> None:
 # --- Dockerfiles ---
 
 
-@pytest.mark.parametrize(
-    ("text", "bases"),
+@every(
+    "text, bases",
     [
         ("FROM alpine", ("alpine",)),
         ("from alpine:3 as one\nFROM one\nfrom ONE AS two\n", ("alpine:3",)),
@@ -158,8 +159,8 @@ def test_every_image_that_a_dockerfile_names_is_found(text: str, bases: tuple[st
     assert bases_of(text) == bases
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
+@every(
+    "text, why",
     [
         ("", "no FROM"),
         ("# only a comment", "no FROM"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 
 from penstock.workloads.container.protocol.body import read_body, read_input
 from penstock.workloads.container.protocol.javascript import Literal, as_string, stringify
@@ -44,7 +45,7 @@ PAIRS = [
 """What JSON.stringify(JSON.parse(first)) is."""
 
 
-@pytest.mark.parametrize(("given", "written"), PAIRS)
+@every("given, written", PAIRS)
 def test_a_value_is_written_as_javascript_would(given: str, written: str) -> None:
     assert stringify(json.loads(given)) == written
 
@@ -60,8 +61,8 @@ NUMBERS = [
 ]
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("read", [read_body, read_input])
+@every("number", NUMBERS)
+@every("read", [read_body, read_input])
 def test_a_number_is_written_as_it_was_read(number: str, read: Callable[[bytes], Any]) -> None:
     assert stringify(read(f'{{"a":[{number}]}}'.encode())) == f'{{"a":[{number}]}}'
 

@@ -7,12 +7,13 @@ import posixpath
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.workloads.container.protocol.paths import MAX_DEPTH, checked_folder, checked_path
 
 
-@pytest.mark.parametrize(
-    ("given", "path"),
+@every(
+    "given, path",
     [
         ("a", "a"),
         ("a/b.txt", "a/b.txt"),
@@ -32,8 +33,8 @@ def test_a_path_has_one_normal_form(given: str, path: str) -> None:
     assert checked_path(given) == path
 
 
-@pytest.mark.parametrize(
-    ("path", "why"),
+@every(
+    "path, why",
     [
         ("", "empty"),
         (".", "names no file"),

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 from tests.unit.container_submissions import accept, code_and_field, runtime
 
 from penstock.core.containers import BuildSpec, Code, ContainerJob
@@ -47,8 +48,8 @@ def test_a_name_is_taken_apart(text: str, reference: Reference) -> None:
     assert parse_reference(text) == reference
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
+@every(
+    "text, why",
     [
         ("", "empty"),
         ("-x", "dash"),
@@ -83,8 +84,8 @@ def test_no_name_takes_long_to_refuse(bad: str) -> None:
 # --- rules ---
 
 
-@pytest.mark.parametrize(
-    ("pattern", "reference", "expected"),
+@every(
+    "pattern, reference, expected",
     [
         ("*", "anything:1", True),
         ("alpine", "alpine", True),
@@ -232,7 +233,7 @@ DENIED = [
 ]
 
 
-@pytest.mark.parametrize("name", DENIED)
+@every("name", DENIED)
 def test_a_variable_that_changes_what_a_program_is_is_not_allowed(name: str) -> None:
     assert code_and_field(runtime(env={name: "x"})) == (Code.NOT_ALLOWED, f"runtime.env.{name}")
     config = WorkerConfig(images=ImageRules(env=(name,)))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.core.containers import (
@@ -251,8 +252,8 @@ async def test_what_an_earlier_attempt_left_is_gone(sandbox: Sandbox) -> None:
 # Input that can't be
 
 
-@pytest.mark.parametrize(
-    ("inputs", "field", "said"),
+@every(
+    "inputs, field, said",
     [
         ([text("a"), text("../b")], "inputs[1].path", "'..'"),
         ([text("/a")], "inputs[0].path", "absolute"),

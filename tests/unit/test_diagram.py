@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 import pytest
+from tests.support.rows import every
 
 from penstock.lifecycles.canonical import CANONICAL, JobState
 from penstock.lifecycles.container import CONTAINER
@@ -91,8 +92,8 @@ def test_the_move_table_gathers_what_happens_within_states():
     assert "| any | `note` | the same |" in rows
 
 
-@pytest.mark.parametrize("part", ["diagram", "states", "moves"])
-@pytest.mark.parametrize("name", LIFECYCLES)
+@every("part", ["diagram", "states", "moves"])
+@every("name", LIFECYCLES)
 def test_a_redrawn_page_is_in_step_and_keeps_the_rest(part, name):
     page = f"before\n<!-- {part}: {name} -->\nscribble\n<!-- /{part} -->\nafter\n"
     assert not in_step(page)

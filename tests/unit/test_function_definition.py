@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.core.job import NO_RETRY, Priority, RetryPolicy
@@ -128,8 +129,8 @@ def test_a_parent_may_be_anything_with_a_job_id(notebook: Notebook) -> None:
     assert notebook.calls[0][2] == {"parent": "p-1", "workflow_id": "w", "step_index": 2}
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
+@every(
+    "options, problem",
     [
         ({"priority": "urgent"}, "priority: 'urgent' is not a priority"),
         ({"priority": 3}, "priority: 3 is not a priority"),
@@ -207,8 +208,8 @@ async def async_generator() -> Any:
     yield 1
 
 
-@pytest.mark.parametrize(
-    ("fn", "said", "problem"),
+@every(
+    "fn, said, problem",
     [
         (lambda: 1, {"mode": "process"}, "another process can't import this"),
         (nested(), {"mode": "process"}, "another process can't import this"),

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 
 from penstock.adapters.memory.store import MemoryStore
 from penstock.control import keys
@@ -276,8 +277,8 @@ async def test_roles_are_kept_once_each_and_may_be_given_as_words() -> None:
     assert new.key.roles == (SUBMIT, APPROVE)
 
 
-@pytest.mark.parametrize(
-    ("field", "change"),
+@every(
+    "field, change",
     [
         ("name", {"name": "has a space"}),
         ("name", {"name": ""}),

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.rows import every
 from tests.support.waiting import soon
 
 from penstock.core.errors import InvalidRequest
@@ -340,8 +341,8 @@ async def test_when_one_answer_fails_the_others_are_ended() -> None:
     assert runner.running == 0
 
 
-@pytest.mark.parametrize(
-    ("payload", "problem"),
+@every(
+    "payload, problem",
     [
         (b"", "no request"),
         (b"{", "no request"),
@@ -361,20 +362,6 @@ async def test_when_one_answer_fails_the_others_are_ended() -> None:
         (b'{"kind":"completion","prompts":[]}', "prompts"),
         (b'{"kind":"embedding","inputs":[3]}', "inputs"),
         (b'{"kind":"chat","schema":' + b'{"a":' * 100_000, "nested too deeply"),
-    ],
-    ids=[
-        "empty",
-        "cut",
-        "not-utf8",
-        "kind",
-        "no-messages",
-        "role",
-        "n",
-        "unknown",
-        "range",
-        "no-prompts",
-        "number",
-        "deep",
     ],
 )
 @run_async

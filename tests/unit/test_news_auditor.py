@@ -1,8 +1,8 @@
 # ruff: noqa: RUF001 (quotation marks and dashes are what this is about)
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.workloads.pipeline.news.articles import Span
 from penstock.workloads.pipeline.news.auditor import audit, lints
@@ -20,8 +20,8 @@ def span(text, part, replacement):
     )
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
+@every(
+    "changed, why",
     [
         (TEXT.replace("3.5", "3.6"), "a number is lost: '3.5'"),
         (TEXT.replace("million", "billion"), "a number is lost: 'million'"),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.workloads.pipeline.news.plaintext import MAX_MARKUP, MAX_TEXT, html_to_text, tidy
 
 
-@pytest.mark.parametrize(
-    ("markup", "text"),
+@every(
+    "markup, text",
     [
         ("<p>One</p><p>Two</p>", "One\nTwo"),
         ("a <b>bold</b> word", "a bold word"),
@@ -37,7 +37,7 @@ def test_it_gives_what_a_reader_sees(markup: str, text: str) -> None:
     assert html_to_text(markup) == text
 
 
-@pytest.mark.parametrize(
+@every(
     "unit",
     [
         *("<", "<a", "<a ", '<a "', "<!--", "<?", "<![CDATA[", "<!D", "</", "<script", "<p>"),

@@ -5,6 +5,7 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.workloads.pipeline.news.lexicon import shipped
 from penstock.workloads.pipeline.news.quotes import quoted
@@ -61,7 +62,7 @@ def test_what_can_not_be_taken_out_tidily_is_left(text):
     assert rewrite(text) == text
 
 
-@pytest.mark.parametrize(
+@every(
     "text",
     [
         'He called it "a shocking plan".',
@@ -139,8 +140,8 @@ def test_positions_are_exact_and_spans_are_in_order():
     assert len(spans) == 5
 
 
-@pytest.mark.parametrize(
-    ("following", "fits"),
+@every(
+    "following, fits",
     [
         ("apple", "an"), ("hour", "an"), ("honest", "an"), ("unusual", "an"), ("unimpressed", "an"),
         ("university", "a"), ("one-off", "a"), ("European", "a"), ("user", "a"), ("plan", "a"),

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
+from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.core.job import RetryPolicy
@@ -114,7 +115,7 @@ def _summarised(after: str) -> Definition:
     return pipeline
 
 
-@pytest.mark.parametrize("what", WRONG)
+@every("what", WRONG)
 def test_a_wrong_definition_is_refused_where_it_is_written(what: str) -> None:
     make, said = WRONG[what]
     with pytest.raises(Misconfigured) as caught:

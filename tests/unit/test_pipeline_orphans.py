@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 from tests.unit.pipeline_jobs import Process, on_virtual_time, record_of
 
 from penstock.adapters.memory.pipelines import MemoryPipelineStore
@@ -57,8 +58,8 @@ PENDING = {"status": _S.PENDING, "fence": 0}
 FAIL = {"on_orphan": OnOrphan.FAIL}
 
 
-@pytest.mark.parametrize(
-    ("record", "info", "runnable", "fate"),
+@every(
+    "record, info, runnable, fate",
     [
         # Nobody has it.
         ({}, {}, True, Fate.RESUME),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
+from tests.support.rows import every
 from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, stage_of, statuses, turns
 
@@ -210,7 +211,7 @@ class Failing(MemoryPipelineStore):
         return await super().save(save)
 
 
-@pytest.mark.parametrize("write", range(12))
+@every("write", range(12))
 @on_virtual_time
 async def test_a_store_that_fails_for_a_while_loses_nothing(write: int) -> None:
     expected, _ = await _undisturbed(page=500)

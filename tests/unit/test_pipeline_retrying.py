@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.core.breakers import BreakerOpen
 from penstock.core.errors import InvalidRequest, NotRunning, TooMany
@@ -72,8 +73,8 @@ def validation_error() -> Exception:
     raise AssertionError
 
 
-@pytest.mark.parametrize(
-    ("error", "error_class"),
+@every(
+    "error, error_class",
     [
         (ConnectionError(), TRANSIENT),
         (ConnectionResetError(), TRANSIENT),
@@ -115,7 +116,6 @@ def validation_error() -> Exception:
         (asyncio.CancelledError(), CANCELLED),
         (Odd(), TRANSIENT),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
 )
 def test_an_exception_has_a_class(error: BaseException, error_class: ErrorClass) -> None:
     assert judge(error).error_class is error_class
@@ -137,7 +137,7 @@ STATUSES = [
 ]
 
 
-@pytest.mark.parametrize(("status", "error_class"), STATUSES)
+@every("status, error_class", STATUSES)
 def test_an_http_status_decides_wherever_it_is_carried(
     status: int, error_class: ErrorClass
 ) -> None:
@@ -290,8 +290,8 @@ def test_without_a_policy_nothing_is_tried_again() -> None:
     assert next_try(RetryPolicy(), judge(Retry("please")), 1, 0.0) is None
 
 
-@pytest.mark.parametrize(
-    ("on", "never", "error", "tried"),
+@every(
+    "on, never, error, tried",
     [
         (("ValueError",), (), ValueError(), True),
         (("ValueError",), (), json.JSONDecodeError("x", "", 0), True),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.core.errors import Misconfigured
 from penstock.core.stages import StageKind, StageRecord, StageStatus
@@ -81,15 +82,15 @@ def test_there_are_as_many_multisets_as_there_should_be() -> None:
     assert len(MULTISETS) == 1 + 4 + 10 + 20 + 35 + 56 + 84
 
 
-@pytest.mark.parametrize("statuses", MULTISETS, ids=lambda s: "+".join(s) or "none")
+@every("statuses", MULTISETS)
 def test_every_multiset_of_stage_statuses_up_to_six(statuses: tuple[StageStatus, ...]) -> None:
     stages = stages_of(statuses)
     assert document(stages) is overall("document", stages) is expected_by_document(statuses)
     assert reference(stages) is overall("reference", stages) is expected_by_reference(statuses)
 
 
-@pytest.mark.parametrize(
-    ("statuses", "by_document", "by_reference"),
+@every(
+    "statuses, by_document, by_reference",
     [
         ((), COMPLETED, COMPLETED),
         ((OK, OK), COMPLETED, COMPLETED),

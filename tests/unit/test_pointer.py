@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.core.errors import UnreadablePointer
 from penstock.core.pointer import (
@@ -117,7 +118,7 @@ def test_a_source_permits_itself_and_what_lies_below(prefix: str, uri: str) -> N
     assert permits(prefix, uri)
 
 
-@pytest.mark.parametrize(
+@every(
     "uri",
     [
         "https://host/abc",
@@ -138,7 +139,7 @@ def test_a_source_permits_nothing_beside_it(uri: str) -> None:
     assert not permits("https://host/a", uri)
 
 
-@pytest.mark.parametrize(
+@every(
     "uri",
     [
         "https://host/a/../b",
@@ -163,7 +164,7 @@ def test_a_pointer_that_could_be_read_in_two_ways_is_refused(uri: str) -> None:
         locate(uri)
 
 
-@pytest.mark.parametrize(
+@every(
     "prefix",
     [
         "",

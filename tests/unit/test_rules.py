@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.rows import every
 
 from penstock.control.reach import warnings_of
 from penstock.control.rule_fields import APPROVAL, CONSTRAINTS, RULE
@@ -118,8 +119,8 @@ HEAD = 'default = "allow"\n\n[[rules]]\nid = "a"\ndecision = "deny"\n'
 """What comes after it begins in line 6."""
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@every(
+    "text, said",
     [
         ("", "line 1: default: is missing"),
         ('default = "deny"\nx = \n', "line 2, column 5: is not valid TOML: Invalid value"),
@@ -147,8 +148,8 @@ def test_a_refusal_begins_with_the_file() -> None:
     assert refusal("?").startswith("rules my.toml, line 1, column 1: ")
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
+@every(
+    "text, said",
     [
         ('topic = ["job.x"]', "line 6: rule 1 (a): topic: there is no such key"),
         ('topic = ["job.x"]', "did you mean 'topics'?"),
@@ -187,8 +188,8 @@ def test_a_wrong_rule_is_refused_naming_line_rule_and_key(text: str, said: str) 
     assert said in refusal(HEAD + text)
 
 
-@pytest.mark.parametrize(
-    ("decision", "text", "said"),
+@every(
+    "decision, text, said",
     [
         ("throttle", "", "line 5: rule 1 (a): decision: 'throttle' also needs 'rate'"),
         ("throttle", 'rate = "0/m"', "line 6: rule 1 (a): rate: '0/m' lets nothing through"),
@@ -287,8 +288,8 @@ a = "\\"[[rules]]"
 '''
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
+@every(
+    "path, line",
     [
         (("quoted key",), 2),
         (("time",), 6),
@@ -339,8 +340,8 @@ def test_a_size_is_said_as_it_is_written(text: str) -> None:
 DENY = Decision.DENY
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "reached"),
+@every(
+    "first, second, reached",
     [
         (Rule("a", DENY), Rule("b", DENY, topics=("job.x",)), False),
         (Rule("a", DENY, topics=("job.*",)), Rule("b", DENY, topics=("job.x.*",)), False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.rows import every
 
 from penstock.control.safety import ALLOW_ALL, Rule, RuleSet, SafetyKernel
 from penstock.core.job import JobRequest, Priority
@@ -58,8 +59,8 @@ def test_where_no_rule_matches_the_default_speaks() -> None:
     assert (verdict.allows, verdict.rule_id) == (False, "default")
 
 
-@pytest.mark.parametrize(
-    ("conditions", "fields", "matched"),
+@every(
+    "conditions, fields, matched",
     [
         ({}, {}, True),
         ({"topics": ("job.test",)}, {}, True),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.schema import check_fields
@@ -36,8 +37,8 @@ class Config(msgspec.Struct):
 SCHEMA = msgspec.json.schema(Config)
 
 
-@pytest.mark.parametrize(
-    ("given", "field"),
+@every(
+    "given, field",
     [
         ({}, "config.name"),
         ({"name": ""}, "config.name"),

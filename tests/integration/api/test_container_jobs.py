@@ -15,6 +15,7 @@ from tests.integration.api.container_house import (
     a_job,
     container_house,
 )
+from tests.support.rows import every
 from tests.support.waiting import soon
 
 from penstock.api.container.strictness import ENDS, REFUSALS
@@ -283,7 +284,7 @@ async def test_a_timeout_is_marked_by_a_line_in_stderr() -> None:
         assert (told["exit_code"], told["error"]["code"]) == (None, "TIMEOUT")
 
 
-@pytest.mark.parametrize("code", [*Code])
+@every("code", [*Code])
 @run_async
 async def test_strict_says_every_end_in_the_protocols_codes(code: Code) -> None:
     known = {"TIMEOUT", "DOCKER_ERROR", "NON_ZERO_EXIT", "CANCELLED"}

@@ -6,8 +6,8 @@ import json
 from hashlib import sha256
 from itertools import pairwise
 
-import pytest
 from tests.integration.api.container_house import MemoryDesk, container_house
+from tests.support.rows import every
 from tests.support.waiting import soon
 
 from penstock.testing.aio import run_async
@@ -88,7 +88,7 @@ async def test_every_file_that_was_opened_is_closed() -> None:
         await soon(lambda: all(file.closed for file in opened))
 
 
-@pytest.mark.parametrize(
+@every(
     "path",
     [
         "nope",

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
+from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.spool.ids import IdSource, check_job_id, is_job_id, order_of
@@ -44,7 +45,7 @@ def test_an_id_of_either_form_is_one(job_id: str) -> None:
     assert check_job_id(job_id) == job_id
 
 
-@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+@every("text", BAD.values())
 def test_what_breaks_the_rule_is_refused_in_one_short_printable_line(text: str) -> None:
     assert not is_job_id(text)
     with pytest.raises(InvalidRequest) as refused:
