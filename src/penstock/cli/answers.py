@@ -9,12 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-import click
 from msgspec.structs import replace
 
 from penstock.cli.paper import console
 from penstock.cli.place import Place, client_at
-from penstock.cli.spool_found import harmless
+from penstock.cli.terminal import echo_content
 from penstock.cli.words import layers, plural, span
 from penstock.core.errors import InvalidRequest, NotRunning
 from penstock.core.llm import Chat, HopTime, LlmResult, Message, model_of
@@ -96,7 +95,9 @@ class Patience:
 
     def say(self, text: str) -> None:
         if self._status is not None:
-            self._status.update(text)
+            from rich.text import Text
+
+            self._status.update(Text(text))  # a plain string would be markup
             self._status.start()
 
     def end(self) -> None:
@@ -120,7 +121,7 @@ class Paper:
         from penstock.app.asking import piece_of
 
         if isinstance(update, Progressed) and update.message and not self.text:
-            self._patience.say(harmless(update.message))
+            self._patience.say(update.message)
         if not isinstance(update, Streamed) or (piece := piece_of(update)) is None:
             return
         if update.attempt != self._attempt:
@@ -151,11 +152,11 @@ class Paper:
         if text:
             self._patience.end()
             self.text += text
-            self._put(harmless(text) if sys.stdout.isatty() else text)
+            self._put(text)
 
     def _put(self, text: str) -> None:
         if not self._silent:
-            click.echo(text, nl=False)
+            echo_content(text, nl=False)
             sys.stdout.flush()
 
 

@@ -14,6 +14,7 @@ from penstock.cli.ids import job_ids, meant
 from penstock.cli.paper import Listing, emit, print_json, record
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import short_id, span
 from penstock.core.errors import PenstockError
 from penstock.core.job import Job
@@ -38,7 +39,7 @@ def parked(place: Place, /, limit: int, json: bool, **filters: Any) -> None:
     if json:
         print_json([record(job) for job in jobs])
     elif not jobs:
-        click.echo("no job waits for an approval", err=True)
+        echo("no job waits for an approval", err=True)
     else:
         emit(_listing(jobs, time.time()))
 
@@ -130,15 +131,15 @@ async def _decide(
             try:
                 job = await decide(desk, (await meant(desk, text)).job_id)
             except PenstockError as error:
-                click.echo(f"penstock: {text}: {error.message}", err=True)
+                echo(f"penstock: {text}: {error.message}", err=True)
                 if error.hint:
-                    click.echo(f"  {error.hint}", err=True)
+                    echo(f"  {error.hint}", err=True)
                 code = code or exit_of(error)
                 answers.append({"job_id": text, "error": error.code, "message": error.message})
                 continue
             answers.append(record(job))
             if not json:
-                click.echo(f"{job.job_id} {say(job)}")
+                echo(f"{job.job_id} {say(job)}")
     if json:
         print_json(answers)
     return code

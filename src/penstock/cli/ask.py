@@ -26,6 +26,7 @@ from penstock.cli.place import Place, placed
 from penstock.cli.place import run as run_async
 from penstock.cli.spool_jobs import is_piped
 from penstock.cli.spool_options import asked, options_of, read_asked
+from penstock.cli.terminal import echo
 from penstock.core.llm import Chat, LlmResult, Message, model_of
 
 
@@ -95,5 +96,5 @@ async def ask_once(
         if json:
             print_json(msgspec.to_builtins(answer_of(handle.job_id, returned)))
         if stats:
-            click.echo(stats_of(result, time.monotonic() - began), err=True)
+            echo(stats_of(result, time.monotonic() - began), err=True)
     return Exit.OK

@@ -10,6 +10,7 @@ import msgspec
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import moment
 from penstock.ports.store import AuditEntry, AuditQuery
 
@@ -47,11 +48,11 @@ def audit(
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
-        click.echo("no such entries", err=True)
+        echo("no such entries", err=True)
     else:
         emit(_listing(found, time.time()))
         if len(found) == limit:
-            click.echo(f"there may be more: --before {found[-1].n}", err=True)
+            echo(f"there may be more: --before {found[-1].n}", err=True)
 
 
 async def _read(place: Place, query: AuditQuery) -> list[AuditEntry]:

@@ -12,6 +12,7 @@ from penstock.cli.exits import Exit
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed
+from penstock.cli.terminal import echo
 from penstock.cli.upkeep import report
 from penstock.cli.words import moment, plural, size, span
 
@@ -38,14 +39,14 @@ def backup(place: Place, folder: Path, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(done))
         return
-    click.echo(
+    echo(
         f"backed up {plural(done.files, 'file')}, {size(done.bytes)}, to {done.path}"
         f" ({span(time.monotonic() - start)})"
     )
     if done.left_out:
-        click.echo(f"penstock: not backed up: {', '.join(done.left_out)}", err=True)
+        echo(f"penstock: not backed up: {', '.join(done.left_out)}", err=True)
     if done.missing:
-        click.echo(
+        echo(
             f"penstock: {plural(len(done.missing), 'payload')} that jobs point to are not in the"
             f" data directory: {', '.join(done.missing[:3])} …",
             err=True,
@@ -78,14 +79,14 @@ def restore(place: Place, folder: Path, replace: bool, json: bool) -> int:
     if json:
         print_json(msgspec.to_builtins(done))
     else:
-        click.echo(
+        echo(
             f"restored {plural(done.files, 'file')}, {size(done.bytes)}, of"
             f" {moment(done.written_at, time.time())} to {done.path} ({span(took)})"
         )
         if done.replaced:
-            click.echo(f"what was there is in {done.replaced}")
+            echo(f"what was there is in {done.replaced}")
         for line in report(verified) if verified else ():
-            click.echo(line)
+            echo(line)
     return Exit.MISMATCH if verified and verified.mismatches else Exit.OK
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from penstock.cli.exits import Exit
 from penstock.cli.paper import print_json
+from penstock.cli.terminal import echo
 from penstock.cli.words import plural
 from penstock.ports.desk import Bulk, Desk
 from penstock.ports.store import JobQuery
@@ -27,7 +28,7 @@ async def confirm(desk: Desk, query: JobQuery, verb: str, *, yes: bool) -> bool:
         raise click.UsageError(f"nobody can be asked whether to {verb} them; say --yes")
     found = await desk.find(replace(query, limit=_COUNTED + 1))
     if not found:
-        click.echo("no such jobs", err=True)
+        echo("no such jobs", err=True)
         return False
     count = f"more than {_COUNTED:,} jobs" if len(found) > _COUNTED else plural(len(found), "job")
     return click.confirm(f"{verb} {count}?", err=True)
@@ -38,7 +39,7 @@ def report(bulk: Bulk, said: str, *, json: bool) -> int:
     if json:
         print_json(msgspec.to_builtins(bulk))
     else:
-        click.echo(said.format(f"{bulk.done:,} of {plural(bulk.matched, 'job')}"))
+        echo(said.format(f"{bulk.done:,} of {plural(bulk.matched, 'job')}"))
         for job_id, why in bulk.refused:
-            click.echo(f"penstock: {job_id}: {why}", err=True)
+            echo(f"penstock: {job_id}: {why}", err=True)
     return Exit.CONFLICT if bulk.refused else Exit.OK

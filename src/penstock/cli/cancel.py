@@ -14,6 +14,7 @@ from penstock.cli.ids import job_ids, meant
 from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import DURATION, STATE, as_json
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.core.errors import PenstockError
 from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.desk import Cancellation, Desk
@@ -108,11 +109,11 @@ async def _cancel_one(
         job = await meant(desk, text)
         done = await desk.cancel(job.job_id, reason=reason, children=children, timeout=timeout)
     except PenstockError as error:
-        click.echo(f"penstock: {error.message}", err=True)
+        echo(f"penstock: {error.message}", err=True)
         return exit_of(error), {"job_id": text, "error": error.code, "message": error.message}
     code, said = _answer(done)
     if not json:
-        click.echo(f"{done.job.job_id} {said}")
+        echo(f"{done.job.job_id} {said}")
     return code, {**record(done.job), "ended": done.ended}
 
 

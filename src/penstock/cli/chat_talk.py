@@ -11,12 +11,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
 from penstock.cli.answers import Paper, Patience, chat_of, stats_of
 from penstock.cli.exits import Exit
 from penstock.cli.groups import nearest
+from penstock.cli.terminal import echo
 from penstock.core.errors import JobCancelled, JobEnded, NotRunning, PenstockError
 from penstock.core.llm import LlmCode, LlmResult, Message, model_of
 from penstock.workloads.spool.options import SpoolOptions
@@ -220,7 +220,7 @@ def _edit_lines() -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(text, err=True)
+    echo(text, err=True)
 
 
 def _complain(message: str, hint: str = "") -> None:

@@ -16,6 +16,7 @@ from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed
 from penstock.cli.place import run as run_async
+from penstock.cli.terminal import echo
 from penstock.cli.words import size
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ async def _serve(config: WorkerConfig) -> None:
     stop = Stop()
     stop.listen()
     async with container_worker(config) as (worker, server):
-        click.echo(await _banner(config, worker, server))
+        echo(await _banner(config, worker, server))
         await stop.asked.wait()
     log.info("stopped")
 
@@ -215,7 +216,7 @@ def _print_images(images: list[Image], json: bool) -> None:
     if images:
         emit(listing)
     else:
-        click.echo("no images; 'penstock container image load FILE' brings one in", err=True)
+        echo("no images; 'penstock container image load FILE' brings one in", err=True)
 
 
 def _image(one: Image) -> dict[str, Any]:

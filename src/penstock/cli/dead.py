@@ -14,6 +14,7 @@ from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, reading_at, run
 from penstock.cli.ps import print_jobs
+from penstock.cli.terminal import echo
 
 
 @click.group(cls=Commands, acts=True)
@@ -48,13 +49,13 @@ async def _list(
         if json:
             print_json([record(job) for job in jobs])
         elif quiet:
-            click.echo("".join(f"{job.job_id}\n" for job in jobs), nl=False)
+            echo("".join(f"{job.job_id}\n" for job in jobs), nl=False)
         elif not jobs:
-            click.echo("no dead jobs", err=True)
+            echo("no dead jobs", err=True)
         else:
             await print_jobs(desk, jobs)
             if len(jobs) == limit:
-                click.echo(f"there may be more: --before {jobs[-1].seq}", err=True)
+                echo(f"there may be more: --before {jobs[-1].seq}", err=True)
 
 
 @dead.command("retry")

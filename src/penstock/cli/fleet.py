@@ -10,6 +10,7 @@ import msgspec
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import span
 from penstock.ports.desk import PoolView, WorkerView
 
@@ -26,7 +27,7 @@ def workers(place: Place, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
-        click.echo("no workers; start one with 'penstock worker --app MODULE:APP'", err=True)
+        echo("no workers; start one with 'penstock worker --app MODULE:APP'", err=True)
     else:
         _print_workers(found)
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from penstock.cli.exits import Exit
+from penstock.cli.terminal import echo
 
 
 class Commands(click.Group):
@@ -23,7 +24,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         value = super().invoke(ctx)
         if ctx.invoked_subcommand is None and not self.acts:
-            click.echo(ctx.get_help(), err=True)
+            echo(ctx.get_help(), err=True)
             ctx.exit(Exit.USAGE)
         return value
 

@@ -7,6 +7,7 @@ import os
 import sys
 
 from penstock.cli.program import DEBUG
+from penstock.cli.terminal import harmless
 
 _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "1;31"}
 
@@ -24,12 +25,12 @@ class Lines(logging.Formatter):
             level = record.levelname.lower()
             code = _COLOURS.get(record.levelno, "0")
             text += f"\x1b[{code}m{level}\x1b[0m: " if self._colour else f"{level}: "
-        text += record.getMessage()
+        text += harmless(record.getMessage())
         if record.exc_info and record.exc_info[1] is not None:
             if os.environ.get(DEBUG):
-                return f"{text}\n{self.formatException(record.exc_info)}"
+                return f"{text}\n{harmless(self.formatException(record.exc_info))}"
             error = record.exc_info[1]
-            text += f": {type(error).__name__}: {error}"
+            text += harmless(f": {type(error).__name__}: {error}")
         return text
 
 

@@ -11,6 +11,7 @@ from penstock.cli.groups import Commands
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import moment, span
 from penstock.core.caller import KeyRole
 from penstock.ports.keys import KeyView, NewKey
@@ -55,16 +56,14 @@ def create(
     if json:
         print_json(msgspec.to_builtins(new))
         return
-    click.echo(new.token)
+    echo(new.token)
     key = new.key
     limits = [f"for tenant {key.tenant}" if key.tenant else "for every tenant"]
     if key.expires_at is not None:
         limits.append(f"until {moment(key.expires_at, time.time())}")
     said = f"key {key.key_id} of {key.name}: {', '.join(key.roles)}, {', '.join(limits)}"
-    click.echo(f"penstock: {said}", err=True)
-    click.echo(
-        "  Keep the token above now: only its hash is stored, it is not shown again.", err=True
-    )
+    echo(f"penstock: {said}", err=True)
+    echo("  Keep the token above now: only its hash is stored, it is not shown again.", err=True)
 
 
 async def _create(
@@ -84,7 +83,7 @@ def list_keys(place: Place, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
-        click.echo("no keys; make one with 'penstock keys create NAME --role submit'", err=True)
+        echo("no keys; make one with 'penstock keys create NAME --role submit'", err=True)
     else:
         emit(_listing(found, time.time()))
 
@@ -137,7 +136,7 @@ def revoke(place: Place, key: str, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(view))
     else:
-        click.echo(f"{view.key_id} ({view.name}) revoked")
+        echo(f"{view.key_id} ({view.name}) revoked")
 
 
 async def _revoke(place: Place, key: str) -> KeyView:

@@ -12,6 +12,7 @@ from penstock.cli.groups import Commands
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import RATE, as_json, several
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import span
 from penstock.ports.limits import Limit, LimitUse, LimitView
 
@@ -53,7 +54,7 @@ def put(
     if all(said[one] is None for one in ("concurrency", "rate", "max_waiting")):
         raise click.UsageError("say what is limited: --concurrency, --rate or --max-waiting")
     view = run(_put(place, Limit(name=name, labels=dict(label), **said)))
-    print_json(msgspec.to_builtins(view)) if json else click.echo(f"{name}: {_terms(view.limit)}")
+    print_json(msgspec.to_builtins(view)) if json else echo(f"{name}: {_terms(view.limit)}")
 
 
 async def _put(place: Place, made: Limit) -> LimitView:
@@ -71,7 +72,7 @@ def list_limits(place: Place, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
-        click.echo("no limits; make one with 'penstock limit put NAME --concurrency N'", err=True)
+        echo("no limits; make one with 'penstock limit put NAME --concurrency N'", err=True)
     else:
         emit(_listing(found, time.time()))
 
@@ -136,7 +137,7 @@ def _terms(known: Limit) -> str:
 def delete(place: Place, name: str, json: bool) -> None:
     """Lift a limit."""
     run(_delete(place, name))
-    print_json({"name": name, "deleted": True}) if json else click.echo(f"{name} deleted")
+    print_json({"name": name, "deleted": True}) if json else echo(f"{name} deleted")
 
 
 async def _delete(place: Place, name: str) -> None:

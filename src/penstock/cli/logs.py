@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import click
@@ -11,6 +12,7 @@ import msgspec
 from penstock.cli.ids import meant
 from penstock.cli.paper import print_line
 from penstock.cli.place import Place, placed, reading_at, run
+from penstock.cli.terminal import echo, harmless
 from penstock.cli.words import moment
 from penstock.ports.desk import Desk, Logged
 from penstock.ports.store import LogLine
@@ -56,16 +58,17 @@ async def _follow(desk: Desk, job_id: str, times: bool, json: bool) -> None:
             _print(update.line, times, json)
     job = await desk.get(job_id)
     if job.successor is not None:
-        click.echo(f"penstock: it was retried as {job.successor}", err=True)
+        echo(f"penstock: it was retried as {job.successor}", err=True)
 
 
 def _print(line: LogLine, times: bool, json: bool) -> None:
     if json:
         print_line(msgspec.to_builtins(line))
         return
-    text = line.text
+    text = harmless(line.text) if sys.stdout.isatty() else line.text
     if colour := _COLOURS.get(line.level):
         text = click.style(text, fg=colour)
     if times:
         text = f"{click.style(moment(line.at, time.time()), dim=True)} {text}"
-    click.echo(text, color=False if "NO_COLOR" in os.environ else None)
+    coloured = False if "NO_COLOR" in os.environ else None
+    click.echo(text, color=coloured)  # noqa: TID251 (with our own codes)

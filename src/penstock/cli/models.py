@@ -15,6 +15,7 @@ from penstock.cli.llm import told
 from penstock.cli.paper import Listing, console, emit, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed
+from penstock.cli.terminal import echo
 from penstock.cli.words import size
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ def list_models(place: Place, folder: Path | None, json: bool) -> None:
     else:
         _print(found)
     for one in unfit:
-        click.echo(f"penstock: {one.problem}", err=True)
+        echo(f"penstock: {one.problem}", err=True)
     if not json and not found:
-        click.echo(
+        echo(
             f"no models in {shelf.folder}; 'penstock models pull smollm2' fetches a small one",
             err=True,
         )
@@ -201,7 +202,7 @@ def _progress(what: str) -> Iterator[Told]:
     )
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),

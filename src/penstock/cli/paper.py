@@ -7,17 +7,20 @@ pipe it is written in full.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from penstock.cli.terminal import escaped, harmless
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.segment import Segment
     from rich.text import Text
 
 STYLES = {
@@ -39,11 +42,30 @@ _NARROWEST = 6
 
 
 def console(*, err: bool = False) -> Console:
-    from rich.console import Console
-
     stream = sys.stderr if err else sys.stdout
     width = None if stream.isatty() else _UNBOUNDED
-    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    return _safe_console()(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+@cache
+def _safe_console() -> type[Console]:
+    """A Console that draws what it is given, and is driven by nothing in it.
+
+    Its own codes are made of styles and controls, later than this.
+    """
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control is None:
+                    segment = Segment(harmless(segment.text), segment.style)
+                yield segment
+
+    return SafeConsole
 
 
 def emit(*parts: RenderableType) -> None:
@@ -53,7 +75,8 @@ def emit(*parts: RenderableType) -> None:
         for part in parts:
             page.print(part, soft_wrap=isinstance(part, str))
     lines = captured.get().splitlines()
-    click.echo("\n".join(line.rstrip() for line in lines), color=True)
+    text = "\n".join(line.rstrip() for line in lines)
+    click.echo(text, color=True)  # noqa: TID251 (with the console's own codes)
 
 
 class Listing:
@@ -130,14 +153,15 @@ def print_json(value: Any) -> None:
     text = msgspec.json.encode(value)
     if sys.stdout.isatty():
         text = msgspec.json.format(text, indent=2)
-    print_bytes(text)
+    print_bytes(escaped(text))
 
 
 def print_line(value: Any) -> None:
     """One line of JSON lines, at once."""
-    print_bytes(msgspec.json.encode(value))
+    print_bytes(escaped(msgspec.json.encode(value)))
 
 
 def print_bytes(text: bytes) -> None:
-    click.echo(text if text.endswith(b"\n") else text + b"\n", nl=False)
+    whole = text if text.endswith(b"\n") else text + b"\n"
+    click.echo(whole, nl=False)  # noqa: TID251 (bytes)
     sys.stdout.flush()

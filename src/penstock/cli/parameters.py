@@ -133,6 +133,8 @@ def read_object(option: str, text: bytes, where: str = "") -> dict[str, Any]:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise click.BadParameter(f"{where}not valid JSON: {error}", param_hint=option) from error
+    except RecursionError:
+        raise click.BadParameter(f"{where}nested too deeply", param_hint=option) from None
     if not isinstance(value, dict):
         raise click.BadParameter(
             f'{where}expected a JSON object, as {{"text": "hello"}}, got {_kind(value)}',

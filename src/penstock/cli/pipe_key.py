@@ -7,6 +7,7 @@ import click
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed
+from penstock.cli.terminal import echo
 from penstock.core.errors import Misconfigured
 
 
@@ -36,4 +37,4 @@ def key(place: Place, new: bool, json: bool) -> None:
     if json:
         print_json({"key": found, "file": "" if settings.pipe_key else str(settings.pipe_key_file)})
     else:
-        click.echo(found)
+        echo(found)

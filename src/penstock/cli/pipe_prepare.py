@@ -13,6 +13,7 @@ from penstock.cli.llm import told
 from penstock.cli.paper import console, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed
+from penstock.cli.terminal import echo
 from penstock.cli.words import plural, size
 from penstock.core.errors import InvalidRequest
 
@@ -45,7 +46,7 @@ def prepare(place: Place, model: str, folder: Path, json: bool) -> None:
         print_json(msgspec.to_builtins(manifest))
     else:
         layers = sum(part.bytes for part in manifest.layers)
-        click.echo(
+        echo(
             f"{folder}: {plural(manifest.num_layers, 'layer')}, {size(layers)}, and"
             f" {size(manifest.ends.bytes)} of ends"
         )
@@ -57,7 +58,7 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
 
     page = console(err=True)
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         console=page,

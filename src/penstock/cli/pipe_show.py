@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
 from penstock.cli.paper import console, print_line
 from penstock.cli.pipe_news import STYLES, News
 from penstock.cli.pipe_screen import brief, held
+from penstock.cli.terminal import echo
 from penstock.cli.words import moment, span
 from penstock.core.pipes import NodeView
 
@@ -67,7 +67,7 @@ class Screen:
         elif self._live is not None:
             self._page.print(text, soft_wrap=True)
         else:
-            click.echo(text)
+            echo(text)
             sys.stdout.flush()
 
     def tell(self, news: News) -> None:
@@ -76,7 +76,7 @@ class Screen:
         elif self._live is not None:
             self._page.print(_line(news))
         else:
-            click.echo(_line(news).plain.rstrip())
+            echo(_line(news).plain.rstrip())
             sys.stdout.flush()
 
     def _drawn(self) -> RenderableType:

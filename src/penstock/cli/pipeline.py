@@ -17,6 +17,7 @@ from penstock.cli.pipeline_runs import cancel, items, runs
 from penstock.cli.pipeline_start import retry_failed, start, watch
 from penstock.cli.pipeline_status import status
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.core.errors import NotRunning
 from penstock.core.stages import PipelineInfo
 from penstock.ports.desk import Desk
@@ -42,7 +43,7 @@ def list_pipelines(place: Place, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
-        click.echo("no pipelines; 'penstock up --app MODULE:APP' serves those of an app", err=True)
+        echo("no pipelines; 'penstock up --app MODULE:APP' serves those of an app", err=True)
     else:
         print_pipelines(found)
 
@@ -71,7 +72,7 @@ async def _known(
     except NotRunning:
         if place.connect:
             raise
-    click.echo("penstock: no engine is running; this is what is installed here", err=True)
+    echo("penstock: no engine is running; this is what is installed here", err=True)
     return installed()
 
 

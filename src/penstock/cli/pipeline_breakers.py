@@ -11,6 +11,7 @@ from penstock.cli.groups import Commands
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import span
 from penstock.core.stages import Breaker, BreakerState
 
@@ -35,7 +36,7 @@ def breakers(ctx: click.Context, json: bool) -> None:
         if json:
             print_json([shown(one) for one in found])
         elif not found:
-            click.echo("no breakers: none has counted a failure yet", err=True)
+            echo("no breakers: none has counted a failure yet", err=True)
         else:
             emit(_listing(found, time.time()))
 
@@ -85,7 +86,7 @@ def reset(place: Place, name: str, json: bool) -> None:
             return await desk.pipelines.reset_breaker(name)
 
     closed = run(close())
-    print_json(shown(closed)) if json else click.echo(f"{closed.name} is {closed.state}")
+    print_json(shown(closed)) if json else echo(f"{closed.name} is {closed.state}")
 
 
 def shown(one: Breaker) -> dict[str, object]:

@@ -27,7 +27,7 @@ def read_value(text: str) -> Any:
     """JSON where it is (true, 5, [1, 2]), else the text itself."""
     try:
         return msgspec.json.decode(text.encode("utf-8", "surrogateescape"))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return text
 
 
@@ -43,7 +43,7 @@ def read_config(path: str) -> dict[str, Any]:
         return read_object("--config", data, f"{path}: ")
     try:
         return tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise click.BadParameter(
             f"{path}: not valid TOML: {error}", param_hint="--config"
         ) from error

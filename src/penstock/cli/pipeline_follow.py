@@ -10,13 +10,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import click
 import msgspec
 
 from penstock.cli.exits import Exit
 from penstock.cli.paper import console, print_line
 from penstock.cli.pipeline_display import Board, elapsed, job_status, outcome, stage_line
 from penstock.cli.place import Place
+from penstock.cli.terminal import echo
 from penstock.cli.words import moment, short_id, span
 from penstock.core.errors import Unavailable
 from penstock.core.stages import PipelineEvent, PipelineEventKind, PipelineRecord
@@ -110,10 +110,10 @@ async def _looking(desk: Desk, board: Board, news: asyncio.Event) -> AsyncIterat
 
 async def _plain(pipelines: Pipelines, record: PipelineRecord) -> None:
     """A line when a stage begins and one when it ends."""
-    click.echo(f"pipeline {record.pipeline}, job {record.id}")
+    echo(f"pipeline {record.pipeline}, job {record.id}")
     async for event in pipelines.stream(record.id):
         if (said := await _said(pipelines, event)) is not None:
-            click.echo(f"{moment(event.at, time.time())}  {said}")
+            echo(f"{moment(event.at, time.time())}  {said}")
             sys.stdout.flush()
 
 
@@ -143,19 +143,19 @@ async def ending(
     """
     status, again = record.status, f"penstock {place.spelled()}pipeline"
     for alert in record.alerts:
-        click.echo(f"penstock: alert {alert.code}: {alert.message}", err=True)
+        echo(f"penstock: alert {alert.code}: {alert.message}", err=True)
     if status is PipelineJobStatus.COMPLETED:
         return Exit.OK
     why = outcome(record)
-    click.echo(
+    echo(
         f"penstock: job {record.id} ended {status}" + (f": {why}" if why else ""),
         err=True,
     )
     for name in record.abandoned_items:
-        click.echo(f"  abandoned: {name}", err=True)
-    click.echo(f"  see '{again} status {short_id(record.id)}'", err=True)
+        echo(f"  abandoned: {name}", err=True)
+    echo(f"  see '{again} status {short_id(record.id)}'", err=True)
     engine = ", once an engine is up" if here else ""
-    click.echo(
+    echo(
         f"  run what is undone with '{again} retry-failed {short_id(record.id)}'{engine}", err=True
     )
     if status is PipelineJobStatus.FAILED:
@@ -182,9 +182,9 @@ def code_of(status: PipelineJobStatus, *, strict: bool = False) -> Exit:
 
 def say_how_to_go_on(place: Place, job_id: str) -> None:
     again = f"penstock {place.spelled()}pipeline"
-    click.echo(f"\npenstock: job {job_id} goes on", err=True)
-    click.echo(f"  follow it with '{again} watch {short_id(job_id)}'", err=True)
-    click.echo(f"  end it with '{again} cancel {short_id(job_id)}'", err=True)
+    echo(f"\npenstock: job {job_id} goes on", err=True)
+    echo(f"  follow it with '{again} watch {short_id(job_id)}'", err=True)
+    echo(f"  end it with '{again} cancel {short_id(job_id)}'", err=True)
 
 
 _CANCELLING = "cancelling it; Ctrl-C once more leaves at once"
@@ -210,7 +210,7 @@ class Interrupts:
             if self._board.is_live:
                 self._board.notice = _CANCELLING
             else:
-                click.echo(f"penstock: {_CANCELLING}", err=True)
+                echo(f"penstock: {_CANCELLING}", err=True)
             job_id = self._board.record.id
             work = self._pipelines.cancel(job_id, reason="Ctrl-C", timeout=_PATIENCE)
             self._cancelling = asyncio.ensure_future(work)

@@ -14,6 +14,7 @@ from penstock.cli.paper import WIDE, Listing, console, emit, print_json
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.pipeline_display import elapsed, job_status, outcome
 from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import short_id, span
 from penstock.core.errors import NotFound, PenstockError
 from penstock.core.item_view import item_view
@@ -87,13 +88,13 @@ def runs(
     if json:
         print_json([view_of(record) for record in found])
     elif quiet:
-        click.echo("".join(f"{record.id}\n" for record in found), nl=False)
+        echo("".join(f"{record.id}\n" for record in found), nl=False)
     elif not found:
-        click.echo("no such runs; start one with 'penstock pipeline start NAME'", err=True)
+        echo("no such runs; start one with 'penstock pipeline start NAME'", err=True)
     else:
         emit(_listing(found, time.time()))
         if len(found) == limit:
-            click.echo(f"there may be more: --before {short_id(found[-1].id)}", err=True)
+            echo(f"there may be more: --before {short_id(found[-1].id)}", err=True)
 
 
 def _place(record: PipelineRecord) -> tuple[float, str]:
@@ -176,11 +177,11 @@ def items(
     if json:
         print_json([item_view(one) for one in found])
     elif not found:
-        click.echo("no such items", err=True)
+        echo("no such items", err=True)
     else:
         emit(_items(found, inputs), *_errors(found))
         if len(found) == limit:
-            click.echo(f"there may be more: --after {found[-1].seq}", err=True)
+            echo(f"there may be more: --after {found[-1].seq}", err=True)
 
 
 async def _glance(desk: Desk, pointer: str) -> str:
@@ -271,9 +272,9 @@ def cancel(place: Place, job: str, reason: str, timeout: float, json: bool) -> i
     if json:
         print_json({**_built(record), "accepted": answer.accepted, "reason": answer.reason})
         return code
-    click.echo(f"{record.id} {said}")
+    echo(f"{record.id} {said}")
     for name in record.abandoned_items:
-        click.echo(f"  abandoned, it would not stop: {name}")
+        echo(f"  abandoned, it would not stop: {name}")
     return code
 
 

@@ -21,6 +21,7 @@ from penstock.cli.pipeline_follow import (
 )
 from penstock.cli.pipeline_runs import run_meant
 from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import short_id
 from penstock.core.errors import InvalidRequest, NotRunning, Unavailable
 from penstock.core.run_view import view_of
@@ -168,7 +169,7 @@ def _begin(
             begun.append(record.id)
             if follows:
                 return await _to_the_end(desk, record, place, strict, json)
-        print_json(view_of(record)) if json else click.echo(record.id)
+        print_json(view_of(record)) if json else echo(record.id)
         return Exit.OK
 
     return _detachable(place, begun, work)
@@ -217,7 +218,7 @@ def _here(
     """Run it in an engine of this process."""
     from penstock.app.pipelines import run_here
 
-    click.echo("penstock: no engine is running; the run goes on in this process", err=True)
+    echo("penstock: no engine is running; the run goes on in this process", err=True)
     codes: list[int] = []
 
     async def on_start(client: Client, record: PipelineRecord) -> None:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from penstock.cli.terminal import echo
+
 if TYPE_CHECKING:
     from penstock.app import App, Client
     from penstock.config import Settings
@@ -109,7 +111,7 @@ async def reading_at(place: Place) -> AsyncIterator[Desk]:
         settings = place.settings()
         if place.connect or not settings.database.is_file():
             raise
-        click.echo(f"penstock: no engine is running; reading {settings.data_dir}", err=True)
+        echo(f"penstock: no engine is running; reading {settings.data_dir}", err=True)
         async with offline(settings) as desk:
             yield desk
         return

@@ -15,6 +15,7 @@ from penstock.cli.ids import meant
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import moment, plural, short_id
 from penstock.core.verdict import Decision, SafetyVerdict
 from penstock.ports.policy import Explanation, PolicyView, RuleTrace, RuleView, Simulation
@@ -65,7 +66,7 @@ def check(file: str, json: bool) -> None:
         return
     emit(f"{file}: {plural(len(views), 'rule')}, snapshot {rules.snapshot}", _rules(views, rules))
     for rule, problem in warnings:
-        click.echo(f"penstock: warning: rule {rule}: {problem}", err=True)
+        echo(f"penstock: warning: rule {rule}: {problem}", err=True)
 
 
 @policy.command()
@@ -176,7 +177,7 @@ def _print_policy(found: PolicyView, json: bool) -> None:
     source = found.source or "built-in: no rule file is set"
     emit(f"{source}, snapshot {found.snapshot}, since {loaded}", _rules(found.rules, found))
     if found.problem:
-        click.echo(f"penstock: the file as it now is was not taken: {found.problem}", err=True)
+        echo(f"penstock: the file as it now is was not taken: {found.problem}", err=True)
 
 
 def _rules(views: Sequence[RuleView], whole: PolicyView | RuleSet) -> Listing:
@@ -281,4 +282,4 @@ def _print_simulation(told: Simulation) -> None:
         listing.add(short_id(each.job_id), each.topic, each.tenant, each.was, each.would_be)
     emit("", listing)
     if (more := told.changed - len(told.differences)) > 0:
-        click.echo(f"… and {more:,} more")
+        echo(f"… and {more:,} more")

@@ -15,6 +15,7 @@ from penstock.cli.groups import Commands
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo, harmless
 from penstock.cli.words import plural
 from penstock.core.errors import NotFound
 from penstock.ports.desk import Desk, PoolView
@@ -56,7 +57,7 @@ def pause(place: Place, name: str, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(view))
     else:
-        click.echo(f"{name} paused; it holds {plural(view.held, 'job')}")
+        echo(f"{name} paused; it holds {plural(view.held, 'job')}")
 
 
 async def _pause(place: Place, name: str) -> PoolView:
@@ -72,7 +73,7 @@ async def _pause(place: Place, name: str) -> PoolView:
 def resume(place: Place, name: str, json: bool) -> None:
     """Give a pool's workers jobs again."""
     view = run(_resume(place, name))
-    print_json(msgspec.to_builtins(view)) if json else click.echo(f"{name} resumed")
+    print_json(msgspec.to_builtins(view)) if json else echo(f"{name} resumed")
 
 
 async def _resume(place: Place, name: str) -> PoolView:
@@ -94,15 +95,15 @@ def drain(place: Place, name: str, timeout: float | None, json: bool) -> int:
     try:
         view = run(_drain(place, name, timeout))
     except KeyboardInterrupt:
-        click.echo(f"\npenstock: {name} stays paused", err=True)
-        click.echo(f"  'penstock {place.spelled()}pool resume {name}' lets it go on", err=True)
+        echo(f"\npenstock: {name} stays paused", err=True)
+        echo(f"  'penstock {place.spelled()}pool resume {name}' lets it go on", err=True)
         return Exit.INTERRUPTED
     if json:
         print_json(msgspec.to_builtins(view))
     elif view.held:
-        click.echo(f"{name} is paused and still holds {plural(view.held, 'job')}")
+        echo(f"{name} is paused and still holds {plural(view.held, 'job')}")
     else:
-        click.echo(f"{name} is paused and holds nothing")
+        echo(f"{name} is paused and holds nothing")
     return Exit.NOT_YET if view.held else Exit.OK
 
 
@@ -130,4 +131,4 @@ async def _look(desk: Desk, name: str) -> PoolView:
 def _progress(text: str) -> None:
     """One line that is written over, for who looks on."""
     if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+        click.echo(f"\r\x1b[K{harmless(text)}", nl=False, err=True)  # noqa: TID251 (our own codes)

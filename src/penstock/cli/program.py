@@ -15,6 +15,7 @@ import click
 from penstock.cli.exits import Exit, exit_of
 from penstock.cli.groups import Commands
 from penstock.cli.place import placed
+from penstock.cli.terminal import echo
 from penstock.core.errors import PenstockError, TooMany
 
 DEBUG = "PENSTOCK_X_DEBUG"
@@ -110,7 +111,7 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
     if value and not ctx.resilient_parsing:
         from penstock import __version__
 
-        click.echo(f"penstock {__version__}")
+        echo(f"penstock {__version__}")
         ctx.exit()
 
 
@@ -195,6 +196,6 @@ def _when(error: PenstockError) -> str:
 
 
 def _say(message: str, hint: str = "") -> None:
-    click.echo(f"penstock: {message}", err=True)
+    echo(f"penstock: {message}", err=True)
     if hint:
-        click.echo(f"  {hint}", err=True)
+        echo(f"  {hint}", err=True)

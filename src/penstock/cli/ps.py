@@ -15,6 +15,7 @@ from penstock.cli.filters import filtered, query_of
 from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
 from penstock.cli.parameters import STATE, as_json
 from penstock.cli.place import Place, placed, reading_at, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import run_time, short_id, span
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import HELD, WAITING, JobState
@@ -79,13 +80,13 @@ async def _ps(
         if json:
             print_json([record(job) for job in jobs])
         elif quiet:
-            click.echo("".join(f"{job.job_id}\n" for job in jobs), nl=False)
+            echo("".join(f"{job.job_id}\n" for job in jobs), nl=False)
         elif not jobs:
-            click.echo("no such jobs", err=True)
+            echo("no such jobs", err=True)
         else:
             await print_jobs(desk, jobs)
             if len(jobs) == query.limit and not everything and query.workflow_id is None:
-                click.echo(f"there may be more: --before {jobs[-1].seq}, or --all", err=True)
+                echo(f"there may be more: --before {jobs[-1].seq}, or --all", err=True)
 
 
 async def _every(desk: Desk, query: JobQuery) -> list[Job]:

@@ -14,6 +14,7 @@ from penstock.cli.ids import meant
 from penstock.cli.paper import print_bytes, print_json, record
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.place import Place, placed, reading_at, run
+from penstock.cli.terminal import escaped, harmless
 from penstock.core.errors import WaitTimedOut
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
@@ -93,7 +94,7 @@ async def value_of(desk: Desk, job: Job) -> Any:
         return None
     try:
         return msgspec.json.decode(await _payload(desk, job))
-    except msgspec.DecodeError:
+    except _NOT_JSON:
         return None
 
 
@@ -113,12 +114,26 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _shown(data: bytes, raw: bool) -> bytes:
+    if not sys.stdout.isatty():
+        return _text(data) if raw else data
     try:
-        value = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        if sys.stdout.isatty() and not data.isascii():
+        data.decode()
+        document = msgspec.json.format(data, indent=2)
+    except _NOT_JSON:
+        if not data.isascii():
             raise click.UsageError("the result is not text; write it with --output") from None
+        document = data
+    if raw or document is data:
+        return harmless(_text(data).decode("utf-8", "replace")).encode()
+    return escaped(document)
+
+
+def _text(data: bytes) -> bytes:
+    """The text that a JSON string stands for; all else as it is."""
+    try:
+        return msgspec.json.decode(data, type=str).encode()
+    except _NOT_JSON:
         return data
-    if raw and isinstance(value, str):
-        return value.encode()
-    return msgspec.json.format(data, indent=2) if sys.stdout.isatty() else data
+
+
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

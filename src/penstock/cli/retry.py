@@ -9,6 +9,7 @@ from penstock.cli.ids import job_ids, meant
 from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.core.errors import PenstockError
 
 
@@ -33,12 +34,12 @@ async def _retry(place: Place, texts: list[str], json: bool) -> int:
             try:
                 job = await desk.retry((await meant(desk, text)).job_id)
             except PenstockError as error:
-                click.echo(f"penstock: {error.message}", err=True)
+                echo(f"penstock: {error.message}", err=True)
                 code = code or exit_of(error)
                 continue
             emitted.append(record(job))
             if not json:
-                click.echo(job.job_id)
+                echo(job.job_id)
     if json:
         print_json(emitted)
     return code

@@ -18,6 +18,7 @@ from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import DURATION, PRIORITY, as_json, several
 from penstock.cli.place import Place, client_at, placed
 from penstock.cli.place import run as run_async
+from penstock.cli.terminal import echo, echo_content
 from penstock.cli.words import short_id
 from penstock.core.errors import NotRunning, PenstockError
 from penstock.lifecycles.canonical import JobState
@@ -134,7 +135,7 @@ async def _run(
     async with _engine(place, detach) as client:
         handle = await wanted.asubmit(client, **options)
         if detach:
-            print_json(record(handle.record)) if json else click.echo(handle.job_id)
+            print_json(record(handle.record)) if json else echo(handle.job_id)
             return Exit.OK
         async with interruptible(handle) as interrupted:
             await _show(handle, silent=json)
@@ -168,7 +169,7 @@ async def _show(handle: JobHandle, *, silent: bool) -> None:
     async for update in handle.afollow():
         if isinstance(update, Logged) and not silent:
             line = update.line
-            click.echo(line.text, err=line.level != "stdout")
+            echo_content(line.text, err=line.level != "stdout")
 
 
 async def _told(
@@ -183,10 +184,10 @@ async def _told(
     if json:
         print_json({**msgspec.to_builtins(end), "state": job.state.value})
     elif end.error_code is not None and end.error_code != "NON_ZERO_EXIT":
-        click.echo(f"penstock: {end.error_code}: {end.error_message}", err=True)
-        click.echo(f"  job {short_id(job.job_id)}; see 'penstock show {job.job_id}'", err=True)
+        echo(f"penstock: {end.error_code}: {end.error_message}", err=True)
+        echo(f"  job {short_id(job.job_id)}; see 'penstock show {job.job_id}'", err=True)
     for reason in end.skipped:
-        click.echo(f"penstock: not kept: {reason}", err=True)
+        echo(f"penstock: not kept: {reason}", err=True)
     if interrupted:
         return Exit.INTERRUPTED
     if end.exit_code is not None:

@@ -15,6 +15,7 @@ from penstock.cli.groups import Commands
 from penstock.cli.paper import Listing, emit, print_json, record
 from penstock.cli.parameters import DURATION, PRIORITY, as_json, read_object, read_source, several
 from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import moment, span
 from penstock.core.job import Job, RetryPolicy
 from penstock.ports.desk import Desk
@@ -136,7 +137,7 @@ def _tell(view: ScheduleView, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(view))
     else:
-        click.echo(f"{view.schedule.name} {_next(view, time.time())}")
+        echo(f"{view.schedule.name} {_next(view, time.time())}")
 
 
 def _next(view: ScheduleView, now: float) -> str:
@@ -157,7 +158,7 @@ def list_schedules(place: Place, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
-        click.echo("no schedules; make one with 'penstock schedule put NAME CRON TOPIC'", err=True)
+        echo("no schedules; make one with 'penstock schedule put NAME CRON TOPIC'", err=True)
     else:
         emit(_listing(found, time.time()))
 
@@ -274,7 +275,7 @@ def resume(place: Place, name: str, tenant: str, json: bool) -> None:
 def fire(place: Place, name: str, tenant: str, json: bool) -> None:
     """Submit its job now, besides its times; prints the id."""
     job: Job = run(_asked(place, lambda desk: desk.schedules.fire(name, tenant)))
-    print_json(record(job)) if json else click.echo(job.job_id)
+    print_json(record(job)) if json else echo(job.job_id)
 
 
 @schedule.command()
@@ -286,4 +287,4 @@ def fire(place: Place, name: str, tenant: str, json: bool) -> None:
 def delete(place: Place, name: str, tenant: str, json: bool) -> None:
     """Forget one. Jobs that it has submitted go on."""
     run(_asked(place, lambda desk: desk.schedules.delete(name, tenant)))
-    print_json({"name": name, "deleted": True}) if json else click.echo(f"{name} deleted")
+    print_json({"name": name, "deleted": True}) if json else echo(f"{name} deleted")

@@ -124,7 +124,7 @@ async def _hops(desk: Desk, job: Job, pointer: str | None) -> tuple[HopTime, ...
         return ()
     try:
         return msgspec.json.decode(await desk.get_blob(pointer), type=_Way).hops
-    except (PenstockError, msgspec.DecodeError):
+    except (PenstockError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
 
 

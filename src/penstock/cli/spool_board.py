@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import click
 from msgspec import Struct
 
 from penstock.cli.paper import Listing, console, print_line
-from penstock.cli.spool_found import NO_SERVER, harmless, styled
+from penstock.cli.spool_found import NO_SERVER, styled
+from penstock.cli.terminal import echo, harmless
 from penstock.cli.words import moment, span
 from penstock.core.errors import NotFound
 from penstock.lifecycles.spool import FOLDERS, SPOOL, VISIBLE, Status
@@ -72,7 +72,7 @@ def print_moves(flow: Flow, *, json: bool) -> None:
                 print_line(move)
             else:
                 said = f"{moment(move.at, time.time())}  {move.job_id}  {move.status}"
-                click.echo(said)
+                echo(said)
         sys.stdout.flush()
 
 

@@ -12,6 +12,7 @@ from penstock.cli.exits import Exit, exit_of
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.spool_jobs import ids_given, placed, workspace_at
+from penstock.cli.terminal import echo
 from penstock.cli.words import plural
 from penstock.core.errors import PenstockError, WaitTimedOut
 from penstock.lifecycles.spool import SPOOL, Status
@@ -104,13 +105,13 @@ def _each(ids: Sequence[str], act: Callable[[str], Done], json: bool) -> int:
         try:
             ended, view, said = act(job_id)
         except PenstockError as error:
-            click.echo(f"penstock: {error.message}", err=True)
+            echo(f"penstock: {error.message}", err=True)
             ended, said = exit_of(error), ""
             view = {"job_id": job_id, "error": error.code, "message": error.message}
         code = code or ended
         views.append(view)
         if said and not json:
-            click.echo(said)
+            echo(said)
     if json:
         print_json(views)
     return code
@@ -147,7 +148,7 @@ def clean(
     if json:
         print_json({"removed": [] if dry_run else gone, "matched": gone})
     elif dry_run:
-        click.echo("".join(f"{job_id}\n" for job_id in gone), nl=False)
-        click.echo(f"penstock: {plural(len(gone), 'job')} would go", err=True)
+        echo("".join(f"{job_id}\n" for job_id in gone), nl=False)
+        echo(f"penstock: {plural(len(gone), 'job')} would go", err=True)
     else:
-        click.echo(f"removed {plural(len(gone), 'job')}")
+        echo(f"removed {plural(len(gone), 'job')}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import msgspec
 
 from penstock.cli.exits import Exit
 from penstock.cli.paper import console, print_json
+from penstock.cli.terminal import echo, harmless
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.ending import EMBEDDING
 from penstock.workloads.spool.flow import Flow
@@ -33,18 +33,12 @@ STYLES = {
 _ENDS = {CANCELLED: Exit.CANCELLED, TIMEOUT: Exit.TIMEOUT, DEADLINE: Exit.TIMEOUT}
 """The exit codes of FAILED jobs by the code in their metadata."""
 NO_SERVER = "no server is seen here: 'penstock spool serve' starts one"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def styled(status: Status) -> Text:
     from rich.text import Text
 
     return Text(status.value, STYLES[status])
-
-
-def harmless(text: str) -> str:
-    """What a model wrote, without what would drive a terminal."""
-    return _CONTROL.sub("", text)
 
 
 def wait_for(workspace: Workspace, job_id: str, timeout: float | None) -> Found:
@@ -60,14 +54,14 @@ def wait_for(workspace: Workspace, job_id: str, timeout: float | None) -> Found:
 def warn_if_unserved(flow: Flow) -> None:
     """Tell who waits at a terminal for what would never come by itself."""
     if sys.stderr.isatty() and flow.counts()[Status.QUEUED] and not flow.is_served():
-        click.echo(NO_SERVER, err=True)
+        echo(NO_SERVER, err=True)
 
 
 def say_how_to_go_on(workspace: Workspace, job_id: str) -> None:
     again = f"penstock spool {{}} {workspace.path} {job_id}"
-    click.echo(f"\npenstock: job {job_id} goes on", err=True)
-    click.echo(f"  follow it with '{again.format('watch')}'", err=True)
-    click.echo(f"  end it with '{again.format('cancel')}'", err=True)
+    echo(f"\npenstock: job {job_id} goes on", err=True)
+    echo(f"  follow it with '{again.format('watch')}'", err=True)
+    echo(f"  end it with '{again.format('cancel')}'", err=True)
 
 
 @contextmanager
@@ -83,7 +77,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
     )
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -112,9 +106,9 @@ def print_found(found: Found, *, json: bool = False) -> Exit:
 def print_content(content: bytes) -> None:
     """As it is; a terminal gets a whole last line, and nothing that drives it."""
     if sys.stdout.isatty():
-        click.echo(harmless(content.decode("utf-8", "replace")).removesuffix("\n"))
+        echo(content.decode("utf-8", "replace").removesuffix("\n"))
     else:
-        click.echo(content, nl=False)
+        click.echo(content, nl=False)  # noqa: TID251 (bytes, into a pipe)
 
 
 def say_why(found: Found) -> None:
@@ -127,7 +121,7 @@ def say_why(found: Found) -> None:
         said = f"there is no job {found.job_id} here"
     else:
         said = f"job {found.job_id} is {found.status}: it has no result yet"
-    click.echo(f"penstock: {said}", err=True)
+    echo(f"penstock: {said}", err=True)
 
 
 def code_of(found: Found) -> Exit:
@@ -161,6 +155,6 @@ def _made(found: Found) -> dict[str, Any]:
     if EMBEDDING in found.artifacts and found.content is not None:
         try:
             return {"embedding": msgspec.json.decode(found.content)}
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # what lies there is shown as it is
     return {"result": found.text}

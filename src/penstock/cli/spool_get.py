@@ -12,6 +12,7 @@ from penstock.cli.paper import print_json, print_line
 from penstock.cli.parameters import as_json
 from penstock.cli.spool_found import print_content, print_found, view_of
 from penstock.cli.spool_jobs import ids_given, is_piped, placed, workspace_at
+from penstock.cli.terminal import echo
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.flow import Flow
@@ -39,7 +40,7 @@ def get(workspace: Path, ids: tuple[str, ...], partial: bool, jsonl: bool, json:
         wanted = ids_given(ids) if ids or is_piped() else []
     except InvalidRequest as error:
         # Not 2, which would tell a script to ask again.
-        click.echo(f"penstock: {error.message}\n  {error.hint}", err=True)
+        echo(f"penstock: {error.message}\n  {error.hint}", err=True)
         return Exit.FAILED
     if jsonl:
         return max([_print_line(flow.get(one)) for one in wanted], default=Exit.OK)

@@ -13,8 +13,9 @@ from msgspec import Struct
 from penstock.cli.exits import Exit
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
-from penstock.cli.spool_found import NO_SERVER, harmless, styled
+from penstock.cli.spool_found import NO_SERVER, styled
 from penstock.cli.spool_jobs import STATUS, placed, workspace_at
+from penstock.cli.terminal import echo, harmless
 from penstock.cli.words import plural, span
 from penstock.core.errors import NotFound
 from penstock.lifecycles.spool import FOLDERS, VISIBLE, Status
@@ -65,7 +66,7 @@ def list_jobs(
     flow = Flow(workspace_at(workspace))
     found = flow.list([Status(one) for one in states] or VISIBLE, limit)
     if quiet:
-        click.echo("".join(f"{one.job_id}\n" for one in found), nl=False)
+        echo("".join(f"{one.job_id}\n" for one in found), nl=False)
         return
     rows = [_row(flow, flow.get(one.job_id)) for one in found]
     if json:
@@ -73,7 +74,7 @@ def list_jobs(
     elif rows:
         emit(_listing(rows))
     else:
-        click.echo("no jobs", err=True)
+        echo("no jobs", err=True)
 
 
 def _row(flow: Flow, found: Found) -> Row:
@@ -145,9 +146,9 @@ def status(workspace: Path, id: str | None, json: bool) -> int:
     if json:
         print_json({"job_id": id, **msgspec.to_builtins(place)})
     else:
-        click.echo(place.status.value)
+        echo(place.status.value)
         if sys.stderr.isatty() and (words := in_words(place)):
-            click.echo(words, err=True)
+            echo(words, err=True)
     return Exit.NOT_FOUND if place.status is Status.MISSING else Exit.OK
 
 

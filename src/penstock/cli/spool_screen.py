@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
 from penstock.cli.paper import console, print_line
-from penstock.cli.spool_found import harmless
+from penstock.cli.terminal import echo, harmless
 from penstock.cli.words import moment, plural, span
 from penstock.workloads.spool.serving.events import Event, Happened
 
@@ -81,7 +80,7 @@ class Screen:
         elif self._live is not None:
             self._page.print(text, soft_wrap=True)
         else:
-            click.echo(text)
+            echo(text)
             sys.stdout.flush()
 
     def tell(self, event: Event) -> None:
@@ -90,7 +89,7 @@ class Screen:
         elif self._live is not None:
             self._page.print(_line(event), soft_wrap=True)
         else:
-            click.echo(_line(event).plain.rstrip())
+            echo(_line(event).plain.rstrip())
             sys.stdout.flush()
 
     def _drawn(self) -> RenderableType:

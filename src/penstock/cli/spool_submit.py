@@ -18,6 +18,7 @@ from penstock.cli.parameters import DURATION, MOMENT, PRIORITY, as_json, read_ob
 from penstock.cli.spool_found import counting, print_found, wait_for
 from penstock.cli.spool_jobs import check_folder, is_piped, placed
 from penstock.cli.spool_options import asked, options_of, read_asked
+from penstock.cli.terminal import echo
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.options import JobKind
@@ -96,7 +97,7 @@ def submit(
     [job_id] = Work(place).submit_many([job])
     if waits:
         return print_found(wait_for(place, job_id, wait_timeout), json=json)
-    print_json({"job_id": job_id}) if json else click.echo(job_id)
+    print_json({"job_id": job_id}) if json else echo(job_id)
     return Exit.OK
 
 
@@ -109,7 +110,7 @@ def _submit_lines(place: Workspace, jobs: Sequence[Submission], json: bool) -> i
             ids.append(job_id)
             count()
             if not json:
-                click.echo(job_id)
+                echo(job_id)
     if json:
         print_json([{"job_id": job_id} for job_id in ids])
     return Exit.OK

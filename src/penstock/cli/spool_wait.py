@@ -13,6 +13,7 @@ from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.spool_found import code_of, counting, say_why, warn_if_unserved
 from penstock.cli.spool_jobs import ids_given, placed, workspace_at
+from penstock.cli.terminal import echo
 from penstock.lifecycles.spool import Status
 from penstock.workloads.spool.flow import Flow
 
@@ -58,7 +59,7 @@ def _wait_for(flow: Flow, ids: Sequence[str], timeout: float | None, json: bool)
             if found.status is Status.FAILED:
                 say_why(found)
             if not json:
-                click.echo(job_id)
+                echo(job_id)
     if json:
         print_json(told)
     return code
@@ -70,5 +71,5 @@ def _wait_idle(flow: Flow, timeout: float | None, json: bool) -> int:
     if json:
         print_json({status.value: count for status, count in counts.items()})
     else:
-        click.echo(f"{counts[Status.DONE]:,} done, {counts[Status.FAILED]:,} failed")
+        echo(f"{counts[Status.DONE]:,} done, {counts[Status.FAILED]:,} failed")
     return Exit.FAILED if counts[Status.FAILED] > before else Exit.OK

@@ -13,9 +13,10 @@ import click
 from penstock.cli.exits import Exit
 from penstock.cli.paper import console, print_line
 from penstock.cli.spool_board import print_moves, show_board
-from penstock.cli.spool_found import code_of, harmless, say_why, view_of
+from penstock.cli.spool_found import code_of, say_why, view_of
 from penstock.cli.spool_jobs import placed, workspace_at
 from penstock.cli.spool_list import in_words
+from penstock.cli.terminal import echo_content
 from penstock.lifecycles.spool import SPOOL, Status
 from penstock.workloads.spool.flow import Flow
 from penstock.workloads.spool.ids import check_job_id
@@ -145,5 +146,5 @@ class _Text:
             self._status.stop()
 
     def _write(self, text: str) -> None:
-        click.echo(harmless(text) if sys.stdout.isatty() else text, nl=False)
+        echo_content(text, nl=False)
         sys.stdout.flush()

@@ -21,6 +21,7 @@ from penstock.cli.parameters import (
 )
 from penstock.cli.place import Place, client_at, placed, run
 from penstock.cli.result import print_result, value_of
+from penstock.cli.terminal import echo
 from penstock.core.job import ParentPolicy, RetryPolicy, Unique
 from penstock.ports.desk import Desk
 
@@ -125,7 +126,7 @@ async def _submit(
         handle = await client.asubmit(topic, payload, **await _named(client.desk, options))
         submitted.append(handle.job_id)
         if not patience[0]:
-            print_json(record(handle.record)) if json else click.echo(handle.job_id)
+            print_json(record(handle.record)) if json else echo(handle.job_id)
             return Exit.OK
         job = await handle.await_end(patience[1])
         if json:
@@ -146,7 +147,7 @@ async def _submit_each(
     if json:
         print_json([record(handle.record) for handle in handles])
     else:
-        click.echo("".join(f"{handle.job_id}\n" for handle in handles), nl=False)
+        echo("".join(f"{handle.job_id}\n" for handle in handles), nl=False)
     return Exit.OK
 
 
@@ -189,6 +190,6 @@ def _application(reference: str | None) -> Any:
 
 def _say_how_to_go_on(place: Place, job_id: str) -> None:
     again = f"penstock {place.spelled()}"
-    click.echo(f"\npenstock: job {job_id} goes on", err=True)
-    click.echo(f"  follow it with '{again}watch {job_id}'", err=True)
-    click.echo(f"  end it with '{again}cancel {job_id}'", err=True)
+    echo(f"\npenstock: job {job_id} goes on", err=True)
+    echo(f"  follow it with '{again}watch {job_id}'", err=True)
+    echo(f"  end it with '{again}cancel {job_id}'", err=True)

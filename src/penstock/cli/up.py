@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from penstock.cli.journal import keep_journal
 from penstock.cli.place import Place, placed
+from penstock.cli.terminal import echo
 from penstock.cli.words import plural
 from penstock.core.llm import model_of
 from penstock.core.pipes import LABEL
@@ -137,7 +138,7 @@ async def _serve(
         app.bind(Client(engine.desk, portal, time.time, app.functions))
     try:
         topics = sorted({topic for executor in executors for topic in executor.topics})
-        click.echo(await _banner(place, engine, topics))
+        echo(await _banner(place, engine, topics))
         await stop.first_of(engine.wait())
     finally:
         if not await stop.unless_urgent(engine.stop()):

@@ -11,6 +11,7 @@ from penstock.cli.exits import Exit
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.terminal import echo
 from penstock.cli.words import plural, span
 from penstock.ports.desk import Cleaned
 from penstock.ports.store import Verified
@@ -35,8 +36,8 @@ def verify(place: Place, json: bool) -> int:
     else:
         *problems, verdict = report(verified)
         for line in problems:
-            click.echo(line)
-        click.echo(f"{verdict} ({span(time.monotonic() - start)})")
+            echo(line)
+        echo(f"{verdict} ({span(time.monotonic() - start)})")
     return Exit.MISMATCH if verified.mismatches else Exit.OK
 
 
@@ -83,7 +84,7 @@ def prune(place: Place, older_than: float, json: bool) -> None:
         plural(cleaned.log_lines, "log line"),
         plural(cleaned.blobs, "blob"),
     )
-    click.echo("forgot " + ", ".join(parts))
+    echo("forgot " + ", ".join(parts))
 
 
 async def _prune(place: Place, older_than: float) -> Cleaned:

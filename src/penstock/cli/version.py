@@ -8,6 +8,7 @@ import click
 
 from penstock import __version__
 from penstock.cli.parameters import as_json
+from penstock.cli.terminal import echo
 
 
 @click.command()
@@ -28,4 +29,4 @@ def version(json: bool) -> None:
         print_json(facts)
     else:
         for name, value in facts.items():
-            click.echo(f"{name:<8}  {value}")
+            echo(f"{name:<8}  {value}")

@@ -99,11 +99,11 @@ async def _view(desk: Desk, job: Job) -> None:
     title = f"{short_id(job.job_id)} {job.request.topic}"
     page.print(f"job {job.job_id}  {job.request.topic}", soft_wrap=True)
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[said]}", markup=False),
         console=page,
         transient=True,
         disable=not sys.stdout.isatty(),

@@ -69,7 +69,7 @@ class Answer(Struct, frozen=True):
     def read(self, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(self.body, type=kind)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Unavailable(
                 f"what answers is no engine that we understand: {error}",
                 hint="check the URL, and that both ends have the same version",

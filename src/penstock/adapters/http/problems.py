@@ -41,7 +41,7 @@ def error_of(status: int, body: bytes, headers: Mapping[str, str], url: str) -> 
     """The exception that an answer stands for."""
     try:
         told = msgspec.json.decode(body, type=ProblemDocument)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         told = ProblemDocument()
     if not told.code:
         return Unavailable(
