@@ -62,7 +62,6 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Penstock]:
         one.submit("job.evil.fail", {"text": EVIL}, "--id", "fails", "--label", "a=\x9b\u202e")
         one("watch", "fails", code=1)
         one.submit("job.evil.return", {}, "--id", "returns", "--wait")
-        one.submit("job.evil.wait", {}, "--id", "waits")
         one.submit("job.evil.wait", {"text": EVIL}, "--id", "rejected")
         one("reject", "rejected", "--reason", EVIL)
         yield one
@@ -104,9 +103,7 @@ COMMANDS = [
     ("result returns", "value"),
     ("result returns --raw", "value"),
     ("result fails --json", "boom"),
-    ("show waits", "ask"),
     ("audit", "good"),
-    ("policy explain rejected", "ask"),
 ]
 
 

@@ -370,3 +370,10 @@ def test_a_reader_that_leaves_early_is_no_accident(running: Penstock) -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+def test_an_input_that_is_nested_too_deeply_is_refused(running: Penstock) -> None:
+    deep = '{"text":' + "[" * 50_000
+    assert "nested too deeply" in running.err(
+        "submit", "job.text.shout", "--input", "-", code=2, given=deep
+    )
