@@ -56,15 +56,16 @@ def test_a_second_signal_stops_it_at_once_and_the_next_start_tidies_up(
 
 def test_an_engine_whose_part_fails_ends_with_the_reason(penstock: Penstock) -> None:
     script = """
+import asyncio
 import sys
-from penstock.app.engine import Engine
 from penstock.cli import main
-from penstock.core.errors import StoreFull
+from penstock.control.pruner import Pruner
 
-async def wait(self):
-    raise StoreFull("no space left", hint="free some")
+async def run(self):
+    await asyncio.sleep(0.5)
+    raise ZeroDivisionError("a bug")
 
-Engine.wait = wait
+Pruner.run = run
 sys.argv = ["penstock", "up"]
 main()
 """
@@ -78,8 +79,8 @@ main()
         check=False,
     )
     assert done.returncode == 8
-    assert "penstock: no space left\n  free some" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert "penstock: the engine failed: " in done.stderr
+    assert "pruner: ZeroDivisionError: a bug\n  start it again" in done.stderr
 
 
 def test_what_is_wrong_is_said_before_anything_starts(penstock: Penstock) -> None:

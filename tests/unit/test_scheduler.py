@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from penstock.adapters.memory.store import MemoryStore
 from penstock.control.board import Board
@@ -14,9 +15,9 @@ from penstock.control.reconciler import Reconciler
 from penstock.control.roster import Roster
 from penstock.control.safety import Rule, RuleSet, SafetyKernel
 from penstock.control.scheduler import Scheduler
-from penstock.core.errors import StoreFailed
+from penstock.core.errors import StoreFailed, Unstorable
 from penstock.core.job import Job, JobRequest
-from penstock.core.transition import Answer, Change
+from penstock.core.transition import Answer, Change, Move
 from penstock.core.verdict import Decision, SafetyVerdict
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.bus import (
@@ -59,6 +60,7 @@ class TellingBus:
 
 class StubbornStore(MemoryStore):
     failures = 0
+    read_failures = 0
 
     async def apply(self, changes: Sequence[Change]) -> list[Answer]:
         self._maybe_fail()
@@ -68,10 +70,23 @@ class StubbornStore(MemoryStore):
         self._maybe_fail()
         await super().remember(name, value)
 
+    async def get(self, job_id: str) -> Job | None:
+        self._maybe_fail_to_read()
+        return await super().get(job_id)
+
+    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
+        self._maybe_fail_to_read()
+        return await super().fetch(seqs)
+
     def _maybe_fail(self) -> None:
         if self.failures:
             self.failures -= 1
             raise StoreFailed("no space")
+
+    def _maybe_fail_to_read(self) -> None:
+        if self.read_failures:
+            self.read_failures -= 1
+            raise StoreFailed("the disk refused to read")
 
 
 class EagerClock(VirtualClock):
@@ -82,8 +97,11 @@ class EagerClock(VirtualClock):
 
 
 class Site:
-    def __init__(self, kernel: SafetyKernel | None = None) -> None:
-        self.clock, self.store, self.bus = EagerClock(T0), StubbornStore(), TellingBus()
+    def __init__(
+        self, kernel: SafetyKernel | None = None, store: StubbornStore | None = None
+    ) -> None:
+        self.clock, self.bus = EagerClock(T0), TellingBus()
+        self.store = store or StubbornStore()
         self.board = Board(Roster({}), self.clock.now)
         self.store.listen(self.board.observe)
         limits = Limits(lease=15, lost_grace=3)
@@ -341,6 +359,88 @@ async def test_what_workers_said_is_not_lost_while_the_disk_refuses() -> None:
     site.store.failures = 3
     await site.turn(Finished(succeeded("a", worker_id="w1", attempt=1)))
     assert (await site.job()).state is _S.SUCCEEDED
+
+
+@run_async
+async def test_what_workers_said_is_not_lost_while_the_store_cannot_be_read() -> None:
+    site = Site()
+    await site.greet()
+    await site.apply(accept("a"))
+    await site.turn()
+    await site.apply(accept("b"), accept("c", after=("a",)))
+    site.store.read_failures = 5
+    await site.turn(Finished(succeeded("a", worker_id="w1", attempt=1)))
+    assert site.store.read_failures == 0
+    assert (await site.job("a")).state is _S.SUCCEEDED
+    assert (await site.job("b")).state is _S.DISPATCHED
+    assert (await site.job("c")).state is _S.SCHEDULED
+
+
+class LosingStore(StubbornStore):
+    """The reconciler gives the workers up while records are read."""
+
+    site: Site | None = None
+
+    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
+        if (site := self.site) is not None:
+            self.site = None
+            await site.pass_time(16)
+        return await super().fetch(seqs)
+
+
+@run_async
+async def test_a_job_whose_worker_is_lost_while_its_record_is_read_goes_to_another() -> None:
+    site = Site(store=(store := LosingStore()))
+    await site.greet("w1")
+    await site.apply(accept("a"))
+    store.site = site
+    assert Dispatch not in kinds(await site.turn())
+    assert site.board.roster.workers == {}
+    sent = await site.turn(hello("w2"))
+    assert Dispatch in kinds(sent)
+    assert (await site.job()).worker_id == "w2"
+
+
+class StrictStore(StubbornStore):
+    """Can't hold half a character, as no database can."""
+
+    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
+        for change in changes:
+            said = change.result.error_message if isinstance(change, Move) and change.result else ""
+            if "\ud800" in (said or ""):
+                raise Unstorable("job", "holds half a character")
+        return await super().apply(changes)
+
+
+@run_async
+async def test_a_result_that_cannot_be_stored_costs_only_its_own_job() -> None:
+    site = Site(store=StrictStore())
+    names = "abcde"
+    await site.greet(slots=5)
+    await site.apply(*map(accept, names))
+    await site.turn()
+    bad = replace(failed("c", worker_id="w1", attempt=1), error_message="\ud800")
+    results = [succeeded(name, worker_id="w1", attempt=1) for name in names if name != "c"]
+    await site.apply(accept("f"))
+    await site.turn(*map(Finished, [*results[:2], bad, *results[2:]]))
+    ends = {name: (await site.job(name)).state for name in names}
+    assert ends == {name: _S.FAILED if name == "c" else _S.SUCCEEDED for name in names}
+    failure = (await site.job("c")).result
+    assert failure is not None
+    assert failure.error_code == "RESULT_NOT_STORABLE"
+    assert (await site.job("f")).state is _S.DISPATCHED
+
+
+@run_async
+async def test_a_message_that_makes_no_sense_is_dropped() -> None:
+    site = Site()
+    await site.greet(slots=2)
+    await site.apply(accept("a"), accept("b"))
+    await site.turn()
+    senseless = replace(succeeded("a", worker_id="w1", attempt=1), status=_S.PENDING)
+    await site.turn(Finished(senseless), Finished(succeeded("b", worker_id="w1", attempt=1)))
+    assert (await site.job("a")).state is _S.DISPATCHED
+    assert (await site.job("b")).state is _S.SUCCEEDED
 
 
 @run_async

@@ -140,6 +140,11 @@ class Session(ABC):
     @abstractmethod
     async def _close(self) -> None: ...
 
+    @property
+    def _failure(self) -> BaseException | None:
+        """What it ended of, if it ended before it was left."""
+        return None
+
     def __enter__(self) -> Client:
         self._thread = LoopThread("penstock")
         try:
@@ -162,6 +167,8 @@ class Session(ABC):
         finally:
             self._unbind()
             self._thread.close()
+        if error is None and (failure := self._failure) is not None:
+            raise failure
 
     async def __aenter__(self) -> Client:
         client = await self._open()
@@ -178,6 +185,8 @@ class Session(ABC):
             await self._close()
         finally:
             self._unbind()
+        if error is None and (failure := self._failure) is not None:
+            raise failure
 
     def _bind(self, client: Client) -> None:
         if self._app is not None:
@@ -198,13 +207,18 @@ class _Embedded(Session):
     async def _open(self) -> Client:
         executors = make_executors(self._app, self._settings)
         self._engine = Engine(self._settings, executors)
-        await self._engine.start()
         portal = Portal(asyncio.get_running_loop())
+        self._engine.on_failure = portal.fail
+        await self._engine.start()
         return Client(self._engine.desk, portal, time.time, self._functions, self._engine.url)
 
     async def _close(self) -> None:
         if self._engine is not None:
             await self._engine.stop()
+
+    @property
+    def _failure(self) -> BaseException | None:
+        return None if self._engine is None else self._engine.failure
 
 
 class _Connected(Session):

@@ -12,7 +12,9 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import TracebackType
@@ -35,7 +37,7 @@ from penstock.config import Settings
 from penstock.config.rules import parse_host_port
 from penstock.control.rulebook import Rulebook
 from penstock.control.safety import SafetyKernel
-from penstock.core.errors import StoreFailed
+from penstock.core.errors import StoreFailed, Unavailable
 from penstock.core.ids import IdSource
 from penstock.core.job import Job
 from penstock.core.stages import PipelineRecord
@@ -88,6 +90,10 @@ class Engine:
         self._worker: asyncio.Task[None] | None = None
         self._server: LinkServer | None = None
         self._failed: asyncio.Future[None] | None = None
+        self._is_up = False
+        self._stopping: asyncio.Task[None] | None = None
+        self.on_failure: Callable[[Unavailable], None] = lambda error: None
+        """Called when a service fails; the engine stops by itself after that."""
         self._http: HttpServer | None = None
         self.addresses: list[Address] = []
         self.url = ""
@@ -118,6 +124,7 @@ class Engine:
         token = make_token(settings.token_file)
         slow = flush_time(settings.data_dir) > _SLOW_FLUSH
         self.store = self._open_store(slow)
+        self.store.listeners.on_failure = partial(self._fail, "a listener of the store")
         try:
             self.runs = self._open_runs(slow)
             parts = assemble(
@@ -145,6 +152,9 @@ class Engine:
                 await self._start_listening(token)
             if settings.http:
                 await self._start_http()
+            self._is_up = True
+            if (failure := self.failure) is not None:
+                raise failure
         except BaseException:
             await self.stop()
             raise
@@ -230,13 +240,25 @@ class Engine:
         return task
 
     def _service_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or task.exception() is None:
+        if task.cancelled() or self._stopping is not None:
             return
-        error = task.exception()
-        log.critical("%s failed", task.get_name(), exc_info=error)
-        if self._failed is not None and not self._failed.done():
-            assert error is not None
-            self._failed.set_exception(error)
+        self._fail(task.get_name(), task.exception() or RuntimeError("it ended by itself"))
+
+    def _fail(self, what: str, error: BaseException) -> None:
+        """End the whole engine: without this part, callers would wait for ever."""
+        log.critical("%s failed: the engine stops", what, exc_info=error)
+        if self._failed is None or self._failed.done():
+            return
+        failure = Unavailable(
+            f"the engine failed: {what}: {type(error).__name__}: {error}",
+            hint="start it again: it takes up what it had accepted",
+        )
+        failure.__cause__ = error
+        self._failed.set_exception(failure)
+        self._failed.exception()  # whoever wants to know asks; nobody has to
+        self.on_failure(failure)
+        if self._is_up:
+            self._stop_once()
 
     async def _start_worker(self) -> None:
         self.worker_id = LOCAL + IdSource().next(self._clock.now())[-8:]
@@ -257,7 +279,9 @@ class Engine:
     async def _introduced(self, worker: Worker, running: asyncio.Task[None]) -> None:
         """Whoever asks from now on is told what is served here."""
         welcomed = asyncio.ensure_future(worker.welcomed.wait())
-        await asyncio.wait([welcomed, running], timeout=_WELCOME, return_when="FIRST_COMPLETED")
+        assert self._failed is not None
+        events: list[asyncio.Future[Any]] = [welcomed, running, self._failed]
+        await asyncio.wait(events, timeout=_WELCOME, return_when="FIRST_COMPLETED")
         welcomed.cancel()
 
     async def _start_listening(self, token: str) -> None:
@@ -290,7 +314,7 @@ class Engine:
         if self._failed is None or self._failed.done():
             return Health(False, ("the engine has failed or is stopping",))
         if self.scheduler.trouble:
-            return Health(False, ("the store can't write",))
+            return Health(False, ("the store can't be read or written",))
         return Health()
 
     # -- stop ---------------------------------------------------------------------
@@ -300,32 +324,60 @@ class Engine:
         assert self._failed is not None
         await asyncio.shield(self._failed)
 
+    @property
+    def failure(self) -> BaseException | None:
+        """What the engine ended of, if it did not end because somebody stopped it."""
+        failed = self._failed
+        if failed is None or not failed.done() or failed.cancelled():
+            return None
+        return failed.exception()
+
     async def stop(self) -> None:
         """Let the local worker finish, take in what it says, then stop the rest."""
-        if self._worker is not None:
-            await _end(self._worker)
-            await self._take_in_results()
-            self._worker = None
-        if self._http is not None:
-            await self._http.close()
-            self._http = None
-        if self._server is not None:
-            await self._server.close()
-            self._server = None
-        for task in self._services:
-            await _end(task)
-        self._services.clear()
-        if hasattr(self, "parts"):
-            await self.parts.hub.close()
-            await self.bus.close()
-        if hasattr(self, "runs"):
-            await self.runs.close()
-        await self.store.close()
+        await asyncio.shield(self._stop_once())
+
+    def _stop_once(self) -> asyncio.Task[None]:
+        if self._stopping is None:
+            self._stopping = asyncio.get_running_loop().create_task(self._stop())
+        return self._stopping
+
+    async def _stop(self) -> None:
+        # Whatever fails on the way, the rest is closed as well.
+        async with AsyncExitStack() as closing:
+            closing.callback(self._close_waiting)
+            closing.push_async_callback(self.store.close)
+            if hasattr(self, "runs"):
+                closing.push_async_callback(self.runs.close)
+            if hasattr(self, "parts"):
+                closing.push_async_callback(self.bus.close)
+                closing.push_async_callback(self.parts.hub.close)
+            for task in reversed(self._services):
+                closing.push_async_callback(_end, task)
+            closing.push_async_callback(self._close_doors)
+            if self.failure is not None:
+                await self._close_doors()  # nobody is to wait here any longer
+            if self._worker is not None:
+                await _end(self._worker)
+                await self._take_in_results()
+
+    async def _close_doors(self) -> None:
+        http, self._http = self._http, None
+        server, self._server = self._server, None
+        try:
+            if http is not None:
+                await http.close()
+        finally:
+            if server is not None:
+                await server.close()
+
+    def _close_waiting(self) -> None:
         if self._failed is not None and not self._failed.done():
             self._failed.cancel()
 
     async def _take_in_results(self) -> None:
         """Wait until what the local worker had to say is committed."""
+        if any(service.done() for service in self._services):
+            return  # of a service that failed, perhaps the one that commits
         told = asyncio.Event()
         local, adrift = self._local, self.board.adrift
 
@@ -342,7 +394,7 @@ class Engine:
         stop_listening = self.store.listen(look)
         look()
         try:
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(_LAST_WORDS if self.failure is None else 1.0):
                 await told.wait()
         except TimeoutError:
             log.warning("the local worker left jobs that it did not report on")

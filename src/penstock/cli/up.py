@@ -135,6 +135,7 @@ async def _serve(
     await engine.start()
     if app is not None:
         portal = Portal(asyncio.get_running_loop())
+        engine.on_failure = portal.fail
         app.bind(Client(engine.desk, portal, time.time, app.functions))
     try:
         topics = sorted({topic for executor in executors for topic in executor.topics})

@@ -173,8 +173,8 @@ class BatchCourse:
                 self.progress.is_not_there(job_id)
                 break
             found = True
-            self.progress.note(job)
-            job_id = job.successor
+            # What was heard while the store was read is counted, and its retry awaited.
+            job_id = job.successor if self.progress.note(job) else None
         return found
 
     async def _submit(self, lines: Sequence[Line]) -> None:

@@ -194,13 +194,11 @@ class EngineDesk:
             ) from None
 
     async def _final(self, job_id: str) -> Job:
-        job = await self.get(job_id)
-        while True:
-            if not job.is_final:
-                job = await self._feed.ended(job.job_id)
-            if job.successor is None:
-                return job
-            job = await self.get(job.successor)
+        await self.get(job_id)  # it must be there, and the caller's to see
+        job = await self._feed.ended(job_id)
+        while job.successor is not None:
+            job = await self._feed.ended(job.successor)
+        return job
 
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
         await self.get(job_id)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
+from penstock.core.errors import NotFound
 from penstock.core.job import Job
 from penstock.core.transition import Answer
 from penstock.ports.bus import (
@@ -130,12 +131,16 @@ class Feed:
         return self._progress.get(job_id)
 
     async def ended(self, job_id: str) -> Job:
-        """The final record of a job that is not final yet when this is called."""
+        """The final record of a job, once it has ended. Raises NotFound."""
         waiter: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         waiters = self._waiters[job_id]
         waiters.append(waiter)
         try:
-            return await waiter
+            # Read after registering: the job may end while the store is read.
+            job = await self._store.get(job_id)
+            if job is None and not waiter.done():
+                raise NotFound(f"no job {job_id!r}", hint="'penstock ps' lists the jobs there are")
+            return job if job is not None and job.is_final else await waiter
         finally:
             if waiter in waiters:
                 waiters.remove(waiter)

@@ -12,6 +12,7 @@ import builtins
 import difflib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from penstock.control.gateway import Gateway
+from penstock.control.store_retry import Retry
 from penstock.core.breakers import reset
 from penstock.core.errors import (
     IllegalMove,
@@ -99,6 +101,7 @@ class PipelineKeeper:
         self._settling = asyncio.Lock()
         self._ended: asyncio.Queue[PipelineRecord] = asyncio.Queue()
         self._news: asyncio.Queue[Job] = asyncio.Queue()
+        self._retry = Retry(clock)
         self._readers: dict[str, set[asyncio.Event]] = {}
         self._known: dict[str, PipelineInfo] = {}
         self._known_since = 0.0
@@ -163,7 +166,9 @@ class PipelineKeeper:
         while True:
             job = await self._news.get()
             try:
-                await self._keep_up(job)
+                await self._retry(
+                    f"keep the record of run {job.job_id}", partial(self._keep_up, job)
+                )
             except PenstockError as error:
                 log.error("the record of run %s can't be kept: %s", job.job_id, error)
             except Exception:  # no job may end the engine, whatever it was submitted with

@@ -18,6 +18,8 @@ from penstock.ports.store import Store
 log = logging.getLogger(__name__)
 
 _CHUNK = 1000
+_TRY_AGAIN = 60.0
+"""Seconds after which a clean-up that failed is tried again."""
 _BLOB_AGE = 3600.0
 """Blobs younger than this are left alone: their job may be about to be accepted."""
 
@@ -46,13 +48,16 @@ class Pruner:
         self._runs, self._batches = runs, batches
 
     async def run(self) -> None:
+        pause = self._interval
         while True:
-            await self._clock.sleep(self._interval)
+            await self._clock.sleep(pause)
+            pause = self._interval
             if self._retention is not None:
                 try:
                     cleaned = await self.prune(self._retention)
                 except PenstockError as error:
                     log.error("can't prune: %s", error)
+                    pause = min(pause, _TRY_AGAIN)
                 else:
                     log.info("pruned %d jobs and %d blobs", cleaned.jobs, cleaned.blobs)
 

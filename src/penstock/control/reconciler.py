@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from penstock.control.endings import cancellation
 from penstock.control.limits import Limits
 from penstock.control.losses import Losses
 from penstock.control.roster import WorkerRecord
+from penstock.control.store_retry import apply_storable
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
 from penstock.core.job import Job
@@ -124,9 +125,13 @@ def findings(
                 yield Unwanted(job, why)
         elif (limit := held.get(job.job_id)) is not None and monotonic > limit.until:
             yield Overdue(job, limit.code, limit.why)
+    yield from map(TooLate, _too_late(board, now))
+
+
+def _too_late(board: Board, now: float) -> Iterator[int]:
     for seq, deadline in board.deadlines.items():
         if deadline <= now and board.waits(seq):
-            yield TooLate(seq)
+            yield seq
 
 
 def _why_lost(worker: WorkerRecord, limits: Limits, monotonic: float) -> str | None:
@@ -178,9 +183,11 @@ class Reconciler:
 
     async def sweep(self) -> None:
         """Look once, and mend what is found."""
-        monotonic = self.clock.monotonic()
-        self._forgive(monotonic - self._last - self._interval)
-        self._last = monotonic
+        self._last, before = self.clock.monotonic(), self._last
+        self._forgive(self._last - before - self._interval)
+        # Read before anything is judged: a worker may come back while the store is slow.
+        late = await self._read(list(_too_late(self.board, self.clock.now())))
+        monotonic = self._last = self.clock.monotonic()
         now = self.clock.now()
         held = held_until(self.board, self.limits, now, monotonic, self._held_until)
         self._held_until = held
@@ -191,9 +198,9 @@ class Reconciler:
             if not self._may_be_outdated(finding)
         ]
         for finding in found:
-            changes.extend([c async for c in self._mend(finding, now)])
+            changes.extend(self._mend(finding, late, now))
         if changes:
-            self._tell(await self.store.apply(changes))
+            self._tell(await apply_storable(self.store.apply, changes))
         for finding in found:
             if isinstance(finding, Lost):
                 self._forget(finding.worker)
@@ -218,19 +225,21 @@ class Reconciler:
                 for job_id, limit in self._held_until.items()
             }
 
-    async def _mend(self, finding: Finding, now: float):  # type: ignore[no-untyped-def]
+    async def _read(self, seqs: Sequence[int]) -> dict[int, Job]:
+        return {job.seq: job for job in await self.store.fetch(seqs)} if seqs else {}
+
+    def _mend(self, finding: Finding, late: Mapping[int, Job], now: float) -> Iterator[Change]:
         match finding:
             case Overdue(job, code, why):
                 yield self._losses.expire(job, code, why, now)
             case TooLate(seq):
-                for job in await self.store.fetch([seq]):
+                if (waiting := late.get(seq)) is not None:
                     why = "its deadline passed before it ran"
-                    yield cancellation(job, "DEADLINE_EXCEEDED", why, now)
+                    yield cancellation(waiting, "DEADLINE_EXCEEDED", why, now)
             case Unwanted(job, why):
                 yield cancellation(job, "CANCELLED", f"cancelled; {why}", now)
             case Lost(worker, why):
-                for change in self._lose(worker, why, now):
-                    yield change
+                yield from self._lose(worker, why, now)
 
     def _lose(self, worker: WorkerRecord, why: str, now: float) -> list[Change]:
         log.warning("%s; it held %d jobs", why, len(worker.held))

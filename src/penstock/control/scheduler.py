@@ -25,10 +25,11 @@ from penstock.control.losses import Losses
 from penstock.control.orders import Orders
 from penstock.control.placement import Places
 from penstock.control.safety import SafetyKernel
+from penstock.control.store_retry import RetryingStore, apply_storable
 from penstock.control.waiting import WaitingRoom
 from penstock.core.errors import StoreFailed
 from penstock.core.ids import IdSource
-from penstock.core.job import Job, Offer
+from penstock.core.job import Job, JobResult, Offer
 from penstock.core.transition import Answer, Change, Move, Verdict
 from penstock.lifecycles.canonical import WAITING, JobEvent, JobState, Role
 from penstock.ports.bus import (
@@ -54,10 +55,9 @@ _SERVED = "served"
 _MOST_A_TURN = 500
 """Messages taken in, and jobs dispatched, in one commit at most: while the engine is busy
 with some, its workers are busy with others."""
+_NOT_STORABLE = "RESULT_NOT_STORABLE"
 _KERNEL_RETRY = 1.0
 """Seconds between tries while the safety kernel can't answer."""
-_DISK_RETRY = 0.5
-"""Seconds between tries while the store can't write."""
 
 
 class _Served(msgspec.Struct):
@@ -83,6 +83,7 @@ class Scheduler:
     ) -> None:
         self.store, self.bus, self.board, self.kernel = store, bus, board, kernel
         self.clock = clock
+        self._retrying = RetryingStore(store, clock)
         starts = starts or NoStarts()
         self.orders = Orders(bus, limits, starts.folder)
         ids = ids or IdSource()
@@ -94,14 +95,17 @@ class Scheduler:
         self._met: set[str] = set()
         """Workers whose introduction is in the inbox."""
         self._wake = asyncio.Event()
-        self.trouble = ""
-        """Why nothing can be committed at the moment."""
         self._next_ready: float | None = None
         self._judge = Judge(board, kernel)
-        self._waiting_room = WaitingRoom(board, store)
+        self._waiting_room = WaitingRoom(board, self._retrying)
         self._rules_changed = False
         board.limiter.monotonic = clock.monotonic
         board.limiter.on_change = self.rejudge
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be read or committed at the moment."""
+        return self._retrying.retry.trouble
 
     async def run(self) -> None:
         """Listen, then take turns for ever."""
@@ -123,7 +127,7 @@ class Scheduler:
 
     async def _recall_served(self) -> None:
         """What was ever served here is known again before its workers are back."""
-        known = await self.store.recall(_SERVED)
+        known = await self._retrying.recall(_SERVED)
         if known is not None:
             served = msgspec.json.decode(known, type=_Served)
             self.board.recall(served.topics, served.offers)
@@ -216,9 +220,14 @@ class Scheduler:
         changes: list[Change] = []
         asked: list[tuple[int, Started]] = []
         for message in inbox:
+            try:
+                moves = self.intake.take_in(message, now, self.clock.monotonic())
+            except Exception:  # a worker's mistake must not end the engine
+                log.exception("dropping a message that can't be handled: %r", message)
+                continue
             if type(message) is Started and message.confirm:
                 asked.append((len(changes), message))
-            changes.extend(self.intake.take_in(message, now, self.clock.monotonic()))
+            changes.extend(moves)
         self.intake.on_their_way.clear()
         if self.board.served_is_new:
             await self._remember_served()
@@ -242,6 +251,7 @@ class Scheduler:
             self._in_hand = []
             return
         answers = await self._commit(changes)
+        await self._end_unstorable(changes[:finished], answers[:finished], now)
         self._in_hand = []
         self._confirm([(message, answers[index]) for index, message in asked])
         self._settle(changes[:finished])
@@ -253,16 +263,26 @@ class Scheduler:
 
     async def _commit(self, changes: list[Change]) -> list[Answer]:
         """Commit, however long the disk refuses: what workers reported must not be lost."""
-        while True:
-            try:
-                answers = await self.store.apply(changes)
-            except StoreFailed as error:
-                self.trouble = str(error)
-                log.error("can't commit %d changes: %s", len(changes), error)
-                await self.clock.sleep(_DISK_RETRY)
-            else:
-                self.trouble = ""
-                return answers
+        return await apply_storable(self._retrying.apply, changes)
+
+    async def _end_unstorable(
+        self, changes: Sequence[Change], answers: Sequence[Answer], now: float
+    ) -> None:
+        """Let a job fail whose result can't be stored as it is."""
+        failures: list[Change] = []
+        for change, answer in zip(changes, answers, strict=True):
+            if answer.job is None and isinstance(change, Move) and change.result is not None:
+                result = JobResult(
+                    job_id=change.job_id,
+                    status=JobState.FAILED,
+                    worker_id=change.result.worker_id,
+                    attempt=change.result.attempt,
+                    error_code=_NOT_STORABLE,
+                    error_message="its result or error holds a value that can't be stored",
+                )
+                failures += self.intake.take_in(Finished(result), now, self.clock.monotonic())
+        if failures:
+            await self._commit(failures)
 
     def _begin_anew(self, answers: Sequence[Answer]) -> None:
         """What was decided about a waiting job was overtaken by something else."""
@@ -288,8 +308,13 @@ class Scheduler:
             return [], ()
         if len(chosen) == _MOST_A_TURN:
             self._wake.set()
-        jobs = await self.store.fetch(list(chosen))
-        picked = [(job, chosen[job.seq]) for job in jobs if self.board.may_go_out(job)]
+        picked: list[tuple[Job, str]] = []
+        for job in await self._retrying.fetch(list(chosen)):
+            worker_id = chosen[job.seq]
+            if worker_id not in roster.workers:  # it was lost while the records were read
+                self._put_back(job)
+            elif self.board.may_go_out(job):
+                picked.append((job, worker_id))
         if len(picked) < len(chosen):
             limiter.retract(gate.taken)
             self._wake.set()
@@ -334,10 +359,8 @@ class Scheduler:
                 continue
             all_moved = False
             self._wake.set()
-            if job is not None and job.state in WAITING:
-                self.board.judge_again(job)
-            elif job is not None and self.board.may_go_out(job):
-                self.board.set_adrift(job, self.board.adrift[job.job_id])
+            if job is not None:
+                self._put_back(job)
         if given:
             self.orders.dispatch(given)
             failpoint("after-dispatch")
@@ -347,6 +370,13 @@ class Scheduler:
                 attempt = (job.job_id, job.attempt)
                 self.orders.end(job.worker_id, attempt, "cancelled while it was dispatched")
         return all_moved
+
+    def _put_back(self, job: Job) -> None:
+        """A job that came up and was not given out waits again."""
+        if job.state in WAITING:
+            self.board.judge_again(job)
+        elif self.board.may_go_out(job):
+            self.board.set_adrift(job, self.board.adrift[job.job_id])
 
     def _settle(self, changes: Sequence[Change]) -> None:
         """Tell workers elsewhere which of their results are safe, or known to be late."""

@@ -8,9 +8,9 @@ from penstock.control.board import Board
 from penstock.control.endings import cancellation
 from penstock.control.holds import expiry
 from penstock.control.judge import Judged
+from penstock.control.store_retry import RetryingStore
 from penstock.core.transition import Change
 from penstock.lifecycles.canonical import WAITING
-from penstock.ports.store import Store
 
 _READ = 2000
 """Records read again in one turn at most."""
@@ -23,7 +23,7 @@ _LOOKED_UP = 500
 class WaitingRoom:
     """Looks after the board's waiting jobs; each call does a bounded part of what is due."""
 
-    def __init__(self, board: Board, store: Store) -> None:
+    def __init__(self, board: Board, store: RetryingStore) -> None:
         self._board, self._store = board, store
 
     @property

@@ -149,7 +149,7 @@ class Attempt:
             error_code=outcome.error_code and storable(outcome.error_code),
             error_message=outcome.error_message and storable(outcome.error_message),
             attempt=self.attempt,
-            error_kinds=outcome.error_kinds,
+            error_kinds=tuple(map(storable, outcome.error_kinds)),
             retry_after=outcome.retry_after,
         )
 

@@ -47,7 +47,7 @@ from penstock.ports.bus import (
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Executor, Interrupted, TopicPaused, World
 from penstock.ports.starts import StartBook
-from penstock.worker.attempt import Attempt
+from penstock.worker.attempt import Attempt, storable
 from penstock.worker.deadlines import Deadlines
 from penstock.worker.outbox import Outbox
 from penstock.worker.reporter import Reporter
@@ -224,7 +224,8 @@ class Worker:
 
     def _return(self, attempt: Attempt, reason: str, *, charged: bool = True) -> None:
         worker_id = self.options.worker_id
-        self._outbox.add(Returned(attempt.job_id, attempt.attempt, worker_id, reason, charged))
+        said = storable(reason)
+        self._outbox.add(Returned(attempt.job_id, attempt.attempt, worker_id, said, charged))
 
     async def _drain(self) -> None:
         """Take no more, hand back what did not start, and let what runs come to an end."""
