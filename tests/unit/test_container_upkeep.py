@@ -161,6 +161,28 @@ async def test_folders_without_a_record_are_cleared_away_at_the_start(rig: Rig) 
 
 
 @with_rig
+async def test_a_folder_that_can_not_be_removed_keeps_no_other_from_it(rig: Rig) -> None:
+    orphans = [rig.sandboxes.of(name).folder for name in ("a", "b", "c")]
+    for orphan in orphans:
+        orphan.mkdir(parents=True)
+    stubborn, tries = min(orphan.name for orphan in orphans), 0
+    discard = rig.sandboxes.discard
+
+    def discard_others(name: str) -> None:
+        nonlocal tries
+        if name == stubborn:
+            tries += 1
+            raise PermissionError(13, "Permission denied")
+        discard(name)
+
+    rig.sandboxes.discard = discard_others  # type: ignore[method-assign]
+    await rig.start()
+    await rig.passes(600)
+    assert [orphan.name for orphan in orphans if orphan.exists()] == [stubborn]
+    assert tries == 1
+
+
+@with_rig
 async def test_an_upkeep_that_fails_is_tried_again(rig: Rig) -> None:
     worker = await rig.start(retention=100)
     await worker.submit(a_job("a"))

@@ -51,6 +51,7 @@ TOPIC = "job.container.run"
 _FORBIDDEN = frozenset({"NOT_ALLOWED", "IMAGE_NOT_ALLOWED", "RUNTIME_NOT_SUPPORTED"})
 """Codes by which a worker's policy speaks."""
 _MIB = 1 << 20
+_CLEAR_UP = "what a container's user made can be removed by root"
 
 
 class ContainerResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,7 +180,10 @@ class ContainerExecutor:
         finally:
             output.close()
             await runner.remove(attempt_id, job)
-            await sandbox.delete()
+            try:
+                await sandbox.delete()
+            except OSError as error:  # the result counts all the same
+                log.warning("%s is still there: %s (%s)", sandbox.folder, error, _CLEAR_UP)
 
     async def close(self) -> None:
         if self._owners is not None:

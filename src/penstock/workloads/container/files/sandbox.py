@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
@@ -108,7 +109,8 @@ class Sandbox:
         return self.folder / "build"
 
     def output_size(self) -> int:
-        """Bytes that are in the output folder now. It blocks: meant for a thread."""
+        """Bytes that are in the output folder now. Raises Hidden. It blocks: meant for a
+        thread."""
         return weight(self.folder / "output")
 
     async def collect(self, limit: int) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
@@ -161,6 +163,9 @@ class Sandbox:
         output.mkdir()
         if os.geteuid() == 0:
             os.chown(output, *user)
+        else:
+            with suppress(OSError):  # not every file system has such lists
+                os.setxattr(output, "system.posix_acl_default", _access_for(os.geteuid()))
         # The container's user may be another one out here than in there.
         output.chmod(0o777)
 
@@ -176,3 +181,14 @@ class Sandbox:
             os.rename(self.folder / name, self.folder / doomed[-1])
         for name in doomed:
             remove_tree(self.folder / name)
+
+
+def _access_for(user: int) -> bytes:
+    """A default access control list (acl(5)): a user may do what the owner may with whatever is
+    made in a folder; everybody else may read."""
+    nobody = 0xFFFFFFFF
+    own, named, group, mask, others = 0x01, 0x02, 0x04, 0x10, 0x20
+    entries = ((own, 7, nobody), (named, 7, user), (group, 5, nobody), (mask, 7, nobody))
+    return struct.pack("<I", 2) + b"".join(
+        struct.pack("<HHI", *entry) for entry in (*entries, (others, 5, nobody))
+    )

@@ -16,15 +16,26 @@ ENDLESS = 1 << 62
 _BLOCK = 4096
 
 
+class Hidden(Exception):
+    """There is a folder that this process may not look into: its container's user made it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__("a folder can't be looked into")
+        self.size = size
+        """Bytes of all that can be seen."""
+
+
 def weight(path: Path) -> int:
     """Bytes of all files, as long as they say they are; of a file that has far more room set
     aside than it is long, that room. Entries beyond those that are ever collected count a block
-    each, for they take room too. Follows no link, and what vanishes meanwhile does not count."""
+    each, for they take room too. Follows no link, and what vanishes meanwhile does not count.
+    Raises Hidden if a folder can't be looked into."""
     try:
         folders = [os.open(path, FOLDER)]
     except FileNotFoundError:
         return 0
     scale = Scale()
+    hidden = False
     try:
         levels = [_weigh(folders[-1], scale)]
         while levels:
@@ -34,12 +45,19 @@ def weight(path: Path) -> int:
             elif len(levels) == MAX_LEVELS:
                 return ENDLESS
             else:
-                with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-                    folders.append(os.open(levels[-1].pop(), FOLDER, dir_fd=folders[-1]))
+                name = levels[-1].pop()
+                try:
+                    folders.append(os.open(name, FOLDER, dir_fd=folders[-1]))
                     levels.append(_weigh(folders[-1], scale))
+                except PermissionError:
+                    hidden = True
+                except (FileNotFoundError, NotADirectoryError):
+                    pass
     finally:
         for folder in folders:
             os.close(folder)
+    if hidden:
+        raise Hidden(scale.total)
     return scale.total
 
 

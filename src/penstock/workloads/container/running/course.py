@@ -34,6 +34,7 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox
+from penstock.workloads.container.files.weighing import Hidden
 from penstock.workloads.container.protocol.policy import chosen_runtime
 from penstock.workloads.container.running.attending import Attendance
 from penstock.workloads.container.running.ending import Cause, Story, Trouble, trouble_of
@@ -56,6 +57,7 @@ _CALL = 60.0
 _LAST_CALL = 5.0
 """Seconds for what is worth a try, but not worth waiting for."""
 _LOOK_AT_OUTPUT = 0.2
+_HIDDEN_LOOKS = 25
 _DEADLINE_MARGIN = 600.0
 """Seconds beyond every limit after which a container is certainly nobody's."""
 _ENDED = (128 + signal.SIGTERM, 128 + signal.SIGKILL)
@@ -85,6 +87,8 @@ class Course:
         self._meter = Meter(engine, clock, name)
         self.build_log = BuildLog()
         self.image_id = ""
+        self._hidden_looks = 0
+        """How often in a row the output folder had a folder that can't be looked into."""
         self.ran = False
         """Whether a container was started, as far as is known."""
 
@@ -136,7 +140,7 @@ class Course:
         # The worker that died had ended it: nobody else sends these once the time is over.
         ended = out_of_time and seen.code in _ENDED and not seen.oom
         cause = Cause.TIMEOUT if ended else None
-        return Story(exit=seen, cause=cause, too_much_output=await self._has_too_much())
+        return replace(await self._left_behind(), exit=seen, cause=cause)
 
     async def _image(self) -> Image:
         resolving = Resolving(self._engine, self._config, self._clock)
@@ -203,7 +207,7 @@ class Course:
             await self._while_engine_is_away(ended)
             if ended.done() and not (self._asked.requested and ended.exception()):
                 await asyncio.gather(self._attendance.finish(), self._meter.look())
-                return Story(exit=ended.result(), too_much_output=await self._has_too_much())
+                return replace(await self._left_behind(), exit=ended.result())
             cause = self._cause(watch)
             await drop(alarm, watch)
             return await self._end_it(ended, cause)
@@ -235,7 +239,9 @@ class Course:
         )
         await asyncio.gather(ending, self._meter.look())
         await asyncio.gather(self._attendance.finish(), self._meter.look())
-        story = self._cancelled() if cause is Cause.CANCELLED else Story(cause=cause)
+        story = Story(cause=cause, hidden=self._hidden_looks > 0)
+        if cause is Cause.CANCELLED:
+            story = self._cancelled()
         if ended.done() and ended.exception() is None:
             return replace(story, exit=ended.result())
         await self._kill()
@@ -248,11 +254,24 @@ class Course:
         while not await self._has_too_much():
             await self._clock.sleep(_LOOK_AT_OUTPUT)
 
-    async def _has_too_much(self) -> bool:
+    async def _left_behind(self) -> Story:
+        """What is to be said of its output folder once it has ended."""
+        too_much = await self._has_too_much(patience=0)
+        return Story(too_much_output=too_much, hidden=self._hidden_looks > 0)
+
+    async def _has_too_much(self, patience: int = _HIDDEN_LOOKS) -> bool:
+        """A folder that can't be looked into counts as too much, after so many looks: many
+        programs make a folder for themselves alone first, and open it when it is complete."""
         if not self._job.outputs:
             return False
         try:
             size = await asyncio.to_thread(self._sandbox.output_size)
+            self._hidden_looks = 0
+        except Hidden as hidden:
+            self._hidden_looks += 1
+            return (
+                self._hidden_looks > patience or hidden.size > self._job.limits.max_artifact_bytes
+            )
         except OSError as error:
             log.warning("the output folder of %s can't be looked at: %s", self._name, error)
             return False

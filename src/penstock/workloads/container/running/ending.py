@@ -52,6 +52,8 @@ class Story(Struct, frozen=True, kw_only=True):
     """Of a cancel."""
     trouble: Trouble | None = None
     too_much_output: bool = False
+    hidden: bool = False
+    """The output folder has a folder that the worker can't look into; that counts as too much."""
     stuck: bool = False
     """The container withstood every attempt to end it."""
 
@@ -76,7 +78,7 @@ def ending(job: ContainerJob, story: Story) -> End:
         return _failed(trouble.code, trouble.message, trouble.exit_code, trouble.field)
     if story.exit is None:
         return _failed(Code.RUNTIME_ERROR, "nobody saw how the container ended")
-    return _exited(job, story.exit, story.too_much_output)
+    return _exited(job, story.exit, story)
 
 
 def _ended_by_worker(job: ContainerJob, story: Story, cause: Cause) -> End:
@@ -88,7 +90,7 @@ def _ended_by_worker(job: ContainerJob, story: Story, cause: Cause) -> End:
             "the container was ended"
         )
     elif cause is Cause.OUTPUT_LIMIT:
-        message = _too_much_output(job) + "; the container was ended"
+        message = _too_much_output(job, story) + "; the container was ended"
         exit_code = story.exit.code if story.exit is not None else None
     else:
         message = story.reason or "cancelled"
@@ -97,7 +99,7 @@ def _ended_by_worker(job: ContainerJob, story: Story, cause: Cause) -> End:
     return _failed(Code(cause), message, exit_code)
 
 
-def _exited(job: ContainerJob, exit: Exit, too_much_output: bool) -> End:
+def _exited(job: ContainerJob, exit: Exit, story: Story) -> End:
     known = exit.code is not None and not (exit.code == 0 and exit.error)
     if not known and exit.oom:
         return _failed(Code.OOM_KILLED, _out_of_memory(job), _MEMORY_KILL)
@@ -105,8 +107,8 @@ def _exited(job: ContainerJob, exit: Exit, too_much_output: bool) -> End:
         why = exit.error or "it gave no reason"
         message = f"the container engine can't tell how the container ended: {why}"
         return _failed(Code.ENGINE_ERROR, message)
-    if too_much_output or (job.outputs and exit.code == _FILE_TOO_LARGE):
-        return _failed(Code.OUTPUT_LIMIT, _too_much_output(job), exit.code)
+    if story.too_much_output or (job.outputs and exit.code == _FILE_TOO_LARGE):
+        return _failed(Code.OUTPUT_LIMIT, _too_much_output(job, story), exit.code)
     if exit.code == 0:
         return End(state=ContainerJobState.FINISHED, exit_code=0)
     if exit.oom:
@@ -139,7 +141,12 @@ def _out_of_memory(job: ContainerJob) -> str:
     )
 
 
-def _too_much_output(job: ContainerJob) -> str:
+def _too_much_output(job: ContainerJob, story: Story) -> str:
+    if story.hidden:
+        return (
+            "made a folder in /output that this worker can't look into; leave it readable for "
+            "everybody, or run the worker as root"
+        )
     most = job.limits.max_artifact_bytes
     return f"left more than {most} bytes in /output (runtime.limits.max_artifact_bytes)"
 

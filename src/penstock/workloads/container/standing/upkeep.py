@@ -107,8 +107,12 @@ class Upkeep:
             if len(page) < _PAGE:
                 break
             before = page[-1].seq
-        for name in names:
-            await asyncio.to_thread(self._sandboxes.discard, name)
+        for name in sorted(names):
+            try:
+                await asyncio.to_thread(self._sandboxes.discard, name)
+            except OSError as error:
+                log.warning("the folder %s, which is no job's, is still there: %s", name, error)
+                names.discard(name)
         return sorted(names)
 
     async def _sweep_folders_sometimes(self) -> None:
