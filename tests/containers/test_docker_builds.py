@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 from collections.abc import AsyncIterator
@@ -116,12 +117,13 @@ async def test_an_image_is_built_runs_and_is_gone(socket: Path, tmp_path: Path) 
     [
         ((f"FROM {IMAGE}", "RUN echo first", "RUN exit 3"), "3"),
         ((f"FROM {IMAGE}", "RUN echo first", "COPY not-there /"), "not-there"),
+        ((f"FROM {IMAGE} AS a", "RUN echo 1", f"FRO\\\nM {IMAGE}", "RUN exit 3"), "3"),
         ((f"FROM {IMAGE}", "NONSENSE"), "(?i)nonsense"),
         (("FROM nobody/has-this:1",), "is not here"),
         ((f"FROM {IMAGE}", "RUN x=$(head -c 300000000 /dev/zero | tr '\\0' x)"), "x="),
         ((f"FROM {IMAGE}", "RUN grep -v '^ *lo:' /proc/net/dev | grep :"), "grep"),
     ],
-    ids=["exit", "copy", "word", "base", "memory", "network"],
+    ids=["exit", "copy", "stages", "word", "base", "memory", "network"],
 )
 @run_async
 async def test_a_build_that_fails_says_why_and_leaves_nothing(
@@ -130,6 +132,29 @@ async def test_a_build_that_fails_says_why_and_leaves_nothing(
     async with site(socket, tmp_path) as here:
         with pytest.raises(BuildFailed, match=words):
             await here.engine.build(here.plan(*lines), here.say)
+
+
+@run_async
+async def test_a_build_can_not_have_others_removed_by_what_it_writes(
+    docker_socket: Path, tmp_path: Path
+) -> None:
+    """It writes what Docker itself writes of the steps of a build."""
+    async with site(docker_socket, tmp_path) as here:
+        lab = Lab(here.engine, (await here.engine.image(IMAGE)).id)
+        other = lab.plan("sleep", "60")
+        await here.engine.create(other)
+        await here.engine.start(other.name)
+        _, listed = ask(docker_socket, "GET", "/containers/json")
+        (container,) = json.loads(listed)
+        lines = (
+            f"FROM {IMAGE} AS one",
+            f"RUN echo ' ---> Running in {container['Id'][:12]}'; exit 3",
+        )
+        with pytest.raises(BuildFailed):
+            await here.engine.build(here.plan(*lines), here.say)
+        found = await here.engine.find({})
+        assert [one.name for one in found] == [other.name]
+        await here.engine.remove(other.name)
 
 
 @run_async

@@ -79,10 +79,14 @@ async def executed(folder: Path, runs: int, goes_on: int) -> bytes:
     try:
         outcome = await executor.run(Task(context.request, 1, job, 9e9), context)
     finally:
-        left = [str(path) for path in folder.glob("owners/w-*/*")]
+        left = left_in(folder)
         await executor.close()
     result = json.loads(outcome.payload or b"{}")
     return json.dumps({"status": outcome.status, "left": left, **result}).encode()
+
+
+def left_in(folder: Path) -> list[str]:
+    return [str(path) for path in folder.glob("owners/w-*/*")]
 
 
 def belongs_to_the_job(*paths: Path) -> None:

@@ -57,6 +57,23 @@ def bases_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(reader.bases))
 
 
+def labelled(text: str, label: str) -> str:
+    """The same, one that `bases_of` takes, with a label that each stage has from its beginning."""
+    lines: list[str] = []
+    parts = ""
+    for line in text.replace("\r\n", "\n").split("\n"):
+        lines.append(line)
+        bare = line.strip(" \t")
+        if not bare or bare.startswith("#"):
+            continue
+        parts += line.rstrip(" \t").removesuffix("\\")
+        if not bare.endswith("\\"):
+            if _SPACES.split(parts.strip(" \t"))[0].upper() == "FROM":
+                lines.append(f"LABEL {label}=1")
+            parts = ""
+    return "\n".join(lines)
+
+
 def _instructions(text: str) -> Iterator[tuple[int, str]]:
     """Each instruction, its lines put together, with the number of its first line."""
     begun, seen = 0, False

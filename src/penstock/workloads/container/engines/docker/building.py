@@ -42,15 +42,14 @@ class Builder:
 
     async def on_docker(self, plan: BuildPlan, say: Say) -> Image:
         """A build ends with its connection."""
-        await self._check_bases(plan)
+        dockerfile = await self._check_bases(plan)
         leftovers = Leftovers(self._api)
-
-        def hear(text: str) -> None:
-            leftovers.hear(text)
-            say(text.encode())
-
+        marked = leftovers.marked(dockerfile)
+        await asyncio.to_thread((plan.context / "Dockerfile").write_text, marked)
         try:
-            return await self._follow("/build", build_query(plan), plan, hear)
+            return await self._follow(
+                "/build", build_query(plan), plan, lambda text: say(text.encode())
+            )
         except BaseException:
             await leftovers.remove()
             raise
@@ -68,8 +67,8 @@ class Builder:
             await self._end(building, plan, podman)
             raise
 
-    async def _check_bases(self, plan: BuildPlan) -> None:
-        """An engine fetches a base that is not here, whatever it is told."""
+    async def _check_bases(self, plan: BuildPlan) -> str:
+        """The Dockerfile. An engine fetches a base that is not here, whatever it is told."""
         dockerfile = await asyncio.to_thread((plan.context / "Dockerfile").read_text)
         try:
             bases = bases_of(dockerfile)
@@ -81,6 +80,7 @@ class Builder:
                     await self._images.image(base)
             except ImageNotFound:
                 raise BuildFailed(f"the image {base}, which it starts from, is not here") from None
+        return dockerfile
 
     async def _follow(
         self, path: str, query: Query, plan: BuildPlan, hear: Callable[[str], None]
