@@ -7,10 +7,24 @@ import json
 import subprocess
 import sys
 import threading
+from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import torch
-from tests.pipes.networks import PROMPT, Heard, Network, SmallModel, asked, ranges, until, whole
+from tests.pipes.networks import (
+    PROMPT,
+    Heard,
+    Network,
+    SmallModel,
+    ask,
+    asked,
+    ranges,
+    until,
+    whole,
+)
+from tests.pipes.test_hanging_requests import one_waits
+from tests.pipes.test_rooms import BLOCK
 from tests.pipes.unit.random_models import RandomSource, tiny
 from tests.pipes.unit.weights.files import small_tokenizer
 
@@ -151,3 +165,66 @@ async def test_a_node_that_is_stopped_while_it_loads_reads_no_further_layer(
     await asyncio.gather(starting, return_exceptions=True)
     await loop.shutdown_default_executor()  # as at the end of a process
     assert reads == ["reading layer 1 of 6"]
+
+
+@run_async
+async def test_who_waits_for_room_goes_where_the_layers_are_then(small: SmallModel) -> None:
+    async with Network(small, keep=0) as network:
+        async with one_waits(network) as (node, waiting):
+            moves, moved = network.nodes["b"], ranges(5, 6)
+            await network.add("c", *ranges(3, 5))
+            await moves._holding.hold(moved)
+            while len((await whole(node)).hops) < 3:
+                await node.changed(0.05)
+        result = await waiting
+        assert result.choices[0].text == small.text(PROMPT, 12)
+        assert {(hop.node, hop.layers) for hop in result.hops} >= {("b", "5-5"), ("c", "3-4")}
+
+
+@run_async
+async def test_an_origin_whose_own_layers_moved_while_a_job_waited_finds_another_way(
+    small: SmallModel,
+) -> None:
+    async with Network(small, keep=0) as network:
+        node = await network.origin(*ranges(0, 3), node_id="z", cache=64 << 20)
+        await network.add("b", *ranges(3, 6), cache=2 * BLOCK)
+        await whole(node)
+        heard = Heard()
+        async with aclosing(node.generate(asked(count=80))) as pieces:
+            await anext(aiter(pieces))
+            waiting = asyncio.ensure_future(ask(node, asked(), watch=heard))
+            while not heard.notes:
+                await heard.news.wait()
+            await network.add("c", *ranges(1, 3))
+            await until(lambda: len(node.records()) == 3, node)
+            await node._holding.hold(ranges(0, 1))
+        result = await waiting
+        assert result.choices[0].text == small.text(PROMPT, 12)
+
+
+@run_async
+async def test_running_answers_keep_the_layers_that_they_began_with(small: SmallModel) -> None:
+    async with Network(small, keep=0) as network:
+        node = await network.split(0, 3, 6)
+        text = ""
+        async for piece in node.generate(asked(count=30)):
+            if isinstance(piece, Piece):
+                text += piece.text
+                await network.nodes["b"]._holding.hold(ranges(len(text) % 3, 6))
+        assert text == small.text(PROMPT, 30)
+
+
+@run_async
+async def test_a_node_that_can_not_read_its_layers_is_planned_without(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await network.add("b", None)
+
+        def unread(number: int) -> Any:
+            raise OSError("the disk is gone")
+
+        node._source.layer = unread  # type: ignore[method-assign, assignment]
+        origin = await network.origin(None)
+        await until(lambda: node.record.unfit, node)
+        assert "the disk is gone" in node.record.unfit
+        result = await ask(origin, asked())
+        assert result.choices[0].text == small.text(PROMPT, 12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from tests.pipes.networks import (
@@ -18,6 +19,7 @@ from tests.pipes.networks import (
     until,
     whole,
 )
+from tests.pipes.test_losses import with_copies
 
 from penstock.core.llm import LlmCode, LlmFailure, Piece
 from penstock.testing.aio import run_async
@@ -278,3 +280,36 @@ async def test_the_loss_of_an_origin_frees_its_jobs_on_the_others(small: SmallMo
         await node.mesh.stop("gone")
         await until(lambda: other.record.jobs == 0 and other.record.cache_used == 0, other)
         await pieces.aclose()
+
+
+@run_async
+async def test_a_next_turn_does_not_go_over_a_node_that_lied_meanwhile(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await with_copies(network)
+        assert node.origin is not None
+        first = await ask(node, asked(count=10))
+        [liar] = {hop.node for hop in first.hops} & {"b", "c"}
+        node.origin.distrusted[liar] = "it computes something else"
+        turn = (*PROMPT, *small.generated(PROMPT, 10), 170, 171, 172)
+        second = await ask(node, asked(turn, 10))
+        assert liar not in {hop.node for hop in second.hops}
+        assert second.usage.cached_tokens == 0
+        assert second.choices[0].text == small.text(turn, 10)
+
+
+@run_async
+async def test_of_many_kept_caches_one_way_that_is_cut_is_tried_once(small: SmallModel) -> None:
+    async with Network(small) as network:
+        node = await with_copies(network)
+        for n in range(6):  # each leaves a cache that the next turn could go on from
+            first = await ask(node, asked((*PROMPT, 200 + n), 2))
+        [middle] = {hop.node for hop in first.hops} & {"b", "c"}
+        reached = network.nodes[middle].mesh.send
+
+        def unreached(to: str, *what: Any) -> bool:
+            return to != "d" and reached(to, *what)
+
+        network.nodes[middle].mesh.send = unreached  # type: ignore[method-assign, assignment]
+        result = await ask(node, asked((*PROMPT, 300), 4))
+        assert result.choices[0].text == small.text((*PROMPT, 300), 4)
+        assert middle not in {hop.node for hop in result.hops}

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from os import urandom
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,6 +97,7 @@ class SpotChecks:
         hops = way_of(check, around.node_id, self._num_layers)
         pipe_id = job_id.hex()[:8]
         job = Job(job_id, pipe_id, around.config.model, around.node_id, hops=hops)
+        job.on_return = partial(around.soon, self._came, job_id)
         coming: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[job_id] = (check.node_id, coming)
         around.expect(job)
@@ -115,13 +117,6 @@ class SpotChecks:
             around.end(check.node_id, End(job_id))
 
     # -- what comes back ------------------------------------------------------------
-
-    def done(self, job: Job) -> bool:
-        """Whether it was a check. (The thread that computes says so.)"""
-        if job.job_id not in self._waiting:
-            return False
-        self._around.soon(self._came, job.job_id, job.data)
-        return True
 
     def failed(self, job_id: bytes, failure: LlmFailure) -> bool:
         """Whether it was one. (From any thread.)"""

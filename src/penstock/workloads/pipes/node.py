@@ -475,7 +475,7 @@ class Node:
 
     def done(self, job: Job, event: ProcessorEvent, reason: str) -> None:
         if job.origin_node_id == self.node_id:
-            if not self._checks.done(job) and self.origin is not None:
+            if self.origin is not None:
                 self.origin.done(job, event, reason)
         elif event in ERRORS:
             failure = LlmFailure(LlmCode[event.name], reason)

@@ -40,7 +40,7 @@ class Pipe:
         self.pipe_id, self.model_id, self.node_id = pipe_id, model_id, node_id
         self.hops, self.num_layers = tuple(hops), num_layers
         self.unavailable = check_hops(self.hops, num_layers) or ""
-        """Why it can't be used; set as well when one of its nodes is lost."""
+        """Why it can't be used."""
         self._segments, self._outbox = segments, outbox
         self._at = {layer: hop for hop in self.hops for layer in range(hop.start, hop.end)}
         self.window = 1 + sum(hop.node_id != node_id for hop in self.hops)

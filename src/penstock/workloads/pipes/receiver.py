@@ -122,6 +122,9 @@ class JobReceiver:
             why, code, words = found
             self._refuse(why, sender, words)
             raise LlmFailure(code, f"{sender} sent {words}", node=sender)
+        if job.on_return is not None:
+            job.on_return(packet.data)
+            return None
         job.sequence, job.start, job.count = packet.sequence, packet.start, packet.count
         job.returns, job.data = packet.returns, packet.data
         job.compute_step, job.current_layer = packet.compute_step, layer

@@ -1,6 +1,7 @@
 """What a model's config.json says of its decoder, in one form for all families.
 
-transformers is not asked: a node that holds layers needs torch alone.
+transformers is not asked: a node that only holds layers does not import it. (It has to be installed
+all the same, with the rest of the extra `pipes`.)
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ log = logging.getLogger(__name__)
 
 SETTLE = 0.3
 """Seconds without a change before anything is decided: nodes often come several at a time."""
-AGAIN = 5.0
-"""Seconds after which a word that was not followed is said again."""
+AGAIN, RARELY = 5.0, 300.0
+"""Seconds after which a word that was not followed is said again, the first time and at most: who
+hears it may follow another node for good."""
 UNFIT = 60.0
 """Seconds for which a node that could not hold its layers is not planned with."""
 REFUSED = "foreign_assign"
@@ -39,6 +40,9 @@ class Assigning:
         self._unfit = ""
         self._on_assigned: list[Callable[[LayerRange | None], None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._due: dict[str, LayerRange] = {}
+        """What was said last, and to whom."""
+        self._again = AGAIN
         mesh.on(Kind.ASSIGN, self._assign)
         mesh.on_change(lambda: self._decide_in(SETTLE))
 
@@ -119,6 +123,8 @@ class Assigning:
             log.warning("%s: %s", self._model, plan.reason)
         self.shortage = plan.reason if plan.missing else ""
         due = steps(self._model, own.num_layers, records, plan.ranges)
+        self._again = min(2 * self._again, RARELY) if due == self._due else AGAIN
+        self._due = due
         if not due:
             return
         known = {r.node_id: r.generation for r in records}
@@ -128,4 +134,4 @@ class Assigning:
             word = Assign(self._model, layers.start, layers.end, self._node_id, generation)
             self._mesh.send(node_id, Kind.ASSIGN, encode(word))
         # A word may be lost, or come to a node that does not know yet who decides.
-        self._decide_in(AGAIN)
+        self._decide_in(self._again)

@@ -11,11 +11,11 @@ from penstock.core.errors import Misconfigured
 from penstock.workloads.pipes.wire.connection import Connection, NotConnected
 
 FORGET = 600.0
-"""Seconds after which a node that does not answer is dialed no more, unless it was named at the
-start. Who can reach it still tells of it."""
+"""Seconds after which a node that does not answer is dialed no more, or rarely if it was named at
+the start. Who can reach it still tells of it."""
 MAX_TARGETS = 4096
 """Addresses that others may have us dial."""
-_FIRST, _LAST = 0.1, 5.0
+_FIRST, _LAST, _RARE = 0.1, 5.0, 60.0
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Caller:
             if self._targets.get(target.address) is not target:
                 return
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
-            pause = min(_LAST, pause * 2)
+            pause = min(_LAST if loop.time() < until else _RARE, pause * 2)
         target.task = None
 
     async def _answered(self, target: Target) -> bool:

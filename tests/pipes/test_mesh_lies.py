@@ -1,4 +1,4 @@
-"""Members that lie, and connections that die on one side: found by looking for it."""
+"""Members that lie in their records harm nobody else."""
 
 from __future__ import annotations
 
@@ -43,26 +43,3 @@ async def test_a_node_that_tells_of_a_huge_generation_stops_no_word_to_the_other
                 await soon(lambda: node.held)
                 assert node.held == [LayerRange(0, LAYERS)]
                 assert not node.lost
-
-
-@run_async
-async def test_a_connection_that_only_the_other_side_knew_for_dead_is_told_as_broken() -> None:
-    a, b = Seen("a"), Seen("b")
-    async with started(a):
-        b.mesh._seeds = (a.mesh.address,)
-        async with started(b):
-            await soon(lambda: a.sees == b.sees == ["a", "b"])
-            await soon(lambda: a.mesh.rtt("b") and b.mesh.rtt("a"))
-            old = b.mesh._membership.peers.get("a")
-            assert old is not None
-            assert old.outgoing  # the larger id has dialed, for the other was its seed
-            b.mesh._membership._all[old] -= 10  # it is not from the moment when they met
-            gone = a.mesh._membership.peers.get("b")
-            assert gone is not None
-            # As after a cut that one side found out sooner: nothing of the end comes through.
-            gone._transport = None
-            gone._end("silent for 1.0 s")
-            await soon(lambda: b.mesh._membership.peers.get("a") is not old)
-            await soon(lambda: b.back == ["a"] or b.lost)
-            assert b.back == ["a"]
-            assert a.lost
