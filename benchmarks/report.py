@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ Results = dict[str, dict[str, dict[str, float | None]]]
 """Experiment, side, figure."""
 
 NONE = "–"
+_QUIET = 10
+"""Percent of the cores that others may keep busy."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,6 @@ class Row:
     figure: str
     format: str = "{:,.0f}"
     less_is_better: bool = False
-    theirs: str | None = None
-    """The peers' figure to compare with, where it has another name."""
 
 
 ROWS = (
@@ -43,8 +44,8 @@ ROWS = (
     Row("sustained, submitted in hundreds, jobs/s", "sustained-bulk", "rate"),
     Row("sustained, idempotent jobs, jobs/s", "sustained-idempotent", "rate"),
     Row("submitted one after another, jobs/s", "submit", "one"),
-    Row("submitted one by one, 64 in flight, jobs/s", "submit", "many", theirs="one"),
-    Row("submitted in bulk, jobs/s", "submit", "bulk", theirs="one"),
+    Row("submitted one by one, 64 in flight, jobs/s", "submit", "many"),
+    Row("submitted in bulk, jobs/s", "submit", "bulk"),
     Row("latency p50 at 100 jobs/s, ms", "latency", "p50_ms", "{:.2f}", True),
     Row("latency p99 at 100 jobs/s, ms", "latency", "p99_ms", "{:.2f}", True),
     Row("– p50 in disk flushes", "latency", "p50_flushes", "{:.1f}"),
@@ -68,9 +69,21 @@ def side_by_side(results: Results, sides: Sequence[str]) -> str:
     return table(["", *(SIDES[side] for side in sides)], rows) if rows else ""
 
 
+def unlike(results: Results, sides: Sequence[str]) -> Iterable[str]:
+    """What differs between the sides, and not because one is better."""
+    if len(sides) < 2:
+        return
+    if "latency" in results and {HUEY, HUEY_FSYNC} & {*sides}:
+        yield "Latency: Huey's consumer polls, by default every 100 ms; its latency is mostly that."
+    if "kill" in results:
+        yield (
+            "Killed worker: measured once. Penstock's job is marked idempotent, so that it may run"
+            " again; a peer's job is not tried again, or later than the measurement lasts."
+        )
+
+
 def _cell(results: Results, row: Row, side: str) -> str:
-    figure = row.figure if side == PENSTOCK else row.theirs or row.figure
-    value = look_up(results, row.experiment, side, figure)
+    value = look_up(results, row.experiment, side, row.figure)
     if value is None:
         return NONE
     text = row.format.format(value)
@@ -249,6 +262,7 @@ def page(everything: dict[str, Any]) -> str:
         *(f"Note: {note}." for note in everything["notes"]),
         targets(everything),
         side_by_side(everything["results"], sides),
+        *unlike(everything["results"], sides),
     ]
     if everything["growth"]:
         parts.append(growth(everything["growth"]))
@@ -257,10 +271,20 @@ def page(everything: dict[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def origin(everything: dict[str, Any]) -> tuple[str, str]:
-    """How the figures were made, and where."""
-    machine = "\n".join(f"- {name}: {value}" for name, value in everything["machine"].items())
-    return f"Made by `{everything['command']}` on {everything['date']}.", machine
+def origin(everything: dict[str, Any]) -> list[str]:
+    """How the figures were made, where, and what speaks against them."""
+    machine = everything["machine"]
+    said = [
+        f"Made by `{everything['command']}` on {everything['date']}; later changes are not in these"
+        " figures.",
+        "\n".join(f"- {name}: {value}" for name, value in machine.items()),
+    ]
+    busy = re.search(r"kept the cores (\d+)% busy", machine.get("others", ""))
+    if busy and int(busy[1]) > _QUIET:
+        said.append("**The machine was not quiet:** other processes took part of every figure.")
+    if "--quick" in everything["command"]:
+        said.append("**A quick run:** few and small measurements; an indication only.")
+    return said
 
 
 def _has(everything: dict[str, Any], side: str) -> bool:

@@ -7,12 +7,16 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from penstock.app.portal import new_event_loop
+
 STAGES = 6
+WARM_ITEMS = 10
+"""Items of a run that is not counted, before one that is."""
 
 
 def cpu() -> float:
@@ -52,6 +56,12 @@ async def many(
         "cpu_job_ms": used / jobs * 1e3,
         "cpu_stage_ms": used / jobs / STAGES * 1e3,
     }
+
+
+def run(measuring: Coroutine[Any, Any, dict[str, float]]) -> dict[str, float]:
+    """Run it in the same kind of event loop for every side."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(measuring)
 
 
 async def once(run: Callable[[], Awaitable[Any]], items: int) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from clocked import STAGES, main, many, once
+from clocked import STAGES, WARM_ITEMS, main, many, once
 
 import penstock
 from penstock.cli.service import run_service
@@ -68,7 +68,7 @@ def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float
         return await many(run, options["jobs"], options["at_once"])
 
     async def items(run: Any) -> dict[str, float]:
-        await run(n=10)
+        await run(n=WARM_ITEMS)
         return await once(lambda: run(n=options["items"]), options["items"])
 
     pipeline = six() if what == "jobs" else Items(options["at_once"]).pipeline

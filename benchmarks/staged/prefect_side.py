@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from clocked import STAGES, main, many, once
+from clocked import STAGES, WARM_ITEMS, main, many, once, run
 
 
 def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float]:
@@ -35,14 +35,14 @@ def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float
         return n
 
     if what == "jobs":
-        return asyncio.run(many(six, options["jobs"], options["at_once"], warm=1))
+        return run(many(six, options["jobs"], options["at_once"], warm=1))
     n = options["items"]
 
     async def both() -> dict[str, float]:
-        await six()
+        await items(WARM_ITEMS, options["at_once"])
         return await once(lambda: items(n, options["at_once"]), n)
 
-    return asyncio.run(both())
+    return run(both())
 
 
 if __name__ == "__main__":

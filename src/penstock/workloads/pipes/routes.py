@@ -11,7 +11,8 @@ from penstock.workloads.pipes.job import Hop
 from penstock.workloads.pipes.net.records import NodeRecord, ranges_of, written
 
 HOP_US = 300
-"""What a hop costs beside the link: packing, waking up, one more that can fail."""
+"""What a hop costs beside the link, in the choice of a way. An estimate, not a measurement: it
+only has to make fewer hops win between equal links. The page of benchmarks has measured costs."""
 UNKNOWN_LINK_MS = 1.0
 UNKNOWN_LAYER_MS = 1.0
 UNTOLD_LINK_MS = 1_000.0
