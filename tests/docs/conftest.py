@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ PAGES = sorted(
     [*(ROOT / name for name in FRONT), *(ROOT / "docs").rglob("*.md")],
     key=lambda path: path.relative_to(ROOT).as_posix(),
 )
-
-SLOW = {"docs/how-to/pipes.md"}
-"""Pages that start processes which take a while, the more so while other tests run."""
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<kind>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```[ ]*$", re.M | re.S
@@ -67,17 +63,6 @@ def blocks_of(path: Path) -> list[Block]:
     return found
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "page" in metafunc.fixturenames:
-        metafunc.parametrize("page", [_parameter(path) for path in PAGES])
-
-
-def _parameter(path: Path) -> Any:
-    name = path.relative_to(ROOT).as_posix()
-    marks = [pytest.mark.timeout(150)] if name in SLOW else []
-    return pytest.param(path, id=name, marks=marks)
-
-
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
@@ -92,8 +77,3 @@ def pages() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def all_blocks() -> list[Block]:
     return [block for path in PAGES for block in blocks_of(path)]
-
-
-@pytest.fixture
-def blocks(page: Path) -> list[Block]:
-    return blocks_of(page)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.docs.conftest import all_blocks, blocks, pages, pytest_generate_tests, root
+from tests.docs.conftest import all_blocks, pages, root
 
-__all__ = ["all_blocks", "blocks", "pages", "pytest_generate_tests", "root"]
+__all__ = ["all_blocks", "pages", "root"]

@@ -1,9 +1,9 @@
 """What the pages show is run, in order, in a folder and with a data directory of its own.
 
 Python blocks of a page share one interpreter; an `output` block after one is what it must
-print. In `console` blocks the lines after a `$` are commands, the others what they print.
-Three dots stand for anything. `sh` blocks are pieces for the reader's own scripts: only their
-syntax is checked.
+print. In `console` blocks the lines after a `$` are commands, the others what they print: where
+none are shown, a command prints nothing. Three dots stand for something that is not shown, but
+not for a stack trace. A command ends with code 0, unless `# exit N` at its end says otherwise.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import needs_runtime
+from tests.docs.conftest import PAGES, ROOT, blocks_of
 from tests.models import smollm2
 
 DRIVER = """\
@@ -43,11 +43,16 @@ for line in sys.stdin:
     print(json.dumps(run(json.loads(line), page.__dict__)), file=sys.__stdout__, flush=True)
 """
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+_TRACE = "Traceback (most recent call last)"
+EXAMPLES = ROOT / "examples"
 RUN = {"python", "console"}
+SLOW = {"docs/how-to/pipes.md"}
+"""Pages that start processes which take a while, the more so while other tests run."""
 
 NOT_RUN = {
-    "README.md: $ make demo": "both have a test of their own, and one of them runs this page",
+    "README.md: $ pip install .": (
+        "the first installs into your environment, the second has a test of its own"
+    ),
     "README.md: $ penstock models pull smollm2": "docs/how-to/language-models.md runs the same",
     "README.md: $ penstock pipe node --model SmolLM2 --layers 0-14 --listen 0.0.0.0:7471": (
         "docs/how-to/pipes.md runs the same on one machine"
@@ -126,7 +131,7 @@ class Reader:
                 self._start(command, shown, block.place)
                 continue
             ended = subprocess.run(
-                ["bash", "-c", command],
+                ["bash", "-o", "pipefail", "-c", command],
                 cwd=self.folder,
                 env=self._environ,
                 stdin=subprocess.DEVNULL,
@@ -135,7 +140,9 @@ class Reader:
                 text=True,
                 timeout=50,
             )
-            assert_like(ended.stdout, shown, f"{block.place}\n$ {command}")
+            place = f"{block.place}\n$ {command}"
+            assert ended.returncode == exit_of(command), f"{place}\n{ended}"
+            assert_like(ended.stdout, shown, place)
 
     def _start(self, command: str, shown: str, place: str) -> None:
         log = self.folder.parent / f"background-{len(self._background)}.log"
@@ -163,10 +170,12 @@ class Reader:
             self._python.wait(20)
             assert self._python.stdout is not None
             self._python.stdout.close()
+        ended = [started.poll() for started, _ in self._background]
         for started, _ in reversed(self._background):
             with suppress(ProcessLookupError):
                 started.terminate()
             started.wait(20)
+        assert not any(ended), f"commands in the background ended with {ended}"
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:
@@ -180,10 +189,18 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
         yield "\n".join(command), "\n".join(lines)
 
 
+def exit_of(command: str) -> int:
+    """The code that a command is said to end with."""
+    said = re.search(r"# exit (\d+)$", command)
+    return int(said[1]) if said else 0
+
+
 def like(printed: str, shown: str) -> bool:
     """Whether what was printed is what is shown, apart from spaces and what dots hide."""
-    if not shown.strip():
-        return True
+    if _TRACE in printed and _TRACE not in shown:
+        return False
+    if shown.strip() in ("...", "…"):
+        return bool(printed.strip())
     parts = re.split(r"\s*(?:\.\.\.|…)\s*", " ".join(shown.split()))
     pattern = ".*".join(re.escape(part) for part in parts)
     return re.fullmatch(rf"\s*{pattern}\s*", " ".join(printed.split()), re.S) is not None
@@ -200,8 +217,18 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.close()
 
 
+def runnable() -> Iterator[Any]:
+    for path in PAGES:
+        blocks = blocks_of(path)
+        if any(block.kind in RUN and block.mark != "not run" for block in blocks):
+            name = path.relative_to(ROOT).as_posix()
+            marks = [pytest.mark.timeout(150)] if name in SLOW else []
+            yield pytest.param(blocks, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("blocks", [*runnable()])
 def test_what_the_page_shows_works(blocks: list[Any], reader: Reader) -> None:
-    if blocks and blocks[0].page == "docs/how-to/containers.md":
+    if blocks[0].page == "docs/how-to/containers.md":
         needs_runtime("runc")
     printed: str | None = None
     for block in blocks:
@@ -214,16 +241,17 @@ def test_what_the_page_shows_works(blocks: list[Any], reader: Reader) -> None:
             printed = reader.follow(block)
 
 
-def test_toml_in_the_page_can_be_read(blocks: list[Any]) -> None:
-    for block in blocks:
-        if block.kind == "toml":
-            tomllib.loads(block.text)
-
-
-def test_shell_in_the_page_has_no_syntax_error(blocks: list[Any]) -> None:
-    for block in blocks:
-        if block.kind == "sh":
-            subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
+def test_an_example_that_breaks_is_noticed() -> None:
+    trace = f"{_TRACE}:\n  ...\nKeyError: 'a'"
+    assert not like(trace, "")
+    assert not like(trace, "...")
+    assert not like("hello", "")
+    assert not like("", "...")
+    assert like("", "")
+    assert like("hello", "...")
+    assert like("one two three", "one ... three")
+    assert exit_of("penstock show nobody  # exit 3") == 3
+    assert exit_of("penstock ps  # exit codes are checked") == 0
 
 
 def test_what_is_not_run_is_listed_with_its_reason(all_blocks: list[Any]) -> None:
