@@ -22,7 +22,7 @@ import shutil
 import stat
 import time
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import BinaryIO
@@ -135,23 +135,25 @@ class _Backup:
         with ExitStack() as stack:
             for blobs in (data / "blobs", data / "containers" / "blobs"):
                 stack.enter_context(_no_sweep(blobs))
-            records, snapshots = self._one_moment(stack)
-            for name, snapshot in snapshots.items():
-                target = self._target(name)
-                snapshot.copy(target)
-                self._files.append(_measured(target, name))
-                failpoint("backup-database")
+            records, snapshots = self._one_moment()
+            taken_at = time.time()
+            try:
+                for name, snapshot in snapshots.items():
+                    snapshot.copy(self._target(name))
+                    self._files.append(_measured(self._part / name, name))
+                    failpoint("backup-database")
+            finally:
+                _close(snapshots.values())  # soon: until then the write-ahead log grows
             self._copy_records(records)
             for folder in ("blobs", "containers/blobs"):
                 self._copy_blobs(folder)
-            missing = self._missing(snapshots)
         self._copy_tree("files")
         for job in _entries(data / "containers" / "jobs"):
             for kind in CONTAINER_FOLDERS:
                 self._copy_tree(f"containers/jobs/{job}/{kind}")
         for name in SECRETS:
             self._copy(name)
-        manifest = Manifest(FORMAT, __version__, time.time(), tuple(self._files))
+        manifest = Manifest(FORMAT, __version__, taken_at, tuple(self._files))
         failpoint("backup-manifest")
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
         write_file(self._part / MANIFEST, [text], MANIFEST)
@@ -159,20 +161,19 @@ class _Backup:
             path=str(to),
             files=len(self._files),
             bytes=sum(file.size for file in self._files),
-            missing=tuple(sorted(missing)),
+            missing=tuple(sorted(self._missing())),
             left_out=tuple(sorted(self._strangers()) + self._left_out),
         )
 
     # -- one moment ---------------------------------------------------------------------
 
-    def _one_moment(self, stack: ExitStack) -> tuple[dict[str, bytes], dict[str, Snapshot]]:
+    def _one_moment(self) -> tuple[dict[str, bytes], dict[str, Snapshot]]:
         """The records and a state of each database, with no change of a record in between."""
         for tries_left in range(_TRIES, -1, -1):
             records, snapshots = self._records(), self._snapshots()
             if not tries_left or records == self._records():
                 break
             _close(snapshots.values())
-        stack.callback(_close, snapshots.values())
         return records, snapshots
 
     def _records(self) -> dict[str, bytes]:
@@ -197,14 +198,16 @@ class _Backup:
             raise
         return taken
 
-    def _missing(self, snapshots: dict[str, Snapshot]) -> set[str]:
+    def _missing(self) -> set[str]:
         """Blobs that records point to, and that the backup lacks."""
         copied = {file.path for file in self._files}
         queries = {"penstock.db": rows.load_queries, "pipelines.db": pipeline_schema.load_queries}
         missing: set[str] = set()
         for name, load in queries.items():
-            if name in snapshots and snapshots[name].is_current:
-                for pointer in snapshots[name].read(load()["pointers"]):
+            if name not in copied:
+                continue
+            with closing(Snapshot(self._part / name, DATABASES[name])) as copy:
+                for pointer in copy.read(load()["pointers"]) if copy.is_current else ():
                     digest = pointer.removeprefix("blob:sha256-")[:64]
                     if f"blobs/{digest[:2]}/{digest}" not in copied:
                         missing.add(digest)
@@ -338,7 +341,7 @@ def disk_errors(target: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFull(
                 f"no space left for {target}", hint="free some space, or choose another disk"
             ) from error

@@ -32,7 +32,7 @@ class Exit(IntEnum):
     TIMEOUT = 7, "The job ended TIMEOUT."
     UNAVAILABLE = 8, "No engine answers, another one owns the folder, or it can't go on."
     NOT_YET = 9, "The job has not ended: the time to wait was over, or none was asked for."
-    MISMATCH = 10, "`verify` found a job whose record and log disagree."
+    MISMATCH = 10, "`verify` or `restore` found a job whose record and log disagree."
     TOO_MANY = 11, "Over a limit; it may be tried again later."
     INTERRUPTED = 130, "Interrupted (Ctrl-C)."
 
