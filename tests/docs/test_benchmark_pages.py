@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,9 @@ import pytest
 
 
 @pytest.fixture
-def report(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def report(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    import report
-
-    yield report
+    yield import_module("report")
     for name in ("report", "side"):
         sys.modules.pop(name, None)
 

@@ -6,6 +6,7 @@ import re
 import time
 import tomllib
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_job_that_matches_a_rule_of_the_pages_ends_as_it_says(
 
 
 def application(topics: Iterable[str], in_processes: bool) -> penstock.App:
-    from process_jobs import double
+    double = import_module("process_jobs").double
 
     async def double_here(number: int) -> int:
         return number * 2
