@@ -253,9 +253,8 @@ class Board:
                 del self.awaited[parent_id]
 
     @contextmanager
-    def keeping_parents(self, requests: Iterable[JobRequest]) -> Generator[None]:
+    def keeping_parents(self, children: Sequence[JobRequest]) -> Generator[None]:
         """Keep the parents of these in the store until they are committed, or refused."""
-        children = [request for request in requests if request.after]
         for request in children:
             self._await_parents(request)
         try:

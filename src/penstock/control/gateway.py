@@ -42,6 +42,7 @@ _PAGE = 500
 _TOLD = 100
 """Refusals that a bulk operation tells of."""
 _FULL_RETRY = 5.0
+_FREE = nullcontext()
 
 
 class Gateway:
@@ -82,9 +83,12 @@ class Gateway:
             if (pointer := request.context_ptr) and not pointer.startswith("data:"):
                 await self._check_elsewhere(pointer)
         admitted = [accept.request for accept in accepts]
-        _check_batch_conflicts(admitted)
-        with self._room_for(admitted), self.board.keeping_parents(admitted):
-            if any(request.after for request in admitted):
+        if many:
+            _check_batch_conflicts(admitted)
+        children = [request for request in admitted if request.after]
+        parents = self.board.keeping_parents(children) if children else _FREE
+        with self._room_for(admitted), parents:
+            if children:
                 await self._check_parents(admitted)
             # One commit: a failure leaves nothing, and a child never precedes its parents.
             answers = await self.store.apply(accepts)
@@ -130,7 +134,7 @@ class Gateway:
     def _room_for(self, requests: Sequence[JobRequest]) -> AbstractContextManager[None]:
         """Refuse what would make a queue too long; keep its room until it is stored."""
         if not (self._max_waiting or self.board.limiter.limits_queues):
-            return nullcontext()
+            return _FREE
         if self._max_waiting:
             waiting = self.board.waiting() + len(self.board.coming)
             if waiting + len(requests) > self._max_waiting:
