@@ -170,7 +170,7 @@ def migrations() -> list[str]:
     return read_migrations("penstock.adapters.sqlite", _rules())
 
 
-JOBS = Schema(APPLICATION_ID, migrations)
+JOBS = Schema(APPLICATION_ID, lambda: migrations())  # looked up late: tests replace it
 
 
 def _rules() -> dict[str, str]:
