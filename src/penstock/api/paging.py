@@ -71,7 +71,7 @@ def _read(text: str, decoder: msgspec.msgpack.Decoder[T]) -> T:
         if len(text) > _LONGEST:
             raise ValueError(text)
         return decoder.decode(urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
-    except (ValueError, msgspec.DecodeError):
+    except (ValueError, msgspec.DecodeError, RecursionError):
         raise InvalidRequest("cursor", "is not one that a page gave", hint=_HINT) from None
 
 

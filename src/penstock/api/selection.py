@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Seq = Annotated[int, Meta(ge=0, lt=1 << 62)]
 _FARTHEST = 100_000
-"""How far into a workflow the pages go."""
+"""How far into a workflow the pages go: each reads all that come before it."""
 
 
 class Order(StrEnum):
@@ -109,7 +109,7 @@ async def page_of(
     desk: Desk, query: JobQuery, order: Order, limit: int, at: str | None
 ) -> tuple[list[Job], str | None]:
     """A page of jobs, and where the next one begins. Stable while jobs come in."""
-    if query.workflow_id is not None:
+    if query.by_step:
         return await _steps(desk, query, limit, at)
     kind = order.value[0]
     place = place_in(kind, at)
@@ -129,7 +129,11 @@ async def _steps(
     """A workflow is ordered by its steps, so its pages are counted."""
     start = place_in("w", at) or 0
     if start > _FARTHEST:
-        raise InvalidRequest("cursor", "is not one that a page gave")
+        raise InvalidRequest(
+            "cursor",
+            f"pages in the order of steps end after {_FARTHEST:,} jobs",
+            hint="pass since=0&order=oldest to list the workflow in the order of submission",
+        )
     jobs = await desk.find(replace(query, limit=start + limit + 1))
-    more = len(jobs) > start + limit and start + limit <= _FARTHEST
+    more = len(jobs) > start + limit
     return jobs[start : start + limit], cursor("w", start + limit) if more else None

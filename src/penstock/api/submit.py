@@ -16,6 +16,7 @@ from penstock.api.submission import Submission, header_key, request_of
 from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.job import Job, JobRequest
+from penstock.ports.desk import Submitted
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -28,13 +29,10 @@ _MOST = 10_000
 async def submit_job(call: Call) -> Reply:
     given = await call.json(Submission, parsed_depth=1)
     request = await request_of(call, given, key=header_key(call))
-    if not (request.job_id or request.idempotency_key or request.unique):
-        (job,) = await call.desk.submit((request,))
-        return Reply(job_json(job), 201, located(job))
-    since = call.services.clock.now()
-    (job,) = await call.desk.submit((request,))
-    is_new = job.version == 1 and job.accepted_at >= since
-    return Reply(job_json(job), 201 if is_new else 200, located(job))
+    jobs = await call.desk.submit((request,))
+    (job,) = jobs
+    was_there = isinstance(jobs, Submitted) and job.job_id not in jobs.new
+    return Reply(job_json(job), 200 if was_there else 201, located(job))
 
 
 class Batch(Struct, frozen=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ from penstock.core.transition import Accept, Move, Verdict
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobEvent, JobState, Role
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
-from penstock.ports.desk import Bulk
+from penstock.ports.desk import Bulk, Submitted
 from penstock.ports.store import JobQuery, Store
 
 _GATEWAY = Role.GATEWAY.value
@@ -70,7 +70,7 @@ class Gateway:
 
     # -- in -----------------------------------------------------------------------
 
-    async def submit(self, requests: Sequence[JobRequest], *, by: str = "") -> list[Job]:
+    async def submit(self, requests: Sequence[JobRequest], *, by: str = "") -> Submitted:
         """Accept all durably, or none. See `penstock.ports.desk.Desk.submit`."""
         now = self.clock.now()
         many = len(requests) > 1
@@ -93,14 +93,17 @@ class Gateway:
             # One commit: a failure leaves nothing, and a child never precedes its parents.
             answers = await self.store.apply(accepts)
         jobs: list[Job] = []
+        new: set[str] = set()
         for answer, request in zip(answers, admitted, strict=True):
             if answer.job is None:
                 continue  # another one of the batch is in conflict
             if not answer.moved:
                 _check_repeat(request, answer.job.request)
+            else:
+                new.add(answer.job.job_id)
             jobs.append(answer.job)
         assert len(jobs) == len(admitted)
-        return jobs
+        return Submitted(jobs, frozenset(new))
 
     def _admissible(self, request: JobRequest, now: float, by: str, *, all_or_none: bool) -> Accept:
         fresh = not request.job_id

@@ -39,6 +39,15 @@ class Cancellation(Struct, frozen=True):
     ended: bool
 
 
+class Submitted(list[Job]):
+    """What the engine's own Desk answers to `submit`: the jobs, in the order of the requests."""
+
+    def __init__(self, jobs: Sequence[Job], new: frozenset[str]) -> None:
+        super().__init__(jobs)
+        self.new = new
+        """The ids of those that this call made; the others were there before."""
+
+
 class Moved(Struct, frozen=True, tag="moved"):
     transition: Transition
 

@@ -13,6 +13,7 @@ from tests.integration.api.house import House, house
 
 from penstock.core.caller import KeyRole
 from penstock.core.pointer import decode_data
+from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
 
 
@@ -73,6 +74,22 @@ async def test_a_large_input_becomes_a_blob(tmp_path: Path) -> None:
         job = await one.submit(input={"text": "x" * 5000})
         assert job["request"]["context_ptr"].startswith("blob:sha256-")
         assert (await ended(one, job["job_id"]))["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("how", ["job_id", "idempotency_key", "unique"])
+@run_async
+async def test_of_calls_at_once_for_one_job_one_is_answered_as_new(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with house(tmp_path) as one:
+        now = SystemClock().now()
+        monkeypatch.setattr(SystemClock, "now", lambda self: now)  # all of them at one moment
+        name: Any = {"key": "only"} if how == "unique" else "only"
+        body = {"topic": "job.text.slow", "input": {"text": "a"}, how: name}
+        calls = [one.call("POST", "/v1/jobs", body) for _ in range(10)]
+        answers = await asyncio.gather(*calls)
+        assert sorted(answer.status for answer in answers) == [200] * 9 + [201]
+        assert len({answer.json["job_id"] for answer in answers}) == 1
 
 
 @run_async
@@ -218,6 +235,31 @@ async def test_the_pages_of_a_workflow_follow_its_steps(tmp_path: Path) -> None:
                 break
             cursor = f"&cursor={page['next']}"
         assert seen == ["s0", "s1", "s2", "s3", "s4"]
+
+
+@run_async
+async def test_a_workflow_that_is_too_long_for_its_pages_says_so_and_can_be_read_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.api.selection._FARTHEST", 4)
+    async with house(tmp_path) as one:
+        for step in range(9):
+            await one.submit("job.text.slow", job_id=f"s{step}", workflow_id="w", step_index=step)
+
+        async def pages(query: str) -> tuple[list[str], int]:
+            seen, cursor = [], ""
+            while True:
+                answer = await one.call("GET", f"/v1/jobs?workflow_id=w&limit=2{query}{cursor}")
+                if answer.status != 200:
+                    return seen, answer.status
+                seen += [job["job_id"] for job in answer.json["jobs"]]
+                if answer.json["next"] is None:
+                    return seen, 200
+                cursor = f"&cursor={answer.json['next']}"
+
+        every = [f"s{step}" for step in range(9)]
+        assert await pages("") == (every[:6], 422)
+        assert await pages("&since=0&order=oldest") == (every, 200)
 
 
 @run_async
