@@ -94,6 +94,7 @@ class JobHandle:
 
     @property
     def state(self) -> JobState:
+        """Looks again, as `refresh` does; in async code it is `(await job.arefresh()).state`."""
         return self.refresh().state
 
     def why(self) -> str:

@@ -65,7 +65,7 @@ async def serve(
 
 def _is_no_loss(record: logging.LogRecord) -> bool:
     """Losses are told as news, with what is missing then."""
-    return " is lost: " not in str(record.msg)
+    return not getattr(record, "is_loss", False)
 
 
 async def _end(being: Being, children: Children | None) -> None:

@@ -55,11 +55,11 @@ class Stop:
 
     async def first_of(self, work: Coroutine[Any, Any, None]) -> None:
         """Run until it is asked to stop; raises what `work` raises before that."""
-        await _race(work, self.asked)
+        await _race(work, self.asked, settled=True)
 
     async def unless_urgent(self, work: Coroutine[Any, Any, None]) -> bool:
         """See it through unless it gets urgent before that; the answer says whether it ended."""
-        return await _race(work, self.urgent)
+        return await _race(work, self.urgent, settled=False)
 
 
 def leave_at_once(why: str) -> NoReturn:
@@ -73,8 +73,11 @@ def leave_at_once(why: str) -> NoReturn:
     os._exit(Exit.INTERRUPTED)
 
 
-async def _race(work: Coroutine[Any, Any, None], event: asyncio.Event) -> bool:
-    """Whether the work ended before the event; raises what it raised."""
+async def _race(work: Coroutine[Any, Any, None], event: asyncio.Event, *, settled: bool) -> bool:
+    """Whether the work ended before the event; raises what it raised.
+
+    With `settled`, work that lost the race has ended when this returns; without, nobody waits.
+    """
     working, waiting = asyncio.create_task(work), asyncio.create_task(event.wait())
     try:
         await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,3 +87,4 @@ async def _race(work: Coroutine[Any, Any, None], event: asyncio.Event) -> bool:
     finally:
         waiting.cancel()
         working.cancel()
+        await asyncio.wait({waiting, working} if settled else {waiting})

@@ -201,7 +201,7 @@ class Membership:
             timer.cancel()
         if self._members.pop(node_id, None) is not None:
             self._table.lose(node_id)
-            log.info("%s is lost: %s", node_id, reason)
+            log.info("%s is lost: %s", node_id, reason, extra={"is_loss": True})
             self._events.lost(node_id, reason)
             self._events.change()
 
