@@ -247,7 +247,8 @@ async def test_a_workflow_that_is_too_long_for_its_pages_says_so_and_can_be_read
             await one.submit("job.text.slow", job_id=f"s{step}", workflow_id="w", step_index=step)
 
         async def pages(query: str) -> tuple[list[str], int]:
-            seen, cursor = [], ""
+            seen: list[str] = []
+            cursor = ""
             while True:
                 answer = await one.call("GET", f"/v1/jobs?workflow_id=w&limit=2{query}{cursor}")
                 if answer.status != 200:
