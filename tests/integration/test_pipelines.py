@@ -547,6 +547,48 @@ def test_a_run_whose_records_cannot_be_written_goes_on_when_they_can_again(
         assert ps.verify().mismatches == ()
 
 
+def test_a_run_whose_store_is_lost_is_not_begun_again_while_its_threads_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, again = threading.Event(), threading.Event()
+    overlapped: list[bool] = []
+    active: list[str] = []
+    pipeline = penstock.Pipeline("patient", cancel_grace=0.1)
+
+    @pipeline.map(over=lambda config, ctx: ["slow", "quick"], concurrency=2)
+    def work(item: str) -> str:
+        if item == "quick":
+            begun.wait(20)
+            return item
+        if active:
+            again.set()
+        active.append(item)
+        begun.set()
+        if len(overlapped) == 0:
+            overlapped.append(again.wait(1.0))  # the first: does a second begin meanwhile?
+        active.remove(item)
+        return item
+
+    app = app_of(pipeline)
+    monkeypatch.setattr("penstock.workloads.pipeline.executor.RunOptions", impatient)
+    with app.run(tmp_path) as ps:
+        store = ps.desk._services.pipelines.runs  # type: ignore[attr-defined]
+        save, refused = store.save, threading.Event()
+
+        async def refuse(given: Any) -> Any:
+            if begun.is_set() and not overlapped:
+                refused.set()
+                raise StoreFull("no space left")
+            return await save(given)
+
+        store.save = refuse
+        run = ps.pipelines.start("patient")
+        assert refused.wait(20)
+        assert ps.get(run.id).wait(timeout=20).state is penstock.JobState.SUCCEEDED
+        assert ps.pipelines.get(run.id).resumes == 1
+        assert overlapped == [False]
+
+
 def impatient(**given: Any) -> RunOptions:
     return RunOptions(**given, store_patience=0.2)
 

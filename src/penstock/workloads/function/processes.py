@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from penstock.lifecycles.canonical import JobState
@@ -45,23 +46,36 @@ class ProcessPool:
         self._kill_grace = kill_grace
         self._max_result = max_result
 
-    async def run(self, function: JobFunction[..., Any], task: Task, ctx: Context) -> Outcome:
+    async def run(
+        self,
+        function: JobFunction[..., Any],
+        task: Task,
+        ctx: Context,
+        *,
+        kill_grace: float | None = None,
+        began: Callable[[], None] = lambda: None,
+    ) -> Outcome:
+        """`kill_grace` of this job, if it has its own; `began` is called when there is room."""
         async with self._room:
+            began()
+            grace = self._kill_grace if kill_grace is None else kill_grace
             while True:
                 order = self._order(function, task, ctx)
                 try:
                     one = self._take(order.offline)
                 except (OSError, RuntimeError) as problem:
                     return _not_started(problem)
-                outcome = await self._run_in(one, order, ctx)
+                outcome = await self._run_in(one, order, ctx, grace)
                 if outcome is not None:
                     return outcome
 
-    async def _run_in(self, one: ChildProcess, order: frames.Run, ctx: Context) -> Outcome | None:
+    async def _run_in(
+        self, one: ChildProcess, order: frames.Run, ctx: Context, kill_grace: float
+    ) -> Outcome | None:
         self._busy.add(one)
         outcome = None
         try:
-            outcome = await Attempt(one, ctx, self._kill_grace).run(order)
+            outcome = await Attempt(one, ctx, kill_grace).run(order)
             return outcome
         finally:
             self._busy.discard(one)

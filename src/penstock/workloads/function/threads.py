@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Call(Generic[T]):
     """One piece of work, and the future of its end."""
 
-    __slots__ = ("_ticket", "context", "done", "end", "settled", "work")
+    __slots__ = ("_ticket", "context", "done", "end", "left", "settled", "work")
 
     def __init__(self, work: Callable[[], T], done: asyncio.Future[T]) -> None:
         self.work = work
@@ -32,6 +32,8 @@ class Call(Generic[T]):
         self.context = copy_context()
         self.end: T | BaseException | None = None
         self.settled = False
+        self.left = False
+        """Nobody waits for it any more, and its thread does not count."""
         self._ticket = [None]
 
     def claim(self) -> bool:
@@ -92,6 +94,16 @@ class ThreadPool(Generic[T]):
         call.done.cancel()
         return True
 
+    def leave(self, call: Call[T]) -> None:
+        """Count the thread of a call that does not end no more, so that others have room."""
+        if not call.settled and not call.left:
+            call.left = True
+            self._size += 1
+
+    def grow_to(self, size: int) -> None:
+        """Have at least so many."""
+        self._size = max(self._size, size)
+
     async def close(self, patience: float) -> None:
         """End the threads. One that is still at work after `patience` is left to itself."""
         for _ in self._threads:
@@ -128,4 +140,6 @@ class ThreadPool(Generic[T]):
         self._woken = False
         while self._ended:
             self._busy -= 1
-            self._ended.popleft().settle()
+            call = self._ended.popleft()
+            self._size -= call.left
+            call.settle()

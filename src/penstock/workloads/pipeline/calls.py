@@ -4,7 +4,10 @@ A call never raises what the function raised; it returns it, so that nothing a f
 can be taken for something of ours. asyncio's cancellation of the caller passes.
 
 A thread can't be killed. One whose call ran out of time, or was given up, is left to itself
-and holds its place in the pool until it ends.
+and holds its place in the pool until it ends, or its run does.
+
+The runs of one process share their threads and processes. So a call may wait for one of them;
+its own time counts from when it begins.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar, cast
@@ -79,15 +83,60 @@ class Order:
         return self.stage.fn(**arguments)
 
 
-class Calls:
-    """Where the functions of stages run. One may serve many jobs."""
+class Pools:
+    """The threads and processes of all runs of one process, made when they are first needed."""
 
-    def __init__(self, clock: Clock, options: RunOptions, kill_grace: float | None = None) -> None:
-        self._clock, self._options = clock, options
-        self._grace = options.kill_grace if kill_grace is None else kill_grace
+    def __init__(self, options: RunOptions) -> None:
+        self._options = options
         self._threads: ThreadPool[Any] | None = None
         self._processes: ProcessPool | None = None
+
+    def threads(self, least: int) -> ThreadPool[Any]:
+        """`least`: as many as one stage may want at once."""
+        if self._threads is None:
+            self._threads = ThreadPool(self._options.threads)
+        self._threads.grow_to(least)
+        return self._threads
+
+    def processes(self) -> ProcessPool:
+        if self._processes is None:
+            options = self._options
+            self._processes = ProcessPool(
+                options.processes or os.cpu_count() or 1,
+                kill_grace=options.kill_grace,
+                max_result=options.max_result,
+            )
+        return self._processes
+
+    async def close(self) -> None:
+        """End the processes and the threads that are idle; leave the others."""
+        processes, self._processes = self._processes, None
+        threads, self._threads = self._threads, None
+        if processes is not None:
+            await processes.close()
+        if threads is not None:
+            await threads.close(0.0)
+
+
+class Calls:
+    """The calls of one run."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        options: RunOptions,
+        kill_grace: float | None = None,
+        *,
+        pools: Pools | None = None,
+        threads: int = 1,
+    ) -> None:
+        """Without `pools`, it has its own. `threads`: as many as it may want at once."""
+        self._clock, self._options = clock, options
+        self._grace = options.kill_grace if kill_grace is None else kill_grace
+        self._own = pools is None
+        self._pools, self._most = pools or Pools(options), threads
         self._left: dict[str, Callable[[], bool]] = {}
+        self._stuck: list[Call[Any]] = []
         BRIDGE.open()
         self._open = True
 
@@ -109,20 +158,21 @@ class Calls:
         finally:
             if not call.settled and not self._pool().drop(call):
                 self._left[name] = lambda: not call.settled
+                self._stuck.append(call)
 
     def abandoned(self) -> tuple[str, ...]:
         """`stage/key` of calls that were given up and still run."""
         return tuple(name for name, runs in self._left.items() if runs())
 
     async def close(self) -> None:
-        """End the processes and the threads that are idle; leave the others."""
+        """Give back what it has; what does not end is left to itself."""
         if not self._open:
             return
         self._open = False
-        if self._processes is not None:
-            await self._processes.close()
-        if self._threads is not None:
-            await self._threads.close(0.0)
+        for call in self._stuck:
+            self._pool().leave(call)
+        if self._own:
+            await self._pools.close()
         BRIDGE.close()
 
     # -- in the event loop --------------------------------------------------------
@@ -169,31 +219,36 @@ class Calls:
     # -- in a thread --------------------------------------------------------------
 
     async def _in_thread(self, order: Order) -> Ended:
-        pool = self._pool()
-        call = pool.submit(partial(_perform, order, self._options.max_outputs))
+        work = partial(_perform, order, self._options.max_outputs)
+        timeout = order.timeout
+        began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if timeout is not None:
+            work = partial(_begin, asyncio.get_running_loop(), began, work)
+        call = self._pool().submit(work)
         try:
-            if order.timeout is None or await self._in_time(call.done, order.timeout):
+            if timeout is None:
+                return cast(Ended, await call.done)
+            if not await self._in_time(began, timeout) and self._pool().drop(call):
+                return TimeoutError(f"no thread was free for it within {timeout:g} s")
+            order.ctx.start_clock(timeout)
+            if await self._in_time(call.done, timeout):
                 return cast(Ended, await call.done)
         except asyncio.CancelledError:
             self._give_up(order, call, "cancelled")
             raise
-        if self._give_up(order, call, "it ran out of time"):
-            return TimeoutError(f"no thread was free for it within {order.timeout:g} s")
-        return _too_late(order.timeout)
+        self._give_up(order, call, "it ran out of time")
+        return _too_late(timeout)
 
-    def _give_up(self, order: Order, call: Call[Any], reason: str) -> bool:
-        """Stop waiting for a call. True if it had not begun, and now never will."""
+    def _give_up(self, order: Order, call: Call[Any], reason: str) -> None:
+        """Stop waiting for a call. One that has not begun never will."""
         order.ctx.cancel.request(reason)
         call.done.cancel()
-        if self._pool().drop(call):
-            return True
-        self._leave(order, lambda: not call.settled)
-        return False
+        if not self._pool().drop(call):
+            self._leave(order, lambda: not call.settled)
+            self._stuck.append(call)
 
     def _pool(self) -> ThreadPool[Any]:
-        if self._threads is None:
-            self._threads = ThreadPool(self._options.threads)
-        return self._threads
+        return self._pools.threads(self._most)
 
     # -- in a process -------------------------------------------------------------
 
@@ -201,17 +256,22 @@ class Calls:
         stage = order.stage
         if (problem := _not_importable(stage)) is not None:
             return problem
-        if self._processes is None:
-            size = self._options.processes or os.cpu_count() or 1
-            self._processes = ProcessPool(
-                size, kill_grace=self._grace, max_result=self._options.max_result
-            )
+        began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(
-            self._processes.run(_as_job(stage), _as_task(order), cast(Context, order.ctx))
+            self._pools.processes().run(
+                _as_job(stage),
+                _as_task(order),
+                cast(Context, order.ctx),
+                kill_grace=self._grace,
+                began=partial(self._begun, order, began),
+            )
         )
-        late = False
+        late, timeout = False, order.timeout
         try:
-            if order.timeout is not None and not await self._in_time(task, order.timeout):
+            if timeout is not None and not await self._in_time(began, timeout):
+                task.cancel()
+                return TimeoutError(f"no process was free for it within {timeout:g} s")
+            if timeout is not None and not await self._in_time(task, timeout):
                 late = True
                 order.ctx.cancel.request("it ran out of time")
             outcome = await asyncio.shield(task)
@@ -219,7 +279,12 @@ class Calls:
             task.cancel()  # the pool asks, tells and kills; then it lets that pass
             await asyncio.wait((task,))
             raise
-        return _too_late(order.timeout) if late else _ended(order, outcome)
+        return _too_late(timeout) if late else _ended(order, outcome)
+
+    def _begun(self, order: Order, began: asyncio.Future[None]) -> None:
+        if order.timeout is not None:
+            order.ctx.start_clock(order.timeout)
+        _mark(began)
 
     # -- time ---------------------------------------------------------------------
 
@@ -235,6 +300,20 @@ class Calls:
         name = f"{order.ctx.stage}/{order.ctx.key}"
         order.ctx.log(f"{name} does not end; it is left to itself", level="warning")
         self._left[name] = runs
+
+
+def _begin(
+    loop: asyncio.AbstractEventLoop, began: asyncio.Future[None], work: Callable[[], Ended]
+) -> Ended:
+    """In its thread: say that it begins."""
+    with suppress(RuntimeError):  # the loop is closed: nobody waits
+        loop.call_soon_threadsafe(_mark, began)
+    return work()
+
+
+def _mark(began: asyncio.Future[None]) -> None:
+    if not began.done():
+        began.set_result(None)
 
 
 def _perform(order: Order, most: int) -> Ended:

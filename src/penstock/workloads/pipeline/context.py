@@ -202,6 +202,10 @@ class StageContext:
             return math.inf
         return self._until - self._run.clock.monotonic()
 
+    def start_clock(self, timeout: float) -> None:
+        """Its time counts from now: it waited for a thread, or a process, before."""
+        self._until = self._run.clock.monotonic() + timeout
+
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         known = None if fraction is None or not math.isfinite(fraction) else float(fraction)
         self._run.on_progress(self.stage, known, bounded(str(message), _MAX_MESSAGE))

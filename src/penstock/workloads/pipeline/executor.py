@@ -31,10 +31,11 @@ from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
 from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
 from penstock.ports.pipelines import Claim
 from penstock.ports.token import Token
+from penstock.workloads.pipeline.calls import Pools
 from penstock.workloads.pipeline.closing import call_hooks
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.items import ItemRunner
-from penstock.workloads.pipeline.options import Silent
+from penstock.workloads.pipeline.options import DEFAULTS, Silent
 from penstock.workloads.pipeline.orchestrator import (
     AsyncPipelineOrchestrator,
     RunOptions,
@@ -61,6 +62,7 @@ class PipelineExecutor:
     def __init__(self, pipelines: Iterable[Definition], options: RunOptions | None = None) -> None:
         self._pipelines = {pipeline.topic: pipeline for pipeline in pipelines}
         self._options = options or RunOptions()
+        self._pools = Pools(self._options)
         self._items: dict[str, tuple[Definition, Stage]] = {}
         offers: dict[str, Offer] = {}
         for topic, pipeline in self._pipelines.items():
@@ -107,7 +109,7 @@ class PipelineExecutor:
             return _failure("BAD_INPUT", str(wrong))
 
     async def close(self) -> None:
-        pass
+        await self._pools.close()
 
     async def call_hooks(self, record: PipelineRecord) -> None:
         """For a run that has ended without its runner, who would have called them."""
@@ -131,6 +133,7 @@ class PipelineExecutor:
             tell=ctx,
             spread=Spread(world, task.request, pipeline),
             options=self._options,
+            pools=self._pools,
         )
         running = asyncio.ensure_future(orchestrator.run())
         try:
@@ -180,6 +183,7 @@ class PipelineExecutor:
             ctx.cancel,
             ctx,
             self._options,
+            pools=self._pools,
         )
         runner.scope.fans.update(given.fans)
         emitter = Emitter(world, record, ctx)
@@ -222,6 +226,8 @@ def make(app: Any, options: Mapping[str, Any]) -> PipelineExecutor:
     pipelines = app.pipelines.values() if app is not None else ()
     known = ("kill_grace", "threads", "processes")
     chosen = {name: options[name] for name in known if options.get(name) is not None}
+    # A run has more than one item at once, so that few runs need not mean few threads.
+    chosen["threads"] = max(chosen.get("threads", 0), DEFAULTS.threads)
     return PipelineExecutor(pipelines, RunOptions(**chosen))
 
 

@@ -31,7 +31,7 @@ from penstock.ports.clock import Clock
 from penstock.ports.pipelines import PipelineStore
 from penstock.ports.token import Token
 from penstock.workloads.pipeline.breakers import Breakers
-from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order
+from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order, Pools
 from penstock.workloads.pipeline.context import (
     AsyncStageContext,
     Notes,
@@ -66,20 +66,20 @@ class ItemRunner:
         tell: Tell | None = None,
         options: RunOptions = DEFAULTS,
         *,
-        calls: Calls | None = None,
-        breakers: Breakers | None = None,
+        pools: Pools | None = None,
     ) -> None:
         self._pipeline, self._clock, self._cancel = pipeline, clock, cancel
         self._tell = tell or Silent()
         self.payloads = Payloads(blobs, options)
         self.scope = RunScope(pipeline, record, store, self.payloads, clock, self._tell)
-        self._own_calls = calls is None
-        self.calls = calls or Calls(
+        self.calls = Calls(
             clock,
-            replace(options, threads=max(options.threads, self._most_threads())),
+            options,
             min(options.kill_grace, pipeline.cancel_grace),
+            pools=pools,
+            threads=self._most_threads(),
         )
-        self._breakers = breakers or Breakers(store, clock)
+        self._breakers = Breakers(store, clock)
         self._settings = {
             name: BreakerSettings.of(name, given) for name, given in pipeline.breakers.items()
         }
@@ -94,8 +94,7 @@ class ItemRunner:
         return await _Item(self, stage, item, cancel or self._cancel).run()
 
     async def close(self) -> None:
-        if self._own_calls:
-            await self.calls.close()
+        await self.calls.close()
         await self.scope.close()
 
     def _most_threads(self) -> int:

@@ -45,6 +45,7 @@ from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Interrupted
 from penstock.ports.pipelines import CancelAnswer, Claim, PipelineStore, RunQuery
+from penstock.workloads.pipeline.calls import Pools
 from penstock.workloads.pipeline.closing import call_hooks
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.following import Followers
@@ -89,6 +90,7 @@ class PipelineJobManager:
         patience = Patience(max_resumes=max_resumes, slack=sweep_every + lease)
         self._sweeper = Sweeper(store, self._pipelines, clock, self.owner, patience)
         self._options = replace(options or RunOptions(), lease=lease)
+        self._pools = Pools(self._options)
         self._ids = IdSource()
         self._runs: dict[str, RunningJob] = {}
         self._starting: set[str] = set()
@@ -133,6 +135,7 @@ class PipelineJobManager:
             for task in late:
                 task.cancel()
             await asyncio.wait(tasks)
+        await self._pools.close()
         self._deaf()
         self._deaf = _nothing
 
@@ -232,7 +235,13 @@ class PipelineJobManager:
             run.fence = record.fence
             definition = self._pipelines[record.pipeline]
             orchestrator = AsyncPipelineOrchestrator(
-                definition, record, self._store, self._blobs, self._clock, options=self._options
+                definition,
+                record,
+                self._store,
+                self._blobs,
+                self._clock,
+                options=self._options,
+                pools=self._pools,
             )
             await run.orchestrate(orchestrator)
         except Interrupted:

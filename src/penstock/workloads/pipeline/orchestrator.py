@@ -31,7 +31,7 @@ from penstock.ports.executor import Interrupted
 from penstock.ports.pipelines import PipelineStore, Saved
 from penstock.ports.token import Token
 from penstock.workloads.pipeline import resume, status
-from penstock.workloads.pipeline.calls import Calls
+from penstock.workloads.pipeline.calls import Pools
 from penstock.workloads.pipeline.checkpoint import Checkpoint
 from penstock.workloads.pipeline.closing import Closing, call_hooks
 from penstock.workloads.pipeline.definition import Definition
@@ -90,15 +90,15 @@ class AsyncPipelineOrchestrator:
         tell: Tell | None = None,
         spread: Spread | None = None,
         options: RunOptions = DEFAULTS,
-        calls: Calls | None = None,
+        pools: Pools | None = None,
     ) -> None:
-        """`calls` are threads and processes that other jobs use, too; it makes its own if none
+        """`pools` are threads and processes that other jobs use, too; it makes its own if none
         are given."""
         self._pipeline, self._record, self._blobs = pipeline, record, blobs
         self._store = patient(store, clock, options.store_patience)
         self._clock, self._options = clock, options
         self._tell: Tell = tell or Silent()
-        self._spread, self._calls = spread, calls
+        self._spread, self._pools = spread, pools
         self._token = Token()
         self.output = ""
         """Where the output of the last step is that ran here."""
@@ -138,6 +138,8 @@ class AsyncPipelineOrchestrator:
             self._stopping = how, reason or str(how)
             self._token.request(reason or str(how))
             if self._stage is not None:
+                if self._stage.halted is Halt.LOST:
+                    self._stage.hurry()
                 self._stage.halt(_HALTS[how], reason)
 
     # -- the seed's names ---------------------------------------------------------
@@ -212,7 +214,7 @@ class AsyncPipelineOrchestrator:
             self._token,
             self._tell,
             self._options,
-            calls=self._calls,
+            pools=self._pools,
         )
         self._abandoned.append(self._runner.calls.abandoned)
         self._runner.scope.on_progress = self._upkeep.progressed
@@ -400,4 +402,4 @@ class AsyncPipelineOrchestrator:
         """Nothing can be written any more: another has the job, or the store is lost."""
         self._token.request("its run can't be recorded any more")
         if self._stage is not None:
-            self._stage.halt(Halt.INTERRUPT, self._token.reason)
+            self._stage.halt(Halt.LOST, self._token.reason)

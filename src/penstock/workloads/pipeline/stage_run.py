@@ -39,6 +39,9 @@ class Halt(StrEnum):
     """Its job is cancelled, or given up: what ran counts as cancelled."""
     INTERRUPT = "interrupt"
     """Its worker stops: what ran will be run again."""
+    LOST = "lost"
+    """Nothing can be written any more. The job may be begun elsewhere as soon as it is left, so
+    threads, which can't be stopped, are waited for."""
     TIMEOUT = "timeout"
     """Its own time is up: what has not ended has failed."""
 
@@ -283,7 +286,7 @@ class StageRun:
                 raise error
 
     async def _wind_down(self, tasks: Sequence[asyncio.Task[None]], mode: str) -> None:
-        if self._spread is not None and self.halted is not Halt.INTERRUPT:
+        if self._spread is not None and self.halted not in (Halt.INTERRUPT, Halt.LOST):
             await self._spread.stop(self._checkpoint.record, self._stage, self._token.reason)
         rest = self._grace
         if self.halted is Halt.CANCEL:
@@ -292,7 +295,12 @@ class StageRun:
             await self._ended_within(tasks, moment)
         if mode != "thread":
             _cancel(tasks)
-        await self._ended_within(tasks, None if mode == "process" else rest)
+        if mode == "thread" and self.halted is Halt.LOST:
+            await asyncio.wait(
+                (_all_done(tasks), self._hurried), return_when=asyncio.FIRST_COMPLETED
+            )
+        else:
+            await self._ended_within(tasks, None if mode == "process" else rest)
         for task in tasks:
             if not task.done() and (item := self._at.get(task)) is not None:
                 self._left[f"{self._stage.name}/{item.key}"] = task
