@@ -22,6 +22,7 @@ import pytest
 import penstock
 from penstock.adapters.files.starts import FileStarts
 from penstock.adapters.sqlite.containers.store import SqliteContainerStore
+from penstock.adapters.sqlite.database import APPLICATION_ID, migrations
 from penstock.cli.program import run
 from penstock.lifecycles.container import ContainerJobState
 from penstock.ports.pipelines import RunQuery
@@ -389,6 +390,19 @@ def test_bad_backups_and_bad_targets_are_refused_and_named(place: Place) -> None
     stray = {"path": "blobs/../../escape", "size": 0, "sha256": ""}
     refused(edit(files=[stray]), "damaged", "escape")
     assert {entry.name: entry.stat().st_ino for entry in place.data.iterdir()} == before
+
+
+def test_a_backup_of_an_older_penstock_is_brought_up_to_date(place: Place) -> None:
+    place.data.mkdir()
+    old = apsw.Connection(str(place.data / "penstock.db"))
+    old.execute(migrations()[0])
+    old.pragma("application_id", APPLICATION_ID)
+    old.pragma("user_version", 1)
+    old.close()
+    place("backup", "copy")
+    data = place.folder / "elsewhere"
+    assert "0 jobs" in place("restore", "copy", data=data)
+    assert "no such jobs" in place("ps", data=data)
 
 
 def test_a_database_of_a_newer_penstock_is_refused(place: Place) -> None:
