@@ -40,6 +40,35 @@ def test_the_environment_wins_over_the_file_and_options_over_both(tmp_path: Path
     assert (config.port, config.engine) == (9002, "auto")
 
 
+def test_the_token_comes_from_the_file_from_a_file_of_its_own_or_from_the_environment(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "secret").write_text("sesame\n")
+    assert loaded(tmp_path, token_file="secret").token == "sesame"
+    named = {"WORKER_TOKEN_FILE": str(tmp_path / "secret")}
+    assert loaded(tmp_path, named, token="other").token == "sesame"
+    assert load_config(None, {"WORKER_TOKEN": "open"}, {"host": "0.0.0.0"}).token == "open"
+    assert loaded(tmp_path, {"WORKER_TOKEN": "open"}, token_file="secret").token == "open"
+
+
+@pytest.mark.parametrize("content", [None, b" \n", b"\xff"])
+def test_a_token_file_that_has_none_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "secret").write_bytes(content)
+    with pytest.raises(Misconfigured, match="token_file"):
+        loaded(tmp_path, token_file="secret", host="0.0.0.0")
+    with pytest.raises(Misconfigured, match="set one of them"):
+        loaded(tmp_path, token_file="secret", token="sesame")
+
+
+def test_folders_are_taken_from_the_file_and_from_the_environment(tmp_path: Path) -> None:
+    config = loaded(tmp_path, jobs_dir="jobs", docker_root_dir="/srv/docker")
+    assert (config.jobs_dir, config.docker_root_dir) == (tmp_path / "jobs", Path("/srv/docker"))
+    environ = {"WORKER_JOBS_DIR": "/srv/jobs", "DOCKER_ROOT_DIR": "/mnt/docker"}
+    config = loaded(tmp_path, environ, jobs_dir="jobs")
+    assert (config.jobs_dir, config.docker_root_dir) == (Path("/srv/jobs"), Path("/mnt/docker"))
+
+
 @pytest.mark.parametrize("name", ["defaults", "most"])
 def test_a_limit_that_is_named_leaves_the_others_as_they_are(tmp_path: Path, name: str) -> None:
     usual = getattr(WorkerConfig(), name)

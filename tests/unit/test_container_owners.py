@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
+
+import pytest
 
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
@@ -62,6 +68,31 @@ async def test_what_a_killed_owner_left_is_removed_once(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [owners.me, f"{owners.me}.lock"]
     owners.leave()
     assert os.listdir(tmp_path) == []
+
+
+@run_async
+async def test_an_owner_that_is_just_entering_is_not_taken_for_one_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(VirtualClock(), {"alpine:latest": Script()})
+    one, other = Owners(tmp_path), Owners(tmp_path)
+    flock, enters = fcntl.flock, True
+
+    def swept_before(file: IO[str], how: int) -> None:
+        nonlocal enters
+        if enters:  # no lock is held yet
+            enters = False
+            with ThreadPoolExecutor() as threads:
+                threads.submit(asyncio.run, other.sweep(engine)).result()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", swept_before)
+    folder = await asyncio.to_thread(one.enter)
+    assert not enters
+    assert folder.is_dir()
+    assert (tmp_path / f"{one.me}.lock").exists()
+    assert await other.sweep(engine) == []
+    one.leave()
 
 
 def printed_by(script: str, folder: Path) -> str:

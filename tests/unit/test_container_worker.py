@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -27,6 +29,7 @@ from penstock.ports.containers import Receipt, RecordQuery
 from penstock.testing.containers import Fault, Say, Script
 from penstock.workloads.container.config import Pull
 from penstock.workloads.container.engine import EngineUnavailable
+from penstock.workloads.container.files.sandbox import Sandboxes
 from penstock.workloads.container.standing import upkeep
 from penstock.workloads.container.standing.machine import Disk
 
@@ -669,3 +672,33 @@ async def test_an_image_that_was_pulled_and_is_not_used_any_more_is_removed(rig:
     await rig.passes(3600)
     assert "far:1" not in rig.engine.scripts
     assert {QUICK, SLOW, ENDLESS} <= set(rig.engine.scripts), "these were here before"
+
+
+class _Silent:
+    """A place whose files never come."""
+
+    async def stream(self, uri: str) -> AsyncIterator[bytes]:
+        await asyncio.get_running_loop().create_future()
+        yield b""
+
+
+@with_rig
+async def test_a_job_does_not_wait_for_ever_for_its_files(rig: Rig) -> None:
+    rig.sandboxes = Sandboxes(rig.config.jobs_dir / "jobs", rig.config.inputs, cast(Any, _Silent()))
+    worker = await rig.start()
+    inputs = [{"path": "a", "pointer": "s3://far/away"}]
+    await worker.submit(a_job("a", inputs=inputs, limits={"pull_seconds": 20}))
+    await worker.submit(a_job("b"))
+    record = await ended(worker, "a")
+    assert code_of(record) is Code.INPUT_UNAVAILABLE
+    assert record.error is not None
+    assert "longer than 20 s" in record.error.message
+    assert (await ended(worker, "b")).exit_code == 0
+
+
+@with_rig
+async def test_health_tells_of_the_disk_of_the_folder_that_is_configured(rig: Rig) -> None:
+    worker = await rig.start(docker_root_dir=rig.config.jobs_dir)
+    health = await worker.health()
+    assert health.docker_root_dir == str(rig.config.jobs_dir)
+    assert health.docker_disk_total_mb

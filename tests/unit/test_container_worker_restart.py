@@ -75,9 +75,10 @@ async def test_a_container_that_runs_on_is_adopted_and_its_job_ends_as_it_does(r
     record = await ended(second, "a")
     assert (record.state, record.exit_code) == (FINISHED, 0)
     assert record.stdout.gap, "nobody can know whether it wrote meanwhile"
-    stdout, _ = await second.text(record)
+    stdout, stderr = await second.text(record)
     assert "one\n" in stdout
     assert "two\n" in stdout
+    assert "may be missing" in stderr
     assert rig.ends() == {"a": 1}
     assert rig.engine.calls.count("start") == 1
     await rig.stop(second)

@@ -18,6 +18,8 @@ _ANY = "*"
 class Cors(Struct, frozen=True):
     origins: frozenset[str] = frozenset()
     """As `http://localhost:10000`; `*` is any. None: no page from elsewhere may call."""
+    any_may_change: bool = True
+    """Whether `*` also holds for what changes something; a listed page may do that anyway."""
 
     def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Refuse what a page from elsewhere would change.
@@ -32,7 +34,7 @@ class Cors(Struct, frozen=True):
             403,
             "ORIGIN_NOT_ALLOWED",
             "pages from elsewhere may not call this worker",
-            hint="add the page's origin to cors",
+            hint="add the page's origin to cors; for any page (*) the worker needs a token, too",
         )
 
     def headers(self, given: Mapping[bytes, bytes]) -> Headers:
@@ -47,7 +49,9 @@ class Cors(Struct, frozen=True):
         if not anybody:
             found.append(_VARY)
         if b"access-control-request-method" in given:
-            found.append((b"access-control-allow-methods", _METHODS))
+            may_change = self.any_may_change or origin is None or _text(origin) in self.origins
+            methods = _METHODS if may_change else b"GET,HEAD"
+            found.append((b"access-control-allow-methods", methods))
             wanted = given.get(b"access-control-request-headers")
             if wanted:
                 found.append((b"vary", b"Access-Control-Request-Headers"))
@@ -58,7 +62,7 @@ class Cors(Struct, frozen=True):
 
     def _lets(self, origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
         named = _text(origin)
-        if _ANY in self.origins or named in self.origins:
+        if named in self.origins or (_ANY in self.origins and self.any_may_change):
             return True
         own = named.partition("://")[2]
         return bool(own) and own == _text(headers.get(b"host", b""))

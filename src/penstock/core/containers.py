@@ -113,7 +113,8 @@ class Limits(Struct, frozen=True, kw_only=True):
     max_artifact_bytes: int = 64 << 20
     """Bytes that the output folder may hold in all."""
     pull_seconds: float = 300
-    """Seconds that fetching the image may take; they don't count as run time."""
+    """Seconds that fetching the image may take, and again its files; they don't count as run
+    time."""
 
 
 class InputFile(Struct, frozen=True, kw_only=True, omit_defaults=True):

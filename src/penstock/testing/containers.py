@@ -114,6 +114,7 @@ class FakeEngine:
     """Keeps what it was asked to make until it is asked to remove it."""
 
     name = "fake"
+    keeps_output = False
 
     def __init__(self, clock: Clock, scripts: Mapping[str, Script] | None = None) -> None:
         self._clock = clock

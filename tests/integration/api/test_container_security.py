@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from typing import Any
 
 import pytest
 from tests.integration.api.container_house import MemoryDesk, a_job, container_house
@@ -74,14 +75,15 @@ async def test_without_a_token_it_listens_on_loopback_only(host: str) -> None:
         ({}, "localhost", 200),
         ({}, "evil.example", 421),
         ({"cors": (PAGE,)}, "evil.example", 421),
-        ({"cors": ("*",)}, "evil.example", 200),
+        ({"cors": ("*",)}, "evil.example", 421),
+        ({"cors": ("*",), "token": "sesame"}, "evil.example", 200),
         ({"hosts": ("worker.example",)}, "worker.example:9000", 200),
         ({"hosts": ("worker.example",)}, "localhost", 421),
     ],
 )
 @run_async
 async def test_on_loopback_only_its_own_names_are_answered_to(
-    options: dict[str, tuple[str, ...]], host: str, status: int
+    options: dict[str, Any], host: str, status: int
 ) -> None:
     async with container_house(**options) as house:
         answer = await house.call("GET", "/health", headers={"Host": host})
@@ -138,6 +140,27 @@ async def test_any_page_may_call_where_that_is_allowed_as_in_the_protocol() -> N
             assert answer.headers["Access-Control-Allow-Origin"] == "*"
         denied = await house.call("GET", "/info", headers=origin, token="wrong")
         assert (denied.status, denied.headers["Access-Control-Allow-Origin"]) == (401, "*")
+
+
+@run_async
+async def test_without_a_token_any_page_may_read_and_only_listed_ones_submit() -> None:
+    listed = "http://board.example"
+    async with container_house(cors=("*", listed)) as house:
+        origin = {"Origin": PAGE}
+        read = await house.call("GET", "/health", headers=origin)
+        assert (read.status, read.headers["Access-Control-Allow-Origin"]) == (200, "*")
+        for method, path in (("POST", "/jobs"), ("DELETE", "/jobs/x"), ("POST", "/drain")):
+            answer = await house.call(method, path, a_job(), headers=origin)
+            assert (answer.status, answer.json["error"]["code"]) == (403, "ORIGIN_NOT_ALLOWED")
+        # A name that was made to point here is no way around that.
+        rebound = {"Origin": "http://evil.example", "Host": "evil.example"}
+        assert (await house.call("POST", "/jobs", a_job(), headers=rebound)).status == 421
+        assert house.desk.runs == {}
+        asks = {"Access-Control-Request-Method": "POST"}
+        asked = await house.call("OPTIONS", "/jobs", headers={**origin, **asks})
+        assert asked.headers["Access-Control-Allow-Methods"] == "GET,HEAD"
+        submitted = await house.call("POST", "/jobs", a_job(), headers={"Origin": listed})
+        assert submitted.status == 202
 
 
 @run_async

@@ -16,7 +16,7 @@ class ContainerHttpOptions(Struct, frozen=True, kw_only=True):
     token: str = ""
     """What callers send as `Authorization: Bearer`; empty means nothing, on loopback only."""
     cors: tuple[str, ...] = ()
-    """Origins of web pages that may call; `*` is any."""
+    """Origins of web pages that may call; `*` is any, which without a token may only read."""
     hosts: tuple[str, ...] = ()
     """Names by which it may be called. None: on loopback its own names, else any."""
     max_body: int = 1 << 20
@@ -30,12 +30,14 @@ class ContainerHttpOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def is_open_to_pages(self) -> bool:
-        """Whether any web page may call: then a name that points here by a trick gains nothing."""
-        return "*" in self.cors
+        """Whether any web page that has the token may call: then a name that points here by a
+        trick gains nothing."""
+        return "*" in self.cors and bool(self.token)
 
     @property
     def origins(self) -> Cors:
-        return Cors(frozenset(origin.lower().rstrip("/") for origin in self.cors))
+        origins = frozenset(origin.lower().rstrip("/") for origin in self.cors)
+        return Cors(origins, any_may_change=bool(self.token))
 
     def http(self) -> HttpOptions:
         """The same for the machinery."""

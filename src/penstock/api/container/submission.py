@@ -59,7 +59,8 @@ class LimitsBody(Struct, frozen=True, kw_only=True):
     max_artifact_bytes: Number | None = None
     """Bytes that the output folder may hold in all."""
     pull_seconds: Amount | None = None
-    """Seconds that fetching the image may take; they don't count as run time."""
+    """Seconds that fetching the image may take, and again its files; they don't count as run
+    time."""
 
 
 class TextBody(Struct, frozen=True):

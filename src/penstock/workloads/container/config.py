@@ -100,8 +100,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """0 takes a free one."""
     token: str = ""
     """What callers must send as `Authorization: Bearer …`; empty means nothing, on loopback."""
+    token_file: Path | None = None
+    """A file with the token, in place of `token`."""
     cors: tuple[str, ...] = ()
-    """Origins of web pages that may call it, as `http://localhost:10000`; `*` is any."""
+    """Origins of web pages that may call it, as `http://localhost:10000`; `*` is any. Without a
+    token any page may only read; one that is listed may also submit and cancel."""
     labels: tuple[str, ...] = ()
     """Told by /info, for whoever chooses among workers."""
     max_concurrent_jobs: Annotated[int, Meta(ge=1, le=1000)] = 2

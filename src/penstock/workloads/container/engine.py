@@ -224,6 +224,8 @@ class Engine(Protocol):
 
     name: str
     """`docker`, `podman`, `oci`."""
+    keeps_output: bool
+    """Whether it keeps what a container writes while nobody is attached to it."""
 
     async def facts(self) -> EngineFacts: ...
 

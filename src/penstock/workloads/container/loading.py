@@ -22,6 +22,8 @@ from penstock.workloads.container.protocol.policy import check_pattern
 VARIABLES = {
     "WORKER_ID": "worker_id",
     "WORKER_PORT": "port",
+    "WORKER_TOKEN": "token",
+    "WORKER_TOKEN_FILE": "token_file",
     "MAX_CONCURRENT_JOBS": "max_concurrent_jobs",
     "WORKER_JOBS_DIR": "jobs_dir",
     "DOCKER_ROOT_DIR": "docker_root_dir",
@@ -44,9 +46,13 @@ def load_config(
     said = {field: environ[name] for name, field in VARIABLES.items() if environ.get(name)}
     for field, value in said.items():
         config = _with(config, field, value, _variable(field))
+    if ("token" in said) != ("token_file" in said):  # it wins over the file's other one, too
+        other = {"token_file": None} if "token" in said else {"token": ""}
+        config = msgspec.structs.replace(config, **other)
     for field, value in (flags or {}).items():
         if value is not None:
             config = _with(config, field, value, f"option {field}")
+    config = _with_token(config)
     _check_together(config)
     return config
 
@@ -65,15 +71,16 @@ def _from_file(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise Misconfigured(f"{file}: is not a map of settings")
     values = {_CAMEL.get(str(key), str(key)): value for key, value in values.items()}
-    if isinstance(folder := values.get("jobs_dir"), str):
-        values["jobs_dir"] = str(file.resolve().parent / os.path.expanduser(folder))
+    for name in ("jobs_dir", "token_file"):
+        if isinstance(path := values.get(name), str):
+            values[name] = str(file.resolve().parent / os.path.expanduser(path))
     return values
 
 
 def _converted(values: dict[str, Any], place: str) -> WorkerConfig:
     values |= {name: _limits(name, values[name], place) for name in _LIMITS if name in values}
     try:
-        return msgspec.convert(values, WorkerConfig)
+        return msgspec.convert(values, WorkerConfig, dec_hook=_path)
     except msgspec.ValidationError as error:
         message, _, where = str(error).replace("`", "").partition(" - at $")
     path = where.strip(".")
@@ -103,13 +110,33 @@ def _limits(name: str, given: Any, place: str) -> Any:
 def _with(config: WorkerConfig, field: str, value: Any, place: str) -> WorkerConfig:
     kind = WorkerConfig.__annotations__[field]
     try:
-        converted = msgspec.convert({field: value}, WorkerConfig, strict=False)
+        converted = msgspec.convert({field: value}, WorkerConfig, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         message = str(error).replace("`", "").partition(" - at $")[0]
         raise Misconfigured(
             f"{place}: {value!r}: {message[0].lower() + message[1:]}", hint=f"{field}: {kind}"
         ) from None
     return msgspec.structs.replace(config, **{field: getattr(converted, field)})
+
+
+def _path(kind: type, value: Any) -> Any:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise ValueError(f"expected {kind.__name__.lower()}, got {type(value).__name__}")
+
+
+def _with_token(config: WorkerConfig) -> WorkerConfig:
+    if config.token_file is None:
+        return config
+    if config.token:
+        raise Misconfigured("token and token_file: set one of them")
+    try:
+        token = config.token_file.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"token_file: {config.token_file} can't be read: {error}") from None
+    if not token:
+        raise Misconfigured(f"token_file: {config.token_file} is empty")
+    return msgspec.structs.replace(config, token=token)
 
 
 def _variable(field: str) -> str:

@@ -32,8 +32,12 @@ class Owners:
         """Hold this owner's lock; returns a folder of its own."""
         mine = self._folder / self.me
         mine.mkdir(parents=True, mode=0o700)
-        self._held = open(self._folder / f"{self.me}{_LOCK}", "w")  # noqa: SIM115 held for life
+        # Whoever sweeps takes a lock that nobody holds for that of one who died: it gets its
+        # name only when it is held.
+        new = self._folder / f".{self.me}"
+        self._held = open(new, "w")  # noqa: SIM115 held for life
         fcntl.flock(self._held, fcntl.LOCK_EX)
+        new.rename(self._folder / f"{self.me}{_LOCK}")
         return mine
 
     def leave(self) -> None:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
+from penstock.core.containers import Stream
 from penstock.ports.clock import Clock
 from penstock.workloads.container.engine import (
     Attached,
@@ -80,7 +81,8 @@ class Attendance:
 
     async def resume(self) -> None:
         """Take hold of a container that runs, and was left alone for a while."""
-        self._note_gap()
+        if not self._engine.keeps_output:
+            self._tell_gap("no worker was there")
         try:
             await self._attach_again()
         except EngineUnavailable as error:
@@ -155,6 +157,13 @@ class Attendance:
             self._unkept = True
             self._note_gap()
 
+    def _tell_gap(self, why: str) -> None:
+        """Where it belongs, among what the job itself wrote to be read by people."""
+        self._note_gap()
+        with suppress(Exception):
+            line = f"[what was written here while {why} may be missing]\n"
+            self._output.write(Stream.STDERR, line.encode())
+
     def _note_gap(self) -> None:
         with suppress(OSError):
             self._output.missed()
@@ -188,7 +197,7 @@ class Attendance:
             raise Lost(f"the container engine went away before the job had its input: {error}")
         self.present.set()
         self._back_at = self._clock.monotonic()
-        self._note_gap()
+        self._tell_gap("the container engine was away")
         if state is ContainerState.RUNNING and not self._let_go:
             await self._attach_again()
 

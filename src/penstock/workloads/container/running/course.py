@@ -33,11 +33,11 @@ from penstock.workloads.container.engine import (
     Plan,
 )
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.sandbox import Sandbox
+from penstock.workloads.container.files.sandbox import BadInput, Sandbox
 from penstock.workloads.container.files.weighing import Hidden
 from penstock.workloads.container.protocol.policy import chosen_runtime
 from penstock.workloads.container.running.attending import Attendance
-from penstock.workloads.container.running.ending import Cause, Story, Trouble, trouble_of
+from penstock.workloads.container.running.ending import Cause, Story, Trouble, number, trouble_of
 from penstock.workloads.container.running.measuring import Meter
 from penstock.workloads.container.running.patience import (
     Asked,
@@ -114,7 +114,8 @@ class Course:
         try:
             image = await self._asked.unless(self._image())
             self.image_id = image.id
-            mounts = await self._asked.unless(self._sandbox.prepare(self._job))
+            preparing = self._files("inputs", self._sandbox.prepare)
+            mounts = await self._asked.unless(preparing)
         except Stopped:
             return self._cancelled()
         await self._create(image, mounts)
@@ -146,9 +147,18 @@ class Course:
         resolving = Resolving(self._engine, self._config, self._clock)
         if self._job.mode is not Mode.BUILD:
             return await resolving.image(self._job)
-        context = await self._sandbox.build_context(self._job)
+        context = await self._files("runtime.build.context", self._sandbox.build_context)
         tag = built_tag(self._name)
         return await resolving.build(self._job, context, tag, self._labels, self.build_log)
+
+    async def _files(self, field: str, make: Callable[[ContainerJob], Coroutine[Any, Any, T]]) -> T:
+        """What a pointer leads to may never come; it has as long as the image has."""
+        seconds = self._job.limits.pull_seconds
+        try:
+            return await within(self._clock, seconds, make(self._job))
+        except Late:
+            said = f"took longer than {number(seconds)} s to fetch (runtime.limits.pull_seconds)"
+            raise BadInput(said, field=field, code=Code.INPUT_UNAVAILABLE) from None
 
     async def _create(self, image: Image, mounts: tuple[Mount, ...]) -> None:
         try:

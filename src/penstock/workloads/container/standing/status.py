@@ -65,7 +65,8 @@ class Standing:
     def health(self) -> WorkerHealth:
         config, machine, facts = self._config, self._machine, self._watch.facts
         memory, problems = machine.memory(), self._problems()
-        jobs_disk, root_dir = disk_of(config.jobs_dir), facts.root_dir if facts else ""
+        jobs_disk = disk_of(config.jobs_dir)
+        root_dir = str(config.docker_root_dir or (facts.root_dir if facts else ""))
         engine_disk = disk_of(root_dir)
         return WorkerHealth(
             status="degraded" if problems else "ok",

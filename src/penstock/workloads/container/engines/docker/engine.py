@@ -67,6 +67,8 @@ class DockerEngine:
     allows user namespaces, that of `engines.seccomp`.
     """
 
+    keeps_output = False
+
     def __init__(
         self, socket: Path | str, *, seccomp: str | None = None, timeout: float = 60
     ) -> None:

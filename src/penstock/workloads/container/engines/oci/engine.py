@@ -41,6 +41,7 @@ class OciEngine:
     """
 
     name = "oci"
+    keeps_output = True
 
     def __init__(self, root: Path, *, runtime: str = "", max_image: int = LARGEST) -> None:
         """`max_image`: bytes that an image may have, unpacked."""
