@@ -26,6 +26,7 @@ from penstock.control.losses import Losses
 from penstock.control.reconciler import Reconciler
 from penstock.control.roster import WorkerRecord
 from penstock.control.scheduler import Scheduler
+from penstock.control.store_retry import RetryingStore
 from penstock.core.job import Job, JobRequest
 from penstock.core.transition import Accept, Answer, Change, Move, admit, advance, followers
 from penstock.core.verdict import Hold, SafetyVerdict
@@ -33,7 +34,7 @@ from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.bus import AnyMessage, Dispatch, Finished, jobs_of
 from penstock.testing.history import Promise
 from penstock.testing.simulation.book import SimStarts
-from penstock.testing.simulation.store import FaultyStore
+from penstock.testing.simulation.store import FaultyMemoryStore
 from penstock.testing.simulator import simulate
 from penstock.worker.worker import Worker
 
@@ -69,16 +70,17 @@ def test_an_acknowledgement_before_the_commit(monkeypatch: Patch) -> None:
 
 
 def test_a_disk_that_forgets_its_last_commit_in_a_crash(monkeypatch: Patch) -> None:
-    crash = FaultyStore.crash
+    crash = FaultyMemoryStore.crash
 
-    def forget(self: FaultyStore) -> None:
+    def forget(self: FaultyMemoryStore) -> None:
         crash(self)
-        newest = max(self._ids, default=None)
+        store = self.inner
+        newest = max(store._ids, default=None)
         if newest is not None:
-            job = self._jobs.pop(self._ids.pop(newest))
-            del self._logs[job.job_id]
+            job = store._jobs.pop(store._ids.pop(newest))
+            del store._logs[job.job_id]
 
-    monkeypatch.setattr(FaultyStore, "crash", forget)
+    monkeypatch.setattr(FaultyMemoryStore, "crash", forget)
     assert caught(Promise.KEPT)
 
 
@@ -259,6 +261,36 @@ def test_a_job_that_nobody_looks_after(monkeypatch: Patch) -> None:
         pass
 
     monkeypatch.setattr(Reconciler, "sweep", idle)
+    assert caught(Promise.ENDED)
+
+
+def test_a_read_that_fails_and_is_not_tried_again(monkeypatch: Patch) -> None:
+    async def once(self: RetryingStore, seqs: Sequence[int]) -> list[Job]:
+        return await self._store.fetch(seqs)
+
+    monkeypatch.setattr(RetryingStore, "fetch", once)
+    assert caught(Promise.ENDED)
+
+
+def test_a_wait_that_reads_first_and_registers_after(monkeypatch: Patch) -> None:
+    async def ended(self: Feed, job_id: str) -> Job:
+        job = await self._store.get(job_id)
+        assert job is not None
+        if job.is_final:
+            return job
+        waiter: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        self._waiters[job_id].append(waiter)
+        return await waiter
+
+    monkeypatch.setattr(Feed, "ended", ended)
+    assert caught(Promise.ANSWERED)
+
+
+def test_a_result_that_cannot_be_stored_and_holds_up_all_others(monkeypatch: Patch) -> None:
+    async def together(self: Scheduler, changes: list[Change]) -> list[Answer]:
+        return await self._retrying.apply(changes)
+
+    monkeypatch.setattr(Scheduler, "_commit", together)
     assert caught(Promise.ENDED)
 
 

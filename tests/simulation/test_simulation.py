@@ -1,6 +1,7 @@
-"""Thousands of seeded histories of the whole engine, each checked.
+"""Seeded histories of the whole engine, each checked: over memory, and fewer over SQLite.
 
-PENSTOCK_HISTORIES says how many, PENSTOCK_SEED where to begin; a failure names its seed.
+PENSTOCK_HISTORIES says how many (an eighth of them over SQLite), PENSTOCK_SEED where to begin;
+a failure names its seed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from penstock.core.verdict import Decision
 from penstock.testing.history import Began, LimitsSet, RulesSet, Told
 from penstock.testing.simulator import failing, simulate
 
-HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "1000"))
-PIECES = 10
+HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "400"))
+PIECES = 4
 FIRST = int(os.environ.get("PENSTOCK_SEED", "0")) or random.randrange(1 << 32)
 
 
@@ -25,11 +26,14 @@ def test_every_promise_is_kept_in_every_history(piece: int) -> None:
     size = HISTORIES // PIECES
     first = FIRST + piece * size
     bad = [simulated.report() for simulated in failing(range(first, first + size))]
+    over_sqlite = range(first, first + size // 8)
+    bad += [simulated.report() for simulated in failing(over_sqlite, sqlite=True)]
     assert not bad, "\n".join(bad)
 
 
-def test_a_seed_makes_the_same_history_every_time() -> None:
-    one, two = simulate(11), simulate(11)
+@pytest.mark.parametrize("sqlite", [False, True])
+def test_a_seed_makes_the_same_history_every_time(sqlite: bool) -> None:
+    one, two = simulate(11, sqlite=sqlite), simulate(11, sqlite=sqlite)
     assert one.history.events == two.history.events
     assert one.history.records == two.history.records
 

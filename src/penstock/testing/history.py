@@ -20,6 +20,7 @@ from penstock.core.job import Job, JobRequest
 from penstock.core.transition import BrokenLog, Folded, Transition, fold
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState, Role
 from penstock.ports.limits import Limit
+from penstock.ports.store import Mismatch
 
 
 class Promise(StrEnum):
@@ -34,6 +35,7 @@ class Promise(StrEnum):
     LIVE = "only the worker that has a job now moves it"
     FENCE = "no two runs under one fence"
     ONCE = "a job that may not run twice does not"
+    ANSWERED = "whoever waits for a job is told its end"
     COMMITTED = "nothing is visible before its commit"
     CURRENT = "no worker is told to run what has ended or was given to another"
     LINKED = "a retry is linked both ways, and is the only one"
@@ -194,6 +196,10 @@ class History(Struct):
     logs: Mapping[str, Sequence[Transition]] = field(default_factory=dict)
     quiescent: bool = True
     """Whether everything was given the time to come to its end."""
+    waiting: Sequence[str] = ()
+    """Jobs for whose end somebody still waits when all is over."""
+    mismatches: Sequence[Mismatch] = ()
+    """What the store itself finds wrong with what it holds."""
     presence_known: bool = False
     """Whether absences and hand-backs of workers were written down."""
 
@@ -202,6 +208,8 @@ def check(history: History) -> list[Violation]:
     """Every promise that this history breaks."""
     return [
         *_check_acknowledged(history),
+        *_check_waiting(history),
+        *(Violation(Promise.FOLD, found.job_id, found.problem) for found in history.mismatches),
         *_check_ends(history),
         *_check_logs(history),
         *_check_live(history),
@@ -224,6 +232,13 @@ def _check_acknowledged(history: History) -> Iterator[Violation]:
                 yield Violation(Promise.KEPT, job_id, "was acknowledged and is gone")
             elif held.request != event.job.request:
                 yield Violation(Promise.KEPT, job_id, "is not the request that was acknowledged")
+
+
+def _check_waiting(history: History) -> Iterator[Violation]:
+    for job_id in history.waiting:
+        record = history.records.get(job_id)
+        if record is not None and record.state in TERMINAL:
+            yield Violation(Promise.ANSWERED, job_id, f"is {record.state}, and a caller waits on")
 
 
 def _check_ends(history: History) -> Iterator[Violation]:

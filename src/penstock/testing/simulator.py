@@ -2,6 +2,7 @@
 
     python -m penstock.testing.simulator                  a thousand, from a random seed
     python -m penstock.testing.simulator --seed 7         one, telling all that happens
+    python -m penstock.testing.simulator --sqlite         over SQLite instead of memory
 
 The same seed makes the same history with the same code, so a failure can be looked at for
 as long as it takes.
@@ -16,6 +17,9 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from msgspec import Struct
 
@@ -33,44 +37,49 @@ class Simulated(Struct, frozen=True):
     violations: tuple[Violation, ...]
     failures: tuple[BaseException, ...]
     """What a service or a caller died of."""
+    sqlite: bool = False
 
     @property
     def ok(self) -> bool:
         return not (self.violations or self.failures)
 
     def report(self) -> str:
-        lines = [f"python -m penstock.testing.simulator --seed {self.seed}"]
+        store = " --sqlite" if self.sqlite else ""
+        lines = [f"python -m penstock.testing.simulator{store} --seed {self.seed}"]
         lines += [f"  {violation}" for violation in self.violations]
         lines += [f"  {type(error).__name__}: {error}" for error in self.failures]
         return "\n".join(lines)
 
 
-def simulate(seed: int, say: Callable[[str], None] = lambda text: None) -> Simulated:
-    """Make the history of one seed, and check it."""
+def simulate(
+    seed: int, say: Callable[[str], None] = lambda text: None, *, sqlite: bool = False
+) -> Simulated:
+    """Make the history of one seed, over memory or SQLite, and check it."""
     loop = VirtualLoop()
     try:
         asyncio.set_event_loop(loop)
-        try:
-            world = loop.run_until_complete(_live(seed, say))
-        except RuntimeError as error:
-            return Simulated(seed, History(), (), (error,))
+        with TemporaryDirectory(prefix="penstock-") if sqlite else nullcontext() as folder:
+            try:
+                world = loop.run_until_complete(_live(seed, say, Path(folder) if folder else None))
+            except RuntimeError as error:
+                return Simulated(seed, History(), (), (error,), sqlite)
     finally:
         asyncio.set_event_loop(None)
         loop.close()
     found = (*check(world.history), *check_gate(world.history))
-    return Simulated(seed, world.history, found, tuple(world.failures))
+    return Simulated(seed, world.history, found, tuple(world.failures), sqlite)
 
 
-async def _live(seed: int, say: Callable[[str], None]) -> World:
-    world = World(seed, say)
+async def _live(seed: int, say: Callable[[str], None], folder: Path | None) -> World:
+    world = World(seed, say, folder)
     await world.run()
     return world
 
 
-def failing(seeds: Iterable[int]) -> Iterator[Simulated]:
+def failing(seeds: Iterable[int], *, sqlite: bool = False) -> Iterator[Simulated]:
     """The histories of these seeds in which something is wrong."""
     for seed in seeds:
-        simulated = simulate(seed)
+        simulated = simulate(seed, sqlite=sqlite)
         if not simulated.ok:
             yield simulated
 
@@ -88,16 +97,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="replay this one, telling all that happens")
     parser.add_argument("--first", type=int, default=random.randrange(1 << 32))
     parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--sqlite", action="store_true", help="over SQLite instead of memory")
     options = parser.parse_args()
     if options.seed is not None:
-        simulated = simulate(options.seed, print)
+        simulated = simulate(options.seed, print, sqlite=options.sqlite)
         for violation in simulated.violations:
             _tell_life(violation.job_id, simulated.history)
         print(simulated.report() if not simulated.ok else "every promise was kept")
         return 0 if simulated.ok else 1
     logging.disable(logging.CRITICAL)
     begin, bad = time.monotonic(), 0
-    for simulated in failing(range(options.first, options.first + options.count)):
+    seeds = range(options.first, options.first + options.count)
+    for simulated in failing(seeds, sqlite=options.sqlite):
         bad += 1
         print(simulated.report())
     took = time.monotonic() - begin

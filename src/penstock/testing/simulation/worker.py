@@ -16,6 +16,7 @@ from penstock.testing.history import Absent, Began, CutOff, Finished, History, P
 from penstock.testing.simulation.book import SimBook, SimStarts
 from penstock.testing.simulation.engine import LIMITS
 from penstock.testing.simulation.link import SimLink
+from penstock.testing.simulation.store import UNSTORABLE
 from penstock.worker.worker import Worker, WorkerOptions
 
 BEAT = LIMITS.lease / 4
@@ -50,6 +51,9 @@ class SimExecutor:
             case "fail":
                 await asyncio.sleep(self._chance.random())
                 return Outcome(JobState.FAILED, error_code="BOOM")
+            case "unstorable":
+                await asyncio.sleep(self._chance.random())
+                return Outcome(JobState.FAILED, error_code=UNSTORABLE)
             case "endless":
                 await asyncio.sleep(1000)
             case "deaf":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import PenstockError, StoreFailed
@@ -14,7 +15,11 @@ from penstock.testing.history import Acknowledged, Heard, History, Told
 from penstock.testing.simulation.book import SimStarts
 from penstock.testing.simulation.engine import LIMITS, SimEngine
 from penstock.testing.simulation.gate import COLOURS, RULES, TOPICS, VOTERS, some_limits
-from penstock.testing.simulation.store import FaultyStore
+from penstock.testing.simulation.store import (
+    FaultyMemoryStore,
+    FaultySqliteStore,
+    FaultyStore,
+)
 from penstock.testing.simulation.worker import SimWorker
 
 UNREST = 12.0
@@ -22,17 +27,27 @@ UNREST = 12.0
 PATIENCE = 240
 """Seconds after which what has not ended counts as stuck."""
 Action = Callable[[], Coroutine[Any, Any, None]]
-ACTS = ("succeed", "succeed", "fail", "long", "deaf", "endless")
+ACTS = (*["succeed", "succeed", "fail", "long", "deaf", "endless"] * 3, "unstorable")
 
 
 class World:
     """One seed's worth of trouble."""
 
-    def __init__(self, seed: int, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        say: Callable[[str], None] = lambda text: None,
+        folder: Path | None = None,
+    ) -> None:
+        """In memory, or over SQLite in a folder."""
         self.chance = random.Random(seed)
         self.clock = LoopClock(asyncio.get_running_loop())
         self.history = History(presence_known=True)
-        self.store = FaultyStore(self.clock, self.chance, self.history)
+        self.store: FaultyStore
+        if folder is None:
+            self.store = FaultyMemoryStore(self.clock, self.chance, self.history)
+        else:
+            self.store = FaultySqliteStore(self.clock, self.chance, self.history, folder)
         self.starts = SimStarts()
         self.rules = self.chance.choice(RULES)
         self.limits = some_limits(self.chance)
@@ -40,6 +55,8 @@ class World:
         self.known: dict[str, str] = {}
         """Ids of jobs that some user knows of, and whose they are."""
         self.asked: list[JobRequest] = []
+        self.waiting: list[str] = []
+        """Jobs for whose end some user waits."""
         self.failures: list[BaseException] = []
         self._say = say
         self._background: set[asyncio.Task[None]] = set()
@@ -48,6 +65,7 @@ class World:
         self._say(f"{self.clock.monotonic():8.3f}  {text}")
 
     async def run(self) -> History:
+        self.store.read_slowness = self.chance.choice([0.0, 0.0, 0.0, 0.01, 0.1, 1.0])
         await self._boot()
         for _ in range(self.chance.randint(1, 3)):
             self._hire()
@@ -61,16 +79,24 @@ class World:
         return self.history
 
     async def _boot(self) -> None:
-        self.engine = SimEngine(
-            self.store,
-            self.clock,
-            self.chance,
-            self.history,
-            self.starts,
-            self.rules,
-            self.limits,
-        )
-        await self.engine.start()
+        while True:
+            self.engine = SimEngine(
+                self.store,
+                self.clock,
+                self.chance,
+                self.history,
+                self.starts,
+                self.rules,
+                self.limits,
+            )
+            try:
+                await self.engine.start()
+            except StoreFailed as error:
+                self.say(f"the engine can't start: {error}")
+                await self.engine.crash()
+                await asyncio.sleep(0.5)
+            else:
+                return
 
     def _hire(self) -> None:
         pool = self.chance.choice(["default", "default", "small"])
@@ -102,7 +128,9 @@ class World:
             self._cut,
             self._crash,
             self._break_disk,
+            self._break_reads,
             self._slow_disk,
+            self._slow_reads,
             self._set_clock,
             self._drain,
             self._stutter,
@@ -160,16 +188,24 @@ class World:
         await self._wait(job)
 
     async def _wait(self, job: Job) -> None:
-        if not job.is_final:
-            latest = await self.store.get(job.job_id)
-            assert latest is not None
-            job = latest if latest.is_final else await self.engine.feed.ended(job.job_id)
+        self.waiting.append(job.job_id)
+        try:
+            while not job.is_final:
+                try:
+                    job = await self.engine.feed.ended(job.job_id)
+                except StoreFailed:
+                    await asyncio.sleep(0.5)
+        finally:
+            self.waiting.remove(job.job_id)
         self.history.events.append(Told(job))
         self.say(f"{job.job_id} is told to have ended {job.state}")
 
     async def _follow(self, job: Job) -> None:
         with self.engine.feed.reading(job.job_id) as updates:
-            if (await self.engine.gateway.find(job.job_id)).is_final:
+            try:
+                if (await self.engine.gateway.find(job.job_id)).is_final:
+                    return
+            except StoreFailed:
                 return
             while (update := await updates.get()) is not None:
                 if (entry := getattr(update, "transition", None)) is not None:
@@ -279,6 +315,19 @@ class World:
     def _mend_disk(self) -> None:
         self.store.failing = False
 
+    async def _break_reads(self) -> None:
+        self.store.unreadable = self.chance.choice([0.1, 0.5, 1.0])
+        seconds = self.chance.choice([0.1, 0.6, LIMITS.lease * 1.5])
+        self.say(f"{self.store.unreadable:.0%} of all reads fail for {seconds:.1f} s")
+        asyncio.get_running_loop().call_later(seconds, self._mend_reads)
+
+    def _mend_reads(self) -> None:
+        self.store.unreadable = 0.0
+
+    async def _slow_reads(self) -> None:
+        self.store.read_slowness = self.chance.choice([0.0, 0.01, 0.1, 1.0])
+        self.say(f"a read takes up to {self.store.read_slowness} s")
+
     async def _slow_disk(self) -> None:
         self.store.slowness = self.chance.choice([0.0, 0.005, 0.1, 0.5])
         self.say(f"the disk takes up to {self.store.slowness} s")
@@ -307,8 +356,7 @@ class World:
     async def _calm_down(self) -> None:
         """All faults end, and somebody is there to do what is left."""
         self.say("all is calm")
-        self._mend_disk()
-        self.store.slowness = 0.0
+        self.store.mend()
         for worker in self.workers:
             worker.link.stutter = 0.0
         self._hire()
@@ -316,15 +364,17 @@ class World:
 
     async def _until_quiet(self) -> None:
         for _ in range(PATIENCE):
-            if not await self.store.unfinished():
+            if not await self.store.inner.unfinished():
                 break
             await asyncio.sleep(1.0)
         await asyncio.sleep(LIMITS.lease)
 
     async def _end(self) -> None:
         self.failures.extend(self.engine.failures)
+        self.history.waiting = tuple(self.waiting)
         await self.engine.crash()
-        self.store.close_history()
+        await self.store.close_history()
+        await self.store.close()
         for task in list(self._background):
             task.cancel()
         for worker in self.workers:
