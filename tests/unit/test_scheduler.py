@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from penstock.adapters.memory.bus import MemoryBus
 from penstock.adapters.memory.store import MemoryStore
 from penstock.control.board import Board
 from penstock.control.limits import Limits
@@ -21,6 +23,7 @@ from penstock.core.transition import Answer, Change, Move
 from penstock.core.verdict import Decision, SafetyVerdict
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.bus import (
+    HANDSHAKE,
     AnyMessage,
     Confirmed,
     Dispatch,
@@ -35,7 +38,7 @@ from penstock.ports.bus import (
     Started,
 )
 from penstock.testing.aio import run_async
-from penstock.testing.clock import VirtualClock
+from penstock.testing.clock import LoopClock, VirtualClock, VirtualLoop
 from penstock.testing.samples import T0, accept, failed, move, succeeded
 
 _E, _S = JobEvent, JobState
@@ -708,3 +711,30 @@ async def test_a_worker_that_has_come_back_is_not_lost_before_that_is_read() -> 
     assert site.board.adrift == {}
     await site.turn()
     assert site.board.roster.workers["w1"].ready
+
+
+def test_a_delayed_job_starts_at_its_time_though_the_clock_was_set() -> None:
+    """As after a computer has slept: its wall clock went on, and its timers did not."""
+    loop = VirtualLoop()
+
+    async def scenario() -> None:
+        clock, store, bus = LoopClock(loop, T0), MemoryStore(), MemoryBus()
+        board = Board(Roster({}), clock.now)
+        store.listen(board.observe)
+        scheduler = Scheduler(store, bus, board, SafetyKernel(), clock, Limits())
+        running = asyncio.ensure_future(scheduler.run())
+        await asyncio.sleep(1)
+        bus.publish(HANDSHAKE, [Handshake("w1", "default", ("job.*",), 1, {})])
+        await store.apply([accept("a", run_at=T0 + 3600)])
+        await asyncio.sleep(10)
+        clock.jump(3600)
+        await asyncio.sleep(2)
+        job = await store.get("a")
+        assert job is not None
+        assert job.state is _S.DISPATCHED
+        running.cancel()
+        await asyncio.wait([running])
+        await bus.close()
+
+    loop.run_until_complete(scenario())
+    loop.close()

@@ -56,6 +56,9 @@ _MOST_A_TURN = 500
 """Messages taken in, and jobs dispatched, in one commit at most: while the engine is busy
 with some, its workers are busy with others."""
 _NOT_STORABLE = "RESULT_NOT_STORABLE"
+_LOOK = 1.0
+"""Seconds between looks at the wall clock while something waits for a time: it may be set, and
+it goes on while the computer sleeps."""
 _KERNEL_RETRY = 1.0
 """Seconds between tries while the safety kernel can't answer."""
 
@@ -197,7 +200,7 @@ class Scheduler:
         if not pauses:
             await self._wake.wait()
         else:
-            pause = max(0.0, min(pauses))
+            pause = min(max(0.0, min(pauses)), _LOOK)
             waiter = asyncio.ensure_future(self._wake.wait())
             sleeper = asyncio.ensure_future(self.clock.sleep(pause))
             try:

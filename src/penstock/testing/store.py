@@ -808,6 +808,17 @@ class FallibleContract(StoreContract):
         assert (await store.verify()).mismatches == ()
 
     @run_async
+    async def test_a_very_large_batch_that_fails_leaves_nothing(self, store: Store) -> None:
+        await store.apply([accept("a")])
+        large = [accept(f"large{n}") for n in range(6000)]
+        with self.failing(store), pytest.raises(StoreFailed):
+            await store.apply(large)
+        assert await names(store) == "a"
+        assert set(verdicts(await store.apply(large))) == {"M"}
+        assert await store.tally() == {_S.PENDING: 6001}
+        assert (await store.verify()).mismatches == ()
+
+    @run_async
     async def test_lines_that_met_a_failing_commit_are_kept(self, store: Store) -> None:
         await store.apply([accept("a")])
         with self.failing(store):
