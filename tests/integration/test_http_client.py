@@ -453,6 +453,30 @@ async def test_a_full_line_says_when_to_come_back(desk: Desk, house: House) -> N
 
 
 @each_way
+async def test_no_more_jobs_wait_than_may_however_many_come_at_once(
+    desk: Desk, house: House
+) -> None:
+    await desk.limits.put(Limit(name="few", max_waiting=10))
+    ends = await asyncio.gather(
+        *(desk.submit([a_job(run_at=LATER)]) for _ in range(60)), return_exceptions=True
+    )
+    assert sum(isinstance(end, list) for end in ends) == 10
+    assert all(isinstance(end, list | TooMany) for end in ends)
+    assert (await desk.status()).waiting == 10
+
+
+@each_way
+async def test_a_batch_that_loses_a_race_for_an_id_stores_nothing(desk: Desk, house: House) -> None:
+    others = [a_job(job_id="x1"), a_job(job_id="same", labels={"a": "b"}), a_job(job_id="x2")]
+    ends = await asyncio.gather(
+        desk.submit([a_job(job_id="same")]), desk.submit(others), return_exceptions=True
+    )
+    assert sum(isinstance(end, Conflict) for end in ends) == 1
+    there = {job.job_id for job in await desk.find(JobQuery())}
+    assert there == ({"same"} if isinstance(ends[1], Conflict) else {"same", "x1", "x2"})
+
+
+@each_way
 async def test_schedules_are_kept(desk: Desk, house: House) -> None:
     schedule = Schedule(name="nightly", cron="0 3 * * *", request=a_job(), timezone="Europe/Rome")
     view = await desk.schedules.put(schedule)
