@@ -279,7 +279,7 @@ async def test_the_store_of_a_standalone_container_worker_is_in_the_backup(place
 
 
 def test_backups_of_a_busy_engine_show_one_moment_each(place: Place) -> None:
-    """Jobs, runs and blobs are made and pruned while backups are written."""
+    """Jobs, runs and blobs are made while backups are written."""
     over = threading.Event()
 
     def work(ps: Any) -> None:
@@ -289,7 +289,6 @@ def test_backups_of_a_busy_engine_show_one_moment_each(place: Place) -> None:
             run = ps.pipelines.start("shop")
             for job in [*jobs, ps.get(run.id)]:
                 job.wait()
-            ps.prune(1.0)
             number += 20
 
     with place.open() as ps:

@@ -5,10 +5,11 @@ the SHA-256 of every file. It is written under a temporary name, and gets its ow
 complete and on disk.
 
 It shows one moment. The records of OpenAI files and batches are read first, then a read
-transaction is begun on the jobs, then on the pipeline runs, and only then is anything copied.
-So a batch is never ahead of its jobs and a job never ahead of its run; the other way round is
-what a crash leaves too, and the engine makes it good when it starts. Blobs never change, and a
-shared lock keeps the pruner from deleting any until all are copied.
+transaction is begun on the jobs, then on the pipeline runs; if records or runs changed meanwhile,
+all of it is done again. Only then is anything copied. On a machine so busy that no such moment is
+found, the order still holds: a batch is never ahead of its jobs and a job never ahead of its run.
+The other way round is what a crash leaves too, and the engine makes it good when it starts. Blobs
+never change, and a shared lock keeps the pruner from deleting any until all are copied.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -135,9 +136,10 @@ class _Backup:
         with ExitStack() as stack:
             for blobs in (data / "blobs", data / "containers" / "blobs"):
                 stack.enter_context(_no_sweep(blobs))
-            records, snapshots = self._one_moment()
-            taken_at = time.time()
+            snapshots = self._snapshots()
             try:
+                records = self._one_moment([*snapshots.values()])
+                taken_at = time.time()
                 for name, snapshot in snapshots.items():
                     snapshot.copy(self._target(name))
                     self._files.append(_measured(self._part / name, name))
@@ -167,14 +169,19 @@ class _Backup:
 
     # -- one moment ---------------------------------------------------------------------
 
-    def _one_moment(self) -> tuple[dict[str, bytes], dict[str, Snapshot]]:
-        """The records and a state of each database, with no change of a record in between."""
+    def _one_moment(self, snapshots: Sequence[Snapshot]) -> dict[str, bytes]:
+        """Begin all snapshots at one moment; returns the records of that moment."""
         for tries_left in range(_TRIES, -1, -1):
-            records, snapshots = self._records(), self._snapshots()
-            if not tries_left or records == self._records():
+            records, changes = self._records(), [one.change for one in snapshots]
+            for one in snapshots:
+                one.begin()
+            # If the others did not change until they were begun, all are of when the first was.
+            same = changes[1:] == [one.change for one in snapshots][1:]
+            if not tries_left or (same and records == self._records()):
                 break
-            _close(snapshots.values())
-        return records, snapshots
+            for one in snapshots:
+                one.end()
+        return records
 
     def _records(self) -> dict[str, bytes]:
         """The records of OpenAI files and batches, by path."""

@@ -12,7 +12,7 @@ from penstock.adapters.sqlite.database import Schema, check_version, storage_err
 
 
 class Snapshot:
-    """One committed state of a database file, held by a read transaction until closed.
+    """One committed state of a database file, from `begin` to `end` or `close`.
 
     Writers are not blocked: the file is in WAL mode. The schema may be older than ours.
     """
@@ -24,13 +24,27 @@ class Snapshot:
             try:
                 self._connection.set_busy_timeout(5000)
                 check_version(self._connection, path, schema)
-                # A transaction has a state of the file only from its first read on.
-                self._connection.execute("BEGIN; SELECT count(*) FROM sqlite_schema").fetchall()
                 version = self._connection.pragma("user_version")
             except BaseException:
                 self._connection.close()
                 raise
         self.is_current = version == len(schema.migrations())
+
+    def begin(self) -> None:
+        with storage_errors(self.path):
+            # A transaction has a state of the file only from its first read on.
+            self._connection.execute("BEGIN; SELECT count(*) FROM sqlite_schema").fetchall()
+
+    def end(self) -> None:
+        with storage_errors(self.path):
+            self._connection.execute("ROLLBACK")
+
+    @property
+    def change(self) -> int:
+        """Another number after each commit of others; of the state that is held, if one is."""
+        with storage_errors(self.path):
+            number: int = self._connection.pragma("data_version")
+            return number
 
     def copy(self, to: Path) -> None:
         """Write this state to a new file that needs no write-ahead log."""
