@@ -49,6 +49,8 @@ class LettingGo:
             assert end.error is not None
             assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 5)
             assert shop.output.text(Stream.STDOUT) == "up\nafter\n"
+            told = "may be missing" in shop.output.text(Stream.STDERR)
+            assert told is not shop.engine.keeps_output
             assert [artifact.path for artifact in end.artifacts] == ["f"]
             assert end.image_id == (await shop.engine.image(job.image)).id
             await shop.remove(job)

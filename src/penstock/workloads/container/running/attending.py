@@ -81,6 +81,7 @@ class Attendance:
 
     async def resume(self) -> None:
         """Take hold of a container that runs, and was left alone for a while."""
+        self._note_gap()
         if not self._engine.keeps_output:
             self._tell_gap("no worker was there")
         try:
