@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.containers.conftest import GRACE
@@ -106,6 +107,22 @@ def test_an_engine_without_an_init_program_runs_jobs_all_the_same(
             served.cancel(name)
         finally:
             served.stop()
+        if engine == "docker":  # Podman does not say where it looks for one
+            said = doctor(tmp_path, DOCKER_HOST=f"unix://{address}")
+            assert "no init program" in said["containers: docker init"]["found"], said
+
+
+def doctor(folder: Path, **environ: str) -> dict[str, Any]:
+    """What `penstock doctor` found, by name."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("penstock"), "--data", folder / "d", "doctor", "--json"],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return {check["what"]: check for check in json.loads(done.stdout)}
 
 
 @pytest.mark.parametrize("engine", ["docker", "podman"])
