@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,8 +49,29 @@ def busybox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model_file() -> Path:
-    """A real language model, small: SmolLM2-135M-Instruct."""
+def llama_cpp() -> None:
+    """Language models can be run; without llama.cpp the test is skipped, and in CI it fails."""
+    if why := _no_llama_cpp():
+        if os.environ.get("CI"):
+            pytest.fail(f"in CI llama.cpp must be there: {why}")
+        pytest.skip(why)
+
+
+@cache
+def _no_llama_cpp() -> str:
+    from penstock.core.llm import LlmFailure
+    from penstock.workloads.spool.llama.trial import check_engine
+
+    try:
+        check_engine()
+    except LlmFailure as failure:
+        return failure.message
+    return ""
+
+
+@pytest.fixture(scope="session")
+def model_file(llama_cpp: None) -> Path:
+    """A real language model, small, and what runs it: SmolLM2-135M-Instruct."""
     from tests.models import smollm2
 
     return smollm2()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
+from functools import cache
 from pathlib import Path
 
 import penstock
 from penstock.app.asking import piece_of
+from penstock.core.llm import LlmFailure
 from penstock.lifecycles.spool import FOLDERS, Status
 from penstock.workloads.spool.config import ModelConfig, ServerConfig
+from penstock.workloads.spool.llama.trial import check_engine
 from penstock.workloads.spool.options import SpoolOptions
 from scenarios.scenario import Scenario, Stage, Story, expect
 
@@ -19,9 +21,12 @@ TOPIC = f"job.llm.{MODEL.stem}"
 QUESTION = "Name three colours."
 
 
+@cache
 def lacking() -> str:
-    if importlib.util.find_spec("xllamacpp") is None:
-        return "xllamacpp is not installed: pip install 'penstock[llm]' brings llama.cpp"
+    try:
+        check_engine()
+    except LlmFailure as failure:
+        return failure.message
     return "" if MODEL.exists() else "there is no model: 'make model' fetches a small one"
 
 

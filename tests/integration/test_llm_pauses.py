@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,12 +13,17 @@ import msgspec
 import pytest
 
 from penstock.api.metrics import Figures, Traffic
+from penstock.app.asking import aask
+from penstock.app.client import Client
 from penstock.app.engine import Engine
+from penstock.app.portal import Portal
 from penstock.config import load
+from penstock.core.errors import Unavailable
 from penstock.core.job import JobRequest
 from penstock.core.llm import Chat, EngineUnavailable, LlmCode, ModelFacts
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.executor import LlmExecutor
@@ -103,6 +109,19 @@ async def test_a_job_is_not_charged_for_an_engine_that_falls_ill_again_and_again
         ended = await one.desk.wait(job.job_id, 30)
     assert ended.state is JobState.SUCCEEDED
     assert ended.attempt == 5
+
+
+@run_async
+async def test_who_asks_is_told_at_once_that_the_engine_is_ill(tmp_path: Path) -> None:
+    runner = Ill()
+    runner.is_ill = True
+    async with engine(tmp_path, runner) as one:
+        client = Client(one.desk, Portal(asyncio.get_running_loop()), time.time)
+        for tell in (None, lambda text: None):
+            with pytest.raises(Unavailable, match=WHY):
+                await aask("Hello?", client=client, tell=tell)
+        jobs = await one.desk.find(JobQuery())
+        assert [job.state for job in jobs] == [JobState.CANCELLED] * 2
 
 
 async def told(desk: Any, *, paused: bool) -> None:

@@ -50,6 +50,7 @@ def test_an_answer_ends_with_its_turn_or_its_text(text: Text) -> None:
     assert text.ends == {2, 0}
 
 
+@pytest.mark.usefixtures("llama_cpp")
 @run_async
 async def test_a_prompt_has_as_many_tokens_as_in_the_spool(model_file: Path, text: Text) -> None:
     runner = LlamaRunner(ModelConfig(models=(str(model_file),), slots=2, context=256))

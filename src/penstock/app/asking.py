@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from penstock.app.alone import Alone
 from penstock.config import load
-from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.errors import InvalidRequest, JobCancelled, NotFound, Unavailable
 from penstock.core.job import Priority
 from penstock.core.llm import (
     Chat,
@@ -29,10 +30,23 @@ from penstock.workloads.function.options import SubmitOptions
 if TYPE_CHECKING:
     from penstock.app.application import Session
     from penstock.app.client import Client
+    from penstock.app.handle import JobHandle
 
-__all__ = ["Answer", "aask", "answer_of", "ask", "model_of", "piece_of", "question", "topic_for"]
+__all__ = [
+    "Answer",
+    "aask",
+    "answer_of",
+    "ask",
+    "model_of",
+    "piece_of",
+    "question",
+    "topic_for",
+    "unless_paused",
+]
 
 Tell = Callable[[str], None]
+_LOOK = 0.5
+"""Seconds between two looks at whether a model is paused."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,18 +109,19 @@ def ask(
 
     Without a client: the engine on the data folder, or one in this process. Without a model: the
     first that is served. `options` are those of `question`, as `max_tokens=100, temperature=0`.
-    Raises JobFailed and its kin.
+    Raises JobFailed and its kin, and Unavailable if the model's engine can't work now.
     """
     engine = client or _alone.client()
     topic = topic_for(engine.topics(), model)
     request = replace(question(prompt, **options), stream=tell is not None)
     handle = engine.submit(topic, msgspec.to_builtins(request), **_urgent(submit))
-    if tell is None:
-        return answer_of(handle.job_id, handle.result())
-    teller = _Teller(tell)
-    for update in handle.follow():
-        teller.add(update)
-    return teller.finished(answer_of(handle.job_id, handle.result()))
+    with unless_paused(engine, handle):
+        if tell is None:
+            return answer_of(handle.job_id, handle.result())
+        teller = _Teller(tell)
+        for update in handle.follow():
+            teller.add(update)
+        return teller.finished(answer_of(handle.job_id, handle.result()))
 
 
 async def aask(
@@ -123,12 +138,38 @@ async def aask(
     topic = topic_for(await engine.atopics(), model)
     request = replace(question(prompt, **options), stream=tell is not None)
     handle = await engine.asubmit(topic, msgspec.to_builtins(request), **_urgent(submit))
-    if tell is None:
-        return answer_of(handle.job_id, await handle.aresult())
-    teller = _Teller(tell)
-    async for update in handle.afollow():
-        teller.add(update)
-    return teller.finished(answer_of(handle.job_id, await handle.aresult()))
+    with unless_paused(engine, handle):
+        if tell is None:
+            return answer_of(handle.job_id, await handle.aresult())
+        teller = _Teller(tell)
+        async for update in handle.afollow():
+            teller.add(update)
+        return teller.finished(answer_of(handle.job_id, await handle.aresult()))
+
+
+@contextmanager
+def unless_paused(client: Client, handle: JobHandle) -> Iterator[None]:
+    """Who waits for an answer does not wait for an engine that can't work now: the job is
+    cancelled then, and Unavailable raised with the reason."""
+    found: list[str] = []
+
+    async def watch() -> None:
+        topic = handle.record.request.topic
+        while not (why := (await client.desk.status()).paused_topics.get(topic)):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK)
+        found.append(why)
+        await client.desk.cancel(handle.job_id, reason=f"its model is paused: {why}", timeout=0.0)
+
+    watching = asyncio.run_coroutine_threadsafe(watch(), client._portal.loop)
+    try:
+        yield
+    except JobCancelled as cancelled:
+        if not found:
+            raise
+        model = model_of(handle.record.request.topic)
+        raise Unavailable(f"the model {model} is paused: {found[0]}") from cancelled
+    finally:
+        watching.cancel()
 
 
 class _Teller:

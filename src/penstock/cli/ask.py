@@ -71,7 +71,7 @@ def _prompt(words: tuple[str, ...]) -> str:
 async def ask_once(
     place: Place, request: Chat, wanted: str, priority: str | None, stats: bool, json: bool
 ) -> int:
-    from penstock.app.asking import answer_of, topic_for
+    from penstock.app.asking import answer_of, topic_for, unless_paused
 
     async with AsyncExitStack() as opened:
         patience = opened.enter_context(Patience("looking for a model"))
@@ -83,7 +83,7 @@ async def ask_once(
         handle = await client.asubmit(
             topic, msgspec.to_builtins(request), priority=priority or "interactive"
         )
-        with Paper(patience, silent=json) as paper:
+        with unless_paused(client, handle), Paper(patience, silent=json) as paper:
             async with interruptible(handle) as interrupted:
                 async for update in handle.afollow():
                     paper.add(update)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.app.asking import unless_paused
 from penstock.cli.answers import Paper, Patience, chat_of, stats_of
 from penstock.cli.exits import Exit
 from penstock.cli.groups import nearest
@@ -100,10 +101,11 @@ class Talk:
         ):
             handle = self._submit(request)
             interruption.concerns(handle)
-            for update in handle.follow():
-                paper.add(update)
             try:
-                result = msgspec.convert(handle.result(), LlmResult)
+                with unless_paused(self._partner.client(), handle):
+                    for update in handle.follow():
+                        paper.add(update)
+                    result = msgspec.convert(handle.result(), LlmResult)
             except JobCancelled:
                 if not interruption.heard:
                     raise

@@ -162,13 +162,14 @@ async def _containers(settings: Settings) -> AsyncIterator[Check]:
 def _models(settings: Settings) -> Iterator[Check]:
     """Whether a language model could be served; none is needed for anything else."""
     from penstock.core.llm import LlmFailure
-    from penstock.workloads.spool.llama.trial import engine_version
+    from penstock.workloads.spool.llama.trial import check_engine
     from penstock.workloads.spool.models.shelf import ModelShelf
 
     try:
-        yield Check("models: engine", _OK, engine_version())
+        yield Check("models: engine", _OK, check_engine())
     except LlmFailure as missing:
-        yield Check("models: engine", _NOTE, missing.message, "pip install 'penstock[llm]'")
+        what, _, advice = missing.message.partition(": ")
+        yield Check("models: engine", _NOTE, what, advice)
     names = [model.name for model in ModelShelf(settings.model_folder).list()]
     if names:
         yield Check("models", _OK, ", ".join(names))

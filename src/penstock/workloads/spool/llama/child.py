@@ -3,6 +3,9 @@
 It is run as a file and imports nothing of ours, so that it starts quickly and whatever happens
 in llama.cpp happens here. What it is told comes as one line on standard input, which stays open
 as long as the parent lives; what it tells goes out in lines on standard output.
+
+    child.py FOLDER           FOLDER is the child's own
+    child.py FOLDER --check   only tell whether llama.cpp can be loaded
 """
 
 from __future__ import annotations
@@ -13,23 +16,26 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 LINE = 1 << 16
+CHECK = "--check"
 _PR_SET_PDEATHSIG = 1
+_OPENMP = "libgomp.so.1"
+_PATH = "LD_LIBRARY_PATH"
 
 
 def main() -> None:
-    plan = json.loads(_line(0))
     voice = _take_voice()
+    xllamacpp = _imported(voice, Path(sys.argv[1]))
+    if CHECK in sys.argv:
+        _tell(voice, event="ready")
+        return
+    plan = json.loads(_line(0))
     _die_with_parent(signal.SIGKILL, plan["parent"])
-    try:
-        import xllamacpp
-    except ImportError as error:
-        _tell(voice, event="missing", why=str(error))
-        os._exit(1)
     _tell(voice, event="loading")
     try:
         server = xllamacpp.Server(_params(xllamacpp, plan))
@@ -39,6 +45,33 @@ def main() -> None:
     _stay_with_parent(Path(plan["socket"]), plan["parent"])
     _tell(voice, event="ready")
     _wait(server)
+
+
+def _imported(voice: int, folder: Path) -> Any:
+    """The module of llama.cpp. Where the system has no OpenMP library, with a copy that another
+    Python package brings; the linker looks for it only when a program starts."""
+    link = folder / _OPENMP
+    try:
+        import xllamacpp
+    except ImportError as error:
+        copy = next(_copies(), None)
+        if _OPENMP in str(error) and copy is not None and not link.is_symlink():
+            link.symlink_to(copy)
+            os.dup2(voice, 1)
+            paths = filter(None, (str(folder), os.environ.get(_PATH)))
+            os.environ[_PATH] = os.pathsep.join(paths)
+            os.execv(sys.executable, [sys.executable, "-P", *sys.argv])
+        _tell(voice, event="missing", why=str(error))
+        os._exit(1)
+    link.unlink(missing_ok=True)
+    return xllamacpp
+
+
+def _copies() -> Iterator[Path]:
+    """OpenMP libraries (GNU's) of installed packages, as of torch and scikit-learn."""
+    for folder in map(Path, sys.path):
+        for pattern in (f"*/lib/{_OPENMP}", "*.libs/libgomp-*.so*"):
+            yield from sorted(folder.glob(pattern))
 
 
 def _params(engine: Any, plan: dict[str, Any]) -> Any:

