@@ -83,6 +83,30 @@ main()
     assert "pruner: ZeroDivisionError: a bug\n  start it again" in done.stderr
 
 
+def test_a_failed_engine_does_not_wait_for_a_job_that_cannot_be_ended(penstock: Penstock) -> None:
+    (penstock.folder / "broken.py").write_text("""
+import asyncio, functools, pathlib
+from jobs import app
+from penstock.app import engine
+from penstock.control.pruner import Pruner
+
+async def run(self):
+    while not pathlib.Path("break").exists():
+        await asyncio.sleep(0.01)
+    raise ZeroDivisionError("a bug")
+
+Pruner.run = run
+engine.WorkerOptions = functools.partial(engine.WorkerOptions, drain_timeout=0.1)
+engine._LAST_WORDS = 0.1
+""")
+    penstock.env["PENSTOCK_KILL_GRACE"] = "0.1"
+    with penstock.up("--no-http", "--app", "broken:app") as process:
+        penstock.held("gate", "job.wait.stubborn")
+        (penstock.folder / "break").touch()
+        assert "pruner: ZeroDivisionError: a bug" in process.communicate(timeout=30)[0]
+        assert process.returncode == 8
+
+
 def test_what_is_wrong_is_said_before_anything_starts(penstock: Penstock) -> None:
     for args, words in {
         ("--app", "nothing:app"): "can't import nothing",

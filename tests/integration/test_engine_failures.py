@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.adapters.files.starts import FileStartBook
 from penstock.adapters.memory.store import MemoryStore
 from penstock.adapters.sqlite.store import SqliteStore
 from penstock.control.board import Board
@@ -182,6 +183,22 @@ def test_callers_of_an_embedded_engine_hear_that_it_failed(
     with app.run(tmp_path, http="") as client:
         assert client.submit("job.double", {"n": 4}).result(timeout=PATIENCE) == 8
         assert client.verify().mismatches == ()
+
+
+def test_a_start_book_that_cannot_be_shortened_does_not_end_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = threading.Event()
+
+    def full(self: FileStartBook, running: object) -> None:
+        tried.set()
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(FileStartBook, "trim", full)
+    with an_app().run(tmp_path, http="") as client:
+        assert client.submit("job.double", {"n": 4}).result(timeout=PATIENCE) == 8
+        assert tried.wait(PATIENCE)
+        assert client.submit("job.double", {"n": 5}).result(timeout=PATIENCE) == 10
 
 
 @run_async

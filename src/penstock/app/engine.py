@@ -99,6 +99,8 @@ class Engine:
         self.url = ""
         """Where the HTTP API is, if it is."""
         self.worker_id = ""
+        self.left_running = False
+        """Whether it stopped after a failure although a job still ran."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -246,6 +248,8 @@ class Engine:
 
     def _fail(self, what: str, error: BaseException) -> None:
         """End the whole engine: without this part, callers would wait for ever."""
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
         log.critical("%s failed: the engine stops", what, exc_info=error)
         if self._failed is None or self._failed.done():
             return
@@ -357,8 +361,19 @@ class Engine:
             if self.failure is not None:
                 await self._close_doors()  # nobody is to wait here any longer
             if self._worker is not None:
-                await _end(self._worker)
+                await self._end_worker(self._worker)
                 await self._take_in_results()
+
+    async def _end_worker(self, running: asyncio.Task[None]) -> None:
+        """Let it drain; after a failure, a job that can't be ended is not waited for."""
+        running.cancel()
+        patience = None
+        if self.failure is not None and self._local is not None:
+            patience = self._local.options.drain_timeout + self.settings.kill_grace + _LAST_WORDS
+        _, left = await asyncio.wait({running}, timeout=patience)
+        self.left_running = bool(left)
+        if left:
+            log.error("jobs still run that can't be ended; they are left to themselves")
 
     async def _close_doors(self) -> None:
         http, self._http = self._http, None

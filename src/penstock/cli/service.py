@@ -62,7 +62,7 @@ class Stop:
         return await _race(work, self.urgent, settled=False)
 
 
-def leave_at_once(why: str) -> NoReturn:
+def leave_at_once(why: str, code: Exit = Exit.INTERRUPTED) -> NoReturn:
     """End this process without waiting for what it runs.
 
     A thread can't be made to end, so there is no tidier way; what was acknowledged is durable,
@@ -70,7 +70,7 @@ def leave_at_once(why: str) -> NoReturn:
     """
     log.warning("%s", why)
     logging.shutdown()
-    os._exit(Exit.INTERRUPTED)
+    os._exit(code)
 
 
 async def _race(work: Coroutine[Any, Any, None], event: asyncio.Event, *, settled: bool) -> bool:

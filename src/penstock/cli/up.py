@@ -126,6 +126,7 @@ async def _serve(
     from penstock.app.client import Client
     from penstock.app.engine import Engine
     from penstock.app.portal import Portal
+    from penstock.cli.exits import Exit
     from penstock.cli.service import Stop, leave_at_once
 
     stop = Stop()
@@ -144,6 +145,8 @@ async def _serve(
     finally:
         if not await stop.unless_urgent(engine.stop()):
             leave_at_once("stopped at once; jobs that still ran are left to the next start")
+        if engine.left_running:
+            leave_at_once(str(engine.failure), Exit.UNAVAILABLE)
     log.info("stopped")
 
 

@@ -267,7 +267,7 @@ class BatchKeeper:
                 if over and not self._is_needed(file):
                     await self.shelf.remove_file(file.id)
             await self._uploading.drop_abandoned()
-        except PenstockError as error:
+        except (PenstockError, OSError) as error:
             log.error("can't delete files whose time is over: %s", error)
 
 

@@ -55,7 +55,7 @@ class Pruner:
             if self._retention is not None:
                 try:
                     cleaned = await self.prune(self._retention)
-                except PenstockError as error:
+                except (PenstockError, OSError) as error:
                     log.error("can't prune: %s", error)
                     pause = min(pause, _TRY_AGAIN)
                 else:

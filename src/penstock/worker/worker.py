@@ -204,7 +204,13 @@ class Worker:
             if self._welcome:
                 self._reporter.tell()
             if self._book is not None:
-                self._book.trim([*self._active, *self._unsettled])
+                self._trim(self._book)
+
+    def _trim(self, book: StartBook) -> None:
+        try:
+            book.trim([*self._active, *self._unsettled])
+        except OSError as error:  # it is only long; a full disk must not end the worker
+            log.warning("the start book can't be made shorter: %s", error)
 
     def _set_credit(self, credit: int) -> None:
         much = abs(credit - self._credit) * 4 > self._credit

@@ -40,7 +40,14 @@ class FileStartBook:
             *(f"{job_id} {attempt}" for job_id, attempt in running),
             "",
         ]
-        return handle, os.write(handle, "\n".join(lines).encode())
+        text = "\n".join(lines).encode()
+        try:
+            if os.write(handle, text) < len(text):
+                raise OSError("no space left for the start book")
+        except OSError:
+            os.close(handle)
+            raise
+        return handle, len(text)
 
     def begin(self, job_id: str, attempt: int) -> bool:
         start = f"{job_id} {attempt}"
