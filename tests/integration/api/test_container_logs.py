@@ -356,7 +356,7 @@ async def test_a_browser_gets_events_by_its_accept_header() -> None:
 
 @run_async
 async def test_readers_that_leave_or_take_nothing_are_dropped_and_hold_up_nobody() -> None:
-    limits = {"stall": 0.4, "max_streams": 2}
+    limits = {"stall": 0.4, "max_streams": 2, "max_streams_per_key": 2}
     async with container_house(running(kept=64 << 20), limits=limits) as house:
         _, leaving = await house.connect()
         leaving.write(house.head("GET", "/jobs/job/logs?follow=sse"))
