@@ -196,6 +196,8 @@ async def _engine(place: Place, settings: Settings) -> AsyncIterator[Check]:
     yield Check("engine", _OK if same else _NOTE, found, advice)
     yield Check("durability", _OK, status.durability.value)
     yield Check("rules", _OK, status.rules)
+    for topic, why in status.paused_topics.items():
+        yield Check(f"paused: {topic}", _NOTE, why, "its jobs wait, and are not charged")
     advice = "" if workers else "start one with 'penstock worker --app MODULE:APP'"
     yield Check("workers", _OK if workers else _NOTE, str(len(workers)), advice)
 
