@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
@@ -34,6 +39,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
 
 JSON_TYPE = "application/json"
+_LARGE_AT_ONCE = 8
 
 
 class Services(Struct):
@@ -52,8 +58,14 @@ class Services(Struct):
     """The OpenAPI document."""
     page: Callable[[], bytes]
     """The same, to be read by people."""
+    room: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
+    """By key, while it is used: for its large bodies in memory."""
     reading: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
-    """By key: held while one of its large bodies is read."""
+    """By key, while it is used: held while one of its large bodies is read."""
+
+
+_ROOM = nullcontext()
+"""For a small body there always is."""
 
 
 class Call:
@@ -119,11 +131,12 @@ class Call:
 
         See `read_json` for `parsed_depth`."""
         assert kind is self.operation.body
-        body = await self.body()
-        if not body and self.operation.may_be_empty:
-            return kind()
-        self.check_type(JSON_TYPE)
-        return await self.read(body, kind, parsed_depth)
+        async with self.room():
+            body = await self.body()
+            if not body and self.operation.may_be_empty:
+                return kind()
+            self.check_type(JSON_TYPE)
+            return await self.read(body, kind, parsed_depth)
 
     async def read(self, data: bytes, kind: type[T], parsed_depth: int | None = None) -> T:
         """Decode and check JSON; a large one in a thread, one at a time for each key."""
@@ -136,9 +149,23 @@ class Call:
         )
         if len(data) <= INLINE:
             return read()
-        key = self.caller.key_id or self.caller.principal
-        async with self.services.reading.setdefault(key, asyncio.Lock()):
+        async with self.services.reading.setdefault(self._key, asyncio.Lock()):
             return await asyncio.to_thread(read)
+
+    def room(self) -> AbstractAsyncContextManager[object]:
+        """To be held while the body is in memory. Until there is some, it stays on the wire."""
+        length = self.headers.get(b"content-length", b"0")
+        if len(length) <= len(str(INLINE)) and int(length) <= INLINE and not self._is_chunked:
+            return _ROOM
+        return self.services.room.setdefault(self._key, asyncio.Semaphore(_LARGE_AT_ONCE))
+
+    @property
+    def _is_chunked(self) -> bool:
+        return b"transfer-encoding" in self.headers
+
+    @property
+    def _key(self) -> str:
+        return self.caller.key_id or self.caller.principal
 
     def check_type(self, wanted: str) -> None:
         given = self.header(b"content-type")

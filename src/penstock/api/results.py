@@ -105,8 +105,9 @@ class BlobView(Struct, frozen=True):
 async def put_blob(call: Call) -> Reply:
     media_type = call.header(b"content-type").replace(" ", "") or BINARY
     check_media_type(media_type)
-    data = await call.body()
-    return json_reply(BlobView(await call.desk.put_blob(data, media_type), len(data)), 201)
+    async with call.room():
+        data = await call.body()
+        return json_reply(BlobView(await call.desk.put_blob(data, media_type), len(data)), 201)
 
 
 async def get_blob(call: Call) -> AnyReply:

@@ -377,6 +377,35 @@ async def test_one_key_leaves_streams_and_waits_to_the_others(kind: str, tmp_pat
 
 
 @run_async
+async def test_few_large_bodies_of_one_key_are_in_memory_at_a_time(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        mine = await one.key("mine", KeyRole.SUBMIT)
+        part = bytes(30 << 20)  # more than the sockets hold between them
+
+        async def send() -> asyncio.StreamWriter:
+            _, writer = await one.connect()
+            length = f"Content-Length: {len(part) + 1}"
+            writer.write(one.head("POST", "/v1/blobs", length, token=mine))
+            writer.write(part)
+            await writer.drain()
+            await soon(lambda: not writer.transport.get_write_buffer_size())
+            return writer
+
+        sending = [asyncio.create_task(send()) for _ in range(10)]
+        await soon(lambda: sum(task.done() for task in sending) >= 8)
+        await asyncio.sleep(0.3)
+        taken = [task for task in sending if task.done()]
+        assert len(taken) == 8
+        put = await one.call("POST", "/v1/blobs", data=io.BytesIO(part[: 1 << 20]))
+        assert put.status == 201  # another key
+        assert (await one.call("GET", "/v1/jobs", token=mine)).status == 200
+        taken[0].result().write(b"x")  # it is complete, and makes room
+        await soon(lambda: sum(task.done() for task in sending) >= 9)
+        for task in sending:
+            task.cancel()
+
+
+@run_async
 async def test_connections_beyond_the_limit_are_turned_away(tmp_path: Path) -> None:
     async with house(tmp_path, max_connections=5) as one:
         held = [await one.connect() for _ in range(5)]
