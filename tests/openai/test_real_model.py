@@ -15,6 +15,7 @@ from tests.openai.door import Door, door
 
 import openai
 from openai import OpenAI
+from penstock.core.caller import KeyRole
 from penstock.ports.store import JobQuery
 from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.executor import make
@@ -47,6 +48,13 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(50)
+
+    def tenant(self, name: str) -> OpenAI:
+        """The client of somebody who may submit for this tenant only."""
+        assert self.door is not None
+        made = self.door.key(name, KeyRole.SUBMIT, tenant=name)
+        token = asyncio.run_coroutine_threadsafe(made, self._loop).result(20)
+        return OpenAI(base_url=f"{self.door.url}/v1", api_key=token, max_retries=0)
 
     def jobs(self) -> list[Any]:
         assert self.door is not None
@@ -101,6 +109,21 @@ def test_the_same_prefix_is_not_computed_twice(client: OpenAI, model: str) -> No
     chat(client, model)
     again = chat(client, model)
     assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_a_tenant_is_never_told_what_another_has_asked(running: Running, model: str) -> None:
+    secret: list[Any] = [{"role": "user", "content": "Patient Jane Roe has " + "a cough and " * 20}]
+
+    def cached(client: OpenAI) -> int:
+        usage = chat(client, model, messages=secret, max_tokens=1).usage
+        return int(usage.prompt_tokens_details.cached_tokens)
+
+    with running.tenant("hospital") as hospital, running.tenant("stranger") as stranger:
+        prompt = chat(hospital, model, messages=secret, max_tokens=1).usage.prompt_tokens
+        assert cached(hospital) == prompt - 1
+        assert cached(stranger) == 0
+        assert cached(hospital) == prompt - 1
+        assert cached(stranger) == prompt - 1
 
 
 def test_an_answer_ends_at_a_stop_string_and_at_its_length(client: OpenAI, model: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from penstock.core.llm import (
     Completion,
@@ -73,6 +73,14 @@ class Runner(Protocol):
 
     async def close(self) -> None:
         """End every computation, and give everything back."""
+
+
+@runtime_checkable
+class TenantRunner(Protocol):
+    """A Runner that uses again what it has computed of earlier prompts."""
+
+    def for_tenant(self, tenant: str) -> Runner:
+        """The same runner, which uses again what it computed for this tenant and for no other."""
 
 
 def choices_of(ask: Generation) -> int:

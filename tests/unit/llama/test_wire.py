@@ -39,7 +39,6 @@ def test_what_is_not_said_is_left_to_the_engine() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_progress": True,
-        "cache_prompt": True,
         "messages": [{"role": "user", "content": "Hi"}],
     }
 

@@ -37,7 +37,7 @@ from penstock.ports.executor import (
     TopicPaused,
     World,
 )
-from penstock.ports.runner import Runner, answer
+from penstock.ports.runner import Runner, TenantRunner, answer
 from penstock.workloads.spool.supervisor import EngineSupervisor, Pause
 
 log = logging.getLogger(__name__)
@@ -102,11 +102,17 @@ class LlmExecutor:
         except InvalidRequest as wrong:
             return _failure("BAD_INPUT", str(wrong))
         try:
-            return await self._tried(self._runner, model, ask, ctx)
+            return await self._tried(self._runner_for(task.request.tenant), model, ask, ctx)
         except asyncio.CancelledError:
             if ctx.ended_as is JobState.FAILED and ctx.request.idempotent:
                 raise Interrupted(ctx.cancel.reason) from None
             raise
+
+    def _runner_for(self, tenant: str) -> Runner:
+        assert self._runner is not None
+        if isinstance(self._runner, TenantRunner):
+            return self._runner.for_tenant(tenant)
+        return self._runner
 
     async def _tried(self, runner: Runner, model: str, ask: LlmRequest, ctx: Context) -> Outcome:
         """Answered, if need be by the second or third engine. Raises TopicPaused while there is

@@ -23,6 +23,7 @@ from penstock.workloads.spool.llama import reasons, wire
 from penstock.workloads.spool.llama.holding import check_held
 from penstock.workloads.spool.llama.priming import PREFIX_FILE, prime
 from penstock.workloads.spool.llama.process import EngineProcess, Purpose
+from penstock.workloads.spool.llama.slots import Slots
 from penstock.workloads.spool.llama.watchdog import Watchdog
 
 _HOST = "http://llama"
@@ -45,6 +46,7 @@ class Engine:
         self.context = self.purpose.size.context
         self._watchdog = Watchdog(stall, process.kill)
         self._room = asyncio.Semaphore(self.purpose.size.slots + self.purpose.waiting)
+        self._slots = Slots(self.purpose.size.slots)
         self._under_way = 0
         self._is_quiet = asyncio.Event()
         self._is_quiet.set()
@@ -79,12 +81,14 @@ class Engine:
     def is_alive(self) -> bool:
         return self.process.is_alive
 
-    async def generate(self, ask: Generation, choice: int) -> AsyncGenerator[Piece | Said, None]:
+    async def generate(
+        self, ask: Generation, choice: int, tenant: str = ""
+    ) -> AsyncGenerator[Piece | Said, None]:
         """Raises Departed if nothing came of it, not even a beginning."""
         self._check(ask)
         answer, is_held = wire.Answer(ask, choice), wire.is_held(ask)
-        async with self._working():
-            path, body = wire.request_of(ask, choice)  # not before: many may wait here
+        async with self._working(), self._slots.take(tenant) as slot:
+            path, body = wire.request_of(ask, choice, slot)  # not before: many may wait here
             if (schema := wire.schema_check(ask)) is not None:
                 await self._call(wire.TEMPLATE, schema, is_held=True)
             async with aclosing(self._events(path, body, is_held=is_held)) as events:

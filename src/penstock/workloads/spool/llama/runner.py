@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from copy import copy
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -46,10 +47,17 @@ class LlamaRunner:
         self._catalogue = Catalogue(config)
         self._fleet: Fleet | None = None
         self._purposes: dict[tuple[GgufFacts, bool], Purpose] = {}
+        self._tenant = ""
 
     @property
     def engine(self) -> str:
         return engine_version()
+
+    def for_tenant(self, tenant: str) -> LlamaRunner:
+        self._running()  # made before the copy, so that all copies use the same
+        view = copy(self)
+        view._tenant = tenant
+        return view
 
     async def models(self) -> Sequence[ModelFacts]:
         return [self._now(facts) for facts in await self._catalogue.list()]
@@ -71,7 +79,7 @@ class LlamaRunner:
         while True:
             async with self._running().use(purpose) as engine:
                 try:
-                    async with aclosing(engine.generate(ask, choice)) as pieces:
+                    async with aclosing(engine.generate(ask, choice, self._tenant)) as pieces:
                         async for piece in pieces:
                             yield piece
                     return

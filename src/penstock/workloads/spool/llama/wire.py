@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -41,13 +41,15 @@ _encode = msgspec.json.Encoder().encode
 # -- what is asked ------------------------------------------------------------------
 
 
-def request_of(ask: Generation, choice: int) -> tuple[str, bytes]:
-    """Where to post, and what. Raises INVALID_PROMPT."""
+def request_of(
+    ask: Generation, choice: int, slot: Mapping[str, Any] | None = None
+) -> tuple[str, bytes]:
+    """Where to post, and what; `slot` as `Slots.take` gives it. Raises INVALID_PROMPT."""
     if isinstance(ask, Chat):
         path, body = CHAT, {**_common(ask, choice % ask.n), **_chat(ask)}
     else:
         path, body = COMPLETION, {**_common(ask, choice % ask.n), **_completion(ask, choice)}
-    return path, encoded(body)
+    return path, encoded({**body, **(slot or {})})
 
 
 def encoded(body: dict[str, Any]) -> bytes:
@@ -93,7 +95,6 @@ def _common(ask: Ask, number: int) -> dict[str, Any]:
         "stream_options": {"include_usage": True},
         # Before the first token only these tell that something goes on.
         "return_progress": True,
-        "cache_prompt": True,
     }
     sampling = {name: value for name, value in _pairs(ask.sampling) if value is not None}
     if "seed" in sampling:
