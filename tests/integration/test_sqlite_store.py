@@ -76,9 +76,10 @@ async def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
 @pytest.mark.parametrize("slow_disk", [False, True])
 def test_a_loop_that_ends_in_the_middle_of_a_commit_leaves_a_store_that_can_be_closed(
-    tmp_path: Path, slow_disk: bool
+    tmp_path: Path, slow_disk: bool, steps: int
 ) -> None:
     store = SqliteStore(tmp_path / "a.db", slow_disk=slow_disk)
     ends: list[object] = []
@@ -88,7 +89,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_commit_leaves_a_store_that_can_be_c
 
     async def leave() -> None:
         left = asyncio.ensure_future(submit())
-        for _ in range(3):
+        for _ in range(steps):
             await asyncio.sleep(0)
         # As at the end of asyncio.run, but for the caller, who hears of what was committed.
         for task in asyncio.all_tasks() - {left, asyncio.current_task()}:

@@ -114,7 +114,7 @@ class Commits:
                 if self._begin():
                     self._write(callers)
                 else:
-                    self._go_aside(self._wait_for_turn(callers))
+                    self._go_aside(self._wait_for_turn(callers), callers)
         except Exception as error:
             self._give_up(callers, error)
 
@@ -150,7 +150,7 @@ class Commits:
             self._undo()
             self._answer(callers, changed)
         elif rows > self._short or any(caller.is_large for caller in callers):
-            self._go_aside(self._seal_aside(callers, changed))
+            self._go_aside(self._seal_aside(callers, changed), callers)
         else:
             self._seal()
             self._adopt(callers, changed)
@@ -202,8 +202,15 @@ class Commits:
     async def _in_thread(self, work: Callable[[], Any]) -> None:
         await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
-    def _go_aside(self, work: Coroutine[Any, Any, None]) -> None:
-        self._committing = asyncio.get_running_loop().create_task(work)
+    def _go_aside(self, work: Coroutine[Any, Any, None], callers: list[_Caller]) -> None:
+        self._committing = task = asyncio.get_running_loop().create_task(work)
+
+        def finish(task: asyncio.Task[None]) -> None:
+            if self._committing is task:  # it was cancelled before it began
+                self._committing = None
+                self._give_up(callers, Unavailable(f"the {self._name} store is going down"))
+
+        task.add_done_callback(finish)
 
     def _undo(self) -> None:
         if self._writer.in_transaction:

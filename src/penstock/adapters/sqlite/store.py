@@ -156,14 +156,32 @@ class SqliteStore:
                 stage()
             if is_long or self._slow_disk or len(commit.moved) > _SHORT:
                 steps = (stage, commit.seal) if is_long else (commit.seal,)
-                sealing = self._seal_aside(partial(_run, steps), commit, waiting, riders)
-                self._committing = asyncio.get_running_loop().create_task(sealing)
+                self._go_aside(partial(_run, steps), commit, waiting, riders)
                 return
             commit.seal()
         except Exception as error:
             self._give_up(waiting, riders, error)
         else:
             self._adopt(commit, waiting)
+
+    def _go_aside(
+        self, work: Callable[[], None], commit: Commit, waiting: Waiting, riders: Riders
+    ) -> None:
+        sealing = self._seal_aside(work, commit, waiting, riders)
+        self._committing = task = asyncio.get_running_loop().create_task(sealing)
+
+        def finish(task: asyncio.Task[None]) -> None:
+            if self._committing is not task:
+                return
+            self._committing = None  # it was cancelled before it began: do its work here
+            try:
+                work()
+            except Exception as error:
+                self._give_up(waiting, riders, error)
+            else:
+                self._adopt(commit, waiting)
+
+        task.add_done_callback(finish)
 
     async def _seal_aside(
         self,
