@@ -12,7 +12,9 @@ from penstock.workloads.container.engines.discovery import candidates, open_engi
 from penstock.workloads.container.engines.oci.images import ImageStore
 from scenarios.scenario import Scenario, Stage, Story, expect
 
-_FOUND: dict[str, str] = {"lacks": "the demo did not look for an engine"}
+_FOUND: dict[str, str] = {
+    "lacks": "no container engine here: install Docker or Podman, or crun as root"
+}
 
 
 async def find_engine(data: Path) -> str:

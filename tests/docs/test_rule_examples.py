@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.network import leaving_is_permitted
 
 import penstock
 from penstock.cli.program import run
@@ -65,7 +66,10 @@ def test_a_job_that_matches_a_rule_of_the_pages_ends_as_it_says(
             for rule in rules:
                 job = ps.submit(topic_of(rule), {"number": 1}, **matching(rule))
                 got = outcome(job, rule["decision"])
-                if got != (ENDS[rule["decision"]], rule["id"]):
+                ends = ENDS[rule["decision"]]
+                if "network" in rule.get("constraints", ()) and not leaving_is_permitted():
+                    ends = "FAILED"  # what can't be enforced here is not run
+                if got != (ends, rule["id"]):
                     wrong.append((block.place, rule["id"], got, job.refresh().result))
                 tried += 1
     assert wrong == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.network import leaving_is_permitted
 
 import penstock
 from penstock.adapters.memory.blobs import MemoryBlobs
@@ -103,12 +103,6 @@ async def site() -> AsyncIterator[Site]:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await here.bus.close()
-
-
-def leaving_is_permitted() -> bool:
-    code = "from penstock.workloads.function.offline import leave_network as go; print(go())"
-    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return tried.stdout == "\n"
 
 
 def value_of(result: JobResult) -> Any:

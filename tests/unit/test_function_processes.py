@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.network import leaving_is_permitted
 
 from penstock.core.job import JobRequest
 from penstock.core.verdict import Constraints
@@ -437,12 +438,6 @@ def _nobody_may_leave(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-
-
-def leaving_is_permitted() -> bool:
-    code = "from penstock.workloads.function.offline import leave_network as go; print(go())"
-    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return tried.stdout == "\n"
 
 
 @run_async

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 from penstock.api.served import Served
 from penstock.ports.desk import Desk
@@ -17,6 +18,9 @@ class Topics:
     async def topics(self) -> list[str]:
         self.asked += 1
         return self.topics_now
+
+    async def status(self) -> Any:
+        return SimpleNamespace(paused_topics={})
 
 
 @run_async
