@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.network import leaving_is_permitted
 
 from penstock.testing.engines import EngineMissing, busybox_tree, private_docker, private_podman
 
@@ -92,6 +93,8 @@ def needs_runtime(name: str) -> str:
     if found is None or os.geteuid() != 0:
         _missing(f"there is no {name} here, or no root to run it")
     assert found is not None
+    if name == "runsc" and not leaving_is_permitted():
+        _missing("gVisor needs user namespaces, which are forbidden here, as in a chroot")
     return found
 
 

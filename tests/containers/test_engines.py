@@ -30,6 +30,11 @@ class TestDockerWithGVisor(TestDocker):
     runtime = "runsc"
     own_kernel = True
 
+    @pytest.fixture
+    def make(self, docker_socket: Path) -> MakeEngine:
+        needs_runtime(self.runtime)
+        return lambda: DockerEngine(docker_socket)
+
 
 @pytest.fixture(scope="session")
 def oci_root(busybox: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

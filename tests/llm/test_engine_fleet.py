@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,10 @@ async def test_vectors_and_answers_of_one_model_come_side_by_side(shelf: Path) -
 
 def _engines() -> dict[int, int]:
     """The engines below this process, and the memory of each."""
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    below = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+    below: list[int] = []
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            below += map(int, (task / "children").read_text().split())
     return {pid: resident(pid) for pid in below if _is_engine(pid)}
 
 

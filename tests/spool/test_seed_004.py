@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.spool.spool_server import (
+    GREEDY,
     LONG,
     PENSTOCK,
     Spool,
@@ -58,7 +59,7 @@ def spool(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture
 def full(spool: Spool) -> Iterator[list[str]]:
     """Jobs that keep every worker busy until they are cancelled."""
-    ids = [spool.submit(LONG, max_tokens=400) for _ in range(WORKERS)]
+    ids = [spool.submit(LONG, max_tokens=400, sampling=GREEDY) for _ in range(WORKERS)]
     for job_id in ids:
         spool.running(job_id)
     yield ids
@@ -512,7 +513,7 @@ def test_a_client_can_not_miss_that_a_job_failed(spool: Spool) -> None:
 
 
 def test_a_running_job_is_cancelled_within_a_token_and_the_server_goes_on(spool: Spool) -> None:
-    job_id = spool.submit(LONG, max_tokens=400)
+    job_id = spool.submit(LONG, max_tokens=400, sampling=GREEDY)
     spool.running(job_id)
     began = time.monotonic()
     assert spool_command("cancel", spool.path, job_id).returncode == 0

@@ -18,6 +18,7 @@ from threading import Event, Thread
 
 import pytest
 from tests.spool.spool_server import (
+    GREEDY,
     LONG,
     PATIENCE,
     PENSTOCK,
@@ -422,7 +423,7 @@ def test_a_workspace_with_a_link_for_a_folder_is_refused(
 def test_a_running_job_that_is_moved_by_hand_stays_where_it_was_put(
     going_on: Spool, target: Status
 ) -> None:
-    job_id = going_on.submit(LONG, max_tokens=400)
+    job_id = going_on.submit(LONG, max_tokens=400, sampling=GREEDY)
     moved = going_on.workspace.of(target, job_id)
     going_on.running(job_id).rename(moved)
     eventually(lambda: bool(going_on.events("let go", job_id)), "the server lets go of it")
@@ -443,7 +444,7 @@ def test_a_running_job_that_is_put_back_by_hand_runs_again(going_on: Spool) -> N
 def test_a_running_job_that_is_deleted_by_hand_is_missing_and_nothing_comes_back(
     going_on: Spool,
 ) -> None:
-    job_id = going_on.submit(LONG, max_tokens=400)
+    job_id = going_on.submit(LONG, max_tokens=400, sampling=GREEDY)
     running = going_on.running(job_id)
     running.rename(going_on.path / "away")
     subprocess.run(["rm", "-r", going_on.path / "away"], check=True)
@@ -453,7 +454,7 @@ def test_a_running_job_that_is_deleted_by_hand_is_missing_and_nothing_comes_back
 
 
 def test_a_queued_job_that_is_moved_away_by_hand_is_not_run(going_on: Spool) -> None:
-    long = [going_on.submit(LONG, max_tokens=400) for _ in range(4)]
+    long = [going_on.submit(LONG, max_tokens=400, sampling=GREEDY) for _ in range(4)]
     for job_id in long:
         going_on.running(job_id)
     waiting = going_on.submit("Say yes.", max_tokens=4)
@@ -505,7 +506,7 @@ class Disk:
 
     def mount(self, *args: str) -> None:
         subprocess.run(
-            ["nsenter", "-t", str(self.spool.pid), "-m", "mount", *args], check=True, cwd="/"
+            ["nsenter", "-t", str(self.spool.pid), "-m", "-r", "mount", *args], check=True, cwd="/"
         )
 
 
@@ -592,7 +593,7 @@ def test_a_file_system_that_is_mounted_later_holds_jobs_up_and_loses_none(disk: 
     eventually(lambda: "one file system" in spool.log, "the server says why it can't claim")
     assert spool.where(job_id) == [Status.QUEUED]
     subprocess.run(
-        ["nsenter", "-t", str(spool.pid), "-m", "umount", str(disk.processing)],
+        ["nsenter", "-t", str(spool.pid), "-m", "-r", "umount", str(disk.processing)],
         check=True,
     )
     assert spool.ended(job_id).status is Status.DONE

@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 from tests.spool import original
-from tests.spool.spool_server import LONG, Spool, served, spool_command
+from tests.spool.spool_server import GREEDY, LONG, Spool, served, spool_command
 from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import SPOOL, Status
@@ -116,7 +116,7 @@ def test_what_it_can_and_we_can_not_fails_with_that_reason(spool: Spool, tmp_pat
 
 
 def test_jobs_of_both_forms_of_id_run_in_the_order_in_which_they_came(spool: Spool) -> None:
-    busy = [spool.submit(LONG, max_tokens=400) for _ in range(4)]
+    busy = [spool.submit(LONG, max_tokens=400, sampling=GREEDY) for _ in range(4)]
     for job_id in busy:
         spool.running(job_id)
     second = int(time.time()) - 100
@@ -154,7 +154,7 @@ def test_a_job_that_its_wrk_is_still_writing_is_nobodys_business(spool: Spool) -
 def test_its_exit_codes_are_those_of_penstock_spool_get(spool: Spool) -> None:
     done = spool.run("Say yes.", max_tokens=4).job_id
     failed = spool.run("Say yes.", model="nobody").job_id
-    running = spool.submit(LONG, max_tokens=400)
+    running = spool.submit(LONG, max_tokens=400, sampling=GREEDY)
     spool.running(running)
     for job_id in (done, failed, running, "1_2_3", "no-id"):
         theirs, out, _ = original.flw(spool.path, job_id)
@@ -297,7 +297,7 @@ def test_a_server_that_comes_later_leaves_a_living_daemons_job_and_takes_a_dead_
 
 def test_a_daemon_that_takes_our_running_job_for_its_own_harms_nothing(spool: Spool) -> None:
     """It puts all that it finds in `processing` back when it starts, and we can't keep it."""
-    held = spool.submit(LONG, max_tokens=400)
+    held = spool.submit(LONG, max_tokens=400, sampling=GREEDY)
     spool.running(held)
     with original.nrvnad(spool.path, scan=60) as daemon:
         eventually(lambda: bool(spool.events("let go", held)), "our server lets go of it")
