@@ -77,7 +77,7 @@ class Submission(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fie
     if_parent_fails: ParentPolicy = ParentPolicy.CANCEL
     unique: UniqueFields | None = None
     complete: bool = False
-    """Nothing is to be filled in from what whoever serves the topic wants its jobs to have."""
+    """Do not apply the topic's defaults."""
 
 
 async def request_of(call: Call, given: Submission, where: str = "", key: str = "") -> JobRequest:

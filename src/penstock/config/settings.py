@@ -269,7 +269,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
     @property
     def token_file(self) -> Path:
-        """What who connects over TCP must know; the engine makes it, with mode 0600."""
+        """Token required from TCP clients; the engine creates the file with mode 0600."""
         return self.data_dir / "token"
 
     @property
