@@ -95,9 +95,10 @@ def test_a_kill_9_loop_over_1000_jobs_loses_none_and_gives_each_one_whole_result
 ) -> None:
     prompts = submitted(tmp_path, 1000)
     workspace = Workspace(tmp_path)
-    setting = Setting(workspace=str(tmp_path), delay=0.002, workers=16)
+    setting = Setting(workspace=str(tmp_path), delay=0.02, workers=16)
     chance = random.Random(6)
-    lives = (chance.uniform(0.0, 0.5 + number / 4) for number in count())
+    # The jobs take 1.25 s at least, and the first three servers live for 0.64 s in all.
+    lives = (chance.uniform(0.0, 0.2 + number / 8) for number in count())
     assert run_and_kill(setting, workspace, 1000, lives) >= 3
     check_all_done(workspace, prompts)
     for job_id, prompt in prompts.items():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import children_of, command_of
 
 from penstock.core.llm import Completion, Embedding, LlmCode, LlmFailure, Piece, Said, Sampling
 from penstock.ports.runner import answer
@@ -38,9 +39,8 @@ async def running(model_file: Path, **more: Any) -> AsyncIterator[LlamaRunner]:
 
 def children(of: int | None = None) -> list[int]:
     """The engines below a process, by their ids."""
-    path = Path(f"/proc/{of or os.getpid()}/task")
-    below = [int(pid) for task in path.iterdir() for pid in (task / "children").read_text().split()]
-    return [pid for pid in below if b"llama/child.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    below = children_of(of or os.getpid())
+    return [pid for pid in below if b"llama/child.py" in command_of(pid)]
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import children_of
 
 from penstock.core.llm import Completion, Embedding, LlmFailure, Sampling
 from penstock.ports.runner import answer
@@ -141,11 +142,7 @@ async def test_vectors_and_answers_of_one_model_come_side_by_side(shelf: Path) -
 
 def _engines() -> dict[int, int]:
     """The engines below this process, and the memory of each."""
-    below: list[int] = []
-    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
-            below += map(int, (task / "children").read_text().split())
-    return {pid: resident(pid) for pid in below if _is_engine(pid)}
+    return {pid: resident(pid) for pid in children_of(os.getpid()) if _is_engine(pid)}
 
 
 def _is_engine(pid: int) -> bool:

@@ -16,6 +16,7 @@ import pytest
 from tests.cli.commands import Penstock, said
 from tests.pipes.networks import PROMPT, SmallModel, asked
 from tests.pipes.terminals import Terminal
+from tests.support.processes import children_of
 from tests.support.waiting import eventually
 
 SETTINGS = {
@@ -217,10 +218,6 @@ def test_a_layer_node_can_live_on_its_own_layers_files(penstock: Penstock) -> No
         (penstock.folder / "prepared" / "layers" / f"{layer:03}.safetensors").unlink()
     with node(penstock, "node", "--model", "tiny", "--source", "prepared", "--layers", "3-5"):
         assert "layers      3-5" in penstock.banner
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def runs(pid: int) -> bool:

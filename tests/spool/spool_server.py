@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import children_of
 from tests.support.waiting import eventually
 
 from penstock.core.llm import Sampling
@@ -106,14 +107,7 @@ class Spool:
 
     def engines(self) -> list[int]:
         """The processes that compute for it."""
-        found = []
-        for name in os.listdir(f"/proc/{self.pid}/task"):
-            try:
-                children = Path(f"/proc/{self.pid}/task/{name}/children").read_text()
-            except OSError:
-                continue
-            found += [int(one) for one in children.split()]
-        return found
+        return children_of(self.pid)
 
     def look_at(self, path: Path) -> None:
         """As a client, by this path: there may be another one to the same workspace."""
