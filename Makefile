@@ -11,7 +11,7 @@ MODEL  := .models/SmolLM2-135M-Instruct.gguf
 
 # Tiers by folder. These need no root, no container engine and no language model; all other
 # folders of tests/ belong to `make test-all`.
-QUICK := $(addprefix tests/,unit properties conformance integration simulation acceptance docs)
+QUICK := $(addprefix tests/,unit properties conformance integration simulation acceptance docs typing)
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

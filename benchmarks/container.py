@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import report
-from asked import add_options, command, publish, tell, verdict
 from contained import bare, ours
 from measure import busy_percent, flush_times, machine
+from options import add_options, command, publish, tell, verdict
 from run import scratch
 
 from penstock.testing.engines import (

@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import report
-from asked import add_options, command, publish, tell, verdict
 from measure import busy_percent, flush_times, machine
+from options import add_options, command, publish, tell, verdict
 from processes import HERE
 from run import scratch
 

@@ -17,8 +17,8 @@ from statistics import median
 from typing import Any
 
 import report
-from asked import add_options, command, publish, tell, verdict
 from measure import busy_percent, machine
+from options import add_options, command, publish, tell, verdict
 from piped import ours
 from piped.plan import PLANS
 from processes import HERE

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 """The folder of the benchmarks: workers import from it."""
 
 
 def start(
-    argv: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    user: str | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a group of its own; what it says goes to `log`."""
+    """Start a process in a group of its own, its output in `log`; as `user`, if we are root."""
+    identity: dict[str, Any] = {}
+    if user is not None:
+        identity = {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
     with log.open("ab") as said:
         return subprocess.Popen(
             argv,
@@ -27,6 +37,7 @@ def start(
             cwd=HERE,
             env={**os.environ, "PYTHONPATH": str(HERE), **(environment or {})},
             start_new_session=True,
+            **identity,
         )
 
 
@@ -56,3 +67,23 @@ def running(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
     finally:
         for process in started:
             stop(process)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for_port(port: int, seconds: float = 20.0) -> None:
+    """Wait until something listens there. Raises OSError after so many seconds."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 0.3).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from side import DRAMATIQ, HUEY, HUEY_FSYNC, PENSTOCK, SIDES
+from peers import huey, pgqueuer
+from side import HUEY, HUEY_FSYNC, PENSTOCK, PGQUEUER, SIDES
 
 Results = dict[str, dict[str, dict[str, float | None]]]
 """Experiment, side, figure."""
@@ -27,7 +28,11 @@ class Row:
     figure: str
     format: str = "{:,.0f}"
     less_is_better: bool = False
+    theirs: tuple[str, str] | None = None
+    """The peers' experiment and figure, if they are called otherwise."""
 
+
+_ONE = ("submit-apart", "one")
 
 ROWS = (
     Row("drained by 1 worker process, jobs/s", "drain-1", "rate"),
@@ -43,15 +48,33 @@ ROWS = (
     Row("– processor a job, all processes, µs", "sustained", "cpu_us"),
     Row("sustained, submitted in hundreds, jobs/s", "sustained-bulk", "rate"),
     Row("sustained, idempotent jobs, jobs/s", "sustained-idempotent", "rate"),
-    Row("submitted one after another, jobs/s", "submit", "one"),
-    Row("submitted one by one, 64 in flight, jobs/s", "submit", "many"),
-    Row("submitted in bulk, jobs/s", "submit", "bulk"),
+    Row("submitted one after another, synchronous, engine apart, jobs/s", *_ONE),
+    Row("– while a worker process runs them", "submit-apart", "running_one"),
+    Row("– embedded, its own jobs running", "submit-embedded", "own", theirs=_ONE),
+    Row("– embedded, 10 ms jobs running", "submit-embedded", "short_one", theirs=_ONE),
+    Row("– embedded, a no-op backlog running", "submit-embedded", "noop_one", theirs=_ONE),
+    Row("10 ms jobs run in process, no loop submitting, jobs/s", "submit-embedded", "short_alone"),
+    Row("– while the loop submits", "submit-embedded", "short_beside"),
+    Row("no-op jobs run in process, no loop submitting, jobs/s", "submit-embedded", "noop_alone"),
+    Row("– while the loop submits", "submit-embedded", "noop_beside"),
+    Row("submitted one after another, asynchronous, embedded, jobs/s", "submit-async", "one"),
+    Row("submitted one by one, 64 in flight, jobs/s", "submit-async", "many"),
+    Row("submitted, 1,000 a call, jobs/s", "submit-async", "bulk", theirs=("submit-apart", "bulk")),
+    Row("mapped over, 100,000 items, jobs/s", "children", "map"),
+    Row("– submitted in the same run, 1,000 a call", "children", "submit"),
+    Row("gathered, 100,000 jobs run by 1 worker process, jobs/s", "children", "gather"),
+    Row("– drained in the same run", "children", "drain"),
     Row("latency p50 at 100 jobs/s, ms", "latency", "p50_ms", "{:.2f}", True),
     Row("latency p99 at 100 jobs/s, ms", "latency", "p99_ms", "{:.2f}", True),
     Row("– p50 in disk flushes", "latency", "p50_flushes", "{:.1f}"),
     Row("– p99 in disk flushes", "latency", "p99_flushes", "{:.1f}"),
     Row("– p50 of idempotent jobs, ms", "latency-idempotent", "p50_ms", "{:.2f}"),
     Row("– p99 of idempotent jobs, ms", "latency-idempotent", "p99_ms", "{:.2f}"),
+    Row("HTTP, one job a request, requests/s", "http-submit", "rate"),
+    Row("– p50, ms", "http-submit", "p50_ms", "{:.2f}"),
+    Row("– the server's processor a request, µs", "http-submit", "cpu_us"),
+    Row("trivial endpoint, the server as Penstock sets it, requests/s", "http-bare", "rate"),
+    Row("trivial endpoint, uvicorn with its defaults, requests/s", "http-plain", "rate"),
     Row("killed worker: jobs missing", "kill", "missing"),
     Row("killed worker: jobs executed twice", "kill", "run_twice"),
     Row("killed worker: results applied twice", "kill", "applied_twice"),
@@ -73,8 +96,16 @@ def unlike(results: Results, sides: Sequence[str]) -> Iterable[str]:
     """What differs between the sides, and not because one is better."""
     if len(sides) < 2:
         return
-    if "latency" in results and {HUEY, HUEY_FSYNC} & {*sides}:
-        yield "Latency: Huey's consumer polls, by default every 100 ms; its latency is mostly that."
+    if {HUEY, HUEY_FSYNC} & {*sides}:
+        yield (
+            f"Huey's consumer polls every {huey.POLL * 1000:.0f} ms (its default; it waits longer"
+            " the longer it has been idle): its latency is mostly that. It has no bulk call."
+        )
+    if PGQUEUER in sides:
+        yield (
+            f"PgQueuer: workers dequeue {pgqueuer.BATCH} jobs at a time, through asyncpg; the"
+            " server has fsync and synchronous_commit on. Its processor time has the server's."
+        )
     if "kill" in results:
         yield (
             "Killed worker: measured once. Penstock's job is marked idempotent, so that it may run"
@@ -83,19 +114,23 @@ def unlike(results: Results, sides: Sequence[str]) -> Iterable[str]:
 
 
 def _cell(results: Results, row: Row, side: str) -> str:
-    value = look_up(results, row.experiment, side, row.figure)
+    experiment, figure = (row.experiment, row.figure)
+    if side != PENSTOCK and row.theirs is not None:
+        experiment, figure = row.theirs
+    value = look_up(results, experiment, side, figure)
     if value is None:
         return NONE
     text = row.format.format(value)
     if side == PENSTOCK or row.experiment == "kill":
         return text
     ours = look_up(results, row.experiment, PENSTOCK, row.figure)
-    return text if not ours or not value else f"{text} ({_times(ours, value, row)})"
+    if not ours or not value:
+        return text
+    return f"{text} ({times(value / ours if row.less_is_better else ours / value)})"
 
 
-def _times(ours: float, theirs: float, row: Row) -> str:
-    ratio = theirs / ours if row.less_is_better else ours / theirs
-    digits = 2 if ratio < 1 else 1 if ratio < 20 else 0
+def times(ratio: float) -> str:
+    digits = 3 if ratio < 0.1 else 2 if ratio < 2 else 1 if ratio < 20 else 0
     return f"{ratio:.{digits}f}×"
 
 
@@ -151,84 +186,7 @@ class Target:
     judge: Callable[[dict[str, Any]], tuple[str, bool] | None]
 
 
-def _at_least(times: float, ours: str, peer: str, theirs: str) -> Callable[..., Any]:
-    def judge(everything: dict[str, Any]) -> tuple[str, bool] | None:
-        results = everything["results"]
-        mine = look_up(results, ours, PENSTOCK, "rate")
-        other = look_up(results, theirs, peer, "rate")
-        if mine is None or other is None:
-            return None
-        return f"{mine / other:.1f}×", mine >= times * other
-
-    return judge
-
-
-def _soon(everything: dict[str, Any]) -> tuple[str, bool] | None:
-    found = everything["results"].get("latency", {}).get(PENSTOCK)
-    if found is None:
-        return None
-    p50, limit = found["p50_ms"], 4 * found["flush_ms"] + 1
-    return f"{p50:.2f} ms of {limit:.2f} ms", p50 < limit
-
-
-def _sooner(everything: dict[str, Any]) -> tuple[str, bool] | None:
-    found = everything["results"].get("latency", {})
-    others = [found[side]["p50_ms"] for side in found if side != PENSTOCK]
-    if PENSTOCK not in found or not others:
-        return None
-    p50 = found[PENSTOCK]["p50_ms"]
-    return f"{p50:.2f} ms, the soonest peer {min(others):.2f} ms", p50 < min(others)
-
-
-def _flat(everything: dict[str, Any]) -> tuple[str, bool] | None:
-    costs = everything["growth"]
-    relatives = [r for cost in costs if (r := _relative(cost, costs[0])) is not None]
-    if len(relatives) < 2:
-        return None
-    worst = max(relatives)
-    return f"at most {worst:.2f} of the cost at {costs[0]['stored']:,.0f}", worst <= 1.2
-
-
-def _idle(everything: dict[str, Any]) -> tuple[str, bool] | None:
-    percent = look_up(everything["results"], "idle", PENSTOCK, "cpu_percent")
-    return None if percent is None else (f"{percent:.2f}%", percent < 1)
-
-
-def _unharmed(everything: dict[str, Any]) -> tuple[str, bool] | None:
-    found = everything["results"].get("kill", {}).get(PENSTOCK)
-    if found is None:
-        return None
-    missed, twice, took = found["missing"], found["applied_twice"], found["all_done_s"]
-    text = f"{missed:.0f} missing, {twice:.0f} applied twice, {shown(took, '{:.1f} s')}"
-    return text, missed == 0 and twice == 0 and took is not None and took < 15
-
-
-TARGETS = (
-    Target(
-        "drained by one worker process: 10× Huey with fsync",
-        _at_least(10, "drain-1", HUEY_FSYNC, "drain-1"),
-    ),
-    Target(
-        "drained by one worker process: 4× Huey without fsync",
-        _at_least(4, "drain-1", HUEY, "drain-1"),
-    ),
-    Target(
-        "sustained, submitted one by one: 5× what Huey with fsync drains",
-        _at_least(5, "sustained", HUEY_FSYNC, "drain-1"),
-    ),
-    Target(
-        "sustained, submitted in hundreds: 5× what Huey with fsync drains",
-        _at_least(5, "sustained-bulk", HUEY_FSYNC, "drain-1"),
-    ),
-    Target("p50 latency under four disk flushes plus 1 ms", _soon),
-    Target("p50 latency below every peer's", _sooner),
-    Target("cost of a job flat (within 20%) as the store grows", _flat),
-    Target("idle under 1% of a core", _idle),
-    Target("a killed worker: none missing, none applied twice, done in seconds", _unharmed),
-)
-
-
-def targets(everything: dict[str, Any], wanted: Sequence[Target] = TARGETS) -> str:
+def targets(everything: dict[str, Any], wanted: Sequence[Target]) -> str:
     rows = []
     for target in wanted:
         if (judged := target.judge(everything)) is not None:
@@ -254,23 +212,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([drawn(lines[0]), drawn(rule), *map(drawn, lines[1:])])
 
 
-def page(everything: dict[str, Any]) -> str:
-    """All of it, as Markdown."""
-    sides = [PENSTOCK, *(side for side in (HUEY_FSYNC, HUEY, DRAMATIQ) if _has(everything, side))]
-    parts = [
-        *origin(everything),
-        *(f"Note: {note}." for note in everything["notes"]),
-        targets(everything),
-        side_by_side(everything["results"], sides),
-        *unlike(everything["results"], sides),
-    ]
-    if everything["growth"]:
-        parts.append(growth(everything["growth"]))
-    if everything["memory"]:
-        parts.append(memory(everything["memory"]))
-    return "\n\n".join(part for part in parts if part)
-
-
 def origin(everything: dict[str, Any]) -> list[str]:
     """How the figures were made, where, and what speaks against them."""
     machine = everything["machine"]
@@ -282,13 +223,9 @@ def origin(everything: dict[str, Any]) -> list[str]:
     busy = re.search(r"kept the cores (\d+)% busy", machine.get("others", ""))
     if busy and int(busy[1]) > _QUIET:
         said.append("**The machine was not quiet:** other processes took part of every figure.")
-    if "--quick" in everything["command"]:
+    if {"--quick", "--tiny"} & {*everything["command"].split()}:
         said.append("**A quick run:** few and small measurements; an indication only.")
     return said
-
-
-def _has(everything: dict[str, Any], side: str) -> bool:
-    return any(side in found for found in everything["results"].values())
 
 
 BEGIN, END = "<!-- figures -->", "<!-- /figures -->"

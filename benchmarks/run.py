@@ -18,9 +18,9 @@ from typing import Any
 
 from marks import Marks
 from measure import busy_percent
-from peers import dramatiq, huey
+from peers import dramatiq, huey, pgqueuer, postgres
 from processes import HERE
-from side import DRAMATIQ, HUEY, HUEY_FSYNC
+from side import DRAMATIQ, HUEY, HUEY_FSYNC, PGQUEUER
 
 Figures = dict[str, float | None]
 
@@ -44,6 +44,11 @@ def missing(side: str) -> str | None:
             return dramatiq.MISSING
         if shutil.which("redis-server") is None:
             return dramatiq.MISSING_SERVER
+    if side == PGQUEUER:
+        if any(importlib.util.find_spec(name) is None for name in ("pgqueuer", "asyncpg")):
+            return pgqueuer.MISSING
+        if postgres.programs() is None:
+            return postgres.MISSING
     return None
 
 
@@ -51,12 +56,14 @@ def versions() -> dict[str, str]:
     """Which peers these are."""
     found = {
         name: importlib.metadata.version(name)
-        for name in ("huey", "dramatiq")
+        for name in ("huey", "pgqueuer", "dramatiq")
         if importlib.util.find_spec(name) is not None
     }
     if (server := shutil.which("redis-server")) is not None:
         said = subprocess.run([server, "--version"], capture_output=True, text=True, check=True)
         found["redis-server"] = said.stdout.partition("v=")[2].partition(" ")[0]
+    if (postgresql := postgres.version()) is not None:
+        found["PostgreSQL"] = postgresql
     return {"peers": ", ".join(f"{name} {version}" for name, version in found.items())}
 
 

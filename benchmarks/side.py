@@ -7,33 +7,41 @@ that no side carries another's memory or leaves anything behind for the next.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-PENSTOCK, HUEY_FSYNC, HUEY, DRAMATIQ = "penstock", "huey-fsync", "huey", "dramatiq"
+PENSTOCK, HUEY_FSYNC, HUEY = "penstock", "huey-fsync", "huey"
+PGQUEUER, DRAMATIQ = "pgqueuer", "dramatiq"
 
 SIDES = {
     PENSTOCK: "Penstock",
     HUEY_FSYNC: "Huey, SQLite, fsync",
     HUEY: "Huey, SQLite, no fsync",
-    DRAMATIQ: "Dramatiq, Redis",
+    PGQUEUER: "PgQueuer, PostgreSQL, fsync",
+    DRAMATIQ: "Dramatiq, Redis, memory",
 }
 
 
 def measure_penstock(measure: str, folder: Path, options: dict[str, Any]) -> dict[str, Any]:
-    from ours import size, speed, steadiness
+    from ours import blocking, placing, size, speed, steadiness
     from web import fanout, reading, submitting
 
     from penstock.app.portal import new_event_loop  # what 'penstock up' runs on
 
-    for module in (speed, size, steadiness, submitting, reading, fanout):
-        if (wanted := getattr(module, measure, None)) is not None:
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                figures: dict[str, Any] = runner.run(wanted(folder / "data", **options))
-                return figures
+    figures: dict[str, Any]
+    for module in (speed, blocking, size, steadiness, placing, submitting, reading, fanout):
+        if (wanted := getattr(module, measure, None)) is None:
+            continue
+        if not inspect.iscoroutinefunction(wanted):
+            figures = wanted(folder / "data", **options)
+            return figures
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            figures = runner.run(wanted(folder / "data", **options))
+            return figures
     raise ValueError(f"nothing measures {measure}")
 
 
@@ -48,6 +56,10 @@ def measure_peer(
         from peers.dramatiq import DramatiqPeer
 
         peer = DramatiqPeer(folder)
+    elif side == PGQUEUER:
+        from peers.pgqueuer import PgQueuerPeer
+
+        peer = PgQueuerPeer(folder)
     else:
         from peers.huey import HueyPeer
 

@@ -18,8 +18,8 @@ from statistics import median
 from typing import Any
 
 import report
-from asked import add_options, command, publish, tell, verdict
 from measure import busy_percent, flush_times, machine
+from options import add_options, command, publish, tell, verdict
 from processes import HERE
 from run import scratch
 from spooled import ours, renames

@@ -54,7 +54,7 @@ async def main(folder: Path, console: Console) -> int:
         stage = Stage(ps, folder / "data", people)
         with console.status("running jobs"):
             played = await asyncio.gather(*(part(list_, stage) for list_ in SECTIONS.values()))
-        found = await ps.desk.verify()
+        found = await ps.api.verify()
     draw(dict(zip(SECTIONS, played, strict=True)), console)
     console.print(
         f"verify: {found.jobs} jobs, {found.transitions} log entries,"

@@ -15,7 +15,7 @@ async def edit(seconds: list[int]) -> int:
     return sum(seconds) // 2
 
 
-@app.job("job.film.make")
+@app.job("job.film.make", ctx=True)
 async def make_film(ctx: penstock.Context, scenes: list[str]) -> int:
     """What is submitted inside a job has that job as its parent."""
     workflow = ctx.request.workflow_id or ctx.job_id

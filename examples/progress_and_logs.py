@@ -4,13 +4,13 @@ import logging
 import time
 
 import penstock
-from penstock.ports.desk import Logged, Moved, Progressed
+from penstock import Logged, Moved, Progressed
 
 app = penstock.App()
 log = logging.getLogger(__name__)
 
 
-@app.job("job.photos.sort")
+@app.job("job.photos.sort", ctx=True)
 def sort_photos(ctx: penstock.Context, photos: int) -> int:
     """A plain function: it runs in a thread of the worker."""
     for done in range(1, photos + 1):

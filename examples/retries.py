@@ -23,7 +23,7 @@ async def parse(text: str) -> float:
     return float(text)
 
 
-@app.job("job.weather.order", retries=4)
+@app.job("job.weather.order", retries=4, ctx=True)
 async def order(ctx: penstock.Context) -> str:
     """The other side says when to come back."""
     if ctx.request.retry_number == 0:

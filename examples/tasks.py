@@ -22,7 +22,7 @@ def fibonacci(n: int) -> int:
     return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 
 
-@app.job("job.slow.count", idempotent=True)
+@app.job("job.slow.count", idempotent=True, ctx=True)
 async def count(ctx: penstock.Context, to: int, pause: float = 0.1) -> int:
     """Counts slowly, to be watched. Harmless to repeat, so it says that it is idempotent."""
     for n in range(1, to + 1):

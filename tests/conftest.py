@@ -60,7 +60,7 @@ def llama_cpp() -> None:
 
 @cache
 def _no_llama_cpp() -> str:
-    from penstock.core.llm import LlmFailure
+    from penstock.workloads.llm.values import LlmFailure
     from penstock.workloads.spool.llama.trial import check_engine
 
     try:

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.workloads.spool.models.package import SMOLLM2
-from penstock.workloads.spool.models.pulling import pull
-from penstock.workloads.spool.models.quants import TENSOR_TYPES
-from penstock.workloads.spool.models.shelf import ModelShelf
+from penstock.workloads.llm.models.package import SMOLLM2
+from penstock.workloads.llm.models.pulling import pull
+from penstock.workloads.llm.models.quants import TENSOR_TYPES
+from penstock.workloads.llm.models.shelf import ModelShelf
 
 FOLDER = Path(__file__).parent.parent / ".models"
 

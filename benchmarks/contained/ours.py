@@ -13,13 +13,13 @@ from statistics import median
 
 from measure import percentile
 
-from penstock.adapters.sqlite.containers.store import SqliteContainerStore
 from penstock.ports.clock import SystemClock
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import Engine
 from penstock.workloads.container.files.sandbox import Sandboxes
 from penstock.workloads.container.standing.worker import Worker
+from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
 
 
 @asynccontextmanager

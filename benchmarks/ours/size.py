@@ -7,96 +7,55 @@ import os
 import time
 from pathlib import Path
 
+import msgspec
 from measure import percentile, resident_bytes
-from ours.jobs import NOOP
+from ours.jobs import NOOP, RARE, TENANTS, topic_of
 from ours.speed import Figures, drain_watched, latencies
 from ours.system import running, settings_for, start_workers
 from processes import running as started
 
-from penstock.adapters.sqlite.store import SqliteStore
-from penstock.core.ids import IdSource
-from penstock.core.job import JobRequest, JobResult
+from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
-from penstock.core.transition import Accept, Change, Move
-from penstock.lifecycles.canonical import JobEvent, JobState, Role
+from penstock.lifecycles.canonical import JobState
 from penstock.ports.store import Durability
 
-_BATCH = 2000
+_CHUNK = 1000
+_MOST_OPEN = 8000
+"""Jobs that wait or run while a store is filled."""
 _INPUT = encode_data(b'{"sent":0}')
-
-RARE, COMMON = "rare", "t1"
-"""In a varied store: whose jobs are few and old, and whose are a quarter of all."""
 _OLD = 1000
 """Where a varied store's rare jobs are: among the first so many."""
 
 
 async def fill(folder: Path, *, jobs: int, varied: bool = False) -> Figures:
-    """Bring the store to so many finished jobs, by the same moves as a real life, in bulk.
+    """Bring the store to so many finished jobs: submitted in bulk and run in this process.
 
     In a varied one they are of several tenants and topics, and some have failed.
     """
-    store = _open(folder)
-    try:
-        stored = sum((await store.tally()).values())
-        ids, begin = IdSource(), time.monotonic()
-        for done in range(stored, jobs, _BATCH):
-            numbers = range(done, min(done + _BATCH, jobs))
-            lives = [_life(ids.next(time.time()), *_kind(n, varied)) for n in numbers]
-            await store.apply([change for life in lives for change in life])
-        tally = await store.tally()
-    finally:
-        await store.close()
+    begin = time.monotonic()
+    # Only while it is filled may the disk be late: what is measured later is flushed.
+    settings = msgspec.structs.replace(settings_for(folder), durability=Durability.OS)
+    async with running(folder, local=True, settings=settings) as system:
+        stored = done = sum((await system.client.astatus()).tally.values())
+        while done < jobs:
+            numbers = range(done, min(done + _CHUNK, jobs))
+            await system.submit_requests([_request(n, varied) for n in numbers])
+            done = numbers.stop
+            await system.wait_finished(done - stored - _MOST_OPEN)
+        await system.wait_finished(jobs - stored)
+        tally = (await system.client.astatus()).tally
     assert sum(tally.values()) == max(stored, jobs), tally
-    assert varied or set(tally) == {JobState.SUCCEEDED}, tally
+    ends = {JobState.SUCCEEDED, JobState.FAILED} if varied else {JobState.SUCCEEDED}
+    assert set(tally) == ends, tally
     return {"stored": jobs, "seconds": time.monotonic() - begin}
 
 
-def _open(folder: Path) -> SqliteStore:
-    """Only while it is filled may the disk be late: what is measured later is flushed."""
-    folder.mkdir(exist_ok=True)
-    return SqliteStore(settings_for(folder).database, durability=Durability.OS)
-
-
-def _kind(n: int, varied: bool) -> tuple[str, str, JobEvent]:
-    """Topic, tenant and end of the n-th job."""
+def _request(n: int, varied: bool) -> JobRequest:
+    """The n-th job. A tenth of the first thousand are the rare tenant's, and fail."""
     if not varied:
-        return NOOP, "default", JobEvent.SUCCEED
-    rare = n < _OLD and n % 10 == 0
-    tenant = RARE if rare else f"t{n % 4}"
-    return f"job.bench.{tenant}", tenant, JobEvent.FAIL if rare else JobEvent.SUCCEED
-
-
-def _life(job_id: str, topic: str, tenant: str, end: JobEvent) -> list[Change]:
-    now, worker = time.time(), "w1"
-    request = JobRequest(job_id=job_id, topic=topic, tenant=tenant, context_ptr=_INPUT)
-    failed = end is JobEvent.FAIL
-    result = JobResult(
-        job_id=job_id,
-        status=JobState.FAILED if failed else JobState.SUCCEEDED,
-        worker_id=worker,
-        execution_ms=0.01,
-        attempt=1,
-        error_code="BENCH" if failed else None,
-    )
-    return [
-        Accept(request, now, fresh=True),
-        Move(
-            job_id,
-            (JobEvent.SCHEDULE, JobEvent.DISPATCH),
-            Role.SCHEDULER.value,
-            now,
-            worker_id=worker,
-            pool="default",
-        ),
-        Move(
-            job_id,
-            (JobEvent.START, end),
-            f"{Role.WORKER}:{worker}",
-            now,
-            attempt=1,
-            result=result,
-        ),
-    ]
+        return JobRequest(job_id="", topic=NOOP, context_ptr=_INPUT)
+    tenant = RARE if n < _OLD and n % 10 == 0 else TENANTS[n % len(TENANTS)]
+    return JobRequest(job_id="", topic=topic_of(tenant), tenant=tenant, context_ptr=_INPUT)
 
 
 async def cost(folder: Path, *, jobs: int, seconds: float, rate: int) -> Figures:

@@ -10,9 +10,12 @@ from statistics import median
 
 from marks import Marks
 from measure import cpu_seconds, flush_times, percentile
-from ours.jobs import NOOP
-from ours.system import System, running, start_workers, until
+from ours.jobs import NOOP, noop
+from ours.system import PROFILE, System, running, start_worker, start_workers, until
 from processes import running as started
+from sampling import Sampler
+
+import penstock
 
 Figures = dict[str, float | None]
 
@@ -37,6 +40,60 @@ async def drain_in_process(folder: Path, *, jobs: int) -> Figures:
     return figures
 
 
+async def children(folder: Path, *, jobs: int) -> Figures:
+    """So many jobs mapped over and gathered; and submitted in bulk and drained, to compare."""
+    plain_folder, bulk = folder.with_name("plain"), 1000
+    async with running(plain_folder) as system:
+        begin = time.monotonic()
+        for first in range(0, jobs, bulk):
+            await noop.asubmit_many([(0,)] * min(bulk, jobs - first))
+        submitted = time.monotonic() - begin
+        await system.judged()
+        with started(start_workers(plain_folder, 1)) as pids:
+            plain = await drain_watched(system, jobs, 1, pids)
+        await system.check(jobs)
+    Marks.given().clear()
+    async with running(folder) as system:
+        begin = time.monotonic()
+        handles = await noop.amap(0 for _ in range(jobs))
+        mapped = time.monotonic() - begin
+        await system.judged()
+        gathering = asyncio.ensure_future(penstock.agather(*handles))
+        with started(start_workers(folder, 1)) as pids:
+            await drain_watched(system, jobs, 1, pids)
+            results = await gathering
+            end = time.monotonic_ns()
+        done, begin_ns = Marks.given().since_all_worked()
+        assert results == [None] * jobs
+        await system.check(jobs)
+    return {
+        "map": jobs / mapped,
+        "gather": done / (end - begin_ns) * 1e9,
+        "submit": jobs / submitted,
+        "drain": plain["rate"],
+    }
+
+
+async def drain_sampled(folder: Path, *, jobs: int, in_process: bool, topic: str) -> Figures:
+    """`drain` or `drain_in_process`, its processor time sampled: profiles beside the folder."""
+    sampler = Sampler()
+    if in_process:
+        async with running(folder) as system:
+            await system.fill(topic, jobs)
+    async with running(folder, local=in_process) as system:
+        if not in_process:
+            await system.fill(topic, jobs)
+        sampler.start()
+        profile = {PROFILE: str(folder.parent / "worker.json")}
+        workers = [] if in_process else [start_worker(folder, environment=profile)]
+        with started(workers) as pids:
+            figures = await drain_watched(system, jobs, 1, pids)
+            sampler.stop()
+        await system.check(jobs)
+    sampler.save(folder.parent / "engine.json")
+    return figures
+
+
 async def drain_watched(system: System, jobs: int, workers: int, pids: list[int]) -> Figures:
     """Wait for the last durable end; what happened since every worker had done something."""
     marks = Marks.given()
@@ -44,8 +101,7 @@ async def drain_watched(system: System, jobs: int, workers: int, pids: list[int]
         raise TimeoutError(f"{marks.processes()} of {workers} workers did anything")
     engine, others = time.process_time(), cpu_seconds(*pids)
     counted = jobs - marks.count()
-    if not await until(lambda: system.finished >= jobs):
-        raise TimeoutError(f"{system.finished} of {jobs} jobs ended")
+    await system.wait_finished(jobs)
     end = time.monotonic_ns()
     engine, others = time.process_time() - engine, cpu_seconds(*pids) - others
     done, begin = marks.since_all_worked()
@@ -97,7 +153,7 @@ async def submit(folder: Path, *, seconds: float, in_flight: int, bulk: int) -> 
             await _submit_for(seconds, system, producers, size)
             for producers, size in ((1, 1), (in_flight, 1), (1, bulk))
         ]
-        tally = (await system.client.desk.status()).tally
+        tally = (await system.client.astatus()).tally
         accepted = sum(count for count, _ in (one, many, bulky))
         assert sum(tally.values()) == accepted, f"{accepted} accepted, the store has {tally}"
     return {"one": one[1], "many": many[1], "bulk": bulky[1]}

@@ -21,7 +21,7 @@ async def idle(folder: Path, *, seconds: float) -> Figures:
     """Processor time of an engine with its own worker and one worker process, in percent."""
     async with running(folder, local=True) as system:
         with started(start_workers(folder, 1)) as pids:
-            await until(lambda: len(system.engine.board.roster.workers) == 2)
+            await system.wait_for_workers(2)
             await asyncio.sleep(1)
             engine, worker, begin = time.process_time(), cpu_seconds(*pids), time.monotonic()
             await asyncio.sleep(seconds)

@@ -6,22 +6,26 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from ours.jobs import app
-from processes import start
+from processes import start, stop
 
 from penstock.app.application import make_executors
 from penstock.app.client import Client
 from penstock.app.engine import Engine
 from penstock.app.portal import Portal
 from penstock.config import Settings, load
+from penstock.core.job import JobRequest
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.store import Durability
+from penstock.ports.engine_api import EngineStatus
+from penstock.ports.store import Durability, Verified
 
 SLOTS = 32
+PROFILE = "BENCH_PROFILE"
+"""The variable that names the file for a worker's profile."""
 _BULK = 1000
 
 
@@ -33,7 +37,7 @@ def settings_for(folder: Path) -> Settings:
 
 
 class System:
-    """A running engine and its caller's view."""
+    """A running engine and a client of it. Only here is the engine's inside looked at."""
 
     def __init__(self, engine: Engine, client: Client) -> None:
         self.engine, self.client = engine, client
@@ -41,7 +45,16 @@ class System:
     @property
     def finished(self) -> int:
         """How many jobs have come to a durable end since the engine started."""
-        return self.engine.board.finished
+        return self.engine.open_jobs.finished
+
+    @property
+    def unjudged(self) -> int:
+        """How many jobs the safety kernel has not judged yet."""
+        return len(self.engine.open_jobs.unjudged)
+
+    async def submit_requests(self, requests: list[JobRequest]) -> None:
+        """Submit as an API server does: ready-made requests, without a client."""
+        await self.engine.api.submit(requests)
 
     async def fill(self, topic: str, jobs: int) -> None:
         """Submit so many, and see the safety kernel judge them all."""
@@ -54,31 +67,74 @@ class System:
 
     async def judged(self) -> None:
         """Wait until no job is new, and the commit that says so is over."""
-        await until(lambda: not self.engine.board.unjudged)
+        await until(lambda: not self.unjudged)
         await asyncio.sleep(0.1)
+
+    async def wait_finished(self, jobs: int) -> None:
+        if not await until(lambda: self.finished >= jobs):
+            raise TimeoutError(f"{self.finished} of {jobs} jobs ended")
+
+    async def wait_for_workers(self, count: int) -> None:
+        for _ in range(1000):
+            if len(await self.client.aworkers()) >= count:
+                return
+            await asyncio.sleep(0.02)
+        raise TimeoutError(f"{count} workers did not join")
 
     async def check(self, jobs: int) -> None:
         """Read the whole store: all SUCCEEDED, and every step of every job journalled."""
-        verified = await self.client.desk.verify()
-        tally = (await self.client.desk.status()).tally
-        assert tally == {JobState.SUCCEEDED: jobs}, f"{jobs} submitted, the store has {tally}"
-        assert not verified.mismatches, verified.mismatches[:3]
-        assert verified.transitions >= 5 * jobs, verified
+        verified = await self.client.averify()
+        check_all_succeeded(await self.client.astatus(), verified, jobs)
+
+
+def check_all_succeeded(status: EngineStatus, verified: Verified, jobs: int) -> None:
+    tally = status.tally
+    assert tally == {JobState.SUCCEEDED: jobs}, f"{jobs} submitted, the store has {tally}"
+    assert not verified.mismatches, verified.mismatches[:3]
+    assert verified.transitions >= 5 * jobs, verified
 
 
 @asynccontextmanager
-async def running(folder: Path, *, local: bool = False) -> AsyncIterator[System]:
+async def running(
+    folder: Path, *, local: bool = False, settings: Settings | None = None
+) -> AsyncIterator[System]:
     """An engine on this folder; with `local`, one that works itself."""
-    settings = settings_for(folder)
+    settings = settings or settings_for(folder)
     executors = make_executors(app, settings) if local else []
     async with Engine(settings, executors) as engine:
         portal = Portal(asyncio.get_running_loop())
-        yield System(engine, Client(engine.desk, portal, time.time, app.functions))
+        client = Client(engine.api, portal, app.functions)
+        app.bind(client)
+        yield System(engine, client)
 
 
-def start_worker(folder: Path, name: str = "w1", slots: int = SLOTS) -> subprocess.Popen[bytes]:
+@contextmanager
+def engine_process(folder: Path) -> Iterator[int]:
+    """'penstock up' on this folder in a process of its own; gives its id."""
+    log = folder.parent / "engine.log"
+    code = "import sys; from penstock.cli import main; sys.exit(main())"
+    options = ["--data", str(folder), "up", "--no-http", "--no-worker"]
+    hold = {"PENSTOCK_UNKNOWN_TOPICS": "hold"}
+    process = start([sys.executable, "-c", code, *options], log, hold)
+    try:
+        end = time.monotonic() + 30
+        while b"ready" not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"the engine did not start: {log.read_text()[-1000:]}")
+            time.sleep(0.02)
+        yield process.pid
+    finally:
+        stop(process)
+
+
+def start_worker(
+    folder: Path,
+    name: str = "w1",
+    slots: int = SLOTS,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
     argv = [sys.executable, "-m", "ours.worker", str(folder), name, str(slots)]
-    return start(argv, folder.parent / "worker.log")
+    return start(argv, folder.parent / "worker.log", environment)
 
 
 def start_workers(folder: Path, count: int) -> list[subprocess.Popen[bytes]]:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-from processes import start, stop
+from processes import free_port, start, stop, wait_for_port
 
 MISSING = "dramatiq is not installed: 'make bench' installs it"
 MISSING_SERVER = "there is no redis-server: install the system's package of that name"
@@ -18,13 +16,15 @@ _THREADS = "8"
 
 
 class DramatiqPeer:
+    bulk = False
+
     def __init__(self, folder: Path) -> None:
         self._log = folder / "dramatiq.log"
-        port = _free_port()
+        port = free_port()
         where = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
         memory_only = ["--save", "", "--appendonly", "no"]
         self._server = start(["redis-server", *where, *memory_only], folder / "redis.log")
-        _wait_for(port)
+        wait_for_port(port)
         os.environ["BENCH_REDIS"] = f"redis://127.0.0.1:{port}/0"
         from peers import dramatiq_tasks  # made from what was just set
 
@@ -39,6 +39,10 @@ class DramatiqPeer:
     def submit_nap(self, sent: int) -> None:
         self._tasks.nap.send(sent)
 
+    def submit_many(self, count: int) -> None:
+        for _ in range(count):
+            self.submit(0)
+
     def start_workers(self, count: int) -> list[subprocess.Popen[bytes]]:
         program = Path(sys.executable).with_name("dramatiq")
         options = ["--processes", str(count), "--threads", _THREADS]
@@ -50,22 +54,3 @@ class DramatiqPeer:
     def close(self) -> None:
         self._tasks.broker.close()
         stop(self._server)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _wait_for(port: int, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 0.3).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)

@@ -10,9 +10,13 @@ from pathlib import Path
 from processes import start
 
 MISSING = "huey is not installed: 'make bench' installs it"
+POLL = 0.1
+"""Seconds between two looks of an idle consumer: Huey's default, which grows while it is idle."""
 
 
 class HueyPeer:
+    bulk = False
+
     def __init__(self, folder: Path, *, fsync: bool) -> None:
         self._log = folder / "huey.log"
         os.environ["BENCH_HUEY_FILE"] = str(folder / "huey.db")
@@ -30,11 +34,15 @@ class HueyPeer:
     def submit_nap(self, sent: int) -> None:
         self._tasks.nap(sent)
 
+    def submit_many(self, count: int) -> None:
+        for _ in range(count):
+            self.submit(0)
+
     def start_workers(self, count: int) -> list[subprocess.Popen[bytes]]:
         consumer = Path(sys.executable).with_name("huey_consumer")
         if not consumer.exists():
             consumer = consumer.with_suffix(".py")
-        options = ["-w", str(count), "-k", "process", "-q", "-n"]
+        options = ["-w", str(count), "-k", "process", "-q", "-n", "-d", str(POLL)]
         return [start([str(consumer), "peers.huey_tasks.huey", *options], self._log)]
 
     def server_pids(self) -> list[int]:

@@ -15,19 +15,21 @@ Figures = dict[str, float | None]
 
 _START = 40.0
 """Seconds that workers may take to start."""
+_FILL = 1000
+"""Jobs in one call while a backlog is made."""
 
 
 def drain(peer: Peer, *, jobs: int, workers: int) -> Figures:
     """A backlog worked off by worker processes, to the last execution."""
     marks = Marks.given()
-    for _ in range(jobs):
-        peer.submit(0)
+    for begin in range(0, jobs, _FILL):
+        peer.submit_many(min(_FILL, jobs - begin))
     with started(peer.start_workers(workers)) as pids:
         pids += peer.server_pids()
         if not _until(lambda: marks.processes() >= workers or marks.count() >= jobs, _START):
             raise TimeoutError(f"{marks.processes()} of {workers} workers did anything")
         counted, cpu = jobs - marks.count(), cpu_seconds(*pids)
-        _until(lambda: marks.count() >= jobs, 120)
+        _all_executed(marks, jobs)
         cpu = cpu_seconds(*pids) - cpu
     done, begin = marks.since_all_worked()
     figures: Figures = {"rate": done / (marks.last() - begin) * 1e9}
@@ -36,13 +38,34 @@ def drain(peer: Peer, *, jobs: int, workers: int) -> Figures:
     return figures
 
 
-def submit(peer: Peer, *, seconds: float) -> Figures:
-    """Submissions accepted from one producer, one after another: none has a bulk call."""
+def submit(peer: Peer, *, seconds: float, bulk: int) -> Figures:
+    """Submissions accepted a second from one synchronous producer.
+
+    One after another without and with a worker process that runs them, and so many a call if
+    the peer has such a call.
+    """
+    marks = Marks.given()
+    count, one = _submit_for(peer, seconds, 1)
+    figures: Figures = {"one": one}
+    with started(peer.start_workers(1)):
+        _all_executed(marks, count)
+        more, figures["running_one"] = _submit_for(peer, seconds, 1)
+        _all_executed(marks, count + more)
+    if peer.bulk:
+        _, figures["bulk"] = _submit_for(peer, seconds, bulk)
+    return figures
+
+
+def _submit_for(peer: Peer, seconds: float, size: int) -> tuple[int, float]:
+    """How many jobs were accepted, and how many a second."""
     end, count = (begin := time.monotonic()) + seconds, 0
     while time.monotonic() < end:
-        peer.submit(0)
-        count += 1
-    return {"one": count / (time.monotonic() - begin)}
+        if size == 1:
+            peer.submit(0)
+        else:
+            peer.submit_many(size)
+        count += size
+    return count, count / (time.monotonic() - begin)
 
 
 def latency(peer: Peer, *, seconds: float, rate: int) -> Figures:
@@ -58,7 +81,7 @@ def latency(peer: Peer, *, seconds: float, rate: int) -> Figures:
         for n in range(jobs):
             peer.submit(time.monotonic_ns())
             time.sleep(max(0.0, start + (n + 1) / rate - time.monotonic()))
-        _until(lambda: marks.count() >= jobs, 15)
+        _all_executed(marks, jobs, 15)
     times = marks.delays()
     return {"p50_ms": percentile(times, 0.5) * 1e3, "p99_ms": percentile(times, 0.99) * 1e3}
 
@@ -86,6 +109,11 @@ def kill(peer: Peer, *, jobs: int, after: int, window: float) -> Figures:
         "run_twice": len(seen) - len(set(seen)),
         "all_done_s": took if all_done else None,
     }
+
+
+def _all_executed(marks: Marks, jobs: int, seconds: float = 120) -> None:
+    if not _until(lambda: marks.count() >= jobs, seconds):
+        raise TimeoutError(f"{marks.count()} of {jobs} jobs were executed")
 
 
 def _until(met: Callable[[], bool], seconds: float) -> bool:

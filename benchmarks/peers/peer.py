@@ -7,6 +7,9 @@ from typing import Protocol
 
 
 class Peer(Protocol):
+    bulk: bool
+    """Whether it has a call that submits many jobs at once."""
+
     def clear(self) -> None:
         """Forget every job."""
 
@@ -15,6 +18,9 @@ class Peer(Protocol):
 
     def submit_nap(self, sent: int) -> None:
         """The same for one that sleeps 20 ms before."""
+
+    def submit_many(self, count: int) -> None:
+        """Enqueue so many jobs: in one call if it has one, else one after another."""
 
     def start_workers(self, count: int) -> list[subprocess.Popen[bytes]]:
         """Start so many worker processes; one command may start them all."""

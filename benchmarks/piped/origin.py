@@ -16,7 +16,7 @@ import uvloop
 from piped.models import prompt
 from piped.plan import PLANS, Plan, Spans
 
-from penstock.core.llm import Completion, Said, Sampling
+from penstock.workloads.llm.values import Completion, Said, Sampling
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import Way

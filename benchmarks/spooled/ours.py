@@ -18,7 +18,7 @@ from measure import cpu_seconds, percentile
 from processes import HERE, stop
 from spooled.prompts import PROMPTS, TOKENS, body
 
-from penstock.core.llm import Sampling
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.flow import Flow
 from penstock.workloads.spool.options import SpoolOptions

@@ -14,10 +14,11 @@ from pathlib import Path
 
 from spooled.prompts import SLOTS, THREADS
 
-from penstock.app.models import make_runner
-from penstock.ports.runner import Runner
 from penstock.testing.llm import FakeRunner
-from penstock.workloads.spool.config import ModelConfig, ServerConfig, Sync
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.runner import Runner
+from penstock.workloads.spool.config import ServerConfig, Sync
+from penstock.workloads.spool.llama.runner import LlamaRunner
 from penstock.workloads.spool.serving.events import Event, Happened
 from penstock.workloads.spool.serving.server import Server
 
@@ -26,7 +27,7 @@ async def serve(workspace: Path, model: str, sync: Sync, workers: int, tells: bo
     runner: Runner = FakeRunner()
     if model != "none":
         config = ModelConfig(models=(model,), slots=SLOTS, context=1024, threads=THREADS)
-        runner = make_runner(config)
+        runner = LlamaRunner(config)
     server = Server(ServerConfig(workspace=workspace, workers=workers, sync=sync), runner)
 
     def hear(event: Event) -> None:

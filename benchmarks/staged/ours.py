@@ -43,8 +43,8 @@ async def engine(pipeline: penstock.Pipeline, folder: Path, body: Any) -> dict[s
     async with app.run(folder / "data", concurrency=256) as ps:
 
         async def run(**config: Any) -> None:
-            record = await ps.desk.pipelines.start(pipeline.name, config)
-            job = await ps.desk.wait(record.id)
+            record = await ps.api.pipelines.start(pipeline.name, config)
+            job = await ps.api.wait(record.id)
             assert job.state is penstock.JobState.SUCCEEDED, job
 
         return await body(run)

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from asked import add_options, publish
-from engine import disk, tell
+from engine import disk
 from measure import machine
+from options import add_options, publish, tell
 from run import Figures, MeasurementFailed, measure, medians, quietness, scratch
 from side import PENSTOCK as OURS
 from web import tables

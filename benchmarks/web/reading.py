@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlencode
 
-from ours.size import COMMON, RARE
+from ours.jobs import RARE, TENANTS, topic_of
 from ours.speed import Figures
 from web.served import PENSTOCK, Served, figures_of, serving
 
@@ -15,10 +15,10 @@ LISTINGS: dict[str, dict[str, str]] = {
     "all": {},
     "state, most jobs": {"state": "SUCCEEDED"},
     "state, few and old": {"state": "FAILED"},
-    "tenant, a quarter": {"tenant": COMMON},
+    "tenant, a quarter": {"tenant": TENANTS[1]},
     "tenant, few and old": {"tenant": RARE},
-    "topic, a quarter": {"topic": f"job.bench.{COMMON}"},
-    "topic, few and old": {"topic": f"job.bench.{RARE}"},
+    "topic, a quarter": {"topic": topic_of(TENANTS[1])},
+    "topic, few and old": {"topic": topic_of(RARE)},
 }
 """Filters, by name."""
 DEEP = ("all", "state, most jobs", "tenant, a quarter", "topic, a quarter")

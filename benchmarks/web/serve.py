@@ -29,7 +29,7 @@ from penstock.api.reply import EVENT_STREAM, JSON_HEADERS
 from penstock.api.server import HttpServer
 from penstock.app.engine import Engine
 from penstock.cli.service import run_service
-from penstock.core.ids import IdSource
+from penstock.core.job import IdSource
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.clock import SystemClock

@@ -70,7 +70,7 @@ def _stream(lines: int) -> dict[str, Any]:
 
 
 async def engine_bulk(folder: Path, *, sizes: list[int], seconds: float) -> Figures:
-    """The same by calls of the engine's own desk, as many in flight: its limit."""
+    """The same by calls of the engine's own EngineApi, as many in flight: its limit."""
     figures: Figures = {}
     async with running(folder) as system:
         for size in sizes:
@@ -99,7 +99,7 @@ async def _submit_in_process(
 ) -> None:
     request = JobRequest(job_id="", topic=NOOP, context_ptr=encode_data(b'{"sent":0}'))
     while not over.is_set():
-        await system.engine.desk.submit([request] * size)
+        await system.submit_requests([request] * size)
         ends.append(time.perf_counter())
 
 

@@ -1,4 +1,4 @@
-"""The safety kernel: what its rules refuse, park and constrain."""
+"""The safety kernel: what its rules refuse, hold and constrain."""
 
 from __future__ import annotations
 

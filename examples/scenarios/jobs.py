@@ -23,7 +23,7 @@ async def shout(text: str) -> str:
     return text.upper() + "!"
 
 
-@app.job("job.text.count")
+@app.job("job.text.count", ctx=True)
 def count_words(ctx: penstock.Context, lines: list[str]) -> int:
     """A plain function: it runs in a thread, and tells how far it is."""
     words = 0
@@ -47,7 +47,7 @@ async def divide(a: float, b: float) -> float:
     return a / b
 
 
-@app.job("job.net.fetch", retries=penstock.RetryPolicy(retries=3, delay=0.3))
+@app.job("job.net.fetch", retries=penstock.RetryPolicy(retries=3, delay=0.3), ctx=True)
 async def fetch(ctx: penstock.Context, url: str) -> str:
     """The first try fails, as first tries do."""
     if ctx.request.retry_number == 0:
@@ -55,7 +55,7 @@ async def fetch(ctx: penstock.Context, url: str) -> str:
     return f"the page at {url}"
 
 
-@app.job("job.net.poll", retries=5)
+@app.job("job.net.poll", retries=5, ctx=True)
 async def poll(ctx: penstock.Context, order: int) -> str:
     """Asks to be tried again when it knows that it makes sense."""
     if ctx.request.retry_number == 0:

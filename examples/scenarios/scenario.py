@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import penstock
-from penstock.core.transition import Transition
+from penstock import Transition
 
 
 @dataclass(frozen=True)

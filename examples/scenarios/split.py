@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import penstock
-from penstock.app.asking import piece_of
+from penstock.workloads.llm.answers import piece_of
 from scenarios.scenario import Scenario, Stage, Story, expect
 from scenarios.spoken import MODEL
 

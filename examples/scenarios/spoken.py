@@ -8,10 +8,11 @@ from functools import cache
 from pathlib import Path
 
 import penstock
-from penstock.app.asking import piece_of
-from penstock.core.llm import LlmFailure
 from penstock.lifecycles.spool import FOLDERS, Status
-from penstock.workloads.spool.config import ModelConfig, ServerConfig
+from penstock.workloads.llm.answers import piece_of
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.values import LlmFailure
+from penstock.workloads.spool.config import ServerConfig
 from penstock.workloads.spool.llama.trial import check_engine
 from penstock.workloads.spool.options import SpoolOptions
 from scenarios.scenario import Scenario, Stage, Story, expect
@@ -99,8 +100,8 @@ async def openai(stage: Stage) -> Story:
 
 async def folders(stage: Stage) -> Story:
     """A directory's path is its state: watch it move."""
-    from penstock.app.models import make_runner
     from penstock.workloads.spool.flow import Flow
+    from penstock.workloads.spool.llama.runner import LlamaRunner
     from penstock.workloads.spool.serving.server import Server
     from penstock.workloads.spool.work import Work
     from penstock.workloads.spool.workspace import Workspace
@@ -112,7 +113,7 @@ async def folders(stage: Stage) -> Story:
     flow, seen = Flow(workspace), [Status.QUEUED]
     expect(flow.status(job_id) is Status.QUEUED, "it is not in input/ready")
     config = ModelConfig(models=served(), slots=1, context=512)
-    server = Server(ServerConfig(workspace=place, workers=1), make_runner(config))
+    server = Server(ServerConfig(workspace=place, workers=1), LlamaRunner(config))
     await server.start()
     try:
         async with asyncio.timeout(60):

@@ -9,7 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from penstock.core.transition import Transition
+from penstock import Transition
 from penstock.lifecycles.canonical import JobEvent
 from scenarios.scenario import Row
 

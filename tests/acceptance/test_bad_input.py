@@ -31,7 +31,7 @@ def nothing_else_is_harmed(ps: penstock.Client) -> Iterator[None]:
 
 
 REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
-    ("job.nobody.knows", {}, {}, "topic: nothing here serves 'job.nobody.knows'"),
+    ("job.nobody.knows", {}, {}, "topic: no worker serves 'job.nobody.knows'"),
     ("job.good.ad", {"a": 1}, {}, "did you mean job.good.add?"),
     ("not a topic", {}, {}, "topic: 'not a topic' is not a valid topic"),
     ("job.good.add", {"a": "1"}, {}, "input.a: expected int, got str"),
@@ -88,7 +88,7 @@ def test_a_pointer_that_cannot_be_read_is_refused(
     before = ps.status().tally
     request = penstock.JobRequest(job_id="", topic="job.good.add", context_ptr=pointer)
     with pytest.raises(penstock.InvalidRequest, match=said):
-        ps._portal.run(ps.desk.submit([request]))
+        ps._engine.portal.run(ps.api.submit([request]))
     assert ps.status().tally == before
 
 
@@ -99,9 +99,11 @@ def test_an_input_over_its_limit_is_refused(ps: penstock.Client) -> None:
         request = penstock.JobRequest(
             job_id="",
             topic="job.good.add",
-            context_ptr=ps._portal.run(ps.desk.put_blob(b'{"a": 1, "c": "%s"}' % (b"x" * 60_000))),
+            context_ptr=ps._engine.portal.run(
+                ps.api.put_blob(b'{"a": 1, "c": "%s"}' % (b"x" * 60_000))
+            ),
         )
-        ps._portal.run(ps.desk.submit([request]))
+        ps._engine.portal.run(ps.api.submit([request]))
 
 
 def test_a_used_id_is_the_same_job_again_or_a_conflict(ps: penstock.Client) -> None:

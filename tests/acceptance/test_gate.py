@@ -95,7 +95,7 @@ def test_two_people_must_say_yes_none_of_them_twice_nor_who_submitted_it(shared:
     assert "(rule two-people)" in said
     path = f"/v1/jobs/{job_id}/approve"
     assert "ada submitted" in ada.ask("POST", path, {}, status=403)["detail"]
-    assert "it takes a key with the role" in ada.cli("pool", "pause", "default", code=6)
+    assert "requires a key with the role" in ada.cli("pool", "pause", "default", code=6)
     bob.ask("POST", path, {"reason": "I looked"})
     assert bob.ask("POST", path, {}, status=409)["code"] == "CONFLICT"
     assert not shared.began(job_id)
@@ -334,14 +334,13 @@ def test_no_token_is_in_logs_errors_or_the_list_of_processes(shared: House) -> N
 BROKEN = RULES + '\n[[rules]]\nid = "odd"\ndecision = "throttle"\nrate = "now and then"\n'
 
 
-def test_a_broken_rule_file_refuses_a_start_and_names_line_and_field(tmp_path: Path) -> None:
+def test_a_broken_rule_file_refuses_a_start_and_names_rule_and_field(tmp_path: Path) -> None:
     rules = tmp_path / "rules.toml"
     rules.write_text(BROKEN)
     made = House(tmp_path, BROKEN)
     done = made.run("up", "--app", "jobs:app", "--rules", str(rules))
     assert done.returncode != 0
-    line = BROKEN.splitlines().index('rate = "now and then"') + 1
-    assert f"line {line}: rule 7 (odd): rate: 'now and then' is not a rate" in done.stderr
+    assert "rules.toml: rule 7 (odd): rate: 'now and then' is not a rate" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (made.data / "penstock.db").exists()
 
@@ -359,7 +358,7 @@ def test_rules_change_under_way_a_broken_file_does_not_and_an_old_yes_counts_no_
         assert "rate: 'now and then'" in root.cli("policy", "reload", code=2)
         shown = root.cli("policy", "show")
         assert f"snapshot {old}" in shown
-        assert "the file as it now is was not taken" in shown
+        assert "the current file was not accepted" in shown
         assert "rate: 'now and then'" in ada.ask("GET", "/v1/status")["policy_problem"]
         denied = ada.submit("job.chaos.quick", {"n": 1}, labels={"ask": "never"})
         assert ada.end(denied)["verdict"]["snapshot"] == old

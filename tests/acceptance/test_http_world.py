@@ -16,7 +16,7 @@ from tests.chaos.cluster import kill
 from tests.support.waiting import eventually
 
 import penstock
-from penstock.ports.desk import Progressed
+from penstock.ports.engine_api import Progressed
 
 RULES = 'default = "allow"\n'
 

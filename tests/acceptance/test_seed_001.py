@@ -20,11 +20,12 @@ from penstock.app.application import make_executors
 from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.core.job import Job, JobRequest, JobResult, Priority
+from penstock.core.ledger import Move, Verdict
 from penstock.core.pointer import encode_data
-from penstock.core.transition import Move, Transition, Verdict
+from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.bus import HANDSHAKE, RESULT, Dispatch, Finished, Handshake, Started, jobs_of
-from penstock.ports.desk import Moved
+from penstock.ports.engine_api import Moved
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 
@@ -91,22 +92,22 @@ def request(topic: str = "job.seed.shout", **fields: Any) -> JobRequest:
 
 
 async def submitted(engine: Engine, *args: Any, **fields: Any) -> Job:
-    (job,) = await engine.desk.submit([request(*args, **fields)])
+    (job,) = await engine.api.submit([request(*args, **fields)])
     return job
 
 
 async def ended(engine: Engine, *args: Any, **fields: Any) -> Job:
     job = await submitted(engine, *args, **fields)
-    return await engine.desk.wait(job.job_id, 20)
+    return await engine.api.wait(job.job_id, 20)
 
 
 async def reached(engine: Engine, job_id: str, state: JobState) -> Job:
     """The record, once the job is in this state; the engine's events tell."""
     async with asyncio.timeout(20):
-        async for batch in engine.desk.events(after=0):
+        async for batch in engine.api.events(after=0):
             for event in batch.events:
                 if (event.transition.job_id, event.transition.after) == (job_id, state):
-                    return await engine.desk.get(job_id)
+                    return await engine.api.get(job_id)
     raise AssertionError("the engine closed")
 
 
@@ -128,7 +129,7 @@ async def test_a_job_id_names_one_job_over_all_tenants_and_restarts(tmp_path: Pa
     async with engine_at(tmp_path) as engine:
         with pytest.raises(penstock.Conflict):
             await submitted(engine, job_id="mine", priority=Priority.CRITICAL)
-        assert (await engine.desk.get("mine")).job_id == "mine"
+        assert (await engine.api.get("mine")).job_id == "mine"
         fresh = await asyncio.gather(*[submitted(engine) for _ in range(100)])
         assert len({job.job_id for job in fresh}) == 100
 
@@ -164,7 +165,7 @@ def join(
 @run_async
 async def test_a_priority_decides_who_of_those_that_wait_goes_first(tmp_path: Path) -> None:
     async with engine_at(tmp_path, concurrency=1) as engine:
-        await engine.desk.pause_pool("default")
+        await engine.api.pause_pool("default")
         requests = [
             request(
                 priority=Priority(word),
@@ -172,10 +173,10 @@ async def test_a_priority_decides_who_of_those_that_wait_goes_first(tmp_path: Pa
             )
             for word in ("batch", "interactive", "critical")
         ]
-        jobs = await engine.desk.submit(requests)
-        await engine.desk.resume_pool("default")
+        jobs = await engine.api.submit(requests)
+        await engine.api.resume_pool("default")
         for job in jobs:
-            await engine.desk.wait(job.job_id, 20)
+            await engine.api.wait(job.job_id, 20)
         assert order == ["critical", "interactive", "batch"]
 
 
@@ -183,7 +184,7 @@ async def test_a_priority_decides_who_of_those_that_wait_goes_first(tmp_path: Pa
 async def test_a_context_ptr_is_kept_as_it_came_and_read_where_it_points(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
         text = "x" * 20_000
-        blob = await engine.desk.put_blob(b'{"text": "%s"}' % text.encode())
+        blob = await engine.api.put_blob(b'{"text": "%s"}' % text.encode())
         folder = engine.settings.files
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "input.json").write_text('{"text": "from a file"}')
@@ -207,7 +208,7 @@ async def test_an_adapter_id_and_env_reach_the_job_that_runs(tmp_path: Path) -> 
 async def result_of(engine: Engine, job: Job) -> Any:
     assert job.result is not None
     assert job.result.result_ptr is not None
-    return msgspec.json.decode(await engine.desk.get_blob(job.result.result_ptr))
+    return msgspec.json.decode(await engine.api.get_blob(job.result.result_ptr))
 
 
 @run_async
@@ -216,10 +217,10 @@ async def test_parent_workflow_and_step_express_children_and_their_order(tmp_pat
         parent = await ended(engine)
         for step in (2, 0, 1):
             await ended(engine, parent_job_id=parent.job_id, workflow_id="nightly", step_index=step)
-        found = await engine.desk.find(JobQuery(workflow_id="nightly"))
+        found = await engine.api.find(JobQuery(workflow_id="nightly"))
         assert [job.request.step_index for job in found] == [0, 1, 2]
         assert {job.request.parent_job_id for job in found} == {parent.job_id}
-        assert len(await engine.desk.find(JobQuery(parent_job_id=parent.job_id))) == 3
+        assert len(await engine.api.find(JobQuery(parent_job_id=parent.job_id))) == 3
 
 
 # -- JobResult -------------------------------------------------------------------------------
@@ -256,13 +257,13 @@ async def test_every_end_is_a_result_with_that_status(tmp_path: Path) -> None:
     (tmp_path / "rules.toml").write_text(RULES)
     async with engine_at(tmp_path / "data", rules=str(tmp_path / "rules.toml")) as engine:
         later = await submitted(engine, run_at=engine._clock.now() + 1000)
-        await engine.desk.cancel(later.job_id)
+        await engine.api.cancel(later.job_id)
         ends = [
             await ended(engine),
             await ended(engine, "job.seed.fail"),
             await ended(engine, "job.seed.stall", timeout=0.05),
             await ended(engine, labels={"ask": "never"}),
-            await engine.desk.get(later.job_id),
+            await engine.api.get(later.job_id),
         ]
         words = ["SUCCEEDED", "FAILED", "TIMEOUT", "DENIED", "CANCELLED"]
         assert [job.state for job in ends] == words
@@ -277,7 +278,7 @@ async def test_what_is_between_accepted_and_ended_is_told_as_it_happens(tmp_path
         job = await submitted(engine, "job.seed.wait", context_ptr=encode_data(b'{"gate": "g"}'))
         running = await reached(engine, job.job_id, JobState.RUNNING)
         assert running.result is None
-        updates = engine.desk.follow(job.job_id)
+        updates = engine.api.follow(job.job_id)
         gates["g"].set()
         seen = [update.transition.after async for update in updates if isinstance(update, Moved)]
         assert seen == [JobState.SUCCEEDED]
@@ -302,7 +303,7 @@ async def test_a_job_goes_the_way_of_the_diagram_and_each_step_is_its_roles(
 ) -> None:
     async with engine_at(tmp_path) as engine:
         job = await ended(engine, topic)
-        log = await engine.desk.history(job.job_id)
+        log = await engine.api.history(job.job_id)
         assert moves(log) == [*_WAY, ("RUNNING", end, "worker")]
         assert [entry.n for entry in log] == [1, 2, 3, 4, 5]
         assert log[-1].actor == f"worker:{engine.worker_id}"
@@ -312,7 +313,7 @@ async def test_a_job_goes_the_way_of_the_diagram_and_each_step_is_its_roles(
 async def test_the_reconciler_ends_what_runs_too_long(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
         job = await ended(engine, "job.seed.stall", timeout=0.05)
-        log = await engine.desk.history(job.job_id)
+        log = await engine.api.history(job.job_id)
         assert moves(log) == [*_WAY, ("RUNNING", "TIMEOUT", "reconciler")]
 
 
@@ -322,7 +323,7 @@ async def test_the_reconciler_ends_what_a_worker_took_and_did_not_start(tmp_path
         taken: list[str] = []
         join(engine, "idle", "job.*", taken)
         job = await ended(engine, dispatch_timeout=0.05)
-        log = await engine.desk.history(job.job_id)
+        log = await engine.api.history(job.job_id)
         assert moves(log) == [*_WAY[:3], ("DISPATCHED", "TIMEOUT", "reconciler")]
         assert taken == [job.job_id]
 
@@ -334,7 +335,7 @@ async def test_the_scheduler_denies_what_safety_rejects_and_no_worker_sees_it(
     (tmp_path / "rules.toml").write_text(RULES)
     async with engine_at(tmp_path / "data", rules=str(tmp_path / "rules.toml")) as engine:
         job = await ended(engine, labels={"ask": "never"})
-        log = await engine.desk.history(job.job_id)
+        log = await engine.api.history(job.job_id)
         assert moves(log) == [*_WAY[:2], ("SCHEDULED", "DENIED", "scheduler")]
         assert order == []
         assert job.attempt == 0
@@ -355,16 +356,16 @@ async def test_a_job_can_be_cancelled_wherever_it_is(tmp_path: Path) -> None:
         await reached(engine, given.job_id, JobState.DISPATCHED)
         before = {}
         for job in (delayed, running):
-            answer = await engine.desk.cancel(job.job_id, reason="not needed")
+            answer = await engine.api.cancel(job.job_id, reason="not needed")
             assert answer.ended
             assert answer.job.state is JobState.CANCELLED
-            before[job.job_id] = (await engine.desk.history(job.job_id))[-1].before
+            before[job.job_id] = (await engine.api.history(job.job_id))[-1].before
         assert list(before.values()) == [JobState.SCHEDULED, JobState.RUNNING]
-        await engine.desk.cancel(given.job_id, timeout=0)
+        await engine.api.cancel(given.job_id, timeout=0)
         engine.bus.publish(RESULT, [Finished(_cancelled(given.job_id, "idle"))])
-        final = await engine.desk.wait(given.job_id, 20)
+        final = await engine.api.wait(given.job_id, 20)
         assert final.state is JobState.CANCELLED
-        assert (await engine.desk.history(given.job_id))[-1].before is JobState.DISPATCHED
+        assert (await engine.api.history(given.job_id))[-1].before is JobState.DISPATCHED
 
 
 def _cancelled(job_id: str, worker_id: str) -> JobResult:
@@ -376,8 +377,8 @@ async def test_a_pending_job_can_be_cancelled_too(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
         engine.parts.scheduler.kernel.decide = _broken  # type: ignore[method-assign]
         job = await submitted(engine)
-        assert (await engine.desk.cancel(job.job_id)).job.state is JobState.CANCELLED
-        assert (await engine.desk.history(job.job_id))[-1].before is JobState.PENDING
+        assert (await engine.api.cancel(job.job_id)).job.state is JobState.CANCELLED
+        assert (await engine.api.history(job.job_id))[-1].before is JobState.PENDING
 
 
 def _broken(request: JobRequest) -> Any:
@@ -399,17 +400,17 @@ async def test_a_state_that_is_set_twice_is_a_repeat_and_a_step_back_is_refused(
         gates["g"] = asyncio.Event()
         job = await submitted(engine, "job.seed.wait", context_ptr=encode_data(b'{"gate": "g"}'))
         running = await reached(engine, job.job_id, JobState.RUNNING)
-        log = await engine.desk.history(job.job_id)
+        log = await engine.api.history(job.job_id)
         worker = f"worker:{running.worker_id}"
         again = _move(running, JobEvent.START, worker, attempt=1)
         back = _move(running, JobEvent.SCHEDULE, "scheduler")
         repeated, refused = await engine.store.apply([again, back])
         assert (repeated.verdict, refused.verdict) == (Verdict.REPEATED, Verdict.REFUSED)
-        assert await engine.desk.get(job.job_id) == running
-        assert await engine.desk.history(job.job_id) == log
+        assert await engine.api.get(job.job_id) == running
+        assert await engine.api.history(job.job_id) == log
         gates["g"].set()
-        await engine.desk.wait(job.job_id, 20)
-        assert (await engine.desk.history(job.job_id))[: len(log)] == log
+        await engine.api.wait(job.job_id, 20)
+        assert (await engine.api.history(job.job_id))[: len(log)] == log
 
 
 @run_async
@@ -429,18 +430,18 @@ async def test_a_result_for_what_has_ended_is_logged_and_overwrites_nothing(
         log = await noted(engine, done)
         assert (log[-1].event, log[-1].after) == (JobEvent.NOTE, JobState.SUCCEEDED)
         assert "FAILED of attempt 1 ignored" in log[-1].reason
-        now = await engine.desk.get(done.job_id)
+        now = await engine.api.get(done.job_id)
         assert (now.state, now.result) == (JobState.SUCCEEDED, done.result)
-        assert (await engine.desk.verify()).mismatches == ()
+        assert (await engine.api.verify()).mismatches == ()
 
 
 async def noted(engine: Engine, job: Job) -> list[Transition]:
     """The log, once there is more in it than there was; told by the engine's events."""
-    async for batch in engine.desk.events(after=0):
+    async for batch in engine.api.events(after=0):
         for event in batch.events:
             entry = event.transition
             if entry.job_id == job.job_id and entry.n > job.version:
-                return await engine.desk.history(job.job_id)
+                return await engine.api.history(job.job_id)
     raise AssertionError("the engine closed")
 
 
@@ -459,8 +460,8 @@ async def test_a_worker_may_end_what_it_never_said_it_started(tmp_path: Path) ->
             execution_ms=12.5,
         )
         engine.bus.publish(RESULT, [Finished(result)])
-        final = await engine.desk.wait(job.job_id, 20)
-        log = moves(await engine.desk.history(job.job_id))
+        final = await engine.api.wait(job.job_id, 20)
+        log = moves(await engine.api.history(job.job_id))
         assert log == [*_WAY, ("RUNNING", "SUCCEEDED", "worker")]
         assert final.result is not None
         assert final.result.execution_ms == 12.5
@@ -476,7 +477,7 @@ async def test_running_means_that_a_worker_said_so(tmp_path: Path) -> None:
         engine.bus.publish(RESULT, [Started(job.job_id, 1, "slow")])
         running = await reached(engine, job.job_id, JobState.RUNNING)
         assert running.started_at is not None
-        assert (await engine.desk.history(job.job_id))[-1].actor == "worker:slow"
+        assert (await engine.api.history(job.job_id))[-1].actor == "worker:slow"
 
 
 @run_async
@@ -484,8 +485,8 @@ async def test_a_retry_is_a_new_job_linked_to_the_old(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
         policy = penstock.RetryPolicy(retries=1, delay=0.0)
         first = await submitted(engine, "job.seed.fail", retry=policy)
-        last = await engine.desk.wait(first.job_id, 20)
-        old = await engine.desk.get(first.job_id)
+        last = await engine.api.wait(first.job_id, 20)
+        old = await engine.api.get(first.job_id)
         assert (old.state, old.successor) == (JobState.FAILED, last.job_id)
         assert last.job_id != first.job_id
         assert last.request.parent_job_id == first.job_id
@@ -501,12 +502,12 @@ async def test_only_an_idempotent_job_goes_on_under_its_own_id(tmp_path: Path) -
             await reached(engine, job.job_id, JobState.DISPATCHED)
             engine.bus.publish(RESULT, [Started(job.job_id, 1, "first")])
             await reached(engine, job.job_id, JobState.RUNNING)
-        engine.board.roster.workers["first"].missing_since = float("-inf")
+        engine.open_jobs.roster.set_missing(engine.open_jobs.roster.workers["first"], float("-inf"))
         join(engine, "second", "job.*", [])
-        ended = await engine.desk.wait(delicate.job_id, 20)
+        ended = await engine.api.wait(delicate.job_id, 20)
         assert ended.state is JobState.TIMEOUT
-        async for batch in engine.desk.events(after=0):
+        async for batch in engine.api.events(after=0):
             if any(e.transition.event is JobEvent.REDISPATCH for e in batch.events):
                 break
-        again = await engine.desk.get(harmless.job_id)
+        again = await engine.api.get(harmless.job_id)
         assert (again.attempt, again.worker_id) == (2, "second")

@@ -19,18 +19,17 @@ import pytest
 import penstock
 from penstock import JobState, PipelineJobStatus, StageStatus
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
-from penstock.core import run_summary as summary
-from penstock.core.stages import PipelineEventKind, PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobEvent
 from penstock.ports.clock import SystemClock
-from penstock.ports.pipelines import Claim, Save
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
-from penstock.workloads.pipeline import skipping
+from penstock.workloads.pipeline import skipping, summary
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.manager import PipelineJobManager
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
+from penstock.workloads.pipeline.records import PipelineEventKind, PipelineRecord
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
+from penstock.workloads.pipeline.store import Claim, Save
 
 _S = PipelineJobStatus
 STAGES = ("ingest", "classify", "neutralize", "brief", "evaluation", "optimization")
@@ -749,7 +748,7 @@ async def test_under_an_engine_the_same_pipeline_comes_to_the_same_ends(tmp_path
     app.add(news.pipeline)
     seen: dict[PipelineJobStatus, tuple[JobState, str | None]] = {}
     async with app.run(tmp_path) as client:
-        runs = client.desk.pipelines
+        runs = client.api.pipelines
         for broken in (set[str](), {"classify a0"}, {"ingest"}, None):
             news.broken = broken or set()
             if broken is None:
@@ -761,7 +760,7 @@ async def test_under_an_engine_the_same_pipeline_comes_to_the_same_ends(tmp_path
                 await news.reached["brief"].wait()
                 assert (await runs.get(job.id)).status is _S.RUNNING
                 await runs.cancel(job.id)
-            canonical = await client.desk.wait(job.id, 20)
+            canonical = await client.api.wait(job.id, 20)
             ended = await runs.get(job.id)
             assert ended.finished_at is not None
             assert canonical.result is not None

@@ -15,7 +15,8 @@ from pathlib import Path
 from tests.support.waiting import eventually
 
 import penstock
-from penstock.adapters.sqlite.reader import SqliteReader
+from penstock.adapters.sqlite.store import SqliteBackend
+from penstock.control.ledger import Ledger
 from penstock.core.job import Job
 from penstock.core.transition import Transition
 from penstock.ports.store import JobQuery
@@ -146,12 +147,12 @@ class Cluster:
         return [line for path in files for line in path.read_text().splitlines()]
 
     async def _stored(self) -> tuple[dict[str, Job], dict[str, list[Transition]]]:
-        reader = SqliteReader(self.data / "penstock.db")
+        reader = Ledger(SqliteBackend(self.data / "penstock.db"), own=False)
         try:
-            jobs = await reader.find(JobQuery(limit=1_000_000))
+            jobs = await reader.find(JobQuery(tries=True, limit=1_000_000))
             logs = {job.job_id: await reader.history(job.job_id) for job in jobs}
         finally:
-            reader.close()
+            await reader.close()
         return {job.job_id: job for job in jobs}, logs
 
 

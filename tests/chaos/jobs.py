@@ -53,6 +53,22 @@ async def once(gate: str) -> str:
     return await gated.fn(gate)
 
 
+@app.job("job.chaos.steps", idempotent=True, timeout=120)
+async def steps(ctx: penstock.Context, count: int, notes: str) -> int:
+    """Does things in order, each with a checkpoint, and goes on after the last one kept."""
+    mark("begin")
+    kept = {row.n async for row in ctx.steps("thing")}
+    with open(notes, "a", buffering=1) as file:  # noqa: ASYNC230 it is read when this is killed
+        for n in range(count):
+            if n not in kept:
+                file.write(f"did {n} {ctx.attempt}\n")
+                await ctx.checkpoint([penstock.Step("thing", n, outcome="done")])
+                file.write(f"kept {n} {ctx.attempt}\n")
+                await asyncio.sleep(0.005)
+    mark("end")
+    return len(kept)
+
+
 ONE_RETRY = penstock.RetryPolicy(retries=1, delay=0.1)
 
 
@@ -77,3 +93,55 @@ async def suicide() -> None:
     """Takes its worker with it, before the worker can say a word."""
     mark("begin")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.job("job.chaos.child", timeout=120)
+async def child(n: int) -> int:
+    """One of many, not to be run twice; every tenth fails."""
+    mark("begin")
+    await asyncio.sleep(0.02)
+    mark("end")
+    if n % 10 == 9:
+        raise ValueError(f"child {n} failed")
+    return n
+
+
+@app.job("job.chaos.parent", idempotent=True, timeout=120)
+async def parent(count: int, gate: str) -> list[int | str]:
+    """Submits its children in an order that differs between attempts, and takes what they say."""
+    mark("begin")
+    numbers = list(range(count))
+    if penstock.current().attempt > 1:
+        numbers.reverse()
+    submitted = child.options(labels={"place.role": "child"})
+    handles = {n: await submitted.asubmit(n) for n in numbers}
+    results: dict[int, int | str] = {}
+    for n in numbers:
+        try:
+            results[n] = await handles[n]
+        except penstock.JobFailed as failed:
+            results[n] = failed.message
+        if len(results) > count // 2 and not os.path.exists(gate):  # noqa: ASYNC240
+            await asyncio.sleep(60)
+    mark("end")
+    return [results[n] for n in sorted(results)]
+
+
+@app.job("job.chaos.waiting_parent", idempotent=True, timeout=300)
+async def waiting_parent(gate: str, children: int) -> int:
+    """Waits for children that run until a file appears."""
+    mark("begin")
+    jobs = await gated.asubmit_many([(gate,) for _ in range(children)])
+    ends = await asyncio.gather(*(job.aresult() for job in jobs))
+    mark("end")
+    return len(ends)
+
+
+@app.job("job.chaos.thread_parent", idempotent=True, timeout=300)
+def thread_parent(gate: str, children: int) -> int:
+    """The same, in a thread that submits and waits one by one."""
+    mark("begin")
+    jobs = [gated.submit(gate) for _ in range(children)]
+    ends = [job.result() for job in jobs]
+    mark("end")
+    return len(ends)

@@ -22,12 +22,12 @@ from typing import Any, Self
 from msgspec import Struct
 
 from penstock.adapters.files.blobs import FileBlobs
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
-from penstock.core.stages import ItemOutcome
 from penstock.ports import failpoint
 from penstock.ports.clock import SystemClock
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.manager import PipelineJobManager
+from penstock.workloads.pipeline.records import ItemOutcome
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 
 JOB = "one"
 STAGES = ("fetch", "double", "total")

@@ -215,7 +215,7 @@ class Process:
         self.say(Started(self._node.address))
 
     async def _ask(self, command: Ask) -> None:
-        from penstock.core.llm import Completion, LlmFailure, Piece, Sampling
+        from penstock.workloads.llm.values import Completion, LlmFailure, Piece, Sampling
 
         number = command.number
         question = Completion(

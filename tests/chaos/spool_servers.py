@@ -14,10 +14,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from penstock.core.llm import Generation, Piece, Said
-from penstock.ports.runner import Runner, Watch
 from penstock.testing.llm import FakeRunner
-from penstock.workloads.spool.config import ModelConfig, ServerConfig, Sync
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.runner import Runner, Watch
+from penstock.workloads.llm.values import Generation, Piece, Said
+from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.serving.server import Server
 
 ME = Path(__file__)

@@ -53,7 +53,7 @@ def start_clients(c: Cluster, clients: int, each: int) -> list[subprocess.Popen[
 
 def all_ended(c: Cluster) -> bool:
     with c.client() as ps:
-        status = ps._portal.run(ps.desk.status())
+        status = ps._engine.portal.run(ps.api.status())
     return set(status.tally) <= TERMINAL
 
 
@@ -73,7 +73,7 @@ def check_every_job_ended_once(c: Cluster, expected: int) -> None:
                 if t.after in TERMINAL and t.before not in TERMINAL
             ]
             assert len(ends) == 1, job_id
-        found = ps.jobs(limit=expected * 2)
+        found = ps.jobs(tries=True, limit=expected * 2)
         states = {job.job_id: job.record.state for job in found}
     assert {states[job_id] for job_id in job_ids} <= TERMINAL
 

@@ -26,9 +26,9 @@ from tests.chaos.pipelines import (
 )
 from tests.support.waiting import eventually
 
-from penstock.core.stages import PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import CancelAnswer
+from penstock.workloads.pipeline.records import PipelineRecord
+from penstock.workloads.pipeline.store import CancelAnswer
 
 AT_ONCE = 6
 """Folders that are hurt side by side."""

@@ -17,8 +17,8 @@ import pytest
 from tests.chaos.spool_servers import Setting, server
 from tests.support.waiting import eventually
 
-from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import Status
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.ending import RESULT
 from penstock.workloads.spool.meta import read_meta

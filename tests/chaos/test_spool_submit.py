@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import VISIBLE, Status
 from penstock.ports import failpoint as failpoints
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.ending import cancel, clean, fail, finish
 from penstock.workloads.spool.flow import Flow

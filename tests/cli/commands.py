@@ -17,6 +17,7 @@ from tests.support.waiting import eventually
 
 APPLICATION = """
     import asyncio
+    import logging
     import time
     from pathlib import Path
 
@@ -38,6 +39,12 @@ APPLICATION = """
             penstock.current().log(f"line {n}")
         penstock.current().log("careful", level="warning")
         return lines
+
+    @app.job("job.text.print")
+    def say(text: str) -> None:
+        print(text)
+        logging.getLogger("jobs").info("logged %s", text)
+        logging.getLogger("jobs").warning("warned %s", text)
 
     @app.job("job.text.large")
     async def large(size: int) -> str:

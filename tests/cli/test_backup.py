@@ -20,14 +20,14 @@ import apsw
 import pytest
 
 import penstock
-from penstock.adapters.files.starts import FileStarts
-from penstock.adapters.sqlite.containers.store import SqliteContainerStore
-from penstock.adapters.sqlite.database import APPLICATION_ID, migrations
+from penstock.adapters.files.start_log import FileStartLogs
+from penstock.adapters.sqlite.schema import APPLICATION_ID, migrations
 from penstock.cli.program import run
 from penstock.lifecycles.container import ContainerJobState
-from penstock.ports.pipelines import RunQuery
 from penstock.testing.aio import run_async
 from penstock.testing.container_samples import bring_to
+from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
+from penstock.workloads.pipeline.store import RunQuery
 
 RULES = """
 default = "allow"
@@ -162,7 +162,7 @@ class Place:
         self.batch = json.loads(self.http("/v1/batches", json.dumps(wanted).encode(), **kind))["id"]
         for job in ended:
             job.wait()
-        until(lambda: ps.jobs(workflow_id=self.batch) and ps.jobs(parked=True))
+        until(lambda: ps.jobs(workflow_id=self.batch) and ps.jobs(awaiting_approval=True))
 
     def view(self, ps: Any) -> dict[str, Any]:
         """What a user sees of all that."""
@@ -174,7 +174,7 @@ class Place:
             "runs": [
                 (run.id, run.status, run.config) for run in ps.pipelines.runs(RunQuery(limit=1000))
             ],
-            "parked": [job.job_id for job in ps.jobs(parked=True)],
+            "parked": [job.job_id for job in ps.jobs(awaiting_approval=True)],
             "schedules": [one.schedule for one in ps.schedules.list()],
             "limits": [one.limit for one in ps.limits.list()],
             "keys": ps.keys.list(),
@@ -245,7 +245,7 @@ def test_jobs_that_ran_at_the_backup_are_treated_as_after_a_crash(place: Place) 
         assert ps.get("waits").result() == "x"
     data = place.folder / "elsewhere"
     place("restore", "copy", data=data)
-    starts = FileStarts(data / "starts")
+    starts = FileStartLogs(data / "starts")
     starts.take_over([("held", 1)])
     assert not starts.revoke("held", 1), "a dispatched job may have begun since the backup"
     place("restore", "copy", "--replace", data=data)

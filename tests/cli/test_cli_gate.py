@@ -57,7 +57,7 @@ def key(penstock: Penstock, name: str, *args: str) -> tuple[str, ...]:
 
 def parked(penstock: Penstock, ask: str = "two") -> str:
     job_id = penstock.submit("job.text.shout", {"text": "hi"}, "--label", f"ask={ask}")
-    eventually(lambda: penstock.json("ps", "--parked", "--label", f"ask={ask}"))
+    eventually(lambda: penstock.json("ps", "--awaiting-approval", "--label", f"ask={ask}"))
     return job_id
 
 
@@ -66,13 +66,13 @@ def parked(penstock: Penstock, ask: str = "two") -> str:
 
 def test_a_parked_job_goes_on_when_enough_people_said_yes(gated: Penstock) -> None:
     job_id = parked(gated)
-    assert "0/2" in gated.out("parked")
+    assert "0/2" in gated.out("approvals")
     assert gated.out("approve", job_id) == f"{job_id} approved by 1 of 2: 1 more needed"
     assert "already" in gated.err("approve", job_id, code=4)
     bob = key(gated, "bob", "--role", "approve")
     assert gated.out("approve", job_id, *bob) == f"{job_id} approved: it goes on"
     assert gated.out("result", "--wait", job_id) == '"HI!"'
-    assert gated.json("ps", "--parked") == []
+    assert gated.json("ps", "--awaiting-approval") == []
 
 
 def test_show_tells_of_a_parked_job_whose_word_it_takes_until_when(gated: Penstock) -> None:
@@ -80,7 +80,7 @@ def test_show_tells_of_a_parked_job_whose_word_it_takes_until_when(gated: Pensto
     shown = gated.out("show", job_id)
     assert "require_approval by rule not-yourself, snapshot " in shown
     assert "0 of 1 said yes; team-* may, until " in shown
-    assert "team-*" in gated.out("parked")
+    assert "team-*" in gated.out("approvals")
     gated("cancel", job_id)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def test_submit_and_wait_prints_the_result(running: Penstock) -> None:
 def test_a_failed_job_is_exit_code_1_and_its_error_is_told(running: Penstock) -> None:
     said = running.err("submit", "job.text.fail", "--input", '{"why": "tired"}', "--wait", code=1)
     assert said.startswith("penstock: job ")
-    assert "FAILED: tired" in said
+    assert "FAILED: ValueError: tired" in said
 
 
 def test_a_job_that_takes_too_long_is_exit_code_7(running: Penstock) -> None:
@@ -109,7 +110,7 @@ def test_every_field_of_a_request_can_be_said(running: Penstock) -> None:
         *("--priority", "critical", "--env", "A=1", "--env", "B=x=y", "--label", "k=v"),
         *("--key", "once", "--timeout", "5m", "--deadline", "+1h", "--delay", "0", "--retries"),
         *("2", "--idempotent", "--tenant", "acme", "--parent", "p", "--workflow", "w"),
-        *("--step", "3", "--id", "full"),
+        *("--step", "3", "--id", "full", "--detached"),
     )
     running.submit("job.text.shout", {"text": "a"}, *options, "--wait")
     request = running.json("show", "full")["job"]["request"]
@@ -123,6 +124,8 @@ def test_every_field_of_a_request_can_be_said(running: Penstock) -> None:
         "priority": "critical",
         "env": {"A": "1", "B": "x=y"},
         "parent_job_id": "p",
+        "child_of": "p",
+        "detached": True,
         "workflow_id": "w",
         "step_index": 3,
         "tenant": "acme",
@@ -139,7 +142,8 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_follow_it(running: Pensto
     gate = running.folder / "interrupted"
     given = msgspec.json.encode({"path": str(gate)}).decode()
     args = ("submit", "job.wait.file", "--id", "left-alone", "--input", given, "--wait")
-    with running.start(*args) as process:
+    # A job may start before its caller has the answer, and the caller is to be interrupted after.
+    with running.start(*args, "--delay", "1s") as process:
         eventually(lambda: Path(f"{gate}.started").exists())
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
@@ -194,9 +198,9 @@ def test_a_workflow_comes_in_the_order_of_its_steps(running: Penstock) -> None:
 
 def test_a_waiting_job_says_what_it_waits_for(running: Penstock) -> None:
     job_id = running.submit("job.text.shout", {"text": "a"}, "--delay", "1h", "--tenant", "later")
-    assert "it is delayed" in running.out("ps", "--tenant", "later")
-    assert "it is delayed" in running.json("show", job_id)["why"]
-    assert "it is delayed" in running.out("top")
+    assert "delayed:" in running.out("ps", "--tenant", "later")
+    assert "delayed:" in running.json("show", job_id)["why"]
+    assert "delayed:" in running.out("top")
 
 
 def test_show_tells_the_whole_history(running: Penstock) -> None:
@@ -223,7 +227,51 @@ def test_a_retried_job_shows_its_chain_and_its_result_is_the_last_ones(running: 
     assert running.json("show", first)["chain"] == [first, second]
     assert running.json("show", second)["chain"] == [first, second]
     assert f"job {second} ended FAILED" in running.err("result", first, code=1)
-    assert "already retried" in running.err("retry", first, code=4)
+    third = running.out("retry", first)
+    assert running.json("show", third)["chain"] == [first, second, third]
+
+
+def test_a_listing_has_one_line_for_a_job_and_its_retries(running: Penstock) -> None:
+    only = ("--topic", "job.text.fail", "--tenant", "folded")
+    first = running.submit("job.text.fail", {}, "--tenant", "folded")
+    running("result", "--wait", first, code=1)
+    second = running.out("retry", first)
+    running("result", "--wait", second, code=1)
+    other = running.submit(
+        "job.text.fail", {}, "--tenant", "folded", "--parent", second, "--detached"
+    )
+    running("result", "--wait", other, code=1)
+    assert running.out("ps", "-q", *only).split() == [other, first]
+    assert running.out("ps", "-q", "--state", "failed", *only).split() == [other, first]
+    assert running.out("dead", "-q", *only).split() == [other, first]
+    assert running.out("ps", "-q", "--tries", *only).split() == [other, second, first]
+    assert [job["job_id"] for job in running.json("ps", *only)] == [other, second]
+    header, _, line = running.out("ps", *only).splitlines()
+    assert "TRIES" in header
+    assert line.split()[:5] == [first, "FAILED", "job.text.fail", "batch", "folded"]
+    assert line.split()[5] == "2"
+    for name in (first, second):
+        assert running.out("ps", "-q", "--parent", name) == other
+        page = running.out("show", name)
+        assert page.startswith(f"job {first}  FAILED  2 tries\n")
+        assert f"retry of {first}" in page, "the history is the newest try's"
+        assert f"retried as {second}" not in page
+        tries = [line.split()[:3] for line in page.splitlines() if line.startswith("  ")]
+        assert [["1", first, "FAILED"], ["2", second, "FAILED"]] == tries[-2:]
+        assert re.search(rf"^  children +1 FAILED$.*^{other} ", page, re.M | re.S)
+        assert running.json("show", name)["children"] == {"FAILED": 1}
+        assert f"retried as {second}" in running.out("show", name, "--tries")
+
+
+def test_logs_go_on_with_what_the_retries_wrote(running: Penstock) -> None:
+    first = running.submit("job.text.fail", {})
+    running("result", "--wait", first, code=1)
+    second = running.out("retry", first)
+    running("result", "--wait", second, code=1)
+    for follow in ((), ("--follow",)):
+        assert running.out("logs", first, *follow).count("Traceback") == 2
+        assert f"try 2 is {second}" in running("logs", first, *follow).stderr
+        assert running.out("logs", second, *follow).count("Traceback") == 1
 
 
 def test_a_job_can_be_named_by_its_end_or_its_beginning(running: Penstock) -> None:
@@ -357,7 +405,7 @@ def test_options_can_stand_before_the_command_and_after_it(running: Penstock) ->
 
 
 def test_a_command_that_does_not_exist_is_exit_code_2(running: Penstock) -> None:
-    assert "did you mean 'submit'?" in running.err("submt", code=2)
+    assert "did you mean submit?" in running.err("submt", code=2)
 
 
 def test_no_command_at_all_gets_the_list_of_them(running: Penstock) -> None:

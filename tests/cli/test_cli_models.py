@@ -15,7 +15,7 @@ from tests.integration.models.hub_server import HubServer, hub_server
 from tests.models import gguf
 
 from penstock.cli.exits import Exit
-from penstock.workloads.spool.models.shelf import ModelShelf
+from penstock.workloads.llm.models.shelf import ModelShelf
 
 
 @pytest.fixture

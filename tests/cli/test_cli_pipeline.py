@@ -186,7 +186,7 @@ def test_a_config_comes_from_a_file_and_from_fields(piped: Penstock) -> None:
     ("given", "words"),
     [
         ("size=10", "config.size: must be at most 9"),
-        ("sise=1", "config.sise: there is no such field"),
+        ("sise=1", "config.sise: unknown field"),
         ("title=5", """--set 'title="5"'"""),
         ("size", "KEY=VALUE"),
         ("a..b=1", "OUTER.INNER"),
@@ -422,6 +422,7 @@ def test_breakers_are_listed_and_reset(piped: Penstock) -> None:
 
 def test_a_lost_engine_ends_the_following_but_not_the_run(tmp_path: Path) -> None:
     penstock = with_pipes(tmp_path)
+    penstock.env["PENSTOCK_RECONNECT_TIMEOUT"] = "2"
     gate = tmp_path / "lost"
     given = ("held", "--follow", "--set", f"gate={gate}")
     with penstock.up("--app", "pipes:app", "--no-http") as engine:

@@ -71,25 +71,16 @@ def test_a_checked_file_is_json_for_programs(penstock: Penstock) -> None:
     told = penstock.json("policy", "check", "rules.toml")
     assert [rule["id"] for rule in told["rules"]] == ["quiet", "slowly", "late"]
     assert told["default"] == "allow"
-    (warning,) = told["warnings"]
-    assert warning["rule"] == "late"
-    assert "rule slowly before it" in warning["problem"]
-
-
-def test_warnings_go_to_standard_error_and_are_no_failure(penstock: Penstock) -> None:
-    (penstock.folder / "rules.toml").write_text(
-        'default = "deny"\n[[rules]]\nid = "a"\ndecision = "deny"\ntopics = ["text.*"]'
-    )
-    done = penstock("policy", "check", "rules.toml")
-    assert "warning: rule a: no topic matches 'text.*'" in done.stderr
-    assert "warning" not in done.stdout
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("oops\n", "rules rules.toml, line 1, column 5: is not valid TOML"),
-        (RULES.replace("1000/s", "fast"), "line 16: rule 2 (slowly): rate: 'fast' is not a rate"),
+        ("oops\n", "rules rules.toml: not valid TOML: "),
+        (
+            RULES.replace("1000/s", "fast"),
+            "rule 2 (slowly): rate: 'fast' is not a rate",
+        ),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "simulate"])
@@ -113,7 +104,7 @@ def test_the_rules_in_force_need_an_engine(penstock: Penstock, args: tuple[str, 
 
 def test_an_engine_does_not_start_with_a_wrong_file(penstock: Penstock) -> None:
     (penstock.folder / "rules.toml").write_text(RULES.replace("very*", "[very"))
-    assert "line 8: rule 1 (quiet): labels.loud: '[very' opens" in penstock.err(
+    assert "rule 1 (quiet): labels.loud: '[very' has a '['" in penstock.err(
         "up", "--rules", "rules.toml", code=2
     )
 
@@ -197,10 +188,10 @@ def test_a_changed_file_holds_after_a_reload_and_a_wrong_one_is_told_of(penstock
         assert (after["rules"], after["default"]) == ([], "deny")
         penstock("submit", "job.text.shout", "--input", '{"text": "x"}', "--wait", code=6)
         path.write_text("oops")
-        assert "line 1" in penstock.err("policy", "reload", code=2)
+        assert "not valid TOML" in penstock.err("policy", "reload", code=2)
         shown = penstock("policy", "show")
         assert after["snapshot"] in shown.stdout
-        assert "was not taken: rules" in shown.stderr
+        assert "was not accepted: rules" in shown.stderr
 
 
 def test_a_changed_file_is_taken_without_being_told(penstock: Penstock) -> None:

@@ -9,12 +9,11 @@ from pathlib import Path
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.client import Link
 from penstock.adapters.link.server import LinkServer
-from penstock.adapters.memory.bus import MemoryBus
-from penstock.ports.bus import Bus
-from penstock.testing.bus import BusContract, GroupsContract
+from penstock.ports.bus import Bus, MemoryBus
+from penstock.testing.bus import BusContract
 
 
-class TestMemoryBus(GroupsContract):
+class TestMemoryBus(BusContract):
     @asynccontextmanager
     async def make(self, folder: Path) -> AsyncIterator[tuple[Bus, Bus]]:
         bus = MemoryBus()

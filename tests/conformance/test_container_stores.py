@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.adapters.memory.containers import MemoryContainerStore
-from penstock.adapters.sqlite.containers.store import SqliteContainerStore
-from penstock.ports.containers import ContainerStore
 from penstock.ports.store import Durability
 from penstock.testing.container_store import (
     ContainerStoreContract,
     FallibleContainerStoreContract,
 )
+from penstock.workloads.container.storage.memory import MemoryContainerStore
+from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
+from penstock.workloads.container.store import ContainerStore
 
 
 class TestMemoryContainerStore(ContainerStoreContract):

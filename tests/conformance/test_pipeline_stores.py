@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
-from penstock.ports.pipelines import PipelineStore
 from penstock.ports.store import Durability
 from penstock.testing.pipelines import FalliblePipelineContract, PipelineStoreContract
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
+from penstock.workloads.pipeline.store import PipelineStore
 
 
 class TestMemoryPipelineStore(PipelineStoreContract):

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from tests.conftest import needs_runtime
 
-from penstock.core.containers import ContainerJob, End, Limits
 from penstock.ports.clock import SystemClock
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.config import BuildRules, InputRules, WorkerConfig
 from penstock.workloads.container.engine import OWNER_LABEL, Engine
@@ -23,6 +22,7 @@ from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.job import ContainerJob, End, Limits
 from penstock.workloads.container.running.runner import Runner
 
 MIB = 1 << 20
@@ -42,7 +42,7 @@ class Shop:
         self.config = WorkerConfig(stop_grace=1, build=BuildRules(enabled=True, bases=(IMAGE,)))
         self.owner = f"owner-{secrets.token_hex(6)}"
         self.output = Output(None, MIB)
-        self.stop = Token()
+        self.stop = CancelToken()
 
     @property
     def runner(self) -> Runner:

@@ -22,7 +22,6 @@ from tests.containers.shop import (
     shop_on,
 )
 
-from penstock.core.containers import BuildSpec, End, InputFile, Mode, Stream
 from penstock.testing.aio import run_async
 from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
 from penstock.workloads.container.config import (
@@ -32,6 +31,7 @@ from penstock.workloads.container.config import (
 from penstock.workloads.container.engine import OWNER_LABEL
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
+from penstock.workloads.container.job import BuildSpec, End, InputFile, Mode, Stream
 from penstock.workloads.container.running import attending
 
 NOBODY = "localhost:1/nothing:1"

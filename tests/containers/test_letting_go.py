@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.containers.shop import OnCrun, OnDocker, OnPodman, OnRunc, Open, Shop, shop_on
 
-from penstock.core.containers import ContainerJob, Stream
 from penstock.testing.aio import run_async
 from penstock.workloads.container.engine import OWNER_LABEL, ContainerState, Found
+from penstock.workloads.container.job import ContainerJob, Stream
 
 
 async def found(shop: Shop) -> Found:

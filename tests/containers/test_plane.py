@@ -18,11 +18,11 @@ from tests.containers.serving import Served
 from tests.support.waiting import eventually
 
 import penstock
-from penstock.app.containers import ran, result_pointer
-from penstock.ports.desk import Logged
+from penstock.ports.engine_api import Logged
 from penstock.testing.container_engine import processes_with
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
+from penstock.workloads.container.executor import ran, result_pointer
 
 COMMAND = Path(sys.executable).with_name("penstock")
 

@@ -14,23 +14,22 @@ import pytest
 
 @pytest.fixture
 def report(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    before = set(sys.modules)
     monkeypatch.syspath_prepend(str(root / "benchmarks"))
     yield import_module("report")
-    for name in ("report", "side"):
-        sys.modules.pop(name, None)
+    for name in set(sys.modules) - before:
+        sys.modules.pop(name)
 
 
-def everything(**others: Any) -> dict[str, Any]:
-    return {
-        "command": "python benchmarks/engine.py",
-        "date": "2030-01-01",
-        "machine": {"others": "kept the cores 0% busy (median), at most 2%"},
-        "notes": [],
-        "results": {},
-        "growth": [],
-        "memory": {},
-        **others,
-    }
+def origin(report: Any, options: str = "", busy: int = 0) -> str:
+    said = report.origin(
+        {
+            "command": f"python benchmarks/engine.py {options}",
+            "date": "2030-01-01",
+            "machine": {"others": f"kept the cores {busy}% busy (median), at most 100%"},
+        }
+    )
+    return "\n".join(said)
 
 
 def test_verdicts_stand_only_between_the_marks_of_figures(pages: dict[str, str]) -> None:
@@ -43,25 +42,26 @@ def test_verdicts_stand_only_between_the_marks_of_figures(pages: dict[str, str])
 
 
 def test_what_peers_can_not_do_is_not_set_against_what_they_can(report: Any) -> None:
-    submit = {
-        report.PENSTOCK: {"one": 100.0, "many": 1000.0, "bulk": 2000.0},
-        report.HUEY: {"one": 50.0},
+    one, bulk = {"one": 50.0}, {"one": 10.0, "bulk": 500.0}
+    results = {
+        "submit-apart": {report.PENSTOCK: {"one": 100.0}, report.HUEY: one, report.PGQUEUER: bulk},
+        "submit-async": {report.PENSTOCK: {"one": 200.0, "many": 1000.0, "bulk": 2000.0}},
     }
-    page = report.page(everything(results={"submit": submit}))
-    rows = {
-        row.split("|")[1].strip(): row.split("|")[2:4] for row in page.splitlines() if "|" in row
-    }
-    cells = {label: [cell.strip() for cell in row] for label, row in rows.items()}
-    assert cells["submitted one after another, jobs/s"] == ["100", "50 (2.0\u00d7)"]
-    assert cells["submitted one by one, 64 in flight, jobs/s"] == ["1,000", report.NONE]
-    assert cells["submitted in bulk, jobs/s"] == ["2,000", report.NONE]
+    drawn = report.side_by_side(results, [report.PENSTOCK, report.HUEY, report.PGQUEUER])
+    lines = [line.split("|")[1:-1] for line in drawn.splitlines()]
+    cells = {label.strip(): [cell.strip() for cell in row] for label, *row in lines}
+    one_by_one = "submitted one after another, synchronous, engine apart, jobs/s"
+    assert cells[one_by_one] == ["100", "50 (2.0\u00d7)", "10 (10.0\u00d7)"]
+    in_flight = "submitted one by one, 64 in flight, jobs/s"
+    assert cells[in_flight] == ["1,000", report.NONE, report.NONE]
+    many = cells["submitted, 1,000 a call, jobs/s"]
+    assert many == ["2,000", report.NONE, "500 (4.0\u00d7)"]
 
 
 def test_a_quick_run_and_a_busy_machine_are_said(report: Any) -> None:
-    quiet = report.page(everything())
+    quiet = origin(report)
     assert "quiet" not in quiet
     assert "quick" not in quiet
-    busy = {"others": "kept the cores 98% busy (median), at most 100%"}
-    loud = report.page(everything(machine=busy, command="python benchmarks/engine.py --quick"))
+    loud = origin(report, "--quick", 98)
     assert "**The machine was not quiet:**" in loud
     assert "**A quick run:**" in loud

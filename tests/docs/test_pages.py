@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from penstock.lifecycles.diagram import in_step
+from tools.lifecycle_diagrams import in_step
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (?P<text>.+)$", re.M)
@@ -44,7 +44,7 @@ def test_links_lead_somewhere(pages: dict[str, str], root: Path) -> None:
 
 def test_diagrams_are_what_the_tables_draw(pages: dict[str, str]) -> None:
     stale = [name for name, text in pages.items() if not in_step(text)]
-    assert stale == [], "run: python -m penstock.lifecycles.diagram --write PAGE"
+    assert stale == [], "run: python tools/lifecycle_diagrams.py PAGE"
 
 
 def test_blocks_of_toml_and_shell_have_no_syntax_error(all_blocks: list[Any]) -> None:

@@ -110,7 +110,7 @@ def literal(glob: str | list[str]) -> str:
     return (glob if isinstance(glob, str) else glob[0]).replace("*", "x")
 
 
-def outcome(job: penstock.JobHandle, decision: str) -> tuple[str, str]:
+def outcome(job: penstock.JobHandle[Any], decision: str) -> tuple[str, str]:
     """How the job ended, or that it waits for approval; and the rule that decided."""
     if decision == "require_approval":
         deadline = time.monotonic() + 20

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.stages import StageStatus
 from penstock.lifecycles.canonical import CANONICAL, JobState, Role
 from penstock.lifecycles.container import CONTAINER, ContainerJobState
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
 from penstock.lifecycles.processor import PROCESSOR, ProcessorState
 from penstock.lifecycles.spool import FOLDERS, SPOOL, Status
+from penstock.workloads.pipeline.records import StageStatus
 from penstock.workloads.pipes.job import ComputeStep, JobContext
 
 SEEDS = ("000", "001", "002", "003", "004")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from penstock.core.llm import LlmCode
+from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.spool.serving import outcomes, recovery
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -48,6 +48,12 @@ EXAMPLES = ROOT / "examples"
 RUN = {"python", "console"}
 SLOW = {"docs/how-to/pipes.md"}
 """Pages that start processes which take a while, the more so while other tests run."""
+NEEDS = {
+    "docs/how-to/django.md": ("django", "gunicorn"),
+    "docs/how-to/fastapi.md": ("fastapi", "uvicorn"),
+    "docs/how-to/flask.md": ("flask", "gunicorn"),
+}
+"""Frameworks that a page is about, of the extra `test-all`."""
 
 NOT_RUN = {
     "README.md: $ pip install .": (
@@ -88,6 +94,8 @@ class Reader:
             # Whoever reads it lets a node measure what is best; here others measure too.
             "PENSTOCK_PIPE_DTYPE": "float32",
             "PENSTOCK_PIPE_THREADS": "1",
+            # By its entry point as well, but not in an environment that was made before it had one.
+            "PYTEST_PLUGINS": "penstock.testing.plugin",
             "PYTHONPATH": str(self.folder),
             "TERM": "dumb",
         }
@@ -231,6 +239,8 @@ def runnable() -> Iterator[Any]:
 def test_what_the_page_shows_works(blocks: list[Any], reader: Reader) -> None:
     if blocks[0].page == "docs/how-to/containers.md":
         needs_runtime("runc")
+    for module in NEEDS.get(blocks[0].page, ()):
+        pytest.importorskip(module)
     printed: str | None = None
     for block in blocks:
         if block.mark == "not run":

@@ -1,4 +1,4 @@
-"""Batches on a whole engine: what is asked of the desk, and what becomes of each line."""
+"""Batches on a whole engine: what is asked of the engine API, and what becomes of each line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.adapters.http.desk import HttpDesk
+from penstock.adapters.http.engine_api import HttpEngineApi
 from penstock.adapters.link.client import Link
-from penstock.adapters.link.desk import RemoteDesk
+from penstock.adapters.link.proxy import remote_api
 from penstock.app.engine import Engine
 from penstock.config import load
-from penstock.control.desk import EngineDesk
-from penstock.core.caller import Caller, KeyRole
+from penstock.control.engine_api import LocalEngineApi
 from penstock.core.errors import (
     Conflict,
     InvalidRequest,
@@ -26,14 +25,15 @@ from penstock.core.errors import (
     TooLarge,
     Unavailable,
 )
-from penstock.core.llm import LlmCode
 from penstock.lifecycles.batch import BatchStatus
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.batches import Batch, ShelfQuery, StoredFile
 from penstock.ports.clock import SystemClock
+from penstock.ports.engine_api import Caller, KeyRole
 from penstock.ports.store import AuditQuery, JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.batches import Batch, BatchStoreQuery, StoredFile
+from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.spool.executor import LlmExecutor
 
 CHAT = "/v1/chat/completions"
@@ -44,10 +44,10 @@ READER = Caller("reader", frozenset({KeyRole.APPROVE}), "acme", "k3")
 
 class House:
     def __init__(self, engine: Engine, runner: FakeRunner) -> None:
-        self.engine, self.runner, self.desk = engine, runner, engine.desk
+        self.engine, self.runner, self.api = engine, runner, engine.api
 
-    async def upload(self, content: bytes, desk: EngineDesk | None = None) -> StoredFile:
-        batches = (desk or self.desk).batches
+    async def upload(self, content: bytes, api: LocalEngineApi | None = None) -> StoredFile:
+        batches = (api or self.api).batches
         upload = await batches.begin_upload()
         for start in range(0, len(content), 1000):
             await batches.write_upload(upload, content[start : start + 1000])
@@ -55,12 +55,12 @@ class House:
 
     async def create(self, *lines: Any, **options: Any) -> Batch:
         file = await self.upload(b"".join(map(encoded, lines)))
-        return await self.desk.batches.create(file.id, CHAT, **options)
+        return await self.api.batches.create(file.id, CHAT, **options)
 
     async def until(self, batch: Batch, fits: Callable[[Batch], bool]) -> Batch:
         async with asyncio.timeout(30):
             while not fits(batch):
-                batch = await self.desk.batches.get(batch.id)
+                batch = await self.api.batches.get(batch.id)
                 await asyncio.sleep(0.01)
         return batch
 
@@ -73,8 +73,8 @@ class House:
     async def lines(self, file_id: str | None) -> list[Any]:
         if file_id is None:
             return []
-        file = await self.desk.batches.file(file_id)
-        content = await self.desk.batches.read_file(file_id, 0, 1 << 30)
+        file = await self.api.batches.file(file_id)
+        content = await self.api.batches.read_file(file_id, 0, 1 << 30)
         assert len(content) == file.bytes
         return [msgspec.json.decode(line) for line in content.splitlines()]
 
@@ -152,7 +152,7 @@ async def test_lines_are_jobs_of_a_workflow_in_the_name_of_whoever_made_the_batc
     tmp_path: Path,
 ) -> None:
     async with house(tmp_path) as home:
-        alice = home.desk.serving(ALICE)
+        alice = home.api.serving(ALICE)
         file = await home.upload(encoded(a_line()) + encoded(a_line(2)), alice)
         batch = await home.ended(await alice.batches.create(file.id, CHAT, metadata={"a": "b"}))
         jobs = await alice.find(JobQuery(workflow_id=batch.id))
@@ -222,7 +222,7 @@ async def test_a_bad_line_fails_the_batch_and_nothing_is_submitted(
             (2, code, param)
         ]
         assert batch.failed_at is not None
-        assert await home.desk.find(JobQuery()) == []
+        assert await home.api.find(JobQuery()) == []
         assert home.runner.asked == []
 
 
@@ -260,7 +260,7 @@ async def test_no_more_jobs_than_allowed_are_in_the_queue_at_a_time(tmp_path: Pa
 
         def look(_: object) -> None:
             nonlocal most
-            most = max(most, home.engine.board.waiting() + len(home.engine.board.held))
+            most = max(most, home.engine.open_jobs.waiting() + len(home.engine.open_jobs.held))
 
         home.engine.store.listen(look)
         batch = await home.ended(await home.create(*(a_line(n) for n in range(1000))))
@@ -287,9 +287,9 @@ async def test_a_cancelled_batch_ends_with_what_was_done(tmp_path: Path) -> None
     async with house(tmp_path, {"concurrency": 4, "batch_jobs": 300}, delay=0.02) as home:
         batch = await home.create(*(a_line(n) for n in range(1000)))
         await home.begun(batch)
-        asked = await home.desk.batches.cancel(batch.id)
+        asked = await home.api.batches.cancel(batch.id)
         assert asked.status is BatchStatus.CANCELLING
-        assert (await home.desk.batches.cancel(batch.id)).cancelling_at == asked.cancelling_at
+        assert (await home.api.batches.cancel(batch.id)).cancelling_at == asked.cancelling_at
         batch = await home.ended(batch)
         assert batch.status is BatchStatus.CANCELLED
         counts = batch.request_counts
@@ -301,9 +301,9 @@ async def test_a_cancelled_batch_ends_with_what_was_done(tmp_path: Path) -> None
         assert counts.completed + counts.failed == counts.total == 1000
         assert counts.completed >= 20
         assert {line["error"]["code"] for line in rest} == {"batch_cancelled"}
-        assert home.engine.board.waiting() == 0
+        assert home.engine.open_jobs.waiting() == 0
         with pytest.raises(Conflict, match="has ended"):
-            await home.desk.batches.cancel(batch.id)
+            await home.api.batches.cancel(batch.id)
 
 
 @run_async
@@ -312,10 +312,10 @@ async def test_a_batch_that_is_cancelled_while_it_is_validated_submits_nothing(
 ) -> None:
     async with house(tmp_path) as home:
         batch = await home.create(*(a_line(n) for n in range(3000)))
-        await home.desk.batches.cancel(batch.id)
+        await home.api.batches.cancel(batch.id)
         batch = await home.ended(batch)
         assert (batch.status, batch.output_file_id) == (BatchStatus.CANCELLED, None)
-        assert await home.desk.find(JobQuery()) == []
+        assert await home.api.find(JobQuery()) == []
 
 
 @run_async
@@ -344,7 +344,7 @@ async def test_a_model_whose_worker_is_away_at_first_is_waited_for(tmp_path: Pat
         home = House(engine, FakeRunner())
         batch = await home.create(a_line())
         await asyncio.sleep(0.1)
-        engine.board.learn(("job.llm.fake",), {})
+        engine.open_jobs.learn(("job.llm.fake",), {})
         await home.until(batch, lambda batch: batch.status is BatchStatus.IN_PROGRESS)
 
 
@@ -357,7 +357,7 @@ async def test_a_file_over_the_limit_is_refused_and_leaves_nothing(tmp_path: Pat
         assert (await home.upload(b"x" * 5000)).bytes == 5000
         with pytest.raises(TooLarge, match="longer than 5,000 bytes"):
             await home.upload(b"x" * 5001)
-        assert len(await home.desk.batches.files(ShelfQuery())) == 1
+        assert len(await home.api.batches.files(BatchStoreQuery())) == 1
         assert len(list((tmp_path / "openai" / "content").iterdir())) == 1
 
 
@@ -366,11 +366,11 @@ async def test_the_input_of_a_batch_can_not_be_deleted_before_it_has_ended(tmp_p
     async with house(tmp_path, delay=0.05) as home:
         batch = await home.create(a_line(1, "a few words to say"))
         with pytest.raises(Conflict, match="has not ended"):
-            await home.desk.batches.delete_file(batch.input_file_id)
+            await home.api.batches.delete_file(batch.input_file_id)
         await home.ended(batch)
-        await home.desk.batches.delete_file(batch.input_file_id)
+        await home.api.batches.delete_file(batch.input_file_id)
         with pytest.raises(NotFound):
-            await home.desk.batches.file(batch.input_file_id)
+            await home.api.batches.file(batch.input_file_id)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ async def test_what_a_batch_can_not_have_is_refused(
         with pytest.raises(InvalidRequest) as refused:
             await home.create(a_line(), **options)
         assert refused.value.field == field
-        assert await home.desk.batches.list(ShelfQuery()) == []
+        assert await home.api.batches.list(BatchStoreQuery()) == []
 
 
 @run_async
@@ -403,11 +403,11 @@ async def test_an_endpoint_or_file_that_takes_no_batches_is_refused(tmp_path: Pa
         batch = await home.ended(await home.create(a_line()))
         assert batch.output_file_id is not None
         with pytest.raises(InvalidRequest, match="purpose batch_output"):
-            await home.desk.batches.create(batch.output_file_id, CHAT)
+            await home.api.batches.create(batch.output_file_id, CHAT)
         with pytest.raises(InvalidRequest, match="takes no batches"):
-            await home.desk.batches.create(batch.input_file_id, "/v1/moderations")
+            await home.api.batches.create(batch.input_file_id, "/v1/moderations")
         with pytest.raises(NotFound):
-            await home.desk.batches.create("file-none", CHAT)
+            await home.api.batches.create("file-none", CHAT)
 
 
 # -- from elsewhere -----------------------------------------------------------------
@@ -420,24 +420,24 @@ async def test_over_a_socket_all_of_it_can_be_asked(tmp_path: Path) -> None:
     async with Engine(load(flags=flags), [executor]) as engine:
         link = Link(engine.addresses[0])
         await link.connect()
-        far = RemoteDesk(link).batches
+        far = remote_api(link).batches
         upload = await far.begin_upload()
         await far.write_upload(upload, encoded(a_line()))
         file = await far.keep_upload(upload, "a.jsonl", "batch")
         await far.drop_upload(upload)
-        assert await far.file(file.id) == file == (await far.files(ShelfQuery()))[0]
+        assert await far.file(file.id) == file == (await far.files(BatchStoreQuery()))[0]
         batch = await far.create(file.id, CHAT, metadata={"from": "afar"})
         batch = await House(engine, FakeRunner()).ended(batch)
-        assert await far.get(batch.id) == batch == (await far.list(ShelfQuery()))[0]
+        assert await far.get(batch.id) == batch == (await far.list(BatchStoreQuery()))[0]
         assert batch.output_file_id is not None
         assert b"HELLO" in await far.read_file(batch.output_file_id, 0, 10_000)
         with pytest.raises(Conflict):
             await far.cancel(batch.id)
         await far.delete_file(file.id)
         await link.close()
-        web = HttpDesk(engine.url, (tmp_path / "token").read_text())
+        web = HttpEngineApi(engine.url, (tmp_path / "token").read_text())
         with pytest.raises(Unavailable, match="as OpenAI's API has them"):
-            await web.batches.files(ShelfQuery())
+            await web.batches.files(BatchStoreQuery())
         await web.close()
 
 
@@ -449,8 +449,8 @@ async def test_another_tenants_file_or_batch_is_answered_as_one_that_does_not_ex
     tmp_path: Path,
 ) -> None:
     async with house(tmp_path) as home:
-        alice, bob = home.desk.serving(ALICE).batches, home.desk.serving(BOB).batches
-        file = await home.upload(encoded(a_line()), home.desk.serving(ALICE))
+        alice, bob = home.api.serving(ALICE).batches, home.api.serving(BOB).batches
+        file = await home.upload(encoded(a_line()), home.api.serving(ALICE))
         batch = await home.ended(await alice.create(file.id, CHAT))
         assert file.tenant == batch.tenant == "acme"
         for there in (file.id, "file-none"):
@@ -466,17 +466,25 @@ async def test_another_tenants_file_or_batch_is_answered_as_one_that_does_not_ex
             for asked in (bob.get(there), bob.cancel(there)):
                 with pytest.raises(NotFound, match=f"no batch '{there}'"):
                     await asked
-        assert await bob.files(ShelfQuery()) == await bob.files(ShelfQuery(tenant="acme")) == []
-        assert await bob.list(ShelfQuery()) == await bob.list(ShelfQuery(tenant="acme")) == []
-        assert len(await alice.files(ShelfQuery())) == 2
-        assert [one.id for one in await alice.list(ShelfQuery())] == [batch.id]
+        assert (
+            await bob.files(BatchStoreQuery())
+            == await bob.files(BatchStoreQuery(tenant="acme"))
+            == []
+        )
+        assert (
+            await bob.list(BatchStoreQuery())
+            == await bob.list(BatchStoreQuery(tenant="acme"))
+            == []
+        )
+        assert len(await alice.files(BatchStoreQuery())) == 2
+        assert [one.id for one in await alice.list(BatchStoreQuery())] == [batch.id]
 
 
 @run_async
 async def test_an_upload_whose_client_died_is_dropped(tmp_path: Path) -> None:
     clock = Ahead()
     async with house(tmp_path, clock=clock) as home:
-        batches = home.desk.batches
+        batches = home.api.batches
         dead, alive = await batches.begin_upload(), await batches.begin_upload()
         await batches.write_upload(dead, b"half a line")
         clock.ahead += 3000
@@ -492,16 +500,16 @@ async def test_an_upload_whose_client_died_is_dropped(tmp_path: Path) -> None:
 @run_async
 async def test_an_upload_is_its_callers_and_takes_the_right_to_submit(tmp_path: Path) -> None:
     async with house(tmp_path) as home:
-        alice, bob = home.desk.serving(ALICE).batches, home.desk.serving(BOB).batches
+        alice, bob = home.api.serving(ALICE).batches, home.api.serving(BOB).batches
         upload = await alice.begin_upload()
         with pytest.raises(NotFound):
             await bob.write_upload(upload, b"x")
         with pytest.raises(NotPermitted):
             await alice.keep_upload(upload, "x", "batch", tenant="beta")
-        reader = home.desk.serving(READER).batches
+        reader = home.api.serving(READER).batches
         with pytest.raises(NotPermitted):
             await reader.begin_upload()
-        file = await home.upload(encoded(a_line()), home.desk.serving(ALICE))
+        file = await home.upload(encoded(a_line()), home.api.serving(ALICE))
         assert (await reader.file(file.id)).id == file.id
         with pytest.raises(NotPermitted):
             await reader.delete_file(file.id)
@@ -510,7 +518,7 @@ async def test_an_upload_is_its_callers_and_takes_the_right_to_submit(tmp_path: 
         batch = await home.ended(await alice.create(file.id, CHAT))
         with pytest.raises(NotPermitted):
             await reader.cancel(batch.id)
-        entries = await home.desk.audit.read(AuditQuery(action="batch.*"))
+        entries = await home.api.audit.read(AuditQuery(action="batch.*"))
         assert [(entry.principal, entry.action, entry.outcome) for entry in entries] == [
             ("reader", "batch.cancel", "refused"),
             ("alice", "batch.create", "done"),
@@ -529,16 +537,16 @@ async def test_pruning_spares_what_an_unfinished_batch_needs_and_takes_the_rest(
         old = await home.ended(await home.create(a_line()))
         batch = await home.create(*(a_line(n) for n in range(200)))
         await home.begun(batch)
-        cleaned = await home.desk.prune(0.0)
+        cleaned = await home.api.prune(0.0)
         assert cleaned.jobs == 1
         with pytest.raises(NotFound):
-            await home.desk.batches.get(old.id)
-        assert [file.id for file in await home.desk.batches.files(ShelfQuery())] == [
+            await home.api.batches.get(old.id)
+        assert [file.id for file in await home.api.batches.files(BatchStoreQuery())] == [
             batch.input_file_id
         ]
         batch = await home.ended(batch)
         assert batch.request_counts.completed == 200
         assert len(await home.lines(batch.output_file_id)) == 200
-        assert (await home.desk.prune(0.0)).jobs == 200
-        assert await home.desk.batches.files(ShelfQuery()) == []
-        assert await home.desk.find(JobQuery(states=(JobState.SUCCEEDED,))) == []
+        assert (await home.api.prune(0.0)).jobs == 200
+        assert await home.api.batches.files(BatchStoreQuery()) == []
+        assert await home.api.find(JobQuery(states=(JobState.SUCCEEDED,))) == []

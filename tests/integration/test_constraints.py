@@ -15,7 +15,6 @@ from tests.support.network import leaving_is_permitted
 
 import penstock
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.bus import MemoryBus
 from penstock.core.job import JobRequest, JobResult
 from penstock.core.pointer import decode_data, encode_data
 from penstock.core.verdict import Constraints
@@ -27,6 +26,7 @@ from penstock.ports.bus import (
     Dispatch,
     Finished,
     Handshake,
+    MemoryBus,
     Welcomed,
     jobs_of,
 )

@@ -15,7 +15,6 @@ import msgspec
 import pytest
 from tests.support.rows import every
 
-from penstock.core.containers import Stream, Usage
 from penstock.testing.aio import run_async
 from penstock.workloads.container.engine import (
     BuildPlan,
@@ -32,6 +31,7 @@ from penstock.workloads.container.engine import (
     Unsupported,
 )
 from penstock.workloads.container.engines.docker.engine import DockerEngine
+from penstock.workloads.container.job import Stream, Usage
 
 Say = Callable[[str], bytes | None]
 

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from penstock.app.containers import container
-from penstock.core.containers import Limits
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Outcome, Task
@@ -20,6 +19,7 @@ from penstock.testing.containers import FakeEngine, Script
 from penstock.testing.context import RecordingContext
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.executor import ContainerExecutor
+from penstock.workloads.container.job import Limits
 
 SCRIPTS = {
     "echo:1": Script(echoes=True),

@@ -10,16 +10,16 @@ from pathlib import Path
 from msgspec.structs import replace
 from tests.unit.container_workers import a_job
 
-from penstock.adapters.sqlite.containers.store import SqliteContainerStore
-from penstock.core.containers import Code, ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
 from penstock.ports.clock import SystemClock
-from penstock.ports.containers import RecordQuery
 from penstock.testing.aio import run_async
 from penstock.testing.containers import FakeEngine, Say, Script
 from penstock.workloads.container.config import OnRestart, WorkerConfig
 from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.job import Code, ContainerRecord
 from penstock.workloads.container.standing.worker import Worker
+from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
+from penstock.workloads.container.store import RecordQuery
 
 JOBS = 60
 CONFIG = WorkerConfig(max_concurrent_jobs=4, memory_mb=4000, cpus=8, disk_low_mb=0, stop_grace=0.05)

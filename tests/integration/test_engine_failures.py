@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,12 +12,12 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.adapters.files.starts import FileStartBook
-from penstock.adapters.memory.store import MemoryStore
-from penstock.adapters.sqlite.store import SqliteStore
-from penstock.control.board import Board
+from penstock.adapters.files import start_log
+from penstock.adapters.files.start_log import FileStartLog
+from penstock.control.ledger import Ledger
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.scheduler import Scheduler
-from penstock.control.schedules import ScheduleKeeper
+from penstock.control.schedules import ScheduleRunner
 from penstock.core.errors import JobFailed, NotRunning, StoreFailed, Unavailable
 from penstock.core.job import Job
 from penstock.testing.aio import run_async
@@ -47,13 +48,7 @@ def an_app() -> penstock.App:
 @pytest.fixture(autouse=True)
 def _quick_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that never ends is not waited for."""
-    from penstock.app import engine
-    from penstock.worker.worker import WorkerOptions
-
-    def hurried(**options: Any) -> WorkerOptions:
-        return WorkerOptions(**options, drain_timeout=0.1)
-
-    monkeypatch.setattr(engine, "WorkerOptions", hurried)
+    monkeypatch.setenv("PENSTOCK_DRAIN_TIMEOUT", "0.1")
 
 
 # -- the store -------------------------------------------------------------------------
@@ -63,30 +58,31 @@ def _quick_stop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_engine_goes_on_after_a_read_that_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    read, failures = getattr(SqliteStore, method), [StoreFailed("the disk refused to read")]
+    read, failures = getattr(Ledger, method), [StoreFailed("the disk refused to read")]
 
-    async def faulty(self: SqliteStore, asked: Any) -> Any:
+    async def faulty(self: Ledger, asked: Any) -> Any:
         if failures:
             raise failures.pop()
         return await read(self, asked)
 
-    monkeypatch.setattr(SqliteStore, method, faulty)
+    monkeypatch.setattr(Ledger, method, faulty)
     with an_app().run(tmp_path, http="") as client:
-        assert client.submit("job.double", {"n": 4}).result(timeout=PATIENCE) == 8
+        job = client.submit("job.double", {"n": 4}, delay=0.1)  # so that it waits for a turn
+        assert job.result(timeout=PATIENCE) == 8
     assert not failures
 
 
 def test_a_job_that_ends_while_the_store_is_asked_about_it_is_not_waited_for_in_vain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    get, asked = MemoryStore.get, threading.Event()
+    get, asked = Ledger.get, threading.Event()
     app = penstock.App()
 
     @app.job("job.asked")
     async def ends_when_asked_about() -> None:
         await asyncio.to_thread(asked.wait)
 
-    async def slow(self: MemoryStore, job_id: str) -> Job | None:
+    async def slow(self: Ledger, job_id: str) -> Job | None:
         job = await get(self, job_id)
         asked.set()
         while (after := await get(self, job_id)) is not None:
@@ -95,7 +91,7 @@ def test_a_job_that_ends_while_the_store_is_asked_about_it_is_not_waited_for_in_
             await asyncio.sleep(0.001)
         return job  # out of date by now
 
-    monkeypatch.setattr(MemoryStore, "get", slow)
+    monkeypatch.setattr(Ledger, "get", slow)
     with app.run(tmp_path, http="", durability="memory") as client:
         assert client.submit("job.asked").wait(timeout=PATIENCE).state == "SUCCEEDED"
 
@@ -118,11 +114,11 @@ def _break_schedules(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """A service that fails when the event is set."""
     broken = threading.Event()
 
-    async def run(self: ScheduleKeeper) -> None:
+    async def run(self: ScheduleRunner) -> None:
         await asyncio.to_thread(broken.wait)
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(ScheduleKeeper, "run", run)
+    monkeypatch.setattr(ScheduleRunner, "run", run)
     return broken
 
 
@@ -139,14 +135,14 @@ def _break_scheduler(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def _break_listener(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    broken, observe = threading.Event(), Board.observe
+    broken, observe = threading.Event(), OpenJobs.observe
 
-    def failing(self: Board, moved: Sequence[Any]) -> None:
+    def failing(self: OpenJobs, moved: Sequence[Any]) -> None:
         if broken.is_set():
             raise ZeroDivisionError("a bug")
         observe(self, moved)
 
-    monkeypatch.setattr(Board, "observe", failing)
+    monkeypatch.setattr(OpenJobs, "observe", failing)
     return broken
 
 
@@ -185,20 +181,24 @@ def test_callers_of_an_embedded_engine_hear_that_it_failed(
         assert client.verify().mismatches == ()
 
 
-def test_a_start_book_that_cannot_be_shortened_does_not_end_the_engine(
+def test_a_start_log_that_cannot_be_replaced_does_not_end_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = threading.Event()
+    replace = FileStartLog._replace
 
-    def full(self: FileStartBook, running: object) -> None:
+    def full(self: FileStartLog) -> None:
+        if tried.is_set():
+            return replace(self)
         tried.set()
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, "no space left on device")
 
-    monkeypatch.setattr(FileStartBook, "trim", full)
+    monkeypatch.setattr(start_log, "_ROOM", 40)
+    monkeypatch.setattr(FileStartLog, "_replace", full)
     with an_app().run(tmp_path, http="") as client:
-        assert client.submit("job.double", {"n": 4}).result(timeout=PATIENCE) == 8
-        assert tried.wait(PATIENCE)
-        assert client.submit("job.double", {"n": 5}).result(timeout=PATIENCE) == 10
+        for n in range(4):
+            assert client.submit("job.double", {"n": n}).result(timeout=PATIENCE) == 2 * n
+    assert tried.is_set()
 
 
 @run_async

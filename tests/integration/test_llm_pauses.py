@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,19 +12,19 @@ import msgspec
 import pytest
 
 from penstock.api.metrics import Figures, Traffic
-from penstock.app.asking import aask
 from penstock.app.client import Client
 from penstock.app.engine import Engine
+from penstock.app.llm import aask
 from penstock.app.portal import Portal
 from penstock.config import load
 from penstock.core.errors import Unavailable
 from penstock.core.job import JobRequest
-from penstock.core.llm import Chat, EngineUnavailable, LlmCode, ModelFacts
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.values import Chat, EngineUnavailable, LlmCode, ModelFacts
 from penstock.workloads.spool.executor import LlmExecutor
 
 WHY = "OUT_OF_MEMORY: no memory is left"
@@ -66,26 +65,26 @@ async def engine(folder: Path, runner: FakeRunner) -> AsyncIterator[Engine]:
 async def test_jobs_wait_for_an_engine_that_is_ill_and_are_told_why(tmp_path: Path) -> None:
     runner = Ill()
     async with engine(tmp_path, runner) as one:
-        desk = one.desk
-        (first,) = await desk.submit((a_job(),))
-        assert (await desk.wait(first.job_id, 10)).state is JobState.SUCCEEDED
+        api = one.api
+        (first,) = await api.submit((a_job(),))
+        assert (await api.wait(first.job_id, 10)).state is JobState.SUCCEEDED
         runner.is_ill = True
-        jobs = await desk.submit([a_job() for _ in range(20)])
-        await told(desk, paused=True)
-        [(topic, why)] = (await desk.status()).paused_topics.items()
+        jobs = await api.submit([a_job() for _ in range(20)])
+        await told(api, paused=True)
+        [(topic, why)] = (await api.status()).paused_topics.items()
         assert topic == "job.llm.fake"
         assert why.startswith(WHY)
         for job in jobs:
-            assert WHY in await desk.why(job.job_id)
-            assert not (await desk.get(job.job_id)).is_final
-        metrics = (await Figures.of(desk, Traffic())).text().decode()
+            assert WHY in await api.why(job.job_id)
+            assert not (await api.get(job.job_id)).is_final
+        metrics = (await Figures.of(api, Traffic())).text().decode()
         assert 'penstock_topic_paused{topic="job.llm.fake"} 1.0' in metrics
         assert len(runner.asked) == 1, "nothing was computed"
 
         runner.is_ill = False
         for job in jobs:
-            assert (await desk.wait(job.job_id, 10)).state is JobState.SUCCEEDED
-        await told(desk, paused=False)
+            assert (await api.wait(job.job_id, 10)).state is JobState.SUCCEEDED
+        await told(api, paused=False)
 
 
 @run_async
@@ -105,8 +104,8 @@ async def test_a_job_is_not_charged_for_an_engine_that_falls_ill_again_and_again
                 yield piece
 
     async with engine(tmp_path, Weak()) as one:
-        (job,) = await one.desk.submit((a_job(),))
-        ended = await one.desk.wait(job.job_id, 30)
+        (job,) = await one.api.submit((a_job(),))
+        ended = await one.api.wait(job.job_id, 30)
     assert ended.state is JobState.SUCCEEDED
     assert ended.attempt == 5
 
@@ -116,15 +115,15 @@ async def test_who_asks_is_told_at_once_that_the_engine_is_ill(tmp_path: Path) -
     runner = Ill()
     runner.is_ill = True
     async with engine(tmp_path, runner) as one:
-        client = Client(one.desk, Portal(asyncio.get_running_loop()), time.time)
+        client = Client(one.api, Portal(asyncio.get_running_loop()))
         for tell in (None, lambda text: None):
             with pytest.raises(Unavailable, match=WHY):
                 await aask("Hello?", client=client, tell=tell)
-        jobs = await one.desk.find(JobQuery())
+        jobs = await one.api.find(JobQuery())
         assert [job.state for job in jobs] == [JobState.CANCELLED] * 2
 
 
-async def told(desk: Any, *, paused: bool) -> None:
+async def told(api: Any, *, paused: bool) -> None:
     async with asyncio.timeout(10):
-        while bool((await desk.status()).paused_topics) is not paused:  # noqa: ASYNC110
+        while bool((await api.status()).paused_topics) is not paused:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

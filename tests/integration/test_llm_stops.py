@@ -11,11 +11,11 @@ from tests.support.waiting import soon
 from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.core.job import JobRequest
-from penstock.core.llm import LlmResult
 from penstock.core.pointer import decode_data, encode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.values import LlmResult
 from penstock.workloads.spool.executor import LlmExecutor
 
 ASK = {"kind": "chat", "messages": [{"role": "user", "content": "one two"}], "stream": True}
@@ -36,13 +36,13 @@ async def test_an_answer_that_outlasts_the_drain_is_made_by_the_next_engine(
         first._local.options = replace(first._local.options, drain_timeout=0.01)
         pointer = encode_data(msgspec.json.encode(ASK))
         request = JobRequest(job_id="", topic="job.llm.fake", context_ptr=pointer)
-        (job,) = await first.desk.submit((request,))
+        (job,) = await first.api.submit((request,))
         await soon(lambda: runner.running == 1)
     assert runner.running == 0
     assert runner.closed
 
     async with engine(tmp_path, FakeRunner()) as second:
-        ended = await second.desk.wait(job.job_id, 30)
+        ended = await second.api.wait(job.job_id, 30)
     assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 2)
     assert ended.result is not None
     said = msgspec.json.decode(decode_data(ended.result.result_ptr or ""), type=LlmResult)

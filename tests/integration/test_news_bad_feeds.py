@@ -10,13 +10,19 @@ from tests.integration.test_news_fetching import FEED, serving
 from tests.unit.test_news_feeds import billion_laughs
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.core.stages import ErrorClass, ItemOutcome, ItemRecord, PipelineRecord, StageStatus
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.manager import PipelineJobManager
 from penstock.workloads.pipeline.news.pipeline import news
+from penstock.workloads.pipeline.records import (
+    ErrorClass,
+    ItemOutcome,
+    ItemRecord,
+    PipelineRecord,
+    StageStatus,
+)
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
 
 
 class Feeds:

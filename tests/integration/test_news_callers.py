@@ -12,8 +12,8 @@ import pytest
 import penstock
 from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import RunQuery
 from penstock.workloads.pipeline.news.pipeline import news
+from penstock.workloads.pipeline.store import RunQuery
 
 NEWEST = 1_780_000_000.0
 TEASER = """<item>

@@ -14,11 +14,11 @@ import pytest
 from aiohttp import web
 from tests.unit.news_context import NewsContext
 
-from penstock.core.stages import ErrorClass
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.news.errors import BadFeed, FeedError, SlowFeed
 from penstock.workloads.pipeline.news.fetching import MAX_REDIRECTS, fetch
 from penstock.workloads.pipeline.news.ingest import ingest
+from penstock.workloads.pipeline.records import ErrorClass
 from penstock.workloads.pipeline.retrying import judge
 
 LIMIT = 1_000_000

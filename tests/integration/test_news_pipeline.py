@@ -12,15 +12,20 @@ import pytest
 from tests.jobs.models import gate
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
-from penstock.core.stages import ItemOutcome, PipelineRecord, StageRecord, StageStatus
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.alerts import evaluate
 from penstock.workloads.pipeline.manager import PipelineJobManager
 from penstock.workloads.pipeline.news.pipeline import news
+from penstock.workloads.pipeline.records import (
+    ItemOutcome,
+    PipelineRecord,
+    StageRecord,
+    StageStatus,
+)
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 
 
 @pytest.fixture(autouse=True)

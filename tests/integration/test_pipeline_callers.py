@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 import penstock
-from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest, NotFound, Unavailable
 from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import RunQuery
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.pipeline.store import RunQuery
 
 SECRET = "launch code 42"
 
@@ -82,7 +82,7 @@ def test_a_config_that_cannot_be_read_is_refused_and_nothing_is_stored(tmp_path:
             pointer = encode_data(payload)
             request = JobRequest(job_id="", topic="job.pipeline.words", context_ptr=pointer)
             with pytest.raises(InvalidRequest) as refused:
-                ps._portal.run(ps.desk.submit([request]))
+                ps._engine.portal.run(ps.api.submit([request]))
             assert refused.value.field == "config", name
         assert ps.jobs() == []
         assert ps.pipelines.runs(RunQuery()) == []
@@ -92,9 +92,9 @@ def test_a_blob_that_is_no_config_ends_its_run_failed_and_nothing_else(tmp_path:
     with tenants(tmp_path, pipeline_of(), "acme") as (acme,):
         for payload in ODD.values():
             padded = payload + b" " * 20_000  # what is too large for a data: pointer is a blob
-            uri = acme._portal.run(acme.desk.put_blob(padded))
+            uri = acme._engine.portal.run(acme.api.put_blob(padded))
             request = JobRequest(job_id="", topic="job.pipeline.words", context_ptr=uri)
-            (job,) = acme._portal.run(acme.desk.submit([request]))
+            (job,) = acme._engine.portal.run(acme.api.submit([request]))
             ended = acme.get(job.job_id).wait(timeout=20)
             assert (ended.state, ended.result.error_code) == (penstock.JobState.FAILED, "BAD_INPUT")
             record = acme.pipelines.get(job.job_id)

@@ -12,10 +12,10 @@ import pytest
 import penstock
 from penstock.core.errors import NotFound
 from penstock.core.job import JobRequest
-from penstock.core.stages import STALE_MESSAGE, PipelineEventKind, PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import RunQuery
 from penstock.workloads.pipeline.alerts import ended
+from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineEventKind, PipelineRecord
+from penstock.workloads.pipeline.store import RunQuery
 
 ALERTS = [ended("pipeline_failed", "FAILED"), ended("pipeline_cancelled", "CANCELLED")]
 
@@ -97,9 +97,9 @@ def test_a_run_cancelled_before_it_began_ends_complete_and_is_told_of_once(tmp_p
 def test_a_run_whose_job_failed_unbegun_fails_with_an_alert(tmp_path: Path) -> None:
     held = Held()
     with app_of(held.pipeline).run(tmp_path) as ps:
-        uri = ps._portal.run(ps.desk.put_blob(b"{" + b" " * 20_000))  # no config
+        uri = ps._engine.portal.run(ps.api.put_blob(b"{" + b" " * 20_000))  # no config
         request = JobRequest(job_id="", topic="job.pipeline.held", context_ptr=uri)
-        (job,) = ps._portal.run(ps.desk.submit([request]))
+        (job,) = ps._engine.portal.run(ps.api.submit([request]))
         assert held.told.wait(20)
         record = ps.pipelines.get(job.job_id)
         check_complete(record, PipelineJobStatus.FAILED, "pipeline_failed")

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 import penstock
-from penstock.core.stages import ErrorClass, PipelineEventKind
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.records import ErrorClass, PipelineEventKind
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ def test_a_changed_pipeline_that_starts_over_runs_its_new_code(
 def test_items_know_how_much_earlier_stages_gave_and_none_counts_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
+    from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 
     counted: list[str] = []
     fan = SqlitePipelineStore.fan

@@ -18,10 +18,10 @@ import penstock
 from penstock.app.offline import offline
 from penstock.config import load
 from penstock.core.errors import StoreFailed, StoreFull
-from penstock.core.stages import STALE_MESSAGE, PipelineEventKind
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.options import RunOptions
+from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineEventKind
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -446,10 +446,10 @@ async def test_reading_runs_without_an_engine_writes_nothing(tmp_path: Path) -> 
     path = settings.pipeline_database
     path.with_suffix(".opening").unlink()
     before = path.read_bytes()
-    async with offline(settings) as desk:
-        assert (await desk.pipelines.get(run.id)).status is PipelineJobStatus.COMPLETED
-        assert [each.id for each in await desk.pipelines.runs(penstock.RunQuery())] == [run.id]
-        assert len(await desk.pipelines.items(run.id, "fetch")) == 3
+    async with offline(settings) as api:
+        assert (await api.pipelines.get(run.id)).status is PipelineJobStatus.COMPLETED
+        assert [each.id for each in await api.pipelines.runs(penstock.RunQuery())] == [run.id]
+        assert len(await api.pipelines.items(run.id, "fetch")) == 3
     assert path.read_bytes() == before
     assert not path.with_suffix(".opening").exists()
 
@@ -461,9 +461,9 @@ async def test_runs_of_an_older_penstock_are_not_migrated_by_reading_them(tmp_pa
     settings = load(flags={"data_dir": str(tmp_path)})
     with closing(sqlite3.connect(settings.pipeline_database)) as database:
         database.execute("PRAGMA user_version = 0")
-    async with offline(settings) as desk:
+    async with offline(settings) as api:
         with pytest.raises(StoreFailed, match="was written by an older Penstock"):
-            await desk.pipelines.runs(penstock.RunQuery())
+            await api.pipelines.runs(penstock.RunQuery())
 
 
 def test_large_outputs_are_blobs_that_live_as_long_as_their_run(tmp_path: Path) -> None:
@@ -494,7 +494,7 @@ def test_large_outputs_are_blobs_that_live_as_long_as_their_run(tmp_path: Path) 
 
 
 def blob_of(ps: penstock.Client, pointer: str) -> bytes:
-    return ps._portal.run(ps.desk.get_blob(pointer))
+    return ps._engine.portal.run(ps.api.get_blob(pointer))
 
 
 def age(folder: Path) -> None:
@@ -528,7 +528,7 @@ def test_a_run_whose_records_cannot_be_written_goes_on_when_they_can_again(
     with app.run(tmp_path) as ps:
         run = ps.pipelines.start("patient")
         assert gate.reached.wait(20)
-        store = ps.desk._services.pipelines.runs  # type: ignore[attr-defined]
+        store = ps.api.pipelines._service.runs  # type: ignore[attr-defined]
         save = store.save
         lost = threading.Event()
 
@@ -572,7 +572,7 @@ def test_a_run_whose_store_is_lost_is_not_begun_again_while_its_threads_run(
     app = app_of(pipeline)
     monkeypatch.setattr("penstock.workloads.pipeline.executor.RunOptions", impatient)
     with app.run(tmp_path) as ps:
-        store = ps.desk._services.pipelines.runs  # type: ignore[attr-defined]
+        store = ps.api.pipelines._service.runs  # type: ignore[attr-defined]
         save, refused = store.save, threading.Event()
 
         async def refuse(given: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock import App
 from penstock.core.verdict import Rate
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.limits import Limit
+from penstock.ports.engine_api import Limit
 
 
 def test_a_restart_is_no_way_around_a_rate(tmp_path: Path) -> None:
@@ -22,5 +22,5 @@ def test_a_restart_is_no_way_around_a_rate(tmp_path: Path) -> None:
             mail.submit().result(10)
     with app.run(tmp_path):
         third = mail.submit()
-        while "the limit mails lets 2/h go" not in third.why():
+        while "limit mails is reached: 2/h" not in third.why():
             assert third.state in (JobState.PENDING, JobState.SCHEDULED)

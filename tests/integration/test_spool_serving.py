@@ -17,7 +17,11 @@ import pytest
 from tests.support.waiting import soon
 
 from penstock.core.job import Priority
-from penstock.core.llm import (
+from penstock.lifecycles.spool import Status
+from penstock.testing.aio import run_async
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.runner import Watch
+from penstock.workloads.llm.values import (
     Chat,
     Completion,
     EngineUnavailable,
@@ -28,10 +32,6 @@ from penstock.core.llm import (
     Piece,
     Said,
 )
-from penstock.lifecycles.spool import Status
-from penstock.ports.runner import Watch
-from penstock.testing.aio import run_async
-from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.ending import cancel, clean
 from penstock.workloads.spool.flow import Flow

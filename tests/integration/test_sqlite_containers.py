@@ -19,12 +19,7 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
-from penstock.adapters.memory.containers import MemoryContainerStore
-from penstock.adapters.sqlite.containers import schema
-from penstock.adapters.sqlite.containers.finding import search_for
-from penstock.adapters.sqlite.containers.store import SqliteContainerStore
-from penstock.adapters.sqlite.database import open_writer as open_jobs
-from penstock.core.containers import Code, ContainerRecord, Priority
+from penstock.adapters.sqlite.schema import open_writer as open_jobs
 from penstock.core.errors import (
     AlreadyRunning,
     PenstockError,
@@ -38,11 +33,16 @@ from penstock.lifecycles.container import (
     ContainerJobEvent,
     ContainerJobState,
 )
-from penstock.ports.containers import Change, ContainerStore, RecordQuery
 from penstock.ports.store import Durability
 from penstock.testing.aio import run_async
 from penstock.testing.container_samples import FULL_END, a_record, an_end, bring_to, happen
 from penstock.testing.samples import T0
+from penstock.workloads.container.job import Code, ContainerRecord, Priority
+from penstock.workloads.container.storage.memory import MemoryContainerStore
+from penstock.workloads.container.storage.sqlite import schema
+from penstock.workloads.container.storage.sqlite.finding import search_for
+from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
+from penstock.workloads.container.store import Change, ContainerStore, RecordQuery
 
 _S, _E = ContainerJobState, ContainerJobEvent
 
@@ -99,7 +99,7 @@ async def test_no_number_is_given_twice_though_the_newest_was_pruned_before_a_re
 _CHILD = """
 import asyncio, sys
 from pathlib import Path
-from penstock.adapters.sqlite.containers.store import SqliteContainerStore
+from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
 from penstock.lifecycles.container import ContainerJobEvent as E
 from penstock.testing.container_samples import a_record, happen
 
@@ -187,7 +187,7 @@ async def test_concurrent_writers_share_a_commit_and_refusals_are_none(
 ) -> None:
     store = opened(tmp_path)
     points: list[str] = []
-    monkeypatch.setattr("penstock.adapters.sqlite.sharing.failpoint", points.append)
+    monkeypatch.setattr("penstock.adapters.sqlite.group_commit.failpoint", points.append)
     await asyncio.gather(*(store.add(a_record(str(n))) for n in range(20)))
     assert points == ["before-container-commit", "after-container-commit"]
     points.clear()
@@ -207,7 +207,7 @@ async def test_a_large_body_is_flushed_aside_and_others_read_meanwhile(tmp_path:
     adding = asyncio.ensure_future(store.add(a_record("b", body=bytes(4_000_000))))
     for _ in range(2):
         await asyncio.sleep(0)
-    assert store._commits.is_aside
+    assert store._commits.is_in_thread
     assert await store.get("a") is not None
     changing = asyncio.ensure_future(store.change(Change(job_id="a", at=T0, engine="docker")))
     assert (await adding).seq == 2

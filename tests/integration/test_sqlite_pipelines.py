@@ -15,15 +15,9 @@ from typing import Any
 import apsw
 import pytest
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.adapters.sqlite.database import open_writer as open_jobs
-from penstock.adapters.sqlite.pipelines import schema
-from penstock.adapters.sqlite.pipelines.finding import search_for
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
+from penstock.adapters.sqlite.schema import open_writer as open_jobs
 from penstock.core.errors import PenstockError, StoreCorrupt, StoreFailed
-from penstock.core.stages import Breaker, ItemOutcome, PipelineInfo
 from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
-from penstock.ports.pipelines import Claim, PipelineStore, RunQuery
 from penstock.ports.store import Durability
 from penstock.testing.aio import run_async
 from penstock.testing.pipeline_samples import (
@@ -37,6 +31,12 @@ from penstock.testing.pipeline_samples import (
     save_of,
 )
 from penstock.testing.samples import T0
+from penstock.workloads.pipeline.records import Breaker, ItemOutcome, PipelineInfo
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.storage.sqlite import schema
+from penstock.workloads.pipeline.storage.sqlite.finding import search_for
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
+from penstock.workloads.pipeline.store import Claim, PipelineStore, RunQuery
 
 _S, _E = PipelineJobStatus, PipelineJobEvent
 
@@ -94,7 +94,7 @@ def test_what_was_answered_survives_a_kill_at_any_commit(tmp_path: Path, point: 
     script = """
 import asyncio, sys
 from pathlib import Path
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 from penstock.testing.pipeline_samples import begun, ended_items, listed_items, save_of
 
 async def main():
@@ -182,7 +182,7 @@ def test_processes_that_open_and_write_one_file_at_once_lose_nothing(tmp_path: P
     script = """
 import asyncio, sys
 from pathlib import Path
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 from penstock.ports.store import Durability
 from penstock.testing.pipeline_samples import begun, progress, save_of
 
@@ -232,7 +232,7 @@ async def test_a_writer_waits_for_its_turn_without_stopping_the_loop(tmp_path: P
 async def test_a_turn_that_never_comes_is_an_error_and_the_store_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.adapters.sqlite.sharing._TURN", 20)
+    monkeypatch.setattr("penstock.adapters.sqlite.group_commit._TURN", 20)
     store = opened(tmp_path)
     await begun(store, "a")
     other = raw(tmp_path)
@@ -307,7 +307,7 @@ def test_a_loop_that_ends_in_the_middle_of_a_commit_leaves_a_store_that_can_be_c
         left = [asyncio.ensure_future(store.save(save_of("a"))) for _ in range(3)]
         for _ in range(2):
             await asyncio.sleep(0)
-        assert not slow_disk or store._commits.is_aside
+        assert not slow_disk or store._commits.is_in_thread
         assert len(left) == 3
 
     asyncio.run(leave())
@@ -324,7 +324,7 @@ async def test_concurrent_savers_share_a_commit(
     store = opened(tmp_path)
     await begun(store, "a")
     points: list[str] = []
-    monkeypatch.setattr("penstock.adapters.sqlite.sharing.failpoint", points.append)
+    monkeypatch.setattr("penstock.adapters.sqlite.group_commit.failpoint", points.append)
     saves = [store.save(save_of("a", fence=n % 10)) for n in range(50)]
     ends = await asyncio.gather(*saves, return_exceptions=True)
     assert sum(not isinstance(end, BaseException) for end in ends) == 5

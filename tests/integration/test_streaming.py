@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.jobs.process_jobs import STORY as WORDS
@@ -15,7 +16,7 @@ import penstock
 from penstock.app.application import connect
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.bus import JobPiece
-from penstock.ports.desk import JobUpdate, Streamed
+from penstock.ports.engine_api import JobUpdate, Streamed
 from penstock.testing.aio import run_async
 
 
@@ -87,7 +88,7 @@ def test_whoever_comes_late_is_told_what_came_before(tmp_path: Path) -> None:
         handle.result()
 
 
-def _until_last(handle: penstock.JobHandle) -> list[Streamed]:
+def _until_last(handle: penstock.JobHandle[Any]) -> list[Streamed]:
     told = []
     for update in handle.follow():
         if isinstance(update, Streamed):
@@ -122,7 +123,7 @@ async def test_a_new_attempt_begins_again_and_an_old_one_is_not_heard(tmp_path: 
     gate = threading.Event()
     async with storyteller("async", gate).run(tmp_path) as ps:
         handle = await ps.asubmit("job.story")
-        feed = ps.desk._feed  # type: ignore[attr-defined]
+        feed = ps.api._feed  # type: ignore[attr-defined]
         follow = handle.afollow()
         told = [await _next(follow) for _ in WORDS]
         assert {piece.attempt for piece in told} == {1}

@@ -13,18 +13,16 @@ from penstock import App, Pipeline
 from penstock.app.application import make_executors
 from penstock.app.engine import Engine
 from penstock.config import load
-from penstock.control.desk import EngineDesk
-from penstock.core.caller import OWNER, Caller, KeyRole
+from penstock.control.engine_api import LocalEngineApi
 from penstock.core.errors import NotFound, NotPermitted, PenstockError, UnreadablePointer
 from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.batches import ShelfQuery
-from penstock.ports.limits import Limit
-from penstock.ports.pipelines import RunQuery
-from penstock.ports.schedules import Schedule
-from penstock.ports.store import AuditQuery, JobQuery
+from penstock.ports.engine_api import OWNER, Caller, KeyRole, Limit, Schedule
+from penstock.ports.store import AuditQuery, JobQuery, StepQuery
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.batches import BatchStoreQuery
+from penstock.workloads.pipeline.store import RunQuery
 
 _R = KeyRole
 _BIG = b'{"text": "' + b"x" * 20_000 + b'"}'
@@ -77,32 +75,35 @@ def a_job(**fields: Any) -> JobRequest:
 @run_async
 async def test_what_a_tenants_key_submits_is_the_tenants_and_the_keys(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        desk = engine.desk.serving(ALICE)
-        (job,) = await desk.submit([a_job(principal="bob")])
+        api = engine.api.serving(ALICE)
+        (job,) = await api.submit([a_job(principal="bob")])
         assert (job.request.tenant, job.request.principal) == ("acme", "alice")
         with pytest.raises(NotPermitted, match="tenant: alice may not submit for 'beta'"):
-            await desk.submit([a_job(tenant="beta")])
+            await api.submit([a_job(tenant="beta")])
 
 
-Ask = Callable[[EngineDesk, str], Awaitable[Any]]
+Ask = Callable[[LocalEngineApi, str], Awaitable[Any]]
 
 
-async def _follow(desk: EngineDesk, job_id: str) -> list[Any]:
-    return [update async for update in desk.follow(job_id)]
+async def _follow(api: LocalEngineApi, job_id: str) -> list[Any]:
+    return [update async for update in api.follow(job_id)]
 
 
 _QUESTIONS: dict[str, Ask] = {
-    "get": lambda desk, job_id: desk.get(job_id),
-    "history": lambda desk, job_id: desk.history(job_id),
-    "why": lambda desk, job_id: desk.why(job_id),
-    "wait": lambda desk, job_id: desk.wait(job_id, 0.1),
-    "read_log": lambda desk, job_id: desk.read_log(job_id),
+    "get": lambda api, job_id: api.get(job_id),
+    "history": lambda api, job_id: api.history(job_id),
+    "why": lambda api, job_id: api.why(job_id),
+    "wait": lambda api, job_id: api.wait(job_id, 0.1),
+    "wait_many": lambda api, job_id: api.wait_many([job_id], timeout=0.1),
+    "read_log": lambda api, job_id: api.read_log(job_id),
+    "read_steps": lambda api, job_id: api.read_steps(job_id, StepQuery()),
+    "count_steps": lambda api, job_id: api.count_steps(job_id),
     "follow": _follow,
-    "cancel": lambda desk, job_id: desk.cancel(job_id),
-    "retry": lambda desk, job_id: desk.retry(job_id),
-    "approve": lambda desk, job_id: desk.approvals.approve(job_id),
-    "reject": lambda desk, job_id: desk.approvals.reject(job_id),
-    "explain": lambda desk, job_id: desk.policy.explain(job_id),
+    "cancel": lambda api, job_id: api.cancel(job_id),
+    "retry": lambda api, job_id: api.retry(job_id),
+    "approve": lambda api, job_id: api.approvals.approve(job_id),
+    "reject": lambda api, job_id: api.approvals.reject(job_id),
+    "explain": lambda api, job_id: api.policy.explain(job_id),
 }
 
 
@@ -112,42 +113,42 @@ async def test_another_tenants_job_is_answered_as_one_that_does_not_exist(
     tmp_path: Path, question: str
 ) -> None:
     async with engine_at(tmp_path) as engine:
-        (job,) = await engine.desk.serving(ALICE).submit([a_job(topic="job.text.fail")])
-        await engine.desk.wait(job.job_id)
+        (job,) = await engine.api.serving(ALICE).submit([a_job(topic="job.text.fail")])
+        await engine.api.wait(job.job_id)
         said = []
         for job_id in (job.job_id, "nobody"):
             with pytest.raises(NotFound) as refused:
-                await _QUESTIONS[question](engine.desk.serving(BOB), job_id)
+                await _QUESTIONS[question](engine.api.serving(BOB), job_id)
             said.append(str(refused.value).replace(job_id, "ID"))
         assert said[0] == said[1]
-        assert (await engine.desk.get(job.job_id)).version == job.version + 4
+        assert (await engine.api.get(job.job_id)).version == job.version + 4
 
 
 @run_async
 async def test_lists_counts_and_bulk_operations_stay_within_the_tenant(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        theirs = await engine.desk.serving(ALICE).submit([a_job(topic="job.text.fail")] * 3)
+        theirs = await engine.api.serving(ALICE).submit([a_job(topic="job.text.fail")] * 3)
         for job in theirs:
-            await engine.desk.wait(job.job_id)
-        bob = engine.desk.serving(BOB)
+            await engine.api.wait(job.job_id)
+        bob = engine.api.serving(BOB)
         assert await bob.find(JobQuery()) == []
         assert await bob.find(JobQuery(tenant="acme")) == []
         assert (await bob.retry_many(JobQuery())).matched == 0
         assert (await bob.cancel_many(JobQuery(tenant="acme"))).matched == 0
         assert (await bob.status()).tally == {}
-        assert (await engine.desk.serving(ALICE).status()).tally == {JobState.FAILED: 3}
-        assert (await engine.desk.serving(ALICE).status()).data_dir == ""
+        assert (await engine.api.serving(ALICE).status()).tally == {JobState.FAILED: 3}
+        assert (await engine.api.serving(ALICE).status()).data_dir == ""
 
 
 @run_async
 async def test_events_of_another_tenant_are_not_heard(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        (theirs,) = await engine.desk.serving(ALICE).submit([a_job()])
-        await engine.desk.wait(theirs.job_id)
-        (own,) = await engine.desk.serving(BOB).submit([a_job()])
-        await engine.desk.wait(own.job_id)
+        (theirs,) = await engine.api.serving(ALICE).submit([a_job()])
+        await engine.api.wait(theirs.job_id)
+        (own,) = await engine.api.serving(BOB).submit([a_job()])
+        await engine.api.wait(own.job_id)
         heard: set[str] = set()
-        events = engine.desk.serving(BOB).events(after=0)
+        events = engine.api.serving(BOB).events(after=0)
         async for batch in events:
             heard.update(event.transition.job_id for event in batch.events)
             if any(event.transition.after is JobState.SUCCEEDED for event in batch.events):
@@ -158,7 +159,7 @@ async def test_events_of_another_tenant_are_not_heard(tmp_path: Path) -> None:
 @run_async
 async def test_a_blob_is_there_for_who_brought_it_and_whose_jobs_have_it(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        alice, bob = engine.desk.serving(ALICE), engine.desk.serving(BOB)
+        alice, bob = engine.api.serving(ALICE), engine.api.serving(BOB)
         uri = await alice.put_blob(_BIG)
         assert await alice.get_blob(uri) == _BIG
         for ask in (bob.get_blob, bob.stat_blob, lambda uri: bob.read_blob(uri, 0, 5)):
@@ -185,12 +186,12 @@ async def test_files_and_foreign_places_are_not_read_for_a_tenant(tmp_path: Path
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "secret.json").write_text("{}")
         uri = (folder / "secret.json").as_uri()
-        assert await engine.desk.get_blob(uri) == b"{}"
+        assert await engine.api.get_blob(uri) == b"{}"
         with pytest.raises(UnreadablePointer):
-            await engine.desk.serving(ALICE).get_blob(uri)
+            await engine.api.serving(ALICE).get_blob(uri)
 
 
-_BEYOND: dict[str, tuple[Caller, Callable[[EngineDesk], Awaitable[Any]]]] = {
+_BEYOND: dict[str, tuple[Caller, Callable[[LocalEngineApi], Awaitable[Any]]]] = {
     "submit without the role": (READER, lambda d: d.submit([a_job()])),
     "bulk cancel without the role": (READER, lambda d: d.cancel_many(JobQuery())),
     "workers without the role": (READER, lambda d: d.workers()),
@@ -223,13 +224,13 @@ async def test_what_a_key_is_not_for_is_refused(tmp_path: Path, what: str) -> No
     caller, ask = _BEYOND[what]
     async with engine_at(tmp_path) as engine:
         with pytest.raises(NotPermitted):
-            await ask(engine.desk.serving(caller))
+            await ask(engine.api.serving(caller))
 
 
 @run_async
 async def test_a_schedule_of_another_tenant_is_not_there(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        alice, bob = engine.desk.serving(ALICE), engine.desk.serving(BOB)
+        alice, bob = engine.api.serving(ALICE), engine.api.serving(BOB)
         view = await alice.schedules.put(Schedule(name="s", cron="@daily", request=a_job()))
         assert view.schedule.tenant == view.schedule.request.tenant == "acme"
         assert await bob.schedules.list() == []
@@ -244,10 +245,10 @@ async def test_a_schedule_of_another_tenant_is_not_there(tmp_path: Path) -> None
 @run_async
 async def test_a_run_of_another_tenant_is_not_there(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        alice, bob = engine.desk.serving(ALICE), engine.desk.serving(BOB)
+        alice, bob = engine.api.serving(ALICE), engine.api.serving(BOB)
         run = await alice.pipelines.start("steps")
         assert run.tenant == "acme"
-        await engine.desk.wait(run.id)
+        await engine.api.wait(run.id)
         assert await bob.pipelines.runs(RunQuery()) == []
         assert await bob.pipelines.runs(RunQuery(tenant="acme")) == []
         questions: list[Callable[[str], Awaitable[Any]]] = [
@@ -266,16 +267,16 @@ async def test_a_run_of_another_tenant_is_not_there(tmp_path: Path) -> None:
         with pytest.raises(NotPermitted):
             await bob.pipelines.reset_breaker("feeds")
         with pytest.raises(NotPermitted):
-            await engine.desk.serving(READER).pipelines.start("steps")
+            await engine.api.serving(READER).pipelines.start("steps")
         assert len(await alice.pipelines.runs(RunQuery())) == 1
 
 
 @run_async
 async def test_what_a_tenant_s_items_gave_only_that_tenant_can_read(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        alice, bob = engine.desk.serving(ALICE), engine.desk.serving(BOB)
+        alice, bob = engine.api.serving(ALICE), engine.api.serving(BOB)
         run = await alice.pipelines.start("large")
-        await engine.desk.wait(run.id)
+        await engine.api.wait(run.id)
         (item,) = await alice.pipelines.items(run.id, "make")
         assert item.output.startswith("blob:")
         assert len(await alice.get_blob(item.output)) > 50_000
@@ -286,27 +287,27 @@ async def test_what_a_tenant_s_items_gave_only_that_tenant_can_read(tmp_path: Pa
 @run_async
 async def test_a_tenant_sees_its_own_use_of_a_limit_only(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        await engine.desk.limits.put(Limit(name="each", key=("tenant",), concurrency=1))
-        await engine.desk.limits.put(Limit(name="acme", tenants=("acme",), concurrency=1))
-        await engine.desk.pause_pool("default")
-        await engine.desk.serving(ALICE).submit([a_job()])
-        (each,) = await engine.desk.serving(BOB).limits.list()
+        await engine.api.limits.put(Limit(name="each", key=("tenant",), concurrency=1))
+        await engine.api.limits.put(Limit(name="acme", tenants=("acme",), concurrency=1))
+        await engine.api.pause_pool("default")
+        await engine.api.serving(ALICE).submit([a_job()])
+        (each,) = await engine.api.serving(BOB).limits.list()
         assert (each.limit.name, each.uses) == ("each", ())
-        views = {view.limit.name: view for view in await engine.desk.serving(ALICE).limits.list()}
+        views = {view.limit.name: view for view in await engine.api.serving(ALICE).limits.list()}
         assert set(views) == {"each", "acme"}
 
 
 @run_async
 async def test_what_people_did_and_were_refused_is_in_the_audit_log(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        ops = engine.desk.serving(OPS)
+        ops = engine.api.serving(OPS)
         await ops.pause_pool("default")
-        (job,) = await engine.desk.serving(ALICE).submit([a_job()])
-        await engine.desk.serving(ALICE).cancel(job.job_id, reason="not needed")
+        (job,) = await engine.api.serving(ALICE).submit([a_job()])
+        await engine.api.serving(ALICE).cancel(job.job_id, reason="not needed")
         with pytest.raises(NotPermitted):
             await ops.keys.create("eve", (_R.ADMIN,))
-        new = await engine.desk.keys.create("dora", (_R.SUBMIT,), tenant="acme")
-        entries = await engine.desk.audit.read(AuditQuery())
+        new = await engine.api.keys.create("dora", (_R.SUBMIT,), tenant="acme")
+        entries = await engine.api.audit.read(AuditQuery())
         told = [(e.principal, e.action, e.subject, e.outcome) for e in reversed(entries)]
         assert told == [
             ("ops", "pool.pause", "default", "done"),
@@ -334,11 +335,11 @@ async def test_a_child_belongs_to_its_parents_tenant_and_submitter(tmp_path: Pat
 
     settings = load(flags={"data_dir": str(tmp_path), "durability": "memory"})
     async with app.run(settings=settings) as client:
-        desk = client.desk
-        assert isinstance(desk, EngineDesk)
-        (job,) = await desk.serving(ALICE).submit([JobRequest(job_id="", topic="job.parent")])
-        await desk.wait(job.job_id)
-        (found,) = await desk.find(JobQuery(parent_job_id=job.job_id))
+        api = client.api
+        assert isinstance(api, LocalEngineApi)
+        (job,) = await api.serving(ALICE).submit([JobRequest(job_id="", topic="job.parent")])
+        await api.wait(job.job_id)
+        (found,) = await api.find(JobQuery(parent_job_id=job.job_id))
         assert (found.request.tenant, found.request.principal) == ("acme", "alice")
 
 
@@ -347,11 +348,11 @@ async def test_a_token_that_is_pasted_where_a_name_belongs_is_not_written_down(
     tmp_path: Path,
 ) -> None:
     async with engine_at(tmp_path) as engine:
-        new = await engine.desk.keys.create("dora", (_R.SUBMIT,))
+        new = await engine.api.keys.create("dora", (_R.SUBMIT,))
         for caller in (OPS, OWNER):
             with pytest.raises(PenstockError):
-                await engine.desk.serving(caller).keys.revoke(new.token)
-        entries = await engine.desk.audit.read(AuditQuery())
+                await engine.api.serving(caller).keys.revoke(new.token)
+        entries = await engine.api.audit.read(AuditQuery())
         assert entries[0].action == "key.revoke"
         assert new.token not in repr(entries)
 
@@ -359,7 +360,7 @@ async def test_a_token_that_is_pasted_where_a_name_belongs_is_not_written_down(
 @run_async
 async def test_files_and_batches_of_another_tenant_are_not_there(tmp_path: Path) -> None:
     async with engine_at(tmp_path) as engine:
-        alice, bob = engine.desk.serving(ALICE).batches, engine.desk.serving(BOB).batches
+        alice, bob = engine.api.serving(ALICE).batches, engine.api.serving(BOB).batches
         upload = await alice.begin_upload()
         file = await alice.keep_upload(upload, "prompts.jsonl", "batch")
         batch = await alice.create(file.id, "/v1/chat/completions")
@@ -372,7 +373,7 @@ async def test_files_and_batches_of_another_tenant_are_not_there(tmp_path: Path)
                 message = str(refused.value).replace(file_id, "ID").replace(batch_id, "ID")
                 said.append(message)
         assert said[:3] == said[3:]
-        assert await bob.files(ShelfQuery()) == []
-        assert await bob.list(ShelfQuery()) == []
+        assert await bob.files(BatchStoreQuery()) == []
+        assert await bob.list(BatchStoreQuery()) == []
         with pytest.raises(NotPermitted):
-            await engine.desk.serving(OPS).batches.begin_upload()
+            await engine.api.serving(OPS).batches.begin_upload()

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.core.signals import Retry
+from penstock.core.job import Retry
 from penstock.ports.executor import Context
 from penstock.workloads.function.context import current
 

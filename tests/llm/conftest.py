@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
-from penstock.core.llm import Generation, LlmResult, Piece
-from penstock.ports.runner import answer
-from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.runner import answer
+from penstock.workloads.llm.values import Generation, LlmResult, Piece
 from penstock.workloads.spool.llama.runner import LlamaRunner
 
 T = TypeVar("T")

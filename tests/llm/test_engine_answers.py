@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.core.llm import Chat, Completion, Embedding, Message, Piece, Sampling
-from penstock.ports.runner import answer
+from penstock.workloads.llm.runner import answer
+from penstock.workloads.llm.values import Chat, Completion, Embedding, Message, Piece, Sampling
 
 if TYPE_CHECKING:
     from tests.llm.conftest import Kept

@@ -17,10 +17,18 @@ from typing import Any
 import pytest
 from tests.support.processes import children_of, command_of
 
-from penstock.core.llm import Completion, Embedding, LlmCode, LlmFailure, Piece, Said, Sampling
-from penstock.ports.runner import answer
 from penstock.testing.aio import run_async
-from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.runner import answer
+from penstock.workloads.llm.values import (
+    Completion,
+    Embedding,
+    LlmCode,
+    LlmFailure,
+    Piece,
+    Said,
+    Sampling,
+)
 from penstock.workloads.spool.llama.runner import LlamaRunner
 
 LONG = Completion(prompts=("Once upon a time",), max_tokens=100, sampling=Sampling(temperature=0))
@@ -171,8 +179,8 @@ async def test_nothing_is_left_after_the_end(model_file: Path, temporary: Path) 
 
 PARENT = """
 import asyncio, sys
-from penstock.core.llm import Completion
-from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.llm.values import Completion
+from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.spool.llama.runner import LlamaRunner
 
 async def main():

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.core.llm import (
+from penstock.testing.aio import run_async
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.runner import answer
+from penstock.workloads.llm.values import (
     Chat,
     Completion,
     Embedding,
@@ -22,9 +25,6 @@ from penstock.core.llm import (
     Sampling,
     TextPart,
 )
-from penstock.ports.runner import answer
-from penstock.testing.aio import run_async
-from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.runner import LlamaRunner
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.support.processes import children_of
 
-from penstock.core.llm import Completion, Embedding, LlmFailure, Sampling
-from penstock.ports.runner import answer
 from penstock.testing.aio import run_async
-from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.runner import answer
+from penstock.workloads.llm.values import Completion, Embedding, LlmFailure, Sampling
 from penstock.workloads.spool.llama.process import resident
 from penstock.workloads.spool.llama.runner import LlamaRunner
 

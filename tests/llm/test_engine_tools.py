@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.llm import Chat, Message, Sampling, ToolCall, ToolFunction
-from penstock.ports.runner import answer
 from penstock.testing.aio import run_async
-from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.runner import answer
+from penstock.workloads.llm.values import Chat, Message, Sampling, ToolCall, ToolFunction
 from penstock.workloads.spool.llama.runner import LlamaRunner
 
 TEMPLATE = """{% if tools %}{{ tools|tojson }}

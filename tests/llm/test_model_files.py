@@ -9,12 +9,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.models import smollm2
 
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.spool.models.gguf import read_facts
-from penstock.workloads.spool.models.package import SMOLLM2
-from penstock.workloads.spool.models.pulling import pull
-from penstock.workloads.spool.models.shelf import ModelShelf
-from penstock.workloads.spool.models.staging import digest
+from penstock.workloads.llm.models.gguf import read_facts
+from penstock.workloads.llm.models.package import SMOLLM2
+from penstock.workloads.llm.models.pulling import pull
+from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.workloads.llm.models.staging import digest
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 
 def refusal_of(file: Path, data: bytes) -> str:

@@ -14,14 +14,14 @@ from tests.integration.api.house import House
 from openai import AsyncOpenAI, OpenAI
 from penstock.api.options import HttpOptions
 from penstock.api.server import HttpServer
-from penstock.app.door import EngineDoor
 from penstock.app.engine import Engine
 from penstock.config import Settings, load
-from penstock.core.llm import Choice, Generation, LlmFailure, Piece, Said, Usage
+from penstock.control.engine_api import EngineAuthenticator
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Executor
-from penstock.ports.runner import Runner, Watch
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.runner import Runner, Watch
+from penstock.workloads.llm.values import Choice, Generation, LlmFailure, Piece, Said, Usage
 from penstock.workloads.spool.executor import LlmExecutor
 
 Script = Callable[[Generation, int], Sequence[Piece | Said | LlmFailure | asyncio.Event]]
@@ -93,7 +93,9 @@ async def door(
     served = executors or [LlmExecutor(runner or FakeRunner(), models)]
     async with Engine(settings, list(served), listen=False) as engine:
         http = HttpOptions(**{"port": 0, "grace": 0.5, **options})
-        server = HttpServer(EngineDoor(engine.parts.keys, engine.desk), http, clock=SystemClock())
+        server = HttpServer(
+            EngineAuthenticator(engine.parts.keys, engine.api), http, clock=SystemClock()
+        )
         async with Door(engine, server, settings.token_file.read_text()) as one:
             yield one
 

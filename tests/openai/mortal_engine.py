@@ -13,9 +13,9 @@ from pathlib import Path
 
 from penstock.app.engine import Engine
 from penstock.config import load
-from penstock.core.llm import Chat, Generation, Piece, Said
-from penstock.ports.runner import Watch
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.runner import Watch
+from penstock.workloads.llm.values import Chat, Generation, Piece, Said
 from penstock.workloads.spool.executor import LlmExecutor
 
 SLOTS = 8

@@ -10,9 +10,8 @@ import pytest
 from tests.openai.door import Door, door, saying
 
 import openai
-from penstock.core.caller import KeyRole
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.limits import Limit
+from penstock.ports.engine_api import KeyRole, Limit
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 
@@ -88,7 +87,7 @@ async def test_a_rule_that_denies_is_told_with_its_reason(tmp_path: Path, stream
         with pytest.raises(openai.PermissionDeniedError, match="no models on Sundays") as caught:
             await ask(one, stream=stream)
         assert caught.value.code == "denied_by_policy"
-        (job,) = await one.engine.desk.find(JobQuery())
+        (job,) = await one.engine.api.find(JobQuery())
         assert (job.state, job.job_id) == (JobState.DENIED, caught.value.request_id)
 
 
@@ -98,7 +97,7 @@ async def test_a_request_waits_for_its_approval(tmp_path: Path) -> None:
         waiting = asyncio.ensure_future(ask(one, await one.key("ann", KeyRole.SUBMIT)))
         job = await _parked(one)
         assert not waiting.done()
-        await one.engine.desk.approvals.approve(job.job_id)
+        await one.engine.api.approvals.approve(job.job_id)
         answer = await waiting
         assert answer.choices[0].message.content == "HELLO"
 
@@ -108,7 +107,7 @@ async def test_an_approval_that_does_not_come_in_time_is_told_with_the_job(tmp_p
     async with door(tmp_path, rules=ASK) as one:
         with pytest.raises(openai.APIStatusError) as caught:
             await ask(one, extra_body={"timeout": 0.5})
-        (job,) = await one.engine.desk.find(JobQuery())
+        (job,) = await one.engine.api.find(JobQuery())
         assert caught.value.status_code == 408
         assert job.job_id in str(caught.value)
         assert job.is_final
@@ -117,7 +116,7 @@ async def test_an_approval_that_does_not_come_in_time_is_told_with_the_job(tmp_p
 async def _parked(one: Door) -> Any:
     async with asyncio.timeout(10):
         while True:
-            for job in await one.engine.desk.find(JobQuery()):
+            for job in await one.engine.api.find(JobQuery()):
                 if job.hold is not None:
                     return job
             await asyncio.sleep(0.005)
@@ -137,7 +136,7 @@ async def test_a_key_that_asks_too_often_is_told_when_to_come_back(tmp_path: Pat
 async def test_a_full_queue_is_a_rate_limit_too(tmp_path: Path) -> None:
     async with door(tmp_path, saying(asyncio.Event())) as one:
         limit = Limit(name="one", topics=("job.llm.*",), concurrency=1, max_waiting=1)
-        await one.engine.desk.limits.put(limit)
+        await one.engine.api.limits.put(limit)
         asked = [asyncio.ensure_future(ask(one))]
         await _used(one, running=1, waiting=0)
         asked.append(asyncio.ensure_future(ask(one)))
@@ -152,7 +151,7 @@ async def test_a_full_queue_is_a_rate_limit_too(tmp_path: Path) -> None:
 async def _used(one: Door, *, running: int, waiting: int) -> None:
     async with asyncio.timeout(20):
         while True:
-            ((use,),) = [view.uses or (None,) for view in await one.engine.desk.limits.list()]
+            ((use,),) = [view.uses or (None,) for view in await one.engine.api.limits.list()]
             if use is not None and (use.running, use.waiting) == (running, waiting):
                 return
             await asyncio.sleep(0.005)
@@ -181,10 +180,10 @@ async def test_a_key_that_is_revoked_is_answered_no_more(tmp_path: Path) -> None
         async with asyncio.timeout(10):
             while not runner.running:  # noqa: ASYNC110 (the runner tells nobody)
                 await asyncio.sleep(0.001)
-        keys = await one.engine.desk.keys.list()
-        await one.engine.desk.keys.revoke(next(key.key_id for key in keys if key.name == "gone"))
+        keys = await one.engine.api.keys.list()
+        await one.engine.api.keys.revoke(next(key.key_id for key in keys if key.name == "gone"))
         with pytest.raises(openai.AuthenticationError):
             await waiting
-        (job,) = await one.engine.desk.find(JobQuery())
-        assert (await one.engine.desk.wait(job.job_id, 10)).state is JobState.CANCELLED
+        (job,) = await one.engine.api.find(JobQuery())
+        assert (await one.engine.api.wait(job.job_id, 10)).state is JobState.CANCELLED
         assert not runner.running

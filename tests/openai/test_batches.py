@@ -21,10 +21,10 @@ from openai import (
     NotFoundError,
     PermissionDeniedError,
 )
-from penstock.core.caller import KeyRole
-from penstock.core.llm import LlmCode
+from penstock.ports.engine_api import KeyRole
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.values import LlmCode
 
 CHAT: Final = "/v1/chat/completions"
 
@@ -190,7 +190,7 @@ async def test_wrong_lines_are_named_and_nothing_is_submitted(tmp_path: Path) ->
         assert told == [(2, "custom_id"), (4, "body.temperature")]
         assert batch.output_file_id is None
         assert batch.failed_at is not None
-        assert home.engine.board.waiting() == 0
+        assert home.engine.open_jobs.waiting() == 0
 
 
 @run_async
@@ -339,7 +339,7 @@ async def test_a_batch_of_what_is_not_there_is_refused(tmp_path: Path) -> None:
 async def test_keys_see_their_tenants_files_and_batches_alone(tmp_path: Path) -> None:
     async with door(tmp_path) as home:
         alice, bob = await _key(home, "alice", "acme"), await _key(home, "bob", "beta")
-        reader = await home.engine.desk.keys.create("reader", (KeyRole.APPROVE,), tenant="acme")
+        reader = await home.engine.api.keys.create("reader", (KeyRole.APPROVE,), tenant="acme")
         async with (
             home.client(alice) as mine,
             home.client(bob) as others,
@@ -365,7 +365,7 @@ async def test_keys_see_their_tenants_files_and_batches_alone(tmp_path: Path) ->
 
 
 async def _key(home: Door, name: str, tenant: str) -> str:
-    return (await home.engine.desk.keys.create(name, (KeyRole.SUBMIT,), tenant=tenant)).token
+    return (await home.engine.api.keys.create(name, (KeyRole.SUBMIT,), tenant=tenant)).token
 
 
 @run_async

@@ -10,9 +10,12 @@ import pytest
 from pydantic import BaseModel
 from tests.openai.door import Door, Scripted, door, said, saying
 
-from penstock.core.caller import KeyRole
 from penstock.core.job import Priority
-from penstock.core.llm import (
+from penstock.ports.engine_api import KeyRole
+from penstock.ports.store import JobQuery
+from penstock.testing.aio import run_async
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.values import (
     Chat,
     Sampling,
     TokenLogprob,
@@ -21,9 +24,6 @@ from penstock.core.llm import (
     TopLogprob,
     Usage,
 )
-from penstock.ports.store import JobQuery
-from penstock.testing.aio import run_async
-from penstock.testing.llm import FakeRunner
 
 HELLO: list[Any] = [{"role": "user", "content": "hello you"}]
 
@@ -79,13 +79,13 @@ async def test_each_request_is_a_job_that_its_answer_names(tmp_path: Path) -> No
         job_id = raw.headers["x-penstock-job"]
         assert answer.id == f"chatcmpl-{job_id}"
         assert answer._request_id == job_id
-        (job,) = await one.engine.desk.find(JobQuery())
+        (job,) = await one.engine.api.find(JobQuery())
         assert (job.job_id, job.state) == (job_id, "SUCCEEDED")
         assert job.request.topic == "job.llm.fake"
         assert job.request.priority is Priority.INTERACTIVE
         assert job.request.labels == {"user": "ann", "trace": "7"}
         assert job.request.timeout == 600
-        events = [entry.event for entry in await one.engine.desk.history(job_id)]
+        events = [entry.event for entry in await one.engine.api.history(job_id)]
         assert events[0] == "accept"
         assert events[-1] == "succeed"
 
@@ -278,6 +278,6 @@ async def test_a_large_conversation_becomes_a_blob_and_so_does_its_answer(tmp_pa
                 model="fake", messages=[{"role": "user", "content": words}]
             )
         assert answer.choices[0].message.content == words.strip().upper()
-        (job,) = await one.engine.desk.find(JobQuery())
+        (job,) = await one.engine.api.find(JobQuery())
         assert job.request.context_ptr.startswith("blob:")
         assert job.request.tenant == "acme"

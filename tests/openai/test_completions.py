@@ -10,9 +10,9 @@ import pytest
 from tests.openai.door import Scripted, door, said, saying
 
 import openai
-from penstock.core.llm import Completion, Piece, TokenLogprob, TopLogprob, Usage
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.values import Completion, Piece, TokenLogprob, TopLogprob, Usage
 
 
 @run_async

@@ -18,7 +18,9 @@ from openai.types import Batch
 from tests.support.waiting import eventually
 
 from openai import OpenAI
-from penstock.adapters.sqlite.reader import SqliteReader
+from penstock.adapters.sqlite.store import SqliteBackend
+from penstock.control.ledger import Ledger
+from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.store import JobQuery
 
@@ -69,12 +71,16 @@ class Mortal:
 
     def answered(self) -> set[str]:
         """The prompts of the lines that have an answer for good."""
-        reader = SqliteReader(self.data / "penstock.db")
-        try:
-            query = JobQuery(states=(JobState.SUCCEEDED,), limit=100_000)
-            jobs = asyncio.run(reader.find(query))
-        finally:
-            reader.close()
+        query = JobQuery(states=(JobState.SUCCEEDED,), limit=100_000)
+
+        async def find() -> list[Job]:
+            reader = Ledger(SqliteBackend(self.data / "penstock.db"), own=False)
+            try:
+                return await reader.find(query)
+            finally:
+                await reader.close()
+
+        jobs = asyncio.run(find())
         return {f"say {(job.request.step_index or 0) - 1}" for job in jobs}
 
 
@@ -146,15 +152,15 @@ def test_a_batch_of_2000_lines_is_finished_over_two_kills(tmp_path: Path) -> Non
 
 
 STRIKES = {
-    "as it is created": "shelf-record:2",
-    "as it was validated": "shelf-record:3",
+    "as it is created": "batch-record:2",
+    "as it was validated": "batch-record:3",
     "before its first lines are accepted": "before-commit:3",
     "after its first lines were accepted": "after-commit:3",
     "in the middle": "after-commit:12",
-    "before it is finalized": "shelf-record:4",
-    "before its output is kept": "shelf-content:2",
-    "after its output was kept": "shelf-kept:2",
-    "before its end is written": "shelf-record:6",
+    "before it is finalized": "batch-record:4",
+    "before its output is kept": "batch-content:2",
+    "after its output was kept": "batch-kept:2",
+    "before its end is written": "batch-record:6",
 }
 
 

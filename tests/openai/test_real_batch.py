@@ -9,7 +9,7 @@ from tests.openai.door import door
 from tests.openai.test_batches import CHAT, ended, lines_of, started
 
 from penstock.testing.aio import run_async
-from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.spool.executor import make
 
 GREEDY: dict[str, Any] = {"temperature": 0, "seed": 1, "max_tokens": 8}

@@ -15,9 +15,9 @@ from tests.openai.door import Door, door
 
 import openai
 from openai import OpenAI
-from penstock.core.caller import KeyRole
+from penstock.ports.engine_api import KeyRole
 from penstock.ports.store import JobQuery
-from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.spool.executor import make
 
 COUNT: list[Any] = [{"role": "user", "content": "Count from one to five."}]
@@ -58,12 +58,12 @@ class Running:
 
     def jobs(self) -> list[Any]:
         assert self.door is not None
-        asked = self.door.engine.desk.find(JobQuery(limit=1000))
+        asked = self.door.engine.api.find(JobQuery(limit=1000))
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result(20)
 
     def ended(self, job_id: str) -> Any:
         assert self.door is not None
-        asked = self.door.engine.desk.wait(job_id, 20)
+        asked = self.door.engine.api.wait(job_id, 20)
         return asyncio.run_coroutine_threadsafe(asked, self._loop).result(30)
 
 

@@ -12,12 +12,12 @@ import pytest
 from tests.openai.door import Door, door, said, saying
 
 import openai
-from penstock.core.llm import EngineUnavailable, LlmCode, LlmFailure
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.values import EngineUnavailable, LlmCode, LlmFailure
 from penstock.workloads.spool.executor import LlmExecutor
 
 CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -155,7 +155,7 @@ async def test_what_can_not_be_asked_is_refused_by_name_and_no_job_is_made(tmp_p
             ):
                 wrong[case] = (answer.status, fault)
         assert not wrong
-        assert not await one.engine.desk.find(JobQuery())
+        assert not await one.engine.api.find(JobQuery())
 
 
 RAW: dict[str, tuple[bytes, int, str]] = {
@@ -256,12 +256,12 @@ async def test_a_model_whose_engine_is_unavailable_is_told_at_once_with_the_reas
 
     async with door(tmp_path, Unable()) as one:
         async with asyncio.timeout(10):
-            while not (await one.engine.desk.status()).paused_topics:  # noqa: ASYNC110
+            while not (await one.engine.api.status()).paused_topics:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         answer = await one.call("POST", CHAT, {"model": "fake", "messages": HELLO})
         assert (answer.status, fault_of(answer)["code"]) == (503, "unavailable")
         assert "ENGINE_MISSING: install libgomp1" in fault_of(answer)["message"]
-        assert await one.engine.desk.find(JobQuery()) == []
+        assert await one.engine.api.find(JobQuery()) == []
 
 
 @pytest.mark.parametrize("code", [code for code in FAILURES if code not in ENGINES])
@@ -274,7 +274,7 @@ async def test_a_failure_of_the_model_says_what_and_names_the_job(
         fault = fault_of(answer)
         assert (answer.status, fault["code"], fault["param"]) == FAILURES[code]
         assert "that is why" in fault["message"]
-        (job,) = await one.engine.desk.find(JobQuery())
+        (job,) = await one.engine.api.find(JobQuery())
         assert answer.headers["x-penstock-job"] == job.job_id
         assert job.state is JobState.FAILED
         assert ("x-should-retry" in answer.headers) is not (code in PASSING)
@@ -301,7 +301,7 @@ async def test_an_answer_that_does_not_come_in_time_ends_the_job_and_is_not_repe
                 model="fake", messages=HELLO, extra_body={"timeout": 0.2}
             )
         assert (caught.value.status_code, caught.value.code) == (408, "timeout")
-        (job,) = await one.engine.desk.find(JobQuery())
+        (job,) = await one.engine.api.find(JobQuery())
         assert job.job_id in str(caught.value)
         assert job.state is JobState.TIMEOUT
         assert not runner.running
@@ -315,7 +315,7 @@ async def test_a_job_that_others_cancel_is_told_as_such(tmp_path: Path) -> None:
             client.chat.completions.create(model="fake", messages=HELLO)
         )
         job = await _the_running(one, runner)
-        await one.engine.desk.cancel(job.job_id, reason="enough")
+        await one.engine.api.cancel(job.job_id, reason="enough")
         with pytest.raises(openai.ConflictError) as caught:
             await waiting
         assert caught.value.code == "job_cancelled"
@@ -325,7 +325,7 @@ async def _the_running(one: Door, runner: Any) -> Any:
     async with asyncio.timeout(10):
         while not runner.running:  # noqa: ASYNC110 (the runner tells nobody)
             await asyncio.sleep(0.001)
-    (job,) = await one.engine.desk.find(JobQuery())
+    (job,) = await one.engine.api.find(JobQuery())
     return job
 
 

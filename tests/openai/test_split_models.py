@@ -15,15 +15,15 @@ from tests.openai.door import Door, door
 from tests.openai.test_batches import a_line, ended, lines_of, started
 
 from openai import APIStatusError, BadRequestError
-from penstock.core.caller import KeyRole
 from penstock.core.job import Job
-from penstock.core.llm import LlmCode, LlmResult
 from penstock.core.pointer import decode_data
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.engine_api import KeyRole
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.testing.pipes import HOPS, FakeHost, WatchedRunner, a_node
+from penstock.workloads.llm.values import LlmCode, LlmResult
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.executor import PipesExecutor
 from penstock.workloads.spool.executor import LlmExecutor
@@ -46,7 +46,7 @@ async def split(
 
 
 async def the_job(one: Door) -> Job:
-    (job,) = await one.engine.desk.find(JobQuery())
+    (job,) = await one.engine.api.find(JobQuery())
     return job
 
 
@@ -63,7 +63,7 @@ async def test_it_answers_like_a_whole_one_and_its_job_shows_the_way(tmp_path: P
         assert job.result is not None
         result = msgspec.json.decode(decode_data(job.result.result_ptr or ""), type=LlmResult)
         assert result.hops == HOPS
-        lines = await one.engine.desk.read_log(job.job_id)
+        lines = await one.engine.api.read_log(job.job_id)
         assert [line.text for line in lines] == ["node c was lost; going on over node b"]
 
 
@@ -103,7 +103,7 @@ async def test_nodes_that_are_not_there_are_told_as_503_and_asked_again(tmp_path
         with pytest.raises(APIStatusError) as caught:
             await client.chat.completions.create(model="split", messages=HELLO)
         assert (caught.value.status_code, caught.value.code) == (503, "pipe_unavailable")
-        jobs = await one.engine.desk.find(JobQuery())
+        jobs = await one.engine.api.find(JobQuery())
         assert [job.state for job in jobs] == [JobState.FAILED] * 2
 
 
@@ -117,7 +117,7 @@ async def test_lines_of_a_batch_go_to_the_model_that_they_name(tmp_path: Path) -
         told = {answer["custom_id"]: answer["response"]["body"] for answer in answers}
         assert told["line-1"]["system_fingerprint"] == "fake pipes 1"
         assert told["line-2"]["system_fingerprint"] == "fake 1"
-        jobs = await one.engine.desk.find(JobQuery())
+        jobs = await one.engine.api.find(JobQuery())
         assert {job.request.topic for job in jobs} == {"job.chat.split", "job.llm.fake"}
 
 
@@ -153,5 +153,5 @@ async def test_pipes_are_shown_over_http_to_who_may_operate(tmp_path: Path) -> N
         (worker,) = (await one.call("GET", "/v1/workers")).json["workers"]
         assert worker["labels"]["pipe"] == "a.example:7000"
         assert worker["facts"]["pipes"]["pipes"] == view["pipes"]
-        made = await one.engine.desk.keys.create("ci", (KeyRole.SUBMIT,))
+        made = await one.engine.api.keys.create("ci", (KeyRole.SUBMIT,))
         assert (await one.call("GET", "/v1/pipes", token=made.token)).status == 403

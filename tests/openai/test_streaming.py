@@ -16,8 +16,13 @@ from tests.support.waiting import soon
 
 import openai
 from openai import APIError, AsyncOpenAI, AsyncStream
-from penstock.core.job import Offer
-from penstock.core.llm import (
+from penstock.core.job import TopicDefaults
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import Context, Interrupted, Outcome, Task
+from penstock.ports.store import JobQuery
+from penstock.testing.aio import run_async
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.values import (
     Choice,
     LlmCode,
     LlmFailure,
@@ -29,11 +34,6 @@ from penstock.core.llm import (
     ToolFunction,
     Usage,
 )
-from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Context, Interrupted, Outcome, Task
-from penstock.ports.store import JobQuery
-from penstock.testing.aio import run_async
-from penstock.testing.llm import FakeRunner
 
 HELLO: list[Any] = [{"role": "user", "content": "hello you"}]
 Chunks = AsyncStream[ChatCompletionChunk]
@@ -50,7 +50,7 @@ async def text_of(stream: Chunks) -> str:
 
 
 async def the_job(one: Door) -> Any:
-    (job,) = await one.engine.desk.find(JobQuery())
+    (job,) = await one.engine.api.find(JobQuery())
     return job
 
 
@@ -174,11 +174,11 @@ async def test_a_reader_that_leaves_cancels_the_job_and_frees_its_slot(tmp_path:
         await anext(stream)
         assert runner.running == 1
         await stream.close()
-        job = await one.engine.desk.wait((await the_job(one)).job_id, 10)
+        job = await one.engine.api.wait((await the_job(one)).job_id, 10)
         assert job.state is JobState.CANCELLED
         await soon(lambda: not runner.running)
         await soon(lambda: not one.server.waiting)
-        (worker,) = await one.engine.desk.workers()
+        (worker,) = await one.engine.api.workers()
         assert worker.held == 0
 
 
@@ -193,7 +193,7 @@ async def test_a_client_that_leaves_before_anything_is_told_cancels_the_job(
         await soon(lambda: runner.running)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        job = await one.engine.desk.wait((await the_job(one)).job_id, 10)
+        job = await one.engine.api.wait((await the_job(one)).job_id, 10)
         assert job.state is JobState.CANCELLED
         await soon(lambda: not runner.running)
 
@@ -225,7 +225,7 @@ async def test_a_closing_server_breaks_a_stream_off_where_it_can_be_noticed(
         with pytest.raises(openai.APIConnectionError):
             async for _ in stream:
                 pass
-        job = await one.engine.desk.wait((await the_job(one)).job_id, 10)
+        job = await one.engine.api.wait((await the_job(one)).job_id, 10)
         assert job.state is JobState.CANCELLED
 
 
@@ -236,7 +236,9 @@ class Unsteady:
     """An executor whose worker gives each job back once, after some of its words."""
 
     topics = ("job.llm.fake",)
-    offers: Mapping[str, Offer] = MappingProxyType({"job.llm.fake": Offer(idempotent=True)})
+    topic_defaults: Mapping[str, TopicDefaults] = MappingProxyType(
+        {"job.llm.fake": TopicDefaults(idempotent=True)}
+    )
     resumable = False
 
     def __init__(self, first: Sequence[str], second: Sequence[str], whole: str) -> None:

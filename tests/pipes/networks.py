@@ -9,8 +9,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.core.llm import Completion, Generation, LlmResult, Piece, Sampling
-from penstock.ports.runner import Watch, answer
+from penstock.workloads.llm.runner import Watch, answer
+from penstock.workloads.llm.values import Completion, Generation, LlmResult, Piece, Sampling
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import Way

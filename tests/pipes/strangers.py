@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tests.pipes.networks import LAYERS, MODEL, Network, SmallModel, asked, until
 
-from penstock.core.llm import Piece
+from penstock.workloads.llm.values import Piece
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.net.records import (
     NodeRecord,

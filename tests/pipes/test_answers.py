@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.pipes.networks import LAYERS, PROMPT, Network, SmallModel, ask, asked, ranges, whole
 
-from penstock.core.llm import Chat, LlmFailure, Message, Piece, Sampling
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import Chat, LlmFailure, Message, Piece, Sampling
 
 CUTS = {1: (0, 6), 2: (0, 3, 6), 3: (0, 2, 4, 6), 5: (0, 1, 2, 4, 5, 6)}
 

@@ -30,8 +30,8 @@ from tests.pipes.networks import (
 )
 from tests.pipes.strangers import Beside, Stranger, beside, rehashed, slow, stranger
 
-from penstock.core.llm import Chat, Completion, LlmCode, LlmFailure, Message
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import Chat, Completion, LlmCode, LlmFailure, Message
 from penstock.workloads.pipes.job import ComputeStep, Hop
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.node import Node

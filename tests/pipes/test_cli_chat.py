@@ -18,7 +18,8 @@ MODELS = """
 
     import msgspec
     import penstock
-    from penstock.core.llm import Chat, Choice, HopTime, LlmResult, Piece, Timings, Usage
+    from penstock.workloads.llm.values import Chat, Choice, HopTime, LlmResult, Piece
+    from penstock.workloads.llm.values import Timings, Usage
 
     app = penstock.App()
 
@@ -105,7 +106,7 @@ def test_who_waits_is_told_what_for_and_may_stop_waiting(chat: Terminal) -> None
 def test_a_turn_that_failed_is_told_and_taken_back(chat: Terminal) -> None:
     chat.type("fail\n")
     assert "penstock: job" in (told := chat.read_to("> "))
-    assert "ended FAILED: it did not work" in told
+    assert "ended FAILED: ValueError: it did not work" in told
     chat.type("next\n")
     assert "I heard u:next" in chat.read_to("> ")
 
@@ -146,7 +147,7 @@ def test_a_saved_conversation_is_the_input_of_a_job(
     [
         ("/save", "say where to: /save FILE"),
         ("/save x.json", "nothing was said yet"),
-        ("/claer", "there is no /claer; did you mean '/clear'?"),
+        ("/claer", "there is no /claer; did you mean /clear?"),
         ("/help", "write the conversation to a file"),
         ("//clear", "I heard u:/clear"),
         ("  ", ""),
@@ -176,6 +177,7 @@ def test_an_engine_that_comes_back_is_talked_with_again(tmp_path: Path) -> None:
     penstock = Penstock(tmp_path)
     (tmp_path / "models.py").write_text(textwrap.dedent(MODELS))
     engine = ("--no-http", "--app", "models:app")
+    penstock.env["PENSTOCK_RECONNECT_TIMEOUT"] = "1"
     with penstock.up(*engine) as first, Terminal(tmp_path, penstock.env, "chat") as chat:
         chat.read_to("> ")
         chat.type("one\n")
@@ -183,7 +185,7 @@ def test_an_engine_that_comes_back_is_talked_with_again(tmp_path: Path) -> None:
         first.kill()
         first.wait()
         chat.type("two\n")
-        assert "penstock: no engine answers" in chat.read_to("> ")
+        assert "penstock: 'submit' failed: the connection" in chat.read_to("> ")
         with penstock.up(*engine):
             chat.type("three\n")
             assert "u:one/a:I heard u:one /u:three" in chat.read_to("> ")

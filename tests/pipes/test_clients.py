@@ -79,8 +79,8 @@ async def test_a_client_of_the_openai_api_that_leaves_in_mid_stream_frees_every_
             await anext(stream)
             await free(site.b, 2)
             await stream.close()
-            (job,) = await site.door.engine.desk.find(JobQuery())
-            done = await site.door.engine.desk.wait(job.job_id, 20)
+            (job,) = await site.door.engine.api.find(JobQuery())
+            done = await site.door.engine.api.wait(job.job_id, 20)
             assert done.state is JobState.CANCELLED
             for node in (site.a, site.b):
                 await free(node, 1)
@@ -100,8 +100,8 @@ async def test_a_client_that_leaves_before_it_hears_anything_frees_every_node(
             await free(site.b, 2)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            (job,) = await site.door.engine.desk.find(JobQuery())
-            done = await site.door.engine.desk.wait(job.job_id, 20)
+            (job,) = await site.door.engine.api.find(JobQuery())
+            done = await site.door.engine.api.wait(job.job_id, 20)
             assert done.state is JobState.CANCELLED
         for node in (site.a, site.b):
             await free(node, 0)
@@ -119,7 +119,7 @@ async def test_a_reader_of_a_jobs_updates_that_leaves_disturbs_nothing(
         await reader.readuntil(b'"text"')
         writer.transport.abort()
         engine = site.door.engine
-        result = await answer_of(engine.desk, await engine.desk.get(job["job_id"]))
+        result = await answer_of(engine.api, await engine.api.get(job["job_id"]))
         assert result.choices[0].text == small.text(PROMPT, 120)
         for node in (site.a, site.b):
             await free(node, 0)

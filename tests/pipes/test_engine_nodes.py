@@ -16,17 +16,17 @@ from penstock.adapters.link.address import Address
 from penstock.app import App
 from penstock.app.application import make_executors
 from penstock.app.engine import Engine
-from penstock.app.pipes import observe, pipe_config, running_node
-from penstock.app.site import Site
+from penstock.app.worker_process import WorkerProcess
 from penstock.config import Settings, load
 from penstock.core.errors import Misconfigured, NotRunning
 from penstock.core.job import Job, JobRequest
-from penstock.core.llm import LlmResult
-from penstock.core.pipes import PipesView
 from penstock.core.pointer import decode_data, encode_data
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.desk import Desk, Progressed
+from penstock.ports.engine_api import EngineApi, Progressed
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import LlmResult
+from penstock.workloads.pipes.setup import observe, pipe_config, running_node
+from penstock.workloads.pipes.status import PipesView, status_of
 from penstock.workloads.pipes.wire.identity import new_key
 
 
@@ -53,27 +53,27 @@ async def engine_of(mine: Settings) -> AsyncIterator[Engine]:
         yield engine
 
 
-async def submitted(desk: Desk, count: int = 12, tenant: str = "default", **more: Any) -> Job:
+async def submitted(api: EngineApi, count: int = 12, tenant: str = "default", **more: Any) -> Job:
     ask = encode_data(msgspec.json.encode(asked(count=count, **more)))
-    (job,) = await desk.submit(
+    (job,) = await api.submit(
         [JobRequest(job_id="", topic="job.chat.tiny", context_ptr=ask, tenant=tenant)]
     )
     return job
 
 
-async def answer_of(desk: Desk, job: Job) -> LlmResult:
-    done = await desk.wait(job.job_id, 30)
+async def answer_of(api: EngineApi, job: Job) -> LlmResult:
+    done = await api.wait(job.job_id, 30)
     assert done.result is not None
     assert done.state is JobState.SUCCEEDED, done.result.error_message
     pointer = done.result.result_ptr or ""
-    payload = decode_data(pointer) if pointer.startswith("data:") else await desk.get_blob(pointer)
+    payload = decode_data(pointer) if pointer.startswith("data:") else await api.get_blob(pointer)
     return msgspec.json.decode(payload, type=LlmResult)
 
 
-async def shown(desk: Desk, true: Callable[[PipesView], bool]) -> PipesView:
+async def shown(api: EngineApi, true: Callable[[PipesView], bool]) -> PipesView:
     async with asyncio.timeout(20):
         while True:
-            if true(view := await desk.pipes()):
+            if true(view := status_of(await api.workers())):
                 return view
             await asyncio.sleep(0.05)
 
@@ -98,11 +98,11 @@ async def test_a_job_goes_over_the_engine_s_node_and_another(
             pipe_node_id="a",
         )
         async with engine_of(mine) as engine:
-            job = await submitted(engine.desk)
-            result = await answer_of(engine.desk, job)
+            job = await submitted(engine.api)
+            result = await answer_of(engine.api, job)
             assert result.choices[0].text == small.text(PROMPT, 12)
             assert {hop.node for hop in result.hops} == {"a", "b"}
-            view = await shown(engine.desk, is_whole)
+            view = await shown(engine.api, is_whole)
             assert [(node.node_id, node.worker_id) for node in view.nodes] == [
                 ("a", engine.worker_id),
                 ("b", ""),
@@ -122,8 +122,8 @@ async def test_a_tenant_is_never_told_what_another_has_asked(
     async with engine_of(settings(tmp_path, small, pipe_end_model="true")) as engine:
 
         async def cached(tenant: str) -> int:
-            job = await submitted(engine.desk, count=4, tenant=tenant)
-            return (await answer_of(engine.desk, job)).usage.cached_tokens
+            job = await submitted(engine.api, count=4, tenant=tenant)
+            return (await answer_of(engine.api, job)).usage.cached_tokens
 
         assert await cached("hospital") == 0
         assert await cached("stranger") == 0
@@ -138,10 +138,10 @@ async def test_workers_of_one_engine_find_each_other_and_tell_of_what_is_missing
     key = new_key()
     here = settings(tmp_path, small, pipe_key=key, pipe_layers=f"3-{LAYERS - 1}", pipe_node_id="b")
     async with engine_of(here) as engine:
-        alone = await shown(engine.desk, lambda view: bool(view.nodes))
+        alone = await shown(engine.api, lambda view: bool(view.nodes))
         assert (alone.pipes[0].complete, alone.pipes[0].missing) == (False, "0-2")
         assert "--end-model" in alone.pipes[0].reason
-        assert await engine.desk.topics() == []
+        assert await engine.api.topics() == []
         there = settings(
             tmp_path,
             small,
@@ -150,20 +150,20 @@ async def test_workers_of_one_engine_find_each_other_and_tell_of_what_is_missing
             pipe_end_model="true",
             pipe_node_id="a",
         )
-        site = Site(App(), Address(path=here.socket), there, worker_id="w-a")
+        site = WorkerProcess(App(), Address(path=here.socket), there, worker_id="w-a")
         working = asyncio.ensure_future(site.run())
         try:
-            view = await shown(engine.desk, is_whole)
+            view = await shown(engine.api, is_whole)
             assert [(node.node_id, node.worker_id) for node in view.nodes] == [
                 ("a", "w-a"),
                 ("b", engine.worker_id),
             ]
-            result = await answer_of(engine.desk, await submitted(engine.desk))
+            result = await answer_of(engine.api, await submitted(engine.api))
             assert result.choices[0].text == small.text(PROMPT, 12)
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
-        gone = await shown(engine.desk, lambda view: len(view.nodes) == 1)
+        gone = await shown(engine.api, lambda view: len(view.nodes) == 1)
         assert gone.nodes[0].node_id == "b"
 
 
@@ -174,13 +174,13 @@ async def test_a_job_without_its_nodes_waits_with_a_reason_and_goes_on_when_one_
     key = new_key()
     mine = settings(tmp_path, small, pipe_key=key, pipe_end_model="true", pipe_layers="0-2")
     async with engine_of(mine) as engine:
-        (worker,) = await engine.desk.workers()
-        job = await submitted(engine.desk)
+        (worker,) = await engine.api.workers()
+        job = await submitted(engine.api)
         async with asyncio.timeout(20):
-            async for update in engine.desk.follow(job.job_id):
+            async for update in engine.api.follow(job.job_id):
                 if isinstance(update, Progressed) and "3-5" in update.message:
                     break
-        assert "3-5" in await engine.desk.why(job.job_id)
+        assert "3-5" in await engine.api.why(job.job_id)
         late = settings(
             tmp_path,
             small,
@@ -191,7 +191,7 @@ async def test_a_job_without_its_nodes_waits_with_a_reason_and_goes_on_when_one_
         config = pipe_config(late)
         assert config is not None
         async with running_node(config):
-            result = await answer_of(engine.desk, job)
+            result = await answer_of(engine.api, job)
             assert result.choices[0].text == small.text(PROMPT, 12)
 
 
@@ -203,7 +203,7 @@ async def test_a_job_whose_pipe_stays_incomplete_fails_with_what_is_missing(
         tmp_path, small, pipe_end_model="true", pipe_layers="0-2", pipe_open_timeout=0.3
     )
     async with engine_of(mine) as engine:
-        done = await engine.desk.wait((await submitted(engine.desk)).job_id, 30)
+        done = await engine.api.wait((await submitted(engine.api)).job_id, 30)
         assert (done.state, done.result and done.result.error_code) == (
             JobState.FAILED,
             "PIPE_UNAVAILABLE",
@@ -228,12 +228,12 @@ async def test_a_cancelled_job_gives_its_room_back_on_every_node(
             pipe_keep=0,
         )
         async with engine_of(mine) as engine:
-            job = await submitted(engine.desk, count=400, stream=True, logprobs=None)
+            job = await submitted(engine.api, count=400, stream=True, logprobs=None)
             async with asyncio.timeout(20):
-                async for update in engine.desk.follow(job.job_id):
+                async for update in engine.api.follow(job.job_id):
                     if type(update).__name__ == "Streamed":
                         break
-            ended = await engine.desk.cancel(job.job_id, reason="enough", timeout=20)
+            ended = await engine.api.cancel(job.job_id, reason="enough", timeout=20)
             assert ended.job.state is JobState.CANCELLED
             async with asyncio.timeout(20):
                 while b.record.jobs or b.record.cache_used:

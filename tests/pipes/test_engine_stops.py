@@ -19,7 +19,7 @@ from tests.pipes.test_engine_nodes import answer_of, engine_of, settings, submit
 
 import penstock
 from penstock.config import Settings
-from penstock.ports.desk import Desk, Streamed
+from penstock.ports.engine_api import EngineApi, Streamed
 from penstock.testing.aio import run_async
 from penstock.workloads.pipes.node import Node
 
@@ -41,10 +41,10 @@ def settings_of(folder: Path, small: SmallModel, network: Network, b: Node) -> S
     )
 
 
-async def speaks(desk: Desk, job_id: str) -> None:
+async def speaks(api: EngineApi, job_id: str) -> None:
     """Until its answer has begun."""
     async with asyncio.timeout(30):
-        async for update in desk.follow(job_id):
+        async for update in api.follow(job_id):
             if isinstance(update, Streamed):
                 return
     raise AssertionError("it ended without a word")
@@ -66,12 +66,12 @@ async def test_an_answer_that_outlasts_the_drain_is_made_by_the_next_engine(
         async with engine_of(mine) as first:
             assert first._local is not None
             first._local.options = replace(first._local.options, drain_timeout=0.01)
-            job = await submitted(first.desk, LONG, stream=True, logprobs=None)
-            await speaks(first.desk, job.job_id)
+            job = await submitted(first.api, LONG, stream=True, logprobs=None)
+            await speaks(first.api, job.job_id)
         await free(b)
         async with engine_of(mine) as second:
-            result = await answer_of(second.desk, job)
-            assert (await second.desk.get(job.job_id)).attempt == 2
+            result = await answer_of(second.api, job)
+            assert (await second.api.get(job.job_id)).attempt == 2
         assert result.choices[0].text == small.text(PROMPT, LONG)
         assert {hop.node for hop in result.hops} == {"a", "b"}
 
@@ -131,7 +131,7 @@ async def test_a_job_whose_engine_ends_in_mid_answer_is_answered_by_the_next_on_
             await asyncio.to_thread(end, process)
         await free(b)
         async with engine_of(settings_of(origin.data, small, network, b)) as engine:
-            result = await answer_of(engine.desk, job.record)
-            assert (await engine.desk.get(job.job_id)).attempt == 2
+            result = await answer_of(engine.api, job.record)
+            assert (await engine.api.get(job.job_id)).attempt == 2
         assert result.choices[0].text == small.text(PROMPT, LONG)
         assert {hop.node for hop in result.hops} == {"a", "b"}

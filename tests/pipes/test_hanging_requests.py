@@ -23,8 +23,8 @@ from tests.pipes.networks import (
 from tests.pipes.test_losses import spoil
 from tests.pipes.test_rooms import BLOCK
 
-from penstock.core.llm import LlmCode, LlmFailure, LlmResult
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import LlmCode, LlmFailure, LlmResult
 from penstock.workloads.pipes.job import Job
 from penstock.workloads.pipes.node import Node
 

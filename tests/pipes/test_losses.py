@@ -23,8 +23,8 @@ from tests.pipes.networks import (
     whole,
 )
 
-from penstock.core.llm import LlmCode, LlmFailure, Piece, Said
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece, Said
 from penstock.workloads.pipes.job import Job
 from penstock.workloads.pipes.model.layer import Layer
 from penstock.workloads.pipes.node import Node

@@ -28,8 +28,8 @@ from tests.pipes.test_rooms import BLOCK
 from tests.pipes.unit.random_models import RandomSource, tiny
 from tests.pipes.unit.weights.files import small_tokenizer
 
-from penstock.core.llm import Piece
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import Piece
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.weights.prepared import prepare

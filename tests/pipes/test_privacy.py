@@ -18,9 +18,9 @@ from tests.pipes.networks import LAYERS, Network, SmallModel, ranges
 from tests.pipes.test_engine_nodes import answer_of, engine_of, settings
 
 from penstock.core.job import JobRequest
-from penstock.core.llm import Chat, LlmResult, Message, Sampling
 from penstock.core.pointer import encode_data
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import Chat, LlmResult, Message, Sampling
 from penstock.workloads.pipes.model.ends import Ends
 from penstock.workloads.pipes.network_job import NetworkJob, unpack_steps
 from penstock.workloads.pipes.weights.prepared import prepare
@@ -169,9 +169,9 @@ async def answered(network: Network, folder: Path, **more: Any) -> LlmResult:
     async with engine_of(mine) as engine:
         payload = encode_data(msgspec.json.encode(chat()))
         request = JobRequest(job_id=JOB, topic="job.chat.tiny", context_ptr=payload)
-        (job,) = await engine.desk.submit([request])
+        (job,) = await engine.api.submit([request])
         assert job.job_id == JOB
-        return await answer_of(engine.desk, job)
+        return await answer_of(engine.api, job)
 
 
 def ids_of(text: str, small: SmallModel) -> list[int]:

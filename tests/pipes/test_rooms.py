@@ -21,8 +21,8 @@ from tests.pipes.networks import (
 )
 from tests.pipes.test_losses import with_copies
 
-from penstock.core.llm import LlmCode, LlmFailure, Piece
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece
 from penstock.workloads.pipes import origin
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.wire.messages import Open

@@ -31,7 +31,6 @@ from tests.pipes.test_engine_nodes import answer_of, engine_of, settings, submit
 
 from penstock.app.engine import Engine
 from penstock.core.job import Job as CanonicalJob
-from penstock.core.llm import Chat, Completion, Message
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.processor import (
     ERRORS,
@@ -40,8 +39,9 @@ from penstock.lifecycles.processor import (
     ProcessorEvent,
     ProcessorState,
 )
-from penstock.ports.desk import Streamed
+from penstock.ports.engine_api import Streamed
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import Chat, Completion, Message
 from penstock.workloads.pipes import lanes, receiver
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.end_model import EndModel
@@ -313,9 +313,9 @@ async def served(folder: Path, small: SmallModel) -> AsyncIterator[Site]:
 
 async def begun(engine: Engine) -> CanonicalJob:
     """A job that has said something."""
-    job = await submitted(engine.desk, count=400, stream=True, logprobs=None)
+    job = await submitted(engine.api, count=400, stream=True, logprobs=None)
     async with asyncio.timeout(20):
-        async for update in engine.desk.follow(job.job_id):
+        async for update in engine.api.follow(job.job_id):
             if isinstance(update, Streamed):
                 return job
     raise AssertionError("it ended without a word")
@@ -326,9 +326,9 @@ async def test_completion_is_a_success_with_the_answer_and_handoffs_are_its_hops
     tmp_path: Path, small: SmallModel
 ) -> None:
     async with served(tmp_path, small) as site:
-        job = await submitted(site.engine.desk)
-        result = await answer_of(site.engine.desk, job)
-        done = await site.engine.desk.get(job.job_id)
+        job = await submitted(site.engine.api)
+        result = await answer_of(site.engine.api, job)
+        done = await site.engine.api.get(job.job_id)
     assert (done.state, done.attempt) == (JobState.SUCCEEDED, 1)
     assert result.choices[0].text == small.text(PROMPT, 12)
     assert [(hop.node, hop.layers, hop.passes) for hop in result.hops] == [
@@ -374,18 +374,18 @@ async def test_an_error_ends_the_job_as_failed_with_its_code_and_reason(
 ) -> None:
     happen, midway, words = EXITS[code]
     async with served(tmp_path, small) as site:
-        desk = site.engine.desk
+        api = site.engine.api
         if midway:
             job = await begun(site.engine)
             await happen(site)
         else:
-            await answer_of(desk, await submitted(desk, count=1))
+            await answer_of(api, await submitted(api, count=1))
             await happen(site)
-            job = await submitted(desk, prompt=PROMPT[:20])
-        done = await desk.wait(job.job_id, 30)
+            job = await submitted(api, prompt=PROMPT[:20])
+        done = await api.wait(job.job_id, 30)
         assert done.result is not None
         assert (done.state, done.result.error_code) == (JobState.FAILED, code)
         assert words in (done.result.error_message or "")
-        assert words in await desk.why(job.job_id)
+        assert words in await api.why(job.job_id)
         if not site.b._stopping:
             await until(lambda: not site.b.record.jobs, site.b)

@@ -22,8 +22,8 @@ from tests.pipes.networks import (
     whole,
 )
 
-from penstock.core.llm import LlmCode, LlmFailure, Piece
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece
 from penstock.workloads.pipes.node import Node
 
 FIRST, MIDDLE, LAST = ranges(0, 2, 4, 6)

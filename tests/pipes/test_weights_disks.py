@@ -10,7 +10,7 @@ from tests.chaos.disks import tmpfs
 from tests.pipes.unit.random_models import RandomSource, tiny
 from tests.pipes.unit.weights.files import small_tokenizer
 
-from penstock.core.llm import LlmFailure
+from penstock.workloads.llm.values import LlmFailure
 from penstock.workloads.pipes.weights.prepared import prepare
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.pipes.unit.random_models import tiny
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes import measure
 from penstock.workloads.pipes.measure import SAFER, Choice, Found, Trial, try_out
 from penstock.workloads.pipes.model.shape import Shape

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.core.containers import Stream
 from penstock.workloads.container.files import kept
 from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.job import Stream
 
 OUT = Stream.STDOUT
 

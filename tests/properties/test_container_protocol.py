@@ -10,8 +10,8 @@ import msgspec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.core.containers import Limits, Rejected
 from penstock.workloads.container.config import BuildRules, Compat, ImageRules, WorkerConfig
+from penstock.workloads.container.job import Limits, Rejected
 from penstock.workloads.container.protocol.dockerfile import bases_of
 from penstock.workloads.container.protocol.paths import checked_folder
 from penstock.workloads.container.protocol.reference import parse_reference

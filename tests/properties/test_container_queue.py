@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.core.containers import Priority
+from penstock.workloads.container.job import Priority
 from penstock.workloads.container.standing.queue import Need, Queue, Room, Waiting
 
 ROOM = Room(3, 1000, 4)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.container_runs import IMAGE, Rig, code_of, virtually
 
-from penstock.core.containers import Stream
 from penstock.lifecycles.container import ContainerJobState
 from penstock.testing.containers import Fault, Say, Script
 from penstock.workloads.container.engine import (
@@ -21,6 +20,7 @@ from penstock.workloads.container.engine import (
     ImageNotFound,
     NotThere,
 )
+from penstock.workloads.container.job import Stream
 
 METHODS = ("image", "pull", "create", "attach", "start", "wait", "usage", "signal", "kill", "find")
 ERRORS = (

@@ -27,16 +27,14 @@ from hypothesis.stateful import (
 )
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.store import MemoryStore
-from penstock.control.board import Board
 from penstock.control.gateway import Gateway
-from penstock.control.limits import Limits
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.reconciler import Reconciler
-from penstock.control.roster import Roster
 from penstock.control.safety import SafetyKernel
 from penstock.control.scheduler import Scheduler
+from penstock.control.workers import Roster
 from penstock.core.errors import Conflict
-from penstock.core.job import Job, JobResult, RetryPolicy
+from penstock.core.job import Job, JobResult, RetryPolicy, Timeouts
 from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
 from penstock.ports.bus import (
     AnyMessage,
@@ -47,12 +45,14 @@ from penstock.ports.bus import (
     Returned,
     Started,
 )
+from penstock.ports.store import JobQuery
 from penstock.testing.clock import VirtualClock
 from penstock.testing.history import History, check
+from penstock.testing.ledgers import MemoryLedger
 from penstock.testing.samples import T0, a_request
 
 _S = JobState
-LIMITS = Limits(lease=15.0, lost_grace=3.0, max_attempts=3, timeout=1e6, dispatch_timeout=1e6)
+LIMITS = Timeouts(lease=15.0, lost_grace=3.0, max_attempts=3, timeout=1e6, dispatch_timeout=1e6)
 STEP = 0.5
 
 
@@ -69,12 +69,12 @@ class ModelJob:
     attempt: int = 0
     worker: str | None = None
     asked_to_end: bool = False
-    adrift: bool = False
+    orphaned: bool = False
     successor: bool = False
 
     @property
     def waits(self) -> bool:
-        return self.state in WAITING or (self.adrift and not self.asked_to_end)
+        return self.state in WAITING or (self.orphaned and not self.asked_to_end)
 
 
 @dataclass
@@ -91,11 +91,11 @@ class Model:
 
     @staticmethod
     def is_held(job: ModelJob) -> bool:
-        return job.state in HELD and not job.adrift
+        return job.state in HELD and not job.orphaned
 
     def end(self, job_id: str, state: JobState) -> None:
         job = self.jobs[job_id]
-        job.state, job.adrift = state, False
+        job.state, job.orphaned = state, False
         job.successor = (
             state in (_S.FAILED, _S.TIMEOUT) and job.retries > 0 and not job.asked_to_end
         )
@@ -114,7 +114,7 @@ class Model:
             if job.asked_to_end:
                 self.end(job_id, _S.CANCELLED)
             elif job.state is _S.DISPATCHED or again:
-                job.adrift = True
+                job.orphaned = True
             else:
                 self.end(job_id, _S.TIMEOUT)
         self.workers.pop(worker, None)
@@ -122,8 +122,8 @@ class Model:
     def settle(self, found: dict[str, Job]) -> None:
         """Take in what the engine chose, after seeing that it was free to choose it."""
         for job in self.jobs.values():
-            if job.adrift and job.asked_to_end:
-                job.state, job.adrift = _S.CANCELLED, False
+            if job.orphaned and job.asked_to_end:
+                job.state, job.orphaned = _S.CANCELLED, False
         for parent_id, parent in list(self.jobs.items()):
             child_id = found[parent_id].successor
             assert (child_id is not None) is parent.successor
@@ -146,7 +146,7 @@ class Model:
     def _give(self, job: ModelJob, worker: str) -> None:
         assert worker in self.workers
         job.attempt += 1
-        job.worker, job.adrift = worker, False
+        job.worker, job.orphaned = worker, False
         if job.state in WAITING:
             job.state = _S.DISPATCHED
         assert len(self.held_by(worker)) <= self.workers[worker]
@@ -172,22 +172,24 @@ class SilentBus:
 
 
 class Engine:
-    def __init__(self, store: MemoryStore, clock: VirtualClock) -> None:
+    def __init__(self, store: MemoryLedger, clock: VirtualClock) -> None:
         self.store, self.clock, self.bus = store, clock, SilentBus()
-        self.board = Board(Roster({}), clock.now)
-        store.listen(self.board.observe)
+        self.open_jobs = OpenJobs(Roster({}), clock.now)
+        store.listen(self.open_jobs.observe)
         kernel = SafetyKernel()
         self.scheduler = Scheduler(
-            store, self.bus, self.board, kernel, clock, LIMITS, chance=lambda: 0.0
+            store, self.bus, self.open_jobs, kernel, clock, LIMITS, chance=lambda: 0.0
         )
         store.listen(self.scheduler.hear)
-        self.reconciler = Reconciler(store, self.bus, self.board, clock, LIMITS, chance=lambda: 0.0)
-        self.gateway = Gateway(store, MemoryBlobs(), self.board, clock, refuse_unknown=False)
+        self.reconciler = Reconciler(
+            store, self.bus, self.open_jobs, clock, LIMITS, chance=lambda: 0.0
+        )
+        self.gateway = Gateway(store, MemoryBlobs(), self.open_jobs, clock, refuse_unknown=False)
 
     async def restore(self) -> None:
-        self.board.restore(await self.store.unfinished())
-        for record in self.board.roster.workers.values():
-            record.missing_since = self.clock.monotonic()
+        self.open_jobs.restore(await self.store.unfinished())
+        for record in self.open_jobs.roster.workers.values():
+            self.open_jobs.roster.set_missing(record, self.clock.monotonic())
 
     async def hear(self, *messages: AnyMessage) -> None:
         await self.scheduler.receive(list(messages))
@@ -213,22 +215,28 @@ class EngineMachine(RuleBasedStateMachine):
         self.names = 0
 
     def teardown(self) -> None:
-        store = self.engine.store
-        history = History(records=store._jobs, logs=store._logs, quiescent=False)
+        records, store = self.records(), self.engine.store
+        logs = {job_id: tuple(self.run(store.history(job_id))) for job_id in records}
+        history = History(records=records, logs=logs, quiescent=False)
         assert check(history) == []
         self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
 
+    def records(self) -> dict[str, Job]:
+        """Every job as it is now."""
+        jobs = self.run(self.engine.store.find(JobQuery(tries=True, limit=1_000_000)))
+        return {job.job_id: job for job in jobs}
+
     @initialize(target=workers, slots=st.integers(1, 3))
     def begin(self, slots: int) -> str:
-        self.engine = Engine(MemoryStore(), VirtualClock(T0))
+        self.engine = Engine(MemoryLedger(), VirtualClock(T0))
         return self.join(slots)
 
     def settle(self, steps: int = 1) -> None:
         self.run(self.engine.let_pass(steps, list(self.model.workers)))
-        self.model.settle(self.engine.store._jobs)
+        self.model.settle(self.records())
 
     def tell(self, *messages: AnyMessage) -> None:
         self.run(self.engine.hear(*messages))
@@ -259,17 +267,22 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(job_id=jobs)
     def cancel(self, job_id: str) -> None:
-        while (successor := self.engine.store._jobs[job_id].successor) is not None:
-            job_id = successor
-        self.model.cancel(job_id)
+        newest = self.newest(job_id)
+        self.model.cancel(newest)
         job = self.run(self.engine.gateway.cancel(job_id, reason="", children=False))
-        assert job.job_id == job_id
+        assert job.job_id == newest
         self.settle()
+
+    def newest(self, job_id: str) -> str:
+        while (successor := self.records()[job_id].successor) is not None:
+            job_id = successor
+        return job_id
 
     @rule(target=jobs, job_id=jobs)
     def retry(self, job_id: str) -> Any:
-        old = self.model.jobs[job_id]
-        allowed = old.state in TERMINAL - {_S.SUCCEEDED} and not old.successor
+        newest = self.newest(job_id)
+        old = self.model.jobs[newest]
+        allowed = old.state in TERMINAL - {_S.SUCCEEDED}
         try:
             job = self.run(self.engine.gateway.retry(job_id))
         except Conflict:
@@ -278,13 +291,13 @@ class EngineMachine(RuleBasedStateMachine):
         assert allowed
         old.successor = True
         retries = job.request.retry.retries
-        self.model.jobs[job.job_id] = ModelJob(job.seq, old.idempotent, retries, job_id)
+        self.model.jobs[job.job_id] = ModelJob(job.seq, old.idempotent, retries, newest)
         self.settle()
         return job.job_id
 
     @rule(target=jobs, job_id=jobs)
     def look_at_the_retry(self, job_id: str) -> Any:
-        successor = self.engine.store._jobs[job_id].successor
+        successor = self.records()[job_id].successor
         return multiple() if successor is None else successor
 
     # -- workers ------------------------------------------------------------------
@@ -333,7 +346,7 @@ class EngineMachine(RuleBasedStateMachine):
     def hand_back(self, job_id: str) -> None:
         job = self.held(job_id)
         if job is not None and job.state is _S.DISPATCHED:
-            job.adrift = True
+            job.orphaned = True
             self.tell(Returned(job_id, job.attempt, job.worker or "", "busy"))
 
     @rule(job_id=jobs, state=st.sampled_from([_S.SUCCEEDED, _S.FAILED]), late=st.integers(1, 2))
@@ -350,7 +363,7 @@ class EngineMachine(RuleBasedStateMachine):
             steps = int(LIMITS.lease / STEP)
             self.run(self.engine.let_pass(steps - 1, list(self.model.workers)))
             self.model.workers[worker] = slots
-            self.model.settle(self.engine.store._jobs)
+            self.model.settle(self.records())
             self.model.workers.pop(worker)
             self.run(self.engine.let_pass(2, list(self.model.workers)))
             self.model.lose(worker)
@@ -381,13 +394,13 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def every_job_is_where_the_model_says(self) -> None:
         for job_id, job in self.model.jobs.items():
-            record = self.engine.store._jobs[job_id]
+            record = self.records()[job_id]
             assert (record.state, record.attempt) == (job.state, job.attempt), job_id
             assert record.cancel_requested is job.asked_to_end
             assert (record.successor is not None) is job.successor
             if job.parent is not None:
                 assert record.request.parent_job_id == job.parent
-        assert len(self.engine.store._jobs) == len(self.model.jobs)
+        assert len(self.records()) == len(self.model.jobs)
 
 
 EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models import gguf
 
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.spool.models.gguf import GgufFacts, read_facts
+from penstock.workloads.llm.models.gguf import GgufFacts, read_facts
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 WHOLE = gguf(
     {

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
 from penstock.core.errors import IllegalMove
-from penstock.core.stages import PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
-from penstock.ports.pipelines import Claim, PipelineStore, Save
 from penstock.testing.aio import run_async
+from penstock.workloads.pipeline.records import PipelineRecord
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
+from penstock.workloads.pipeline.store import Claim, PipelineStore, Save
 
 _S, _E = PipelineJobStatus, PipelineJobEvent
 NOW = 1_000_000.0

@@ -11,29 +11,43 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.adapters.memory import store as memory_store
-from penstock.adapters.memory.store import MemoryStore
-from penstock.control import holds, judge, reconciler
-from penstock.control.board import Board
-from penstock.control.buckets import Bucket, Terms
+from penstock.control import approvals, judge, reconciler
+from penstock.control.checkpoints import CheckpointService
 from penstock.control.dependencies import Dependencies
+from penstock.control.endings import Losses
 from penstock.control.feed import Feed
 from penstock.control.gateway import Gateway
 from penstock.control.intake import Intake
-from penstock.control.limiter import Limiter
-from penstock.control.limits import Limits
-from penstock.control.losses import Losses
+from penstock.control.limits import Bucket, Limiter
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.reconciler import Reconciler
-from penstock.control.roster import WorkerRecord
 from penstock.control.scheduler import Scheduler
 from penstock.control.store_retry import RetryingStore
-from penstock.core.job import Job, JobRequest
-from penstock.core.transition import Accept, Answer, Change, Move, admit, advance, followers
+from penstock.control.workers import WorkerRecord
+from penstock.core import ledger
+from penstock.core.job import Job, JobRequest, JobResult, Timeouts
+from penstock.core.ledger import (
+    Accept,
+    Answer,
+    BulkAnswer,
+    BulkMove,
+    Change,
+    Checkpoint,
+    Commit,
+    Decider,
+    Known,
+    Move,
+    Verdict,
+    advance,
+    followers,
+)
+from penstock.core.transition import BIRTH
 from penstock.core.verdict import Hold, SafetyVerdict
-from penstock.lifecycles.canonical import JobEvent
-from penstock.ports.bus import AnyMessage, Dispatch, Finished, jobs_of
+from penstock.lifecycles.canonical import TERMINAL, JobEvent
+from penstock.ports.bus import Checkpointed, Dispatch, jobs_of
+from penstock.ports.engine_api import Limit
 from penstock.testing.history import Promise
-from penstock.testing.simulation.book import SimStarts
+from penstock.testing.simulation.start_log import SimStartLogs
 from penstock.testing.simulation.store import FaultyMemoryStore
 from penstock.testing.simulator import simulate
 from penstock.worker.worker import Worker
@@ -63,7 +77,8 @@ def test_an_acknowledgement_before_the_commit(monkeypatch: Patch) -> None:
         accepts = [self._admissible(request, now, "", all_or_none=False) for request in requests]
         task = asyncio.ensure_future(self.store.apply(accepts))
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return [job for accept in accepts if (job := admit(accept, 0).job) is not None]
+        decided = Decider({}, Known(), 0, 0).decide(accepts)
+        return [answer.job for answer in decided if answer.job is not None]
 
     monkeypatch.setattr(Gateway, "submit", submit)
     assert caught(Promise.COMMITTED)
@@ -74,29 +89,56 @@ def test_a_disk_that_forgets_its_last_commit_in_a_crash(monkeypatch: Patch) -> N
 
     def forget(self: FaultyMemoryStore) -> None:
         crash(self)
-        store = self.inner
-        newest = max(store._ids, default=None)
-        if newest is not None:
-            job = store._jobs.pop(store._ids.pop(newest))
-            del store._logs[job.job_id]
+        rows = self.memory._rows
+        if rows:
+            del self.memory._ids[rows.pop(max(rows)).job_id]
 
     monkeypatch.setattr(FaultyMemoryStore, "crash", forget)
     assert caught(Promise.KEPT)
 
 
 def test_no_fence(monkeypatch: Patch) -> None:
-    def unfenced(job: Job, move: Move) -> Answer:
-        return advance(job, replace(move, attempt=None))
+    bulk = Decider.bulk
 
-    monkeypatch.setattr(memory_store, "advance", unfenced)
+    def unfenced(job: Job, move: Move, page: int = 0) -> Answer:
+        return advance(job, replace(move, attempt=None), page)
+
+    def unfenced_bulk(self: Decider, move: BulkMove) -> BulkAnswer:
+        return bulk(self, replace(move, attempts=None))
+
+    monkeypatch.setattr(ledger, "advance", unfenced)
+    monkeypatch.setattr(Decider, "bulk", unfenced_bulk)
     assert caught(Promise.LIVE)
+
+
+def test_checkpoints_without_a_fence(monkeypatch: Patch) -> None:
+    def unfenced(self: Decider, change: Checkpoint) -> Answer:
+        job = self.find(change.job_id)
+        assert job is not None
+        self._steps.extend((job.seq, replace(row, attempt=change.attempt)) for row in change.rows)
+        return Answer(Verdict.MOVED, job)
+
+    monkeypatch.setattr(Decider, "_checkpoint", unfenced)
+    assert caught(Promise.CHECKPOINT_LIVE)
+
+
+def test_a_checkpoint_that_is_acknowledged_before_its_commit(monkeypatch: Patch) -> None:
+    keep = CheckpointService._keep
+
+    async def hasty(self: CheckpointService, batch: list[tuple[Checkpointed, int]]) -> None:
+        for message, _ in batch:
+            self._answer(message, None)
+        await keep(self, batch)
+
+    monkeypatch.setattr(CheckpointService, "_keep", hasty)
+    assert caught(Promise.CHECKPOINT)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.15])
 def test_a_lease_that_is_too_short(monkeypatch: Patch, share: float) -> None:
     why_lost = reconciler._why_lost
 
-    def hasty(worker: WorkerRecord, limits: Limits, monotonic: float) -> str | None:
+    def hasty(worker: WorkerRecord, limits: Timeouts, monotonic: float) -> str | None:
         return why_lost(worker, replace(limits, lease=limits.lease * share), monotonic)
 
     monkeypatch.setattr(reconciler, "_why_lost", hasty)
@@ -106,7 +148,7 @@ def test_a_lease_that_is_too_short(monkeypatch: Patch, share: float) -> None:
 def test_a_connection_that_is_given_up_at_once(monkeypatch: Patch) -> None:
     why_lost = reconciler._why_lost
 
-    def hasty(worker: WorkerRecord, limits: Limits, monotonic: float) -> str | None:
+    def hasty(worker: WorkerRecord, limits: Timeouts, monotonic: float) -> str | None:
         return why_lost(worker, replace(limits, lost_grace=0.0), monotonic)
 
     monkeypatch.setattr(reconciler, "_why_lost", hasty)
@@ -118,11 +160,11 @@ def test_a_lost_job_that_is_repeated_whether_it_may_or_not(monkeypatch: Patch) -
     assert caught(Promise.ONCE)
 
 
-def test_a_book_that_is_only_read(monkeypatch: Patch) -> None:
-    def read(self: SimStarts, job_id: str, attempt: int) -> bool:
+def test_a_start_log_that_is_only_read(monkeypatch: Patch) -> None:
+    def read(self: SimStartLogs, job_id: str, attempt: int) -> bool:
         return (job_id, attempt) not in self.begun
 
-    monkeypatch.setattr(SimStarts, "revoke", read)
+    monkeypatch.setattr(SimStartLogs, "revoke", read)
     assert caught(Promise.ONCE)
 
 
@@ -139,38 +181,56 @@ def test_a_worker_that_begins_before_its_start_is_durable(monkeypatch: Patch) ->
 def test_a_worker_that_is_given_a_job_before_the_commit(monkeypatch: Patch) -> None:
     commit = Scheduler._commit
 
-    async def hasty(self: Scheduler, changes: list[Change]) -> list[Answer]:
-        for change in changes:
-            if isinstance(change, Move) and JobEvent.DISPATCH in change.events:
-                job = await self.store.get(change.job_id)
+    async def hasty(self: Scheduler, changes: Sequence[Change], bulk: Any = ()) -> Any:
+        for move in bulk:
+            for job_id in move.job_ids if JobEvent.DISPATCH in move.events else ():
+                job = await self.store.get(job_id)
                 assert job is not None
                 order = Dispatch(job.request, job.attempt + 1, 5.0)
-                self.bus.publish(jobs_of(change.worker_id or ""), [order])
-        return await commit(self, changes)
+                self.bus.publish(jobs_of(move.worker_id or ""), [order])
+        return await commit(self, changes, bulk)
 
     monkeypatch.setattr(Scheduler, "_commit", hasty)
     assert caught(Promise.COMMITTED)
 
 
+def test_a_job_that_is_given_away_before_it_is_accepted(monkeypatch: Patch) -> None:
+    give = Scheduler.dispatch_accepted
+
+    def hasty(self: Scheduler, jobs: Sequence[Job]) -> Sequence[BulkMove]:
+        moves, requests = give(self, jobs), {job.job_id: job.request for job in jobs}
+        for move in moves:
+            orders = [Dispatch(requests[job_id], 1, 5.0) for job_id in move.job_ids]
+            self.bus.publish(jobs_of(move.worker_id or ""), orders)
+        return moves
+
+    monkeypatch.setattr(Scheduler, "dispatch_accepted", hasty)
+    assert caught(Promise.COMMITTED)
+
+
+def test_a_job_that_is_given_away_whatever_the_rules_say(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Scheduler, "_can_dispatch_at_once", lambda self, job: True)
+    assert caught(Promise.JUDGED)
+
+
 def test_a_waiter_that_is_told_before_the_commit(monkeypatch: Patch) -> None:
     feeds: list[Feed] = []
-    init, take_in = Feed.__init__, Intake.take_in
+    init, release = Feed.__init__, Intake.release
 
     def remember(self: Feed, *args: Any) -> None:
         init(self, *args)
         feeds.append(self)
 
-    def blab(self: Intake, message: AnyMessage, now: float, monotonic: float) -> Any:
-        if isinstance(message, Finished):
-            job = self._board.held.get(message.result.job_id)
-            if job is not None:
-                ended = replace(job, state=message.result.status, result=message.result)
-                for waiter in feeds[-1]._waiters.pop(job.job_id, ()):
-                    waiter.set_result(ended)
-        return take_in(self, message, now, monotonic)
+    def blab(self: Intake, result: JobResult, monotonic: float) -> None:
+        job = self._open_jobs.held.get(result.job_id)
+        if job is not None:
+            ended = replace(job, state=result.status, result=result)
+            for tell in feeds[-1]._waiters.pop(job.job_id, ()):
+                tell(ended)
+        release(self, result, monotonic)
 
     monkeypatch.setattr(Feed, "__init__", remember)
-    monkeypatch.setattr(Intake, "take_in", blab)
+    monkeypatch.setattr(Intake, "release", blab)
     assert caught(Promise.COMMITTED)
 
 
@@ -185,7 +245,7 @@ def test_a_retry_that_is_emitted_twice(monkeypatch: Patch) -> None:
         ]
         return (*then, *twins)
 
-    monkeypatch.setattr(memory_store, "followers", doubled)
+    monkeypatch.setattr(ledger, "followers", doubled)
     assert caught(Promise.LINKED)
 
 
@@ -193,8 +253,7 @@ def test_a_retry_of_what_was_asked_to_end(monkeypatch: Patch) -> None:
     def stubborn(job: Job, move: Move) -> tuple[Accept, ...]:
         return move.then
 
-    monkeypatch.setattr(memory_store, "followers", stubborn)
-    monkeypatch.setattr("penstock.core.transition.followers", stubborn)
+    monkeypatch.setattr(ledger, "followers", stubborn)
     monkeypatch.setattr("penstock.control.endings.may_retry", lambda request, result: True)
     monkeypatch.setattr("penstock.control.endings.ending", _ending_that_forgets_cancels())
     monkeypatch.setattr("penstock.control.intake.ending", _ending_that_forgets_cancels())
@@ -212,36 +271,35 @@ def _ending_that_forgets_cancels() -> Callable[..., Move]:
 
 
 def test_an_end_that_is_overwritten(monkeypatch: Patch) -> None:
-    def overwriting(job: Job, move: Move) -> Answer:
-        answer = advance(job, move)
-        if job.is_final and move.result is not None and move.result.status is not job.state:
-            changed = replace(job, state=move.result.status, result=move.result)
-            return replace(answer, job=changed)
+    decide = Decider._one
+
+    def overwriting(self: Decider, change: Change) -> Answer:
+        job = self.find(change.job_id) if isinstance(change, Move) else None
+        answer = decide(self, change)
+        if job is None or not isinstance(change, Move) or not job.is_final:
+            return answer
+        result = change.result
+        if result is not None and result.status is not job.state:
+            self.heads[job.job_id] = replace(job, state=result.status, result=result)
+            self._rows[job.job_id] = None
+            self._begin_page()
+            self._stride(BIRTH, "scheduler", change.at, "", None, None)
         return answer
 
-    decide = MemoryStore._decide
-
-    def deciding(self: MemoryStore, change: Change, moved: list[Answer]) -> Answer:
-        answer = decide(self, change, moved)
-        if answer.job is not None:
-            self._jobs[answer.job.job_id] = answer.job
-        return answer
-
-    monkeypatch.setattr(memory_store, "advance", overwriting)
-    monkeypatch.setattr(MemoryStore, "_decide", deciding)
+    monkeypatch.setattr(Decider, "_one", overwriting)
     assert caught(Promise.ONE_END, Promise.FOLD)
 
 
 def test_a_log_that_is_not_written(monkeypatch: Patch) -> None:
-    keep = MemoryStore._keep
+    commit = Decider.commit
 
-    def forgetful(self: MemoryStore, answer: Answer, moved: list[Answer]) -> None:
-        keep(self, answer, moved)
-        assert answer.job is not None
-        if answer.job.is_final:
-            self._logs[answer.job.job_id].pop()
+    def forgetful(self: Decider) -> Commit:
+        commit_ = commit(self)
+        for page in commit_.pages:
+            page.strides[:] = [s for s in page.strides if s.path.after not in TERMINAL]
+        return commit_
 
-    monkeypatch.setattr(MemoryStore, "_keep", forgetful)
+    monkeypatch.setattr(Decider, "commit", forgetful)
     assert caught(Promise.FOLD)
 
 
@@ -249,7 +307,7 @@ def test_a_worker_that_runs_what_it_is_sent_twice(monkeypatch: Patch) -> None:
     take = Worker._take
 
     def forgetful(self: Worker, dispatch: Dispatch) -> None:
-        self._taken.clear()
+        self._received.clear()
         take(self, dispatch)
 
     monkeypatch.setattr(Worker, "_take", forgetful)
@@ -287,8 +345,8 @@ def test_a_wait_that_reads_first_and_registers_after(monkeypatch: Patch) -> None
 
 
 def test_a_result_that_cannot_be_stored_and_holds_up_all_others(monkeypatch: Patch) -> None:
-    async def together(self: Scheduler, changes: list[Change]) -> list[Answer]:
-        return await self._retrying.apply(changes)
+    async def together(self: Scheduler, changes: Sequence[Change], bulk: Any = ()) -> Any:
+        return await self._retrying.commit(changes, bulk)
 
     monkeypatch.setattr(Scheduler, "_commit", together)
     assert caught(Promise.ENDED)
@@ -298,8 +356,8 @@ def test_a_result_that_cannot_be_stored_and_holds_up_all_others(monkeypatch: Pat
 
 
 def test_a_limit_that_lets_one_too_many_go(monkeypatch: Patch) -> None:
-    def off_by_one(self: Limiter, bucket: Bucket, terms: Terms, taken: Counter[Bucket]) -> bool:
-        most = terms.concurrency
+    def off_by_one(self: Limiter, bucket: Bucket, limit: Limit, taken: Counter[Bucket]) -> bool:
+        most = limit.concurrency
         return most is not None and self._running[bucket] + taken[bucket] > most
 
     monkeypatch.setattr(Limiter, "_too_many_run", off_by_one)
@@ -307,38 +365,38 @@ def test_a_limit_that_lets_one_too_many_go(monkeypatch: Patch) -> None:
 
 
 def test_a_limit_that_forgets_what_one_turn_gave_out(monkeypatch: Patch) -> None:
-    def forgetful(self: Limiter, bucket: Bucket, terms: Terms, taken: Counter[Bucket]) -> bool:
-        return terms.concurrency is not None and self._running[bucket] >= terms.concurrency
+    def forgetful(self: Limiter, bucket: Bucket, limit: Limit, taken: Counter[Bucket]) -> bool:
+        return limit.concurrency is not None and self._running[bucket] >= limit.concurrency
 
     monkeypatch.setattr(Limiter, "_too_many_run", forgetful)
     assert caught(Promise.WITHIN)
 
 
 def test_a_limit_that_forgets_what_lost_its_worker(monkeypatch: Patch) -> None:
-    set_adrift = Board.set_adrift
+    orphan = OpenJobs.orphan
 
-    def forgetful(self: Board, job: Job, why: str) -> None:
-        set_adrift(self, job, why)
+    def forgetful(self: OpenJobs, job: Job, why: str) -> None:
+        orphan(self, job, why)
         self.limiter.let_go(job.job_id)
 
-    monkeypatch.setattr(Board, "set_adrift", forgetful)
+    monkeypatch.setattr(OpenJobs, "orphan", forgetful)
     assert caught(Promise.WITHIN)
 
 
 def test_a_limit_that_forgets_what_was_held_before_a_restart(monkeypatch: Patch) -> None:
-    restore = Board.restore
+    restore = OpenJobs.restore
 
-    def forgetful(self: Board, jobs: Sequence[Job]) -> None:
+    def forgetful(self: OpenJobs, jobs: Sequence[Job]) -> None:
         restore(self, jobs)
         self.limiter._running.clear()
 
-    monkeypatch.setattr(Board, "restore", forgetful)
+    monkeypatch.setattr(OpenJobs, "restore", forgetful)
     assert caught(Promise.WITHIN)
 
 
 def test_an_approval_that_counts_under_other_rules(monkeypatch: Patch) -> None:
     def lax(hold: Hold, verdict: SafetyVerdict, request: JobRequest) -> bool:
-        return holds.is_current(replace(hold, snapshot=verdict.snapshot), verdict, request)
+        return approvals.is_current(replace(hold, snapshot=verdict.snapshot), verdict, request)
 
     monkeypatch.setattr(judge, "is_current", lax)
     assert caught(Promise.APPROVED)
@@ -350,7 +408,7 @@ def test_a_vote_that_is_enough_however_many_are_needed(monkeypatch: Patch) -> No
 
 
 def test_rules_that_change_and_nobody_notices(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Board, "judge_all_again", lambda self: None)
+    monkeypatch.setattr(OpenJobs, "judge_all_again", lambda self: None)
     assert caught(Promise.JUDGED)
 
 
@@ -375,5 +433,5 @@ def test_a_parent_whose_retry_is_not_waited_for(monkeypatch: Patch) -> None:
 
 
 def test_a_hold_that_nobody_ends(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Board, "next_expiry", lambda self: None)
+    monkeypatch.setattr(OpenJobs, "next_expiry", lambda self: None)
     assert caught(Promise.ENDED)

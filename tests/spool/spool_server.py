@@ -18,8 +18,8 @@ import pytest
 from tests.support.processes import children_of
 from tests.support.waiting import eventually
 
-from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import Status
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.flow import Flow
 from penstock.workloads.spool.found import Found

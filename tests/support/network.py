@@ -10,6 +10,8 @@ from functools import cache
 @cache
 def leaving_is_permitted() -> bool:
     """Not where user namespaces are forbidden, as in a chroot."""
-    code = "from penstock.workloads.function.offline import leave_network as go; print(go())"
+    code = (
+        "from penstock.workloads.function.process_control import leave_network as go; print(go())"
+    )
     tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return tried.stdout == "\n"

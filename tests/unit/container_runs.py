@@ -9,14 +9,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.containers import ContainerJob, End, Limits, Stream
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.containers import FakeEngine, Script
 from penstock.workloads.container.config import InputRules, WorkerConfig
 from penstock.workloads.container.engine import Found
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.job import ContainerJob, End, Limits, Stream
 from penstock.workloads.container.running.runner import Runner
 
 IMAGE = "tool:1"
@@ -45,7 +45,7 @@ class Rig:
         self.config = WorkerConfig(stop_grace=5)
         self.sandboxes = Sandboxes(folder, InputRules())
         self.job = ContainerJob(job_id="job-1", image=IMAGE, limits=Limits(max_runtime_seconds=10))
-        self.stop = Token()
+        self.stop = CancelToken()
         self.output = Output(None, 1 << 20)
 
     @property

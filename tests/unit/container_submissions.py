@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.core.containers import Rejected
 from penstock.workloads.container.config import BuildRules, Compat, WorkerConfig
+from penstock.workloads.container.job import Rejected
 from penstock.workloads.container.protocol.submission import Accepted, read_job
 
 CONFIG = WorkerConfig()

@@ -12,17 +12,17 @@ from typing import Any
 from msgspec.structs import replace
 from tests.unit.container_runs import _Threadless
 
-from penstock.adapters.memory.containers import MemoryContainerStore
-from penstock.core.containers import Code, ContainerRecord, Rejected
 from penstock.core.errors import StoreFailed
 from penstock.lifecycles.container import ContainerJobState
-from penstock.ports.containers import Change, RecordQuery
 from penstock.testing.clock import LoopClock
 from penstock.testing.containers import FakeEngine, Script
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.job import Code, ContainerRecord, Rejected
 from penstock.workloads.container.running.patience import drop
 from penstock.workloads.container.standing.worker import Worker
+from penstock.workloads.container.storage.memory import MemoryContainerStore
+from penstock.workloads.container.store import Change, RecordQuery
 
 QUICK, SLOW, ENDLESS = "quick:1", "slow:1", "endless:1"
 """Images whose jobs take no time, ten seconds, and as long as they are let."""

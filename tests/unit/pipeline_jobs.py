@@ -11,13 +11,13 @@ from msgspec import Struct
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.core.errors import StoreFailed
-from penstock.core.stages import PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobEvent
-from penstock.ports.pipelines import PipelineStore, Save, Saved
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.workloads.pipeline.context import AsyncStageContext
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.manager import PipelineJobManager
+from penstock.workloads.pipeline.records import PipelineRecord
+from penstock.workloads.pipeline.store import PipelineStore, Save, Saved
 
 STAGES = ("ingest", "classify", "neutralize", "brief", "evaluation", "optimization")
 """The seed's six."""

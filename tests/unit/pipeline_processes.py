@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from penstock.core.signals import Retry
+from penstock.core.job import Retry
 from penstock.workloads.pipeline.definition import Definition
 
 

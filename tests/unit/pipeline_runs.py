@@ -9,13 +9,18 @@ from typing import Any
 import msgspec
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.core.stages import ItemRecord, PipelineEvent, PipelineRecord, StageRecord
 from penstock.ports.clock import Clock, SystemClock
-from penstock.ports.pipelines import Claim, PipelineStore
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, RunOptions
+from penstock.workloads.pipeline.records import (
+    ItemRecord,
+    PipelineEvent,
+    PipelineRecord,
+    StageRecord,
+)
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.store import Claim, PipelineStore
 
 
 class Ear:

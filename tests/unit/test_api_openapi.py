@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from tests.support.rows import every
 
+from penstock.api.jobs import job_json
 from penstock.api.openapi import document
 from penstock.api.operation import Operation
 from penstock.api.operations import OPERATIONS
-from penstock.api.records import job_json
 from penstock.api.reference import page as reference
-from penstock.api.submission import Submission
+from penstock.api.submit import Submission
 from penstock.core.job import JobRequest
 from penstock.lifecycles.canonical import JobState
 from penstock.testing.samples import a_job
@@ -77,7 +77,7 @@ def test_a_job_is_as_the_document_says(state: JobState) -> None:
 
 
 def test_a_submission_has_what_a_caller_may_say_of_a_job() -> None:
-    said_by_the_engine = {"principal", "retry_number", "schedule"}
+    said_by_the_engine = {"first_try", "principal", "retry_number", "schedule", "try_number"}
     ours = set(JobRequest.__struct_fields__) - said_by_the_engine
     assert set(Submission.__struct_fields__) == ours | {"input", "delay"}
 

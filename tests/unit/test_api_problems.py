@@ -29,6 +29,8 @@ def made(kind: type[PenstockError]) -> PenstockError:
         return kind("too many", retry_after=2.2)
     if issubclass(kind, errors.IllegalMove):
         return kind("canonical", "FAILED", "start")
+    if issubclass(kind, errors.MapInterrupted):
+        return kind("job.a", [], ValueError("no more"))
     if issubclass(kind, errors.JobEnded):
         return kind(a_job("a", JobState.FAILED))
     return kind("it went wrong", hint="mend it")

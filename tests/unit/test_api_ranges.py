@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.paging import cursor, place_in
 from penstock.api.problems import Refused
 from penstock.api.ranges import Part, part_of
+from penstock.api.selection import cursor, place_in
 from penstock.core.errors import InvalidRequest
 
 ETAG = b'"abc"'

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.api.operation import Operation, Pace
+from penstock.api.operation import Allowed, Operation, Pace, Router
 from penstock.api.operations import OPERATIONS
 from penstock.api.problems import Refused
 from penstock.api.reply import Reply
-from penstock.api.router import Allowed, Router
 from penstock.core.errors import NotFound
 
 

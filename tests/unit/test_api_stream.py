@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.adapters.http.sse import Event, EventParser
-from penstock.adapters.memory.store import MemoryStore
+from penstock.adapters.http.connection import Event, EventParser
 from penstock.api.frames import EventFilter, Written
 from penstock.api.stream import EventStreams, cursor_of, place_of
 from penstock.control.journal import JournalHub
@@ -18,20 +17,21 @@ from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.job import Job
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
-from penstock.ports.desk import Desk, EventBatch, JobUpdate, Logged, Moved, Progressed
+from penstock.ports.engine_api import EngineApi, EventBatch, JobUpdate, Logged, Moved, Progressed
 from penstock.ports.store import LogLine
 from penstock.testing.clock import LoopClock, VirtualLoop
+from penstock.testing.ledgers import MemoryLedger
 from penstock.testing.samples import T0, accept, move
 
 _E = JobEvent
 ALL = EventFilter()
 
 
-class StoreDesk:
-    """The part of a Desk that streams need, straight from a store."""
+class StoreEngineApi:
+    """The part of an EngineApi that streams need, straight from a store."""
 
     def __init__(self, clock: LoopClock, tenant: str | None = None) -> None:
-        self.store = MemoryStore()
+        self.store = MemoryLedger()
         self.hub = JournalHub(self.store, clock)
         self.store.listen(self.hub.hear)
         self.tenant = tenant
@@ -55,8 +55,8 @@ class StoreDesk:
                 yield update
 
     @property
-    def served(self) -> Desk:
-        return cast("Desk", self)
+    def served(self) -> EngineApi:
+        return cast("EngineApi", self)
 
 
 def run_virtually(test: Any) -> None:
@@ -85,11 +85,11 @@ def data_of(events: list[Event]) -> list[dict[str, Any]]:
 
 def test_a_stream_begins_by_telling_where_it_is_and_when_to_come_back() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        await desk.store.apply([accept("a")])
-        reply = await EventStreams(retry=2.5).journal(desk.served, ALL)
+        api = StoreEngineApi(clock)
+        await api.store.apply([accept("a")])
+        reply = await EventStreams(retry=2.5).journal(api.served, ALL)
         async with aclosing(reply.content) as content:
-            last = await desk.store.last_event()
+            last = await api.store.last_event()
             assert await anext(content) == b"retry: 2500\nid: %d\n\n" % last
         assert (b"content-type", b"text/event-stream; charset=utf-8") in reply.headers
 
@@ -98,15 +98,15 @@ def test_a_stream_begins_by_telling_where_it_is_and_when_to_come_back() -> None:
 
 def test_an_event_tells_all_of_its_transition() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        await desk.store.apply([accept("a", tenant="acme")])
-        await desk.store.apply([move("a", _E.SCHEDULE, _E.DISPATCH, reason="why not")])
-        reply = await EventStreams().journal(desk.served, ALL, 0)
+        api = StoreEngineApi(clock)
+        await api.store.apply([accept("a", tenant="acme")])
+        await api.store.apply([move("a", _E.SCHEDULE, _E.DISPATCH, reason="why not")])
+        reply = await EventStreams().journal(api.served, ALL, 0)
         async with aclosing(reply.content) as content:
             accepted, _, dispatched = await read(content, 3)
         assert accepted.kind == "accept"
         assert dispatched.kind == "dispatch"
-        journal = await desk.store.events(0)
+        journal = await api.store.events(0)
         assert [int(accepted.id), int(dispatched.id)] == [journal[0].cursor, journal[2].cursor]
         assert data_of([dispatched]) == [
             {
@@ -131,10 +131,10 @@ def test_an_event_tells_all_of_its_transition() -> None:
 
 def test_what_people_write_can_not_forge_an_event() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
+        api = StoreEngineApi(clock)
         forged = "x\n\nid: 1\nevent: succeed\r\ndata: {}\u2028\n\n"
-        await desk.store.apply([accept("a", topic=forged), move("a", _E.CANCEL, reason=forged)])
-        reply = await EventStreams().journal(desk.served, ALL, 0)
+        await api.store.apply([accept("a", topic=forged), move("a", _E.CANCEL, reason=forged)])
+        reply = await EventStreams().journal(api.served, ALL, 0)
         async with aclosing(reply.content) as content:
             first, second = await read(content, 2)
         assert (first.kind, second.kind) == ("accept", "cancel")
@@ -145,18 +145,18 @@ def test_what_people_write_can_not_forge_an_event() -> None:
 
 def test_a_reader_that_comes_back_after_any_event_misses_none_and_gets_none_twice() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
+        api = StoreEngineApi(clock)
         streams = EventStreams()
         for n in range(4):
-            await desk.store.apply([accept(f"{n}"), move(f"{n}", _E.SCHEDULE, _E.DISPATCH)])
-        journal = await desk.store.events(0)
+            await api.store.apply([accept(f"{n}"), move(f"{n}", _E.SCHEDULE, _E.DISPATCH)])
+        journal = await api.store.events(0)
         for start in range(len(journal)):
             after = journal[start].cursor
-            reply = await streams.journal(desk.served, ALL, after)
+            reply = await streams.journal(api.served, ALL, after)
             async with aclosing(reply.content) as content:
-                await desk.store.apply([accept(f"new-{start}")])
+                await api.store.apply([accept(f"new-{start}")])
                 events = await read(content, len(journal) - start)
-            journal = await desk.store.events(0)
+            journal = await api.store.events(0)
             assert [int(event.id) for event in events] == [e.cursor for e in journal[start + 1 :]]
 
     run_virtually(scenario)
@@ -164,15 +164,15 @@ def test_a_reader_that_comes_back_after_any_event_misses_none_and_gets_none_twic
 
 def test_a_silent_stream_gives_signs_of_life_that_tell_how_far_it_is() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
+        api = StoreEngineApi(clock)
         streams = EventStreams(heartbeat=15.0)
-        reply = await streams.journal(desk.served, EventFilter(topic="other"))
+        reply = await streams.journal(api.served, EventFilter(topic="other"))
         async with aclosing(reply.content) as content:
             await anext(content)
             begun = clock.monotonic()
-            await desk.store.apply([accept("a")])
+            await api.store.apply([accept("a")])
             beat = await anext(content)
-            assert beat == b": still here\nid: %d\n\n" % await desk.store.last_event()
+            assert beat == b": still here\nid: %d\n\n" % await api.store.last_event()
             assert clock.monotonic() - begun == pytest.approx(15.0)
             assert (await anext(content)).startswith(b": still here\n")
 
@@ -192,8 +192,8 @@ def test_a_silent_stream_gives_signs_of_life_that_tell_how_far_it_is() -> None:
 )
 def test_only_what_is_asked_for_is_told(wanted: EventFilter, jobs: set[str]) -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        await desk.store.apply(
+        api = StoreEngineApi(clock)
+        await api.store.apply(
             [
                 accept("a", topic="job.text.shout"),
                 accept("b"),
@@ -202,7 +202,7 @@ def test_only_what_is_asked_for_is_told(wanted: EventFilter, jobs: set[str]) -> 
                 move("c", _E.SCHEDULE),
             ]
         )
-        reply = await EventStreams().journal(desk.served, wanted, 0)
+        reply = await EventStreams().journal(api.served, wanted, 0)
         async with aclosing(reply.content) as content:
             events: list[dict[str, Any]] = []
             while not (part := await anext(content)).startswith(b":"):
@@ -214,18 +214,18 @@ def test_only_what_is_asked_for_is_told(wanted: EventFilter, jobs: set[str]) -> 
 
 def test_a_batch_is_written_once_for_all_readers_and_forgotten_with_them() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
+        api = StoreEngineApi(clock)
         streams = EventStreams()
-        contents = [(await streams.journal(desk.served, ALL)).content for _ in range(20)]
+        contents = [(await streams.journal(api.served, ALL)).content for _ in range(20)]
         for content in contents:
             await anext(content)
-        await desk.store.apply([accept("a"), accept("b")])
+        await api.store.apply([accept("a"), accept("b")])
         parts = [await anext(content) for content in contents]
         assert all(part is parts[0] for part in parts)
         assert (streams.open, streams.told) == (20, 40)
         for content in contents:
             await content.aclose()
-        assert streams.open == desk.hub.readers == 0
+        assert streams.open == api.hub.readers == 0
         await clock.sleep(1)
         gc.collect()
         assert len(streams._written) == 0
@@ -245,12 +245,12 @@ def test_two_batches_alike_are_not_taken_for_each_other() -> None:
 
 def test_closing_the_hub_ends_the_stream() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        reply = await EventStreams().journal(desk.served, ALL)
+        api = StoreEngineApi(clock)
+        reply = await EventStreams().journal(api.served, ALL)
         await anext(reply.content)
         waiting = asyncio.create_task(read_to_end(reply.content))
         await clock.sleep(1)
-        await desk.hub.close()
+        await api.hub.close()
         assert await waiting == []
 
     run_virtually(scenario)
@@ -261,14 +261,14 @@ def test_closing_the_hub_ends_the_stream() -> None:
 
 def test_a_jobs_stream_is_its_history_then_what_happens_then_the_end() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        await desk.store.apply([accept("a"), accept("b"), move("a", _E.SCHEDULE)])
-        reply = await EventStreams().job(desk.served, "a")
+        api = StoreEngineApi(clock)
+        await api.store.apply([accept("a"), accept("b"), move("a", _E.SCHEDULE)])
+        reply = await EventStreams().job(api.served, "a")
         reading = asyncio.create_task(read_to_end(reply.content))
         await clock.sleep(40)
-        await desk.store.apply([move("b", _E.CANCEL), move("a", _E.DISPATCH), move("a", _E.START)])
+        await api.store.apply([move("b", _E.CANCEL), move("a", _E.DISPATCH), move("a", _E.START)])
         await clock.sleep(1)
-        await desk.store.apply([move("a", _E.SUCCEED)])
+        await api.store.apply([move("a", _E.SUCCEED)])
         *events, end = await reading
         assert [event.kind for event in events] == [
             "accept",
@@ -280,22 +280,22 @@ def test_a_jobs_stream_is_its_history_then_what_happens_then_the_end() -> None:
         assert [event.id for event in events] == ["1", "2", "3", "4", "5"]
         assert [data["n"] for data in data_of(events)] == [1, 2, 3, 4, 5]
         assert (end.kind, data_of([end])) == ("end", [{"job_id": "a", "state": "SUCCEEDED"}])
-        assert desk.hub.readers == 0
+        assert api.hub.readers == 0
 
     run_virtually(scenario)
 
 
 def test_the_stream_of_a_job_that_has_ended_ends() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        await desk.store.apply([accept("a"), move("a", _E.CANCEL)])
+        api = StoreEngineApi(clock)
+        await api.store.apply([accept("a"), move("a", _E.CANCEL)])
         streams = EventStreams()
         for after, kinds in (
             (0, ["accept", "cancel", "end"]),
             (1, ["cancel", "end"]),
             (2, ["end"]),
         ):
-            reply = await streams.job(desk.served, "a", after)
+            reply = await streams.job(api.served, "a", after)
             assert [event.kind for event in await read_to_end(reply.content)] == kinds
 
     run_virtually(scenario)
@@ -303,19 +303,19 @@ def test_the_stream_of_a_job_that_has_ended_ends() -> None:
 
 def test_what_has_no_history_has_no_stream() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
+        api = StoreEngineApi(clock)
         streams = EventStreams()
         with pytest.raises(NotFound):
-            await streams.job(desk.served, "nothing")
+            await streams.job(api.served, "nothing")
         with pytest.raises(NotFound):
-            await streams.updates(desk.served, "nothing")
-        await desk.store.apply([accept("a")])
+            await streams.updates(api.served, "nothing")
+        await api.store.apply([accept("a")])
         with pytest.raises(InvalidRequest):
-            await streams.job(desk.served, "a", 7)
+            await streams.job(api.served, "a", 7)
         with pytest.raises(InvalidRequest):
-            await streams.journal(desk.served, ALL, 1 << 62)
+            await streams.journal(api.served, ALL, 1 << 62)
         gc.collect()
-        assert desk.hub.readers == 0
+        assert api.hub.readers == 0
 
     run_virtually(scenario)
 
@@ -325,15 +325,15 @@ def test_what_has_no_history_has_no_stream() -> None:
 
 def test_updates_tell_each_move_once_even_those_that_nobody_told_of() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        await desk.store.apply([accept("a")])
-        reply = await EventStreams().updates(desk.served, "a")
+        api = StoreEngineApi(clock)
+        await api.store.apply([accept("a")])
+        reply = await EventStreams().updates(api.served, "a")
         reading = asyncio.create_task(read_to_end(reply.content))
         await clock.sleep(1)
-        answers = await desk.store.apply(
+        answers = await api.store.apply(
             [move("a", _E.SCHEDULE), move("a", _E.DISPATCH), move("a", _E.START)]
         )
-        await desk.store.apply([move("a", _E.SUCCEED)])
+        await api.store.apply([move("a", _E.SUCCEED)])
         (start,) = answers[2].transitions
         for update in (
             Moved(start),
@@ -342,7 +342,7 @@ def test_updates_tell_each_move_once_even_those_that_nobody_told_of() -> None:
             Logged(LogLine("a", 1, T0, "info", "hello", 1)),
             None,
         ):
-            desk.said.put_nowait(update)
+            api.said.put_nowait(update)
         events = await reading
         kinds = ["moved", "moved", "moved", "progress", "log", "moved", "end"]
         assert [event.kind for event in events] == kinds
@@ -359,12 +359,12 @@ def test_updates_tell_each_move_once_even_those_that_nobody_told_of() -> None:
 
 def test_updates_go_on_where_they_were_broken_off() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        await desk.store.apply([accept("a"), move("a", _E.SCHEDULE), move("a", _E.CANCEL)])
+        api = StoreEngineApi(clock)
+        await api.store.apply([accept("a"), move("a", _E.SCHEDULE), move("a", _E.CANCEL)])
         for n in (1, 2):
-            desk.said.put_nowait(Logged(LogLine("a", 1, T0, "info", f"line {n}", n)))
-        desk.said.put_nowait(None)
-        reply = await EventStreams().updates(desk.served, "a", place_of("2-1", "after"))
+            api.said.put_nowait(Logged(LogLine("a", 1, T0, "info", f"line {n}", n)))
+        api.said.put_nowait(None)
+        reply = await EventStreams().updates(api.served, "a", place_of("2-1", "after"))
         events = await read_to_end(reply.content)
         assert [(event.kind, event.id) for event in events] == [
             ("moved", "3-1"),
@@ -377,10 +377,10 @@ def test_updates_go_on_where_they_were_broken_off() -> None:
 
 def test_a_job_that_says_nothing_still_gives_signs_of_life() -> None:
     async def scenario(clock: LoopClock) -> None:
-        desk = StoreDesk(clock)
-        await desk.store.apply([accept("a")])
+        api = StoreEngineApi(clock)
+        await api.store.apply([accept("a")])
         streams = EventStreams(heartbeat=15.0)
-        reply = await streams.updates(desk.served, "a")
+        reply = await streams.updates(api.served, "a")
         async with aclosing(reply.content) as content:
             assert b"id: 1-0\n" in await anext(content)
             assert await anext(content) == b": still here\nid: 1-0\n\n"

@@ -9,10 +9,9 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.control.backlog import Backlog, Lane
-from penstock.control.buckets import Bucket
-from penstock.core.job import Job, Priority
-from penstock.core.policy import HEAD_START, rank
+from penstock.control.backlog import Backlog, QueueKey
+from penstock.control.limits import Bucket
+from penstock.core.job import HEAD_START, Job, Priority, rank
 from penstock.testing.samples import T0, a_job
 
 LATER = T0 + 1e6
@@ -26,11 +25,11 @@ def backlog_of(*jobs: Job, now: float = LATER) -> Backlog:
     return backlog
 
 
-def anywhere(_: Lane) -> str:
+def anywhere(_: QueueKey) -> str:
     return "w"
 
 
-def room_for(places: int) -> Callable[[Lane], str | None]:
+def room_for(places: int) -> Callable[[QueueKey], str | None]:
     left = iter(range(places))
     return lambda _: None if next(left, None) is None else "w"
 
@@ -131,8 +130,8 @@ def test_a_tenant_nobody_could_serve_has_saved_nothing_up() -> None:
     """Waiting for a worker that is not there is not waiting for one's turn."""
     backlog = backlog_of(a_job("gpu", seq=1, tenant="A", topic="job.gpu"))
 
-    def no_gpu(lane: Lane) -> str | None:
-        return None if lane.topic == "job.gpu" else "w"
+    def no_gpu(key: QueueKey) -> str | None:
+        return None if key.topic == "job.gpu" else "w"
 
     for seq in range(10, 110):
         backlog.add(a_job(f"b{seq}", seq=seq, tenant="B"), LATER)
@@ -148,7 +147,7 @@ def test_tenants_that_have_nothing_left_are_forgotten() -> None:
     backlog = backlog_of(a_job("gpu", seq=1, tenant="waits", topic="job.gpu"))
     for seq in range(2, 3000):
         backlog.add(a_job(f"j{seq}", seq=seq, tenant=f"t{seq}"), LATER)
-        assert list(backlog.pick(lambda lane: None if lane.topic == "job.gpu" else "w"))
+        assert list(backlog.pick(lambda key: None if key.topic == "job.gpu" else "w"))
     assert len(backlog._tenants) < 200
 
 
@@ -170,14 +169,14 @@ def test_tenants_that_come_again_and_again_with_one_job_leave_the_others_their_t
         assert 5 <= served <= 11
 
 
-def test_a_lane_without_room_does_not_hold_up_the_others() -> None:
+def test_a_key_without_room_does_not_hold_up_the_others() -> None:
     jobs = [a_job(f"g{seq}", seq=seq, topic="job.gpu") for seq in range(1, 5)]
     jobs += [a_job(f"c{seq}", seq=seq, topic="job.cpu") for seq in range(5, 8)]
     asked: Counter[str] = Counter()
 
-    def place(lane: Lane) -> str | None:
-        asked[lane.topic] += 1
-        return None if lane.topic == "job.gpu" else "w"
+    def place(key: QueueKey) -> str | None:
+        asked[key.topic] += 1
+        return None if key.topic == "job.gpu" else "w"
 
     backlog = backlog_of(*jobs)
     assert [seq for seq, _ in backlog.pick(place)] == [5, 6, 7]
@@ -185,7 +184,7 @@ def test_a_lane_without_room_does_not_hold_up_the_others() -> None:
     assert len(backlog) == 4
 
 
-def test_nobody_in_a_lane_that_had_no_room_is_forgotten() -> None:
+def test_nobody_in_a_queue_that_had_no_room_is_forgotten() -> None:
     jobs = [
         a_job(f"j{seq}", seq=seq, at=T0, priority=priority)
         for seq, priority in enumerate(reversed(Priority), start=1)
@@ -255,11 +254,11 @@ def test_what_was_yielded_has_left_even_if_the_pick_is_cut_short() -> None:
     assert picked(backlog) == [3, 4, 5]
 
 
-def test_a_lane_is_made_of_the_topic_and_the_placement_labels() -> None:
+def test_a_key_is_made_of_the_topic_and_the_placement_labels() -> None:
     labels = {"place.gpu": "yes", "colour": "red"}
-    lane = Lane.of(a_job(labels=labels))
-    assert lane == Lane("job.test", frozenset({("gpu", "yes")}))
-    assert Lane.of(a_job(labels={"colour": "blue"})) == Lane("job.test", frozenset())
+    key = QueueKey.of(a_job(labels=labels))
+    assert key == QueueKey("job.test", frozenset({("gpu", "yes")}))
+    assert QueueKey.of(a_job(labels={"colour": "blue"})) == QueueKey("job.test", frozenset())
 
 
 @given(jobs_of_one_tenant, st.data())
@@ -271,18 +270,42 @@ def test_every_job_is_picked_exactly_once_or_dropped(jobs: list[Job], data: st.D
     assert sorted(picked(backlog)) == sorted({job.seq for job in jobs} - dropped)
 
 
+def test_tenants_that_wait_for_a_worker_that_is_not_there_cost_nothing() -> None:
+    tenants = range(1, 2001)
+    backlog = backlog_of(*(a_job(f"j{n}", seq=n, tenant=f"t{n}", topic="job.gpu") for n in tenants))
+    asked: list[QueueKey] = []
+    free: list[str] = []
+
+    def place(key: QueueKey) -> str | None:
+        asked.append(key)
+        return free.pop() if free else None
+
+    assert list(backlog.pick(place, lambda: True, list)) == []
+    assert len(asked) == 1
+    asked.clear()
+    assert list(backlog.pick(place, lambda: True, list)) == []
+    assert asked == []
+    assert backlog._turns == []
+    gpu = QueueKey("job.gpu", frozenset())
+    for turn in range(1, 4):
+        free.append("w")
+        assert len(list(backlog.pick(place, lambda: True, lambda: [gpu]))) == 1
+        assert len(asked) == 2 * turn
+        assert len(backlog._turns) <= 1  # only those whose turn it was came back
+
+
 # -- limits -----------------------------------------------------------------------
 
 
-def test_a_lane_that_a_limit_shut_is_asked_about_again_when_it_is_opened() -> None:
-    """However many lanes are shut, one that opens costs no look at the others."""
+def test_a_key_whose_limit_is_full_is_asked_about_again_when_it_is_opened() -> None:
+    """However many keys have a full limit, one that opens costs no look at the others."""
     backlog, full = Backlog(), {Bucket("l", (str(n),)) for n in range(10_000)}
     for seq, bucket in enumerate(sorted(full) * 2, start=1):
         backlog.add(a_job(f"j{seq}", seq=seq), LATER, (bucket,))
     asked: list[Bucket] = []
 
-    def place(lane: Lane) -> str | Bucket:
-        (bucket,) = lane.buckets
+    def place(key: QueueKey) -> str | Bucket:
+        (bucket,) = key.buckets
         asked.append(bucket)
         return bucket if bucket in full else "w"
 
@@ -298,27 +321,27 @@ def test_a_lane_that_a_limit_shut_is_asked_about_again_when_it_is_opened() -> No
     assert asked == [opened, opened]
 
 
-def test_a_job_that_is_added_under_other_limits_leaves_its_old_lane() -> None:
+def test_a_job_that_is_added_under_other_limits_leaves_its_old_queue() -> None:
     backlog, old, new = Backlog(), Bucket("old", ()), Bucket("new", ())
     backlog.add(a_job("a", seq=1), LATER, (old,))
     backlog.discard(1)
     backlog.add(a_job("a", seq=1), LATER, (new,))
-    lanes: list[Lane] = []
+    keys: list[QueueKey] = []
 
-    def place(lane: Lane) -> str:
-        lanes.append(lane)
+    def place(key: QueueKey) -> str:
+        keys.append(key)
         return "w"
 
     assert [seq for seq, _ in backlog.pick(place)] == [1]
-    assert [lane.buckets for lane in lanes] == [(new,)]
+    assert [key.buckets for key in keys] == [(new,)]
 
 
 def test_nobody_is_asked_when_there_is_no_room_for_anything() -> None:
     jobs = [a_job(f"j{seq}", seq=seq, topic=f"job.t{seq}") for seq in range(1, 101)]
     backlog, asked = backlog_of(*jobs), []
 
-    def place(lane: Lane) -> None:
-        asked.append(lane)
+    def place(key: QueueKey) -> None:
+        asked.append(key)
 
     assert list(backlog.pick(place, lambda: False)) == []
     assert len(asked) == 1

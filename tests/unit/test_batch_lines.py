@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.memory.shelf import MemoryShelf
 from penstock.api.openai.dialect import OpenAiDialect
-from penstock.control import batch_lines
-from penstock.control.batch_lines import LineCheck, raw_lines, read_line
 from penstock.core.errors import InvalidRequest
 from penstock.testing.aio import run_async
-from penstock.testing.shelf import a_file, keep
+from penstock.testing.batch_store import a_file, keep
+from penstock.workloads.llm import batch_files as batch_lines
+from penstock.workloads.llm.batch_files import LineCheck, raw_lines, read_line
+from penstock.workloads.llm.storage.memory import MemoryBatchStore
 
 CHAT = "/v1/chat/completions"
 URL = CHAT.encode()
@@ -22,7 +22,7 @@ TEXT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b" ", b"\n\n"]), m
 
 
 async def lines(content: bytes, longest: int = 100) -> list[tuple[int, bytes]]:
-    shelf = MemoryShelf()
+    shelf = MemoryBatchStore()
     await keep(shelf, a_file(), content)
     return [line async for line in raw_lines(shelf, "file-a", longest)]
 

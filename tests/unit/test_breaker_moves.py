@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from penstock.core.breakers import (
+from penstock.core.errors import Misconfigured
+from penstock.workloads.pipeline.breaker_rules import (
     BreakerSettings,
     Passage,
     failed,
@@ -18,8 +19,7 @@ from penstock.core.breakers import (
     reset,
     succeeded,
 )
-from penstock.core.errors import Misconfigured
-from penstock.core.stages import Breaker, BreakerState
+from penstock.workloads.pipeline.records import Breaker, BreakerState
 
 T = 1_000.0
 CLOSED = Breaker(name="b", threshold=3, cooldown=10.0)

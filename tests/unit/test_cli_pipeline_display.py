@@ -20,7 +20,11 @@ from penstock.cli.pipeline_follow import _looking, code_of, ending, follow, prin
 from penstock.cli.place import Place
 from penstock.core.errors import Unavailable
 from penstock.core.job import Job
-from penstock.core.stages import (
+from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.engine_api import EngineApi
+from penstock.testing.samples import a_job
+from penstock.workloads.pipeline.records import (
     Alert,
     AlertRule,
     Breaker,
@@ -37,11 +41,7 @@ from penstock.core.stages import (
     StageRecord,
     StageStatus,
 )
-from penstock.lifecycles.canonical import JobState
-from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.desk import Desk
-from penstock.ports.pipelines import CancelAnswer
-from penstock.testing.samples import a_job
+from penstock.workloads.pipeline.store import CancelAnswer
 
 S = PipelineJobStatus
 NOW = 1000.0
@@ -244,7 +244,7 @@ def test_a_run_whose_job_was_denied_or_timed_out_ends_with_the_code_of_that(
             return a_job(state=state)
 
     record = a_run(status=S.FAILED)
-    assert asyncio.run(ending(cast(Desk, Jobs()), record, Place())) is code
+    assert asyncio.run(ending(cast(EngineApi, Jobs()), record, Place())) is code
 
 
 class Scripted:
@@ -274,8 +274,8 @@ SCRIPT = [
 ]
 
 
-def told(script: Any) -> Desk:
-    return cast(Desk, Scripted(script))
+def told(script: Any) -> EngineApi:
+    return cast(EngineApi, Scripted(script))
 
 
 def test_without_a_terminal_a_stage_is_a_line_at_its_beginning_and_one_at_its_end(

@@ -11,12 +11,17 @@ from rich.console import Console
 
 from penstock.cli import approvals, audit, keys, limits, schedules
 from penstock.cli.paper import Listing
-from penstock.core.caller import KeyRole
 from penstock.core.verdict import ApprovalTerms, Hold, Rate, Vote
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.keys import KeyView
-from penstock.ports.limits import Limit, LimitUse, LimitView
-from penstock.ports.schedules import Schedule, ScheduleView
+from penstock.ports.engine_api import (
+    KeyRole,
+    KeyView,
+    Limit,
+    LimitUse,
+    LimitView,
+    Schedule,
+    ScheduleView,
+)
 from penstock.ports.store import AuditEntry
 from penstock.testing.samples import T0, a_job, a_request
 

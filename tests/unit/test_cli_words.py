@@ -15,7 +15,7 @@ from rich.console import Console
 from penstock.cli.paper import Listing
 from penstock.cli.parameters import DURATION, MOMENT, PAIR
 from penstock.cli.words import moment, plural, short_id, size, span
-from penstock.core.ids import IdSource
+from penstock.core.job import IdSource
 
 
 @pytest.mark.parametrize(

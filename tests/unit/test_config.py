@@ -150,8 +150,8 @@ def test_a_file_that_is_not_toml_is_refused_with_its_fault(tmp_path: Path, conte
     "text, said",
     [
         ("x = 1\n", "line 1: there is no setting 'x' (known are "),
-        ("\nleese = 1\n", "line 2: there is no setting 'leese' (did you mean 'lease'?)"),
-        ("[pool.gpu]\n", "line 1: there is no setting 'pool' (did you mean 'pools'?)"),
+        ("\nleese = 1\n", "line 2: there is no setting 'leese' (did you mean lease?)"),
+        ("[pool.gpu]\n", "line 1: there is no setting 'pool' (did you mean pools?)"),
         ("lease = 'long'", "line 1: lease: expected float, got str (a number from 1 to 3600)"),
         ("lease = true", "lease: expected float, got bool"),
         ("concurrency = 1.5", "expected int, got float (a whole number from 1 to 10000)"),
@@ -166,7 +166,7 @@ def test_a_file_that_is_not_toml_is_refused_with_its_fault(tmp_path: Path, conte
         ("[pools]\na = 3", "line 2: pools.a: expected object, got int"),
         (
             "[pools.a]\n[pools.b]\ncapcity = 1",
-            "line 3: pools.b.capcity: there is no such key (did you mean 'capacity'?)",
+            "line 3: pools.b.capcity: unknown key (did you mean capacity?)",
         ),
         ("[pools.a]\nlabels = {x = 1}", "line 2: pools.a.labels: expected str, got int"),
         ("[pools.'a b']", "'a b' is not a valid name"),
@@ -234,7 +234,7 @@ def test_a_wrong_variable_is_refused_by_name(environ: dict[str, str], said: str)
 
 def test_a_wrong_flag_is_refused_by_name() -> None:
     assert refusal(lease=-1).startswith("option lease: lease: expected float >= 1")
-    assert "did you mean 'timeout'?" in refusal(timout=1)
+    assert "did you mean timeout?" in refusal(timout=1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.containers import Stream
 from penstock.testing.aio import run_async
 from penstock.workloads.container.engine import BuildPlan, Chunk, ContainerState, Mount, Plan
 from penstock.workloads.container.engines.docker import podman
@@ -28,6 +27,7 @@ from penstock.workloads.container.engines.docker.frames import Frames, NoFrame
 from penstock.workloads.container.engines.docker.meter import Meter, follow, open_meter
 from penstock.workloads.container.engines.docker.plan import create_body
 from penstock.workloads.container.engines.docker.podman_build import PodmanBuild
+from penstock.workloads.container.job import Stream
 
 PLAN = Plan(
     name="penstock-x",

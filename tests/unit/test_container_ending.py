@@ -7,7 +7,6 @@ import itertools
 import pytest
 from tests.support.rows import every
 
-from penstock.core.containers import Code, ContainerJob, Limits
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.engine import (
     BuildFailed,
@@ -19,6 +18,7 @@ from penstock.workloads.container.engine import (
     ImageNotFound,
     PullFailed,
 )
+from penstock.workloads.container.job import Code, ContainerJob, Limits
 from penstock.workloads.container.running.ending import (
     Cause,
     Story,

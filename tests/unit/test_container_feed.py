@@ -7,8 +7,8 @@ import gc
 
 import pytest
 
-from penstock.core.containers import ContainerRecord
 from penstock.testing.aio import run_async
+from penstock.workloads.container.job import ContainerRecord
 from penstock.workloads.container.standing.feed import MOST_BEHIND, Feed
 
 

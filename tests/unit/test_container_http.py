@@ -18,10 +18,10 @@ from penstock.api.container.wording import HEALTH_KEYS, INFO_KEYS, Wording
 from penstock.api.openapi import document
 from penstock.api.operation import Operation
 from penstock.core.errors import Misconfigured
-from penstock.ports.containers import ContainerDesk, WorkerHealth, WorkerInfo
+from penstock.workloads.container.store import ContainerApi, WorkerHealth, WorkerInfo
 
 ROOT = Path(__file__).resolve().parents[2]
-OPERATIONS = operations(cast("ContainerDesk", None), Wording())
+OPERATIONS = operations(cast("ContainerApi", None), Wording())
 DOCUMENT: dict[str, Any] = json.loads(msgspec.json.encode(document(OPERATIONS, TELLING)))
 
 

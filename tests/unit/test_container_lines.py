@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.containers import Stream
+from penstock.workloads.container.job import Stream
 from penstock.workloads.container.lines import Lines
 
 OUT, ERR = Stream.STDOUT, Stream.STDERR

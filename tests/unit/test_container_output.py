@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.containers import Stream, StreamCount
 from penstock.testing.aio import run_async
 from penstock.workloads.container.files import kept
 from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.job import Stream, StreamCount
 
 OUT, ERR = Stream.STDOUT, Stream.STDERR
 
@@ -394,7 +394,7 @@ PATTERN = bytes(value * 7 % 251 for value in range(251)) * 5000
 CHILD = """
 import mmap, random, struct, sys
 from pathlib import Path
-from penstock.core.containers import Stream
+from penstock.workloads.container.job import Stream
 from penstock.workloads.container.files import kept
 from penstock.workloads.container.files.output import Output
 

@@ -21,12 +21,12 @@ from tests.unit.container_submissions import (
     runtime,
 )
 
-from penstock.core.containers import Code, Mode, Priority, Rejected, StdinMode
 from penstock.workloads.container.config import (
     ImageRules,
     InputRules,
     WorkerConfig,
 )
+from penstock.workloads.container.job import Code, Mode, Priority, Rejected, StdinMode
 from penstock.workloads.container.protocol.submission import (
     body_limit,
     check_job,

@@ -16,11 +16,11 @@ from tests.unit.container_submissions import (
     runtime,
 )
 
-from penstock.core.containers import Code, Limits, Priority, Rejected, StdinMode
 from penstock.workloads.container.config import (
     ImageRules,
     WorkerConfig,
 )
+from penstock.workloads.container.job import Code, Limits, Priority, Rejected, StdinMode
 from penstock.workloads.container.protocol.submission import (
     check_job,
 )

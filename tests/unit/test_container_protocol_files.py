@@ -16,8 +16,8 @@ from tests.unit.container_submissions import (
     job,
 )
 
-from penstock.core.containers import Code, InputFile
 from penstock.workloads.container.config import BuildRules, ImageRules, InputRules, WorkerConfig
+from penstock.workloads.container.job import Code, InputFile
 from penstock.workloads.container.protocol.dockerfile import bases_of
 
 # --- inputs ---

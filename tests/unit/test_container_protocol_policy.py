@@ -9,9 +9,9 @@ import pytest
 from tests.support.rows import every
 from tests.unit.container_submissions import accept, code_and_field, runtime
 
-from penstock.core.containers import BuildSpec, Code, ContainerJob
 from penstock.workloads.container.config import ImageRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError, Image
+from penstock.workloads.container.job import BuildSpec, Code, ContainerJob
 from penstock.workloads.container.protocol.environment import MAX_BYTES, is_denied
 from penstock.workloads.container.protocol.policy import (
     NotAllowedImage,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.containers import (
+from penstock.workloads.container.config import BuildRules, WorkerConfig
+from penstock.workloads.container.job import (
     BuildSpec,
     ContainerJob,
     ContainerRecord,
@@ -12,7 +13,6 @@ from penstock.core.containers import (
     Mode,
     Priority,
 )
-from penstock.workloads.container.config import BuildRules, WorkerConfig
 from penstock.workloads.container.standing.queue import Need, Queue, Room, Waiting, need_of
 
 SMALL = Need(100, 1)

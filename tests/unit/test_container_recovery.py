@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.containers import ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.config import OnRestart
 from penstock.workloads.container.engine import ContainerState, Found
+from penstock.workloads.container.job import ContainerRecord
 from penstock.workloads.container.standing.recovery import (
     Adopt,
     Again,

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.container_runs import IMAGE, Rig, code_of, virtually, with_rig
 
-from penstock.core.containers import BuildSpec, InputFile, Mode, Stream, Usage
 from penstock.lifecycles.container import ContainerJobState
 from penstock.testing.containers import Fault, Say, Script, image_of
 from penstock.workloads.container.config import BuildRules, ImageRules, Pull
@@ -24,6 +23,7 @@ from penstock.workloads.container.engine import (
     PullFailed,
     Unsupported,
 )
+from penstock.workloads.container.job import BuildSpec, InputFile, Mode, Stream, Usage
 
 # -- running --------------------------------------------------------------------------------
 

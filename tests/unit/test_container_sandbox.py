@@ -20,7 +20,13 @@ import pytest
 from tests.support.rows import every
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.core.containers import (
+from penstock.testing.aio import run_async
+from penstock.workloads.container.config import InputRules
+from penstock.workloads.container.engine import EngineError, Mount
+from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.placing import in_thread
+from penstock.workloads.container.files.sandbox import BadInput, Sandbox, Sandboxes
+from penstock.workloads.container.job import (
     BuildSpec,
     Code,
     ContainerJob,
@@ -28,12 +34,6 @@ from penstock.core.containers import (
     Mode,
     Stream,
 )
-from penstock.testing.aio import run_async
-from penstock.workloads.container.config import InputRules
-from penstock.workloads.container.engine import EngineError, Mount
-from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.placing import in_thread
-from penstock.workloads.container.files.sandbox import BadInput, Sandbox, Sandboxes
 
 LARGE = os.urandom(3_000_000)
 

@@ -15,12 +15,12 @@ from tests.unit.container_workers import (
 )
 from tests.unit.test_container_worker_restart import a_stray
 
-from penstock.core.containers import Code
 from penstock.core.errors import StoreFailed
 from penstock.lifecycles.container import ContainerJobState
 from penstock.testing.containers import HANGS, Fault, Script, image_of
 from penstock.workloads.container.config import BuildRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError, EngineUnavailable
+from penstock.workloads.container.job import Code
 from penstock.workloads.container.standing import upkeep
 from penstock.workloads.container.standing.images import PulledImages
 from penstock.workloads.container.standing.machine import Disk

@@ -22,16 +22,16 @@ from tests.unit.container_workers import (
     with_rig,
 )
 
-from penstock.core.containers import Code, Rejected
 from penstock.core.errors import StoreFailed
 from penstock.lifecycles.container import ContainerJobState
-from penstock.ports.containers import Receipt, RecordQuery
 from penstock.testing.containers import Fault, Say, Script
 from penstock.workloads.container.config import Pull
 from penstock.workloads.container.engine import EngineUnavailable
 from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.job import Code, Rejected
 from penstock.workloads.container.standing import upkeep
 from penstock.workloads.container.standing.machine import Disk
+from penstock.workloads.container.store import Receipt, RecordQuery
 
 QUEUED, RUNNING = ContainerJobState.QUEUED, ContainerJobState.RUNNING
 FINISHED, FAILED = ContainerJobState.FINISHED, ContainerJobState.FAILED

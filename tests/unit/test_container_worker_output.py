@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tests.unit.container_workers import SLOW, Rig, a_job, ended, with_rig
 
-from penstock.core.containers import OUTPUT_FOLDER, ContainerRecord, Stream
 from penstock.lifecycles.container import ContainerJobState
 from penstock.testing.containers import Say, Script
+from penstock.workloads.container.job import OUTPUT_FOLDER, ContainerRecord, Stream
 
 OUT, ERR = Stream.STDOUT, Stream.STDERR
 TALKER = Script(says=(Say(b"one"), Say(b"oops", ERR), Say(b"two", after=5), Say(b"three", after=5)))

@@ -20,9 +20,7 @@ from tests.unit.container_workers import (
     with_rig,
 )
 
-from penstock.core.containers import Code
 from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
-from penstock.ports.containers import Change
 from penstock.testing.containers import Fault, Say, Script
 from penstock.workloads.container.config import ImageRules, OnRestart
 from penstock.workloads.container.engine import (
@@ -31,7 +29,9 @@ from penstock.workloads.container.engine import (
     EngineUnavailable,
     Plan,
 )
+from penstock.workloads.container.job import Code
 from penstock.workloads.container.standing.worker import Worker
+from penstock.workloads.container.store import Change
 
 QUEUED, RUNNING = ContainerJobState.QUEUED, ContainerJobState.RUNNING
 FINISHED, FAILED = ContainerJobState.FINISHED, ContainerJobState.FAILED

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.control.endings import ending
-from penstock.core.ids import IdSource
-from penstock.core.job import JobResult, RetryPolicy
-from penstock.core.transition import Verdict, advance
+from penstock.core.job import IdSource, JobResult, RetryPolicy
+from penstock.core.ledger import Verdict, advance
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.testing.samples import T0, a_job, failed, move, succeeded
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.control import feed as feeds
 from penstock.control.feed import Feed
+from penstock.control.ledger import Ledger
 from penstock.ports.bus import JobPiece, JobProgress
-from penstock.ports.desk import Streamed
-from penstock.ports.store import Store
+from penstock.ports.engine_api import Streamed
 from penstock.testing.aio import run_async
 
 
@@ -20,7 +20,7 @@ class Held:
 
     def __init__(self) -> None:
         self.jobs = {"j"}
-        self.feed = Feed(cast("Store", None), self.jobs.__contains__)
+        self.feed = Feed(cast("Ledger", None), self.jobs.__contains__)
 
     async def say(self, *pieces: tuple[int, int, str]) -> None:
         await self.feed._take_in([JobPiece("j", *piece) for piece in pieces])

@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy
-from penstock.core.policy import may_retry
+from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy, may_retry
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Task
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
-from penstock.workloads.function.constraints import is_offline, memory_within, refusal
-from penstock.workloads.function.definition import make_function
+from penstock.workloads.function.definition import Mode, make_function
 from penstock.workloads.function.executor import FunctionExecutor
-from penstock.workloads.function.options import Mode
+from penstock.workloads.function.outcomes import is_offline, memory_within, refusal
 
 ASYNC, THREAD, PROCESS = Mode
 SEEN_TO_BY_OTHERS = Constraints(max_runtime=1, max_retries=0, max_concurrent=1, max_output=1)

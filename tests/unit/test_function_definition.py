@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.support.rows import every
@@ -12,8 +13,8 @@ from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.core.job import NO_RETRY, Priority, RetryPolicy
 from penstock.ports.executor import Context
 from penstock.testing.aio import run_async
-from penstock.workloads.function.definition import JobFunction, make_function
-from penstock.workloads.function.options import Mode, kinds
+from penstock.workloads.function.context import running
+from penstock.workloads.function.definition import JobFunction, Mode, kinds, make_function
 
 
 class Notebook:
@@ -22,21 +23,16 @@ class Notebook:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any, dict[str, Any]]] = []
 
-    def submit(self, topic: str, input: Mapping[str, Any], **options: Any) -> Any:
-        self.calls.append((topic, input, options))
-        return "submitted"
+    def _submit_checked(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> list[str]:
+        self.calls.append((topic, [json.loads(payload) for payload in payloads], dict(options)))
+        return ["submitted"] * len(payloads)
 
-    async def asubmit(self, topic: str, input: Mapping[str, Any], **options: Any) -> Any:
-        return self.submit(topic, input, **options)
-
-    def submit_many(self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Any) -> Any:
-        self.calls.append((topic, inputs, options))
-        return "submitted"
-
-    async def asubmit_many(
-        self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Any
-    ) -> Any:
-        return self.submit_many(topic, inputs, **options)
+    async def _asubmit_checked(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> list[str]:
+        return self._submit_checked(topic, payloads, options)
 
 
 class Oops(Exception):
@@ -71,14 +67,14 @@ def test_a_job_function_keeps_its_functions_name_and_docstring() -> None:
 
 def test_submit_hands_over_bound_arguments(notebook: Notebook) -> None:
     assert define(notebook=notebook).submit("hello", times=2) == "submitted"
-    assert notebook.calls == [("job.plain", {"text": "hello", "times": 2}, {})]
+    assert notebook.calls == [("job.plain", [{"text": "hello", "times": 2}], {})]
 
 
 @run_async
 async def test_asubmit_hands_over_the_same() -> None:
     notebook = Notebook()
     await define(notebook=notebook).asubmit("hello")
-    assert notebook.calls == [("job.plain", {"text": "hello"}, {})]
+    assert notebook.calls == [("job.plain", [{"text": "hello"}], {})]
 
 
 def test_a_wrong_argument_is_refused_before_anything_is_submitted(notebook: Notebook) -> None:
@@ -271,4 +267,24 @@ def test_a_function_with_a_context_is_submitted_without_it(notebook: Notebook) -
         return text
 
     make_function(with_context, "job.plain", lambda: notebook).submit("a")
-    assert notebook.calls[0][1] == {"text": "a"}
+    assert notebook.calls[0][1] == [{"text": "a"}]
+
+
+def with_ctx(ctx: Context, text: str) -> str:
+    return f"{ctx.job_id} {text}"
+
+
+def test_a_call_with_ctx_is_given_the_context_of_the_job_that_runs_here() -> None:
+    job = define(with_ctx, ctx=True)
+    with pytest.raises(Misconfigured, match="no job is running here"):
+        job("a")
+    token = running.set(cast(Context, SimpleNamespace(job_id="job-1")))
+    try:
+        assert job("a") == "job-1 a"
+    finally:
+        running.reset(token)
+
+
+def test_ctx_needs_a_first_parameter_that_is_the_context() -> None:
+    with pytest.raises(Misconfigured, match="the job plain: ctx=True, but its first parameter"):
+        define(plain, ctx=True)

@@ -8,9 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.core.job import JobRequest
-from penstock.core.policy import may_retry
-from penstock.core.signals import Cancelled, Retry
+from penstock.core.job import Cancelled, JobRequest, Retry, may_retry
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.testing.aio import run_async

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import enum
+import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,12 +55,15 @@ def refused_payload(fn: Callable[..., Any], payload: bytes) -> str:
 
 
 def test_positional_and_named_arguments_are_bound_by_name() -> None:
-    assert Signature(shout).bind(("hello",), {"times": 2}) == {"text": "hello", "times": 2}
+    assert json.loads(Signature(shout).bind(("hello",), {"times": 2})) == {
+        "text": "hello",
+        "times": 2,
+    }
 
 
 def test_an_absent_argument_is_left_to_the_default_at_the_worker() -> None:
     signature = Signature(shout)
-    assert signature.bind(("hello",), {}) == {"text": "hello"}
+    assert json.loads(signature.bind(("hello",), {})) == {"text": "hello"}
     assert signature.decode(b'{"text":"hello"}') == {"text": "hello", "times": 1}
 
 
@@ -80,7 +84,7 @@ def test_a_missing_argument_is_refused_by_name() -> None:
 
 def test_an_unexpected_argument_is_refused_with_the_nearest_name() -> None:
     assert refusal(shout, txet="a") == "input.txet: unexpected (did you mean text?)"
-    assert refusal(shout, qqq="a") == "input.qqq: unexpected (there are: text, times)"
+    assert refusal(shout, qqq="a") == "input.qqq: unexpected (known are text, times)"
 
 
 def test_too_many_positional_arguments_are_refused() -> None:
@@ -104,14 +108,17 @@ def test_numbers_that_json_lacks_are_refused_at_any_depth(number: float) -> None
 def test_none_is_an_honest_value() -> None:
     def take(value: Any) -> None: ...
 
-    assert Signature(take).bind((None,), {}) == {"value": None}
+    assert json.loads(Signature(take).bind((None,), {})) == {"value": None}
 
 
 def test_what_json_cannot_say_is_refused_by_name() -> None:
     def take(first: Any, second: Any = None) -> None: ...
 
     problem = refusal(take, 1, object())
-    assert problem == "input.second: can't be stored as JSON: a value of type object is unsupported"
+    assert problem == (
+        "input.second: can't be stored as JSON: a value of type object is unsupported"
+        " (penstock.values.register adds a type)"
+    )
     loop: list[Any] = []
     loop.append(loop)
     assert refusal(take, loop).startswith("input.first: can't be stored as JSON: it is nested")
@@ -182,11 +189,12 @@ def test_an_annotation_that_cannot_be_resolved_is_named() -> None:
         Signature(take)
 
 
-def test_a_return_annotation_is_nobodys_concern() -> None:
+def test_a_return_annotation_that_cannot_be_resolved_is_named() -> None:
     def take(value: int) -> OnlyForTheChecker:
         raise NotImplementedError
 
-    assert Signature(take).names == ("value",)
+    with pytest.raises(Misconfigured, match=r"take: the annotation of its result.*OnlyForTheC"):
+        Signature(take)
 
 
 def test_a_type_that_json_cannot_carry_is_refused_when_the_job_is_defined() -> None:
@@ -211,7 +219,7 @@ def test_extra_named_arguments_are_taken_by_a_function_that_has_room_for_them() 
     def take(first: int, **rest: Any) -> None: ...
 
     signature = Signature(take)
-    assert signature.bind((1,), {"b": 2}) == {"first": 1, "b": 2}
+    assert json.loads(signature.bind((1,), {"b": 2})) == {"first": 1, "b": 2}
     assert signature.decode(b'{"first":1,"b":[2]}') == {"first": 1, "b": [2]}
     assert refusal(take, "x", b=2) == "input.first: expected int, got str"
 
@@ -248,7 +256,7 @@ def test_the_context_is_injected_and_no_part_of_the_input(name: str) -> None:
     }[name]
     signature, ctx = Signature(fn), RecordingContext()
     assert signature.names == ("x",)
-    assert signature.bind((5,), {}) == {"x": 5}
+    assert json.loads(signature.bind((5,), {})) == {"x": 5}
     assert signature.call(fn, signature.decode(b'{"x":5}'), ctx) == (ctx, 5)
 
 
@@ -277,23 +285,6 @@ def test_a_mutable_default_is_the_functions_own() -> None:
     def take(items: list[int] = [1, 2]) -> None: ...  # noqa: B006
 
     assert Signature(take).decode(b"{}") == {"items": [1, 2]}
-
-
-def test_the_input_has_a_json_schema() -> None:
-    schema = Signature(shout).schema()["$defs"]["shout"]
-    assert schema["properties"] == {
-        "text": {"type": "string"},
-        "times": {"type": "integer", "default": 1},
-    }
-    assert schema["required"] == ["text"]
-    assert schema["additionalProperties"] is False
-
-
-def test_the_schema_of_an_open_function_says_so() -> None:
-    def take(a: int, **rest: str) -> None: ...
-
-    schema = Signature(take).schema()["$defs"]["take"]
-    assert schema["additionalProperties"] == {"type": "string"}
 
 
 json_values = st.recursive(

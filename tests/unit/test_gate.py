@@ -9,25 +9,23 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.adapters.memory.bus import MemoryBus
-from penstock.adapters.memory.store import MemoryStore
-from penstock.control.backlog import Lane
-from penstock.control.board import Board
-from penstock.control.holds import hold_of
-from penstock.control.limits import Limits
-from penstock.control.placement import why_waiting
+from penstock.control.approvals import hold_of
+from penstock.control.backlog import QueueKey
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.reconciler import Reconciler
-from penstock.control.roster import Roster
 from penstock.control.safety import ALLOW_ALL, Rule, RuleSet, SafetyKernel
 from penstock.control.scheduler import Scheduler
-from penstock.core.job import Job, JobRequest, ParentPolicy, RetryPolicy
-from penstock.core.transition import Answer, Change, Move
+from penstock.control.workers import Roster, why_waiting
+from penstock.core.job import Job, JobRequest, ParentPolicy, RetryPolicy, Timeouts
+from penstock.core.ledger import BulkMove, Change, Move
 from penstock.core.verdict import ApprovalTerms, Constraints, Decision, Rate, SafetyVerdict, Vote
 from penstock.lifecycles.canonical import JobEvent, JobState
-from penstock.ports.bus import AnyMessage, Dispatch, Finished, Handshake, Returned
-from penstock.ports.limits import Limit
+from penstock.ports.bus import AnyMessage, Dispatch, Finished, Handshake, MemoryBus, Returned
+from penstock.ports.engine_api import Limit
+from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
+from penstock.testing.ledgers import MemoryLedger
 from penstock.testing.samples import T0, accept, failed, move, succeeded
 
 _E, _S = JobEvent, JobState
@@ -39,24 +37,30 @@ class Site:
     def __init__(
         self,
         *rules: Rule,
-        store: MemoryStore | None = None,
+        store: MemoryLedger | None = None,
         clock: VirtualClock | None = None,
         kernel: SafetyKernel | None = None,
     ) -> None:
         self.clock = clock or VirtualClock(T0)
-        self.store = store or MemoryStore()
+        self.store = store or MemoryLedger()
         self.bus = MemoryBus()
         self.sent: list[Dispatch] = []
         self.bus.publish = self._publish  # type: ignore[method-assign]
-        self.board = Board(Roster({}), self.clock.now)
-        self.store.listen(self.board.observe)
+        self.open_jobs = OpenJobs(Roster({}), self.clock.now)
+        self.store.listen(self.open_jobs.observe)
         self.kernel = kernel or SafetyKernel(rule_set(*rules) if rules else ALLOW_ALL)
-        limits = Limits(lease=1e6, lost_grace=3)
+        limits = Timeouts(lease=1e6, lost_grace=3)
         self.scheduler = Scheduler(
-            self.store, self.bus, self.board, self.kernel, self.clock, limits, chance=lambda: 0.0
+            self.store,
+            self.bus,
+            self.open_jobs,
+            self.kernel,
+            self.clock,
+            limits,
+            chance=lambda: 0.0,
         )
         self.store.listen(self.scheduler.hear)
-        self.reconciler = Reconciler(self.store, self.bus, self.board, self.clock, limits)
+        self.reconciler = Reconciler(self.store, self.bus, self.open_jobs, self.clock, limits)
 
     def _publish(self, subject: str, messages: Sequence[AnyMessage]) -> None:
         self.sent.extend(message for message in messages if isinstance(message, Dispatch))
@@ -110,9 +114,9 @@ class Site:
         """Another engine on the same store."""
         self.store.listeners.clear()
         site = Site(store=self.store, clock=self.clock, kernel=self.kernel)
-        site.board.restore(await self.store.unfinished())
-        for record in site.board.roster.workers.values():
-            record.missing_since = self.clock.monotonic()
+        site.open_jobs.restore(await self.store.unfinished())
+        for record in site.open_jobs.roster.workers.values():
+            site.open_jobs.roster.set_missing(record, self.clock.monotonic())
         return site
 
 
@@ -177,8 +181,8 @@ async def test_a_restart_with_the_same_rules_writes_nothing() -> None:
     again = await site.restarted()
     await again.settle()
     assert {job.job_id: job.version for job in await again.store.unfinished()} == before
-    assert len(again.board.parked) == 1
-    assert again.board.waiting() == 4
+    assert len(again.open_jobs.parked) == 1
+    assert again.open_jobs.waiting() == 4
 
 
 @run_async
@@ -239,7 +243,7 @@ async def test_nothing_goes_out_between_new_rules_and_judging_again() -> None:
     await site.use(DENY, snapshot="s2")
     await site.greet(slots=5000)
     assert site.sent == []
-    assert site.board.waiting() == 0
+    assert site.open_jobs.waiting() == 0
 
 
 @run_async
@@ -274,13 +278,13 @@ async def test_a_kernel_error_is_no_verdict_and_passes(rule: Rule) -> None:
         site.clock.advance(1)
     jobs = await site.store.unfinished()
     assert {job.state for job in jobs} == {_S.PENDING}
-    assert len(site.board.doubtful) == len(jobs) == 3000
+    assert len(site.open_jobs.doubtful) == len(jobs) == 3000
     kernel.broken = False
     await site.settle()
     job = await site.job("j0")
     assert job.verdict is not None
     assert job.verdict.decision is rule.decision
-    assert site.board.doubtful == {}
+    assert site.open_jobs.doubtful == {}
 
 
 @run_async
@@ -314,15 +318,15 @@ async def test_a_job_that_needs_approval_is_parked_and_goes_when_it_has_it() -> 
     job = await site.job()
     assert job.state is _S.SCHEDULED
     assert job.hold == hold_of(job.verdict, job.request, T0)  # type: ignore[arg-type]
-    assert list(site.board.parked) == [job.seq]
-    why = site.board.why(job, T0)
+    assert list(site.open_jobs.parked) == [job.seq]
+    why = site.open_jobs.why(job, T0)
     assert why is not None
-    assert why.startswith("it waits for 2 approvals")
+    assert why.startswith("awaiting 2 approvals")
     await site.vote("ann")
     assert await site.settle() == []
     await site.vote("bob")
     assert await site.settle() == ["a"]
-    assert not site.board.parked
+    assert not site.open_jobs.parked
 
 
 @run_async
@@ -353,7 +357,7 @@ async def test_rules_that_change_after_the_last_vote_ask_again() -> None:
     await site.use(ASK, snapshot="s2")
     await site.greet()
     assert site.sent == []
-    assert len(site.board.parked) == 1
+    assert len(site.open_jobs.parked) == 1
 
 
 @run_async
@@ -413,7 +417,7 @@ async def test_a_job_that_nobody_approved_in_time_is_denied() -> None:
         assert f"{votes} of 2 approvals" in (job.result.error_message or "")
         log = await site.store.history(job_id)
         assert (log[-1].actor, log[-1].event) == ("scheduler", _E.DENY)
-    assert site.board.waiting() == 0
+    assert site.open_jobs.waiting() == 0
 
 
 @run_async
@@ -435,14 +439,14 @@ async def test_the_last_vote_that_comes_while_the_expiry_is_committed_wins() -> 
     await site.settle()
     await site.vote("ann")
     site.clock.advance(101)
-    apply = site.store.apply
+    commit = site.store.commit
 
-    async def racing(changes: Sequence[Change]) -> list[Answer]:
-        site.store.apply = apply  # type: ignore[method-assign]
+    async def racing(changes: Sequence[Change], *rest: Any, **facts: Any) -> Any:
+        site.store.commit = commit  # type: ignore[method-assign]
         await site.vote("bob")
-        return await apply(changes)
+        return await commit(changes, *rest, **facts)
 
-    site.store.apply = racing  # type: ignore[method-assign]
+    site.store.commit = racing  # type: ignore[method-assign]
     assert await site.settle() == ["a"]
 
 
@@ -476,7 +480,7 @@ async def test_a_parked_job_can_be_cancelled_and_can_be_too_late() -> None:
     late = await site.job("b")
     assert late.result is not None
     assert (late.state, late.result.error_code) == (_S.CANCELLED, "DEADLINE_EXCEEDED")
-    assert [job.job_id for job in site.board.parked.values()] == ["c"]
+    assert [job.job_id for job in site.open_jobs.parked.values()] == ["c"]
 
 
 # -- limits -----------------------------------------------------------------------
@@ -489,12 +493,12 @@ def limited(**fields: Any) -> Limit:
 @run_async
 async def test_no_more_are_with_workers_than_a_limit_says() -> None:
     site = Site()
-    site.board.limiter.use([limited(key=("tenant",), concurrency=2)])
+    site.open_jobs.limiter.use([limited(key=("tenant",), concurrency=2)])
     await site.greet()
     await site.submit(*(accept(f"j{n}", tenant="t") for n in range(5)), accept("u", tenant="u"))
     assert sorted(await site.settle()) == ["j0", "j1", "u"]
-    said = site.board.why(await site.job("j2"), T0)
-    assert said == "the limit l for t is reached: 2 of 2 run"
+    said = site.open_jobs.why(await site.job("j2"), T0)
+    assert said == "limit l for t is reached: 2 of 2 running"
     assert await site.end("j0") == ["j2"]
     assert await site.end("j1", well=False) == ["j3"]
 
@@ -502,14 +506,14 @@ async def test_no_more_are_with_workers_than_a_limit_says() -> None:
 @run_async
 async def test_a_job_between_two_workers_is_still_counted() -> None:
     site = Site()
-    site.board.limiter.use([limited(concurrency=1)])
+    site.open_jobs.limiter.use([limited(concurrency=1)])
     await site.greet(slots=5)
     await site.submit(accept("a"), accept("b"))
     assert await site.settle() == ["a"]
     assert await site.settle(Returned("a", 1, "w1", "busy")) == ["a"]
-    site.board.roster.paused.add("default")
+    site.open_jobs.roster.pause("default")
     await site.settle(Returned("a", 2, "w1", "busy"))
-    site.board.roster.paused.clear()
+    site.open_jobs.roster.resume("default")
     site.scheduler.nudge()
     assert await site.settle() == ["a"]
     assert (await site.job("b")).state is _S.SCHEDULED
@@ -519,12 +523,12 @@ async def test_a_job_between_two_workers_is_still_counted() -> None:
 @run_async
 async def test_a_restarted_engine_counts_what_workers_hold() -> None:
     site = Site()
-    site.board.limiter.use([limited(concurrency=2)])
+    site.open_jobs.limiter.use([limited(concurrency=2)])
     await site.greet()
     await site.submit(*(accept(f"j{n}") for n in range(4)))
     await site.settle()
     again = await site.restarted()
-    again.board.limiter.use([limited(concurrency=2)])
+    again.open_jobs.limiter.use([limited(concurrency=2)])
     await again.greet(worker_id="w2")
     assert again.sent == []
     assert await again.end("j0") == ["j2"]
@@ -533,14 +537,14 @@ async def test_a_restarted_engine_counts_what_workers_hold() -> None:
 @run_async
 async def test_a_rate_holds_jobs_back_and_the_scheduler_wakes_when_it_opens() -> None:
     site = Site()
-    site.board.limiter.use([limited(rate=Rate(2, 10.0))])
+    site.open_jobs.limiter.use([limited(rate=Rate(2, 10.0))])
     await site.greet()
     await site.submit(*(accept(f"j{n}") for n in range(5)))
     assert await site.settle() == ["j0", "j1"]
-    assert site.board.why(await site.job("j2"), T0) == (
-        "the limit l lets 2/10s go: the next in 10.0 s"
+    assert site.open_jobs.why(await site.job("j2"), T0) == (
+        "limit l is reached: 2/10s, next in 10.0 s"
     )
-    assert site.board.limiter.opens_in() == 10.0
+    assert site.open_jobs.limiter.opens_in() == 10.0
     assert await site.end("j0") == []
     site.clock.advance(10)
     assert await site.settle() == ["j2", "j3"]
@@ -578,7 +582,7 @@ async def test_a_rules_number_of_running_jobs_is_kept_over_a_restart() -> None:
 @run_async
 async def test_limits_that_change_hold_from_the_next_dispatch_on() -> None:
     site = Site()
-    limiter = site.board.limiter
+    limiter = site.open_jobs.limiter
     limiter.use([limited(concurrency=3)])
     await site.greet()
     await site.submit(*(accept(f"j{n}") for n in range(8)))
@@ -597,18 +601,24 @@ async def test_limits_that_change_hold_from_the_next_dispatch_on() -> None:
 @run_async
 async def test_a_dispatch_that_was_overtaken_leaves_its_room_to_the_next() -> None:
     site = Site()
-    site.board.limiter.use([limited(concurrency=1)])
+    site.open_jobs.limiter.use([limited(concurrency=1)])
     await site.submit(accept("a"), accept("b"))
     await site.settle()
-    apply = site.store.apply
+    commit = site.store.commit
 
-    async def racing(changes: Sequence[Change]) -> list[Answer]:
-        if any(isinstance(c, Move) and _E.DISPATCH in c.events for c in changes):
-            site.store.apply = apply  # type: ignore[method-assign]
-            await apply([move("a", _E.CANCEL)])
-        return await apply(changes)
+    async def racing(
+        changes: Sequence[Change],
+        bulk: Sequence[BulkMove] = (),
+        facts: Any = None,
+        *,
+        patient: bool = False,
+    ) -> Any:
+        if any(_E.DISPATCH in one.events for one in bulk):
+            site.store.commit = commit  # type: ignore[method-assign]
+            await commit([move("a", _E.CANCEL)])
+        return await commit(changes, bulk, facts, patient=patient)
 
-    site.store.apply = racing  # type: ignore[method-assign]
+    site.store.commit = racing  # type: ignore[method-assign]
     await site.greet()
     assert [order.request.job_id for order in site.sent] == ["b"]
 
@@ -616,27 +626,27 @@ async def test_a_dispatch_that_was_overtaken_leaves_its_room_to_the_next() -> No
 @run_async
 async def test_waiting_jobs_are_counted_whatever_they_wait_for() -> None:
     site = Site(replace(ASK, topics=("job.big",)))
-    site.board.limiter.use([limited(max_waiting=100)])
+    site.open_jobs.limiter.use([limited(max_waiting=100)])
     await site.greet(slots=1)
     await site.submit(accept("a"), accept("b"), accept("c", topic="job.big"))
     await site.submit(accept("d", after=("b",)), accept("e", run_at=T0 + 50))
     await site.settle()
 
     def waiting() -> int:
-        (view,) = site.board.limiter.views(T0)
+        (view,) = site.open_jobs.limiter.views(T0)
         return sum(use.waiting for use in view.uses)
 
-    assert (waiting(), site.board.waiting()) == (4, 4)
+    assert (waiting(), site.open_jobs.waiting()) == (4, 4)
     site.scheduler.rejudge()
     await site.settle()
-    assert (waiting(), site.board.waiting()) == (4, 4)
-    site.board.limiter.use([limited(max_waiting=50)])
+    assert (waiting(), site.open_jobs.waiting()) == (4, 4)
+    site.open_jobs.limiter.use([limited(max_waiting=50)])
     await site.settle()
-    assert (waiting(), site.board.waiting()) == (4, 4)
+    assert (waiting(), site.open_jobs.waiting()) == (4, 4)
     await site.end("a")
-    assert (waiting(), site.board.waiting()) == (3, 3)
+    assert (waiting(), site.open_jobs.waiting()) == (3, 3)
     await site.submit(move("c", _E.CANCEL), move("e", _E.CANCEL))
-    assert (waiting(), site.board.waiting()) == (1, 1)
+    assert (waiting(), site.open_jobs.waiting()) == (1, 1)
 
 
 # -- after ------------------------------------------------------------------------
@@ -650,7 +660,7 @@ async def test_a_job_waits_for_its_parents_and_then_goes() -> None:
     assert await site.settle() == ["p", "q"]
     job = await site.job()
     assert job.state is _S.SCHEDULED
-    assert site.board.why(job, T0) == "it waits for p (DISPATCHED), q (DISPATCHED)"
+    assert site.open_jobs.why(job, T0) == "it waits for p (DISPATCHED), q (DISPATCHED)"
     assert await site.end("p") == []
     assert await site.end("q") == ["a"]
 
@@ -696,7 +706,7 @@ async def test_a_retried_parent_is_waited_for() -> None:
     await site.settle()
     (again,) = await site.end("p", well=False)
     assert (await site.job()).state is _S.SCHEDULED
-    assert site.board.why(await site.job(), T0) == f"it waits for {again} (DISPATCHED)"
+    assert site.open_jobs.why(await site.job(), T0) == f"it waits for {again} (DISPATCHED)"
     assert await site.end(again) == ["a"]
 
 
@@ -758,17 +768,20 @@ async def test_thousands_of_children_are_ended_in_bounded_commits() -> None:
     await site.submit(accept("p"), *(accept(f"c{n}", after=("p",)) for n in range(3000)))
     await site.settle()
     sizes: list[int] = []
-    apply = site.store.apply
+    commit = site.store.commit
 
-    async def counting(changes: Sequence[Change]) -> list[Answer]:
+    async def counting(changes: Sequence[Change], *args: Any, **kwargs: Any) -> Any:
         sizes.append(len(changes))
-        return await apply(changes)
+        return await commit(changes, *args, **kwargs)
 
-    site.store.apply = counting  # type: ignore[method-assign]
+    site.store.commit = counting  # type: ignore[method-assign]
     await site.end("p", well=False)
-    assert site.board.waiting() == 0
+    assert site.open_jobs.waiting() == 0
     assert max(sizes) <= 501
-    assert {job.state for job in site.store._jobs.values()} == {_S.FAILED, _S.CANCELLED}
+    assert {job.state for job in await site.store.find(JobQuery(limit=10_000))} == {
+        _S.FAILED,
+        _S.CANCELLED,
+    }
 
 
 @run_async
@@ -789,7 +802,7 @@ async def test_a_parked_child_is_cancelled_with_its_parent_and_goes_after_both()
         accept("a", topic="job.big", after=("p",)), accept("b", topic="job.big", after=("q",))
     )
     await site.settle()
-    assert len(site.board.parked) == 2
+    assert len(site.open_jobs.parked) == 2
     await site.end("p", well=False)
     assert (await site.job("a")).state is _S.CANCELLED
     assert await site.end("q") == []
@@ -825,7 +838,7 @@ async def test_a_child_that_is_too_late_or_cancelled_waits_no_more() -> None:
     await site.reconciler.sweep()
     assert (await site.job("a")).state is _S.CANCELLED
     assert await site.end("p") == []
-    assert not site.board.dependencies.members
+    assert not site.open_jobs.dependencies.members
 
 
 # -- pools ------------------------------------------------------------------------
@@ -836,16 +849,17 @@ async def test_a_paused_pool_is_given_nothing_new() -> None:
     site = Site()
     await site.greet(worker_id="w1", pool="one")
     await site.greet(worker_id="w2", pool="two", slots=1)
-    site.board.roster.paused.add("one")
+    site.open_jobs.roster.pause("one")
     await site.submit(accept("a"), accept("b"))
     assert await site.settle() == ["a"]
     assert (await site.job("a")).pool == "two"
-    roster = site.board.roster
-    roster.paused.add("two")
+    roster = site.open_jobs.roster
+    roster.pause("two")
     said = why_waiting(
-        Lane.of(await site.job("b")), roster.workers.values(), roster.pools, roster.paused
+        QueueKey.of(await site.job("b")), roster.workers.values(), roster.pools, roster.paused
     )
     assert said == "the pools one, two are paused"
-    roster.paused.clear()
+    roster.resume("one")
+    roster.resume("two")
     site.scheduler.nudge()
     assert await site.settle() == ["b"]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.control.holds import expiry, hold_of, is_current, lifted, parking, why_parked
-from penstock.core.transition import advance
+from penstock.control.approvals import expiry, hold_of, is_current, lifted, park, why_held
+from penstock.core.ledger import advance
 from penstock.core.verdict import ApprovalTerms, Decision, SafetyVerdict, Vote
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.testing.samples import T0, a_job, a_request
@@ -50,14 +50,14 @@ def test_a_hold_that_was_lifted_is_no_approval_when_the_old_rules_come_back() ->
 
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.SCHEDULED])
 def test_a_parked_job_is_scheduled_with_its_hold_and_verdict(state: JobState) -> None:
-    answer = advance(a_job(state=state), parking(a_job(state=state), VERDICT, T0))
+    answer = advance(a_job(state=state), park(a_job(state=state), VERDICT, T0))
     assert answer.job is not None
     assert answer.moved
     assert answer.job.state is JobState.SCHEDULED
     assert answer.job.verdict == VERDICT
     assert answer.job.hold == hold_of(VERDICT, a_request(), T0)
     assert answer.transitions[-1].event is JobEvent.PARK
-    assert answer.transitions[-1].reason == "rule big asks for 2 approvals: it is big"
+    assert answer.transitions[-1].reason == "rule big requires 2 approvals: it is big"
 
 
 def test_an_expired_hold_ends_the_job_denied_and_says_how_many_came() -> None:
@@ -67,15 +67,15 @@ def test_an_expired_hold_ends_the_job_denied_and_says_how_many_came() -> None:
     assert ended is not None
     assert ended.result is not None
     assert (ended.state, ended.result.error_code) == (JobState.DENIED, "APPROVAL_EXPIRED")
-    assert ended.result.error_message == "1 of 2 approvals came before 2023-11-14 23:13:20 UTC"
+    assert ended.result.error_message == "1 of 2 approvals given by 2023-11-14 23:13:20 UTC"
 
 
 def test_a_parked_job_says_who_may_approve_until_when_and_who_has() -> None:
     hold = hold_of(VERDICT, a_request(), T0)
-    assert why_parked(hold) == (
-        "it waits for 2 approvals by ann, ops-* until 2023-11-14 23:13:20 UTC (rule big)"
+    assert why_held(hold) == (
+        "awaiting 2 approvals by ann, ops-* until 2023-11-14 23:13:20 UTC (rule big)"
     )
     voted = replace(hold, votes=(Vote("ops-1", T0),))
-    assert "; 1 came: ops-1 (rule big)" in why_parked(voted)
+    assert "; approved by ops-1 (rule big)" in why_held(voted)
     anybody = replace(hold, terms=ApprovalTerms())
-    assert "1 approval by anybody with the role approve" in why_parked(anybody)
+    assert "1 approval by anybody with the role approve" in why_held(anybody)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.check import check_id
-from penstock.core.ids import IdSource
+from penstock.core.job import IdSource
 from penstock.testing.samples import T0
 
 MOMENTS = st.lists(st.floats(0, 2**40, allow_nan=False), min_size=2, max_size=50)

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.memory.store import MemoryStore
 from penstock.control.journal import JournalHub
 from penstock.core.errors import InvalidRequest, StoreFailed
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.clock import SystemClock
-from penstock.ports.desk import EventBatch
+from penstock.ports.engine_api import EventBatch
 from penstock.ports.store import JournalEvent
 from penstock.testing.aio import run_async
 from penstock.testing.clock import LoopClock, VirtualLoop
+from penstock.testing.ledgers import MemoryLedger
 from penstock.testing.samples import accept, move
 
 
@@ -28,7 +28,7 @@ def run_virtually(test: Any) -> None:
         runner.run(test(LoopClock(runner.get_loop())))
 
 
-class CountingStore(MemoryStore):
+class CountingStore(MemoryLedger):
     """Counts how often its journal is read, and fails when it is told to."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ def a_hub(clock: Any = None, **options: Any) -> tuple[CountingStore, JournalHub]
     return store, hub
 
 
-async def submit(store: MemoryStore, *job_ids: str, tenant: str = "default") -> None:
+async def submit(store: MemoryLedger, *job_ids: str, tenant: str = "default") -> None:
     await store.apply([accept(job_id, tenant=tenant) for job_id in job_ids])
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from tests.support.rows import every
 
-from penstock.adapters.memory.store import MemoryStore
 from penstock.control import keys
-from penstock.control.keys import KeyRing
-from penstock.core.caller import OWNER, Caller, KeyRole
+from penstock.control.guard import Guard
+from penstock.control.keys import KeyRegistry, KeyService
 from penstock.core.errors import (
     Conflict,
     InvalidRequest,
@@ -24,15 +23,16 @@ from penstock.core.errors import (
     StoreCorrupt,
     StoreFailed,
 )
-from penstock.ports.keys import NewKey
+from penstock.ports.engine_api import OWNER, Caller, KeyRole, NewKey
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
+from penstock.testing.ledgers import MemoryLedger
 
 OWNERS = "the-owners_own-token"
 SUBMIT, OPERATE, APPROVE, ADMIN = KeyRole
 
 
-class Facts(MemoryStore):
+class Facts(MemoryLedger):
     """A store whose disk can be full."""
 
     full = False
@@ -43,24 +43,25 @@ class Facts(MemoryStore):
         await super().remember(name, value)
 
 
-class Door:
-    """A key ring with everything that it needs."""
+class KeyBench:
+    """A KeyService with everything that it needs."""
 
     def __init__(self) -> None:
         self.store, self.clock = Facts(), VirtualClock()
-        self.ring = KeyRing(self.store, self.clock, OWNERS)
+        self.registry = KeyRegistry(self.store, self.clock, OWNERS)
+        self.keys = KeyService(self.registry, Guard(OWNER, self.store, self.clock))
 
     async def create(self, name: str = "ci", roles: Any = (SUBMIT,), **options: Any) -> NewKey:
-        return await self.ring.create(name, roles, **options, by="owner")
+        return await self.keys.create(name, roles, **options)
 
-    async def restarted(self) -> KeyRing:
-        ring = KeyRing(self.store, self.clock, OWNERS)
-        await ring.load()
-        return ring
+    async def restarted(self) -> KeyRegistry:
+        registry = KeyRegistry(self.store, self.clock, OWNERS)
+        await registry.load()
+        return registry
 
     def refusal(self, token: str) -> str:
         with pytest.raises(NotAuthenticated) as refused:
-            self.ring.authenticate(token)
+            self.registry.authenticate(token)
         return f"{refused.value.code} {refused.value} {refused.value.facts}"
 
 
@@ -74,33 +75,33 @@ def wrong_secret(new: NewKey) -> str:
 
 @run_async
 async def test_a_key_makes_its_holder_the_principal_of_its_name_with_its_roles() -> None:
-    door = Door()
-    new = await door.create("ci", (APPROVE, SUBMIT), tenant="acme")
-    assert door.ring.authenticate(new.token) == Caller(
+    bench = KeyBench()
+    new = await bench.create("ci", (APPROVE, SUBMIT), tenant="acme")
+    assert bench.registry.authenticate(new.token) == Caller(
         "ci", frozenset({SUBMIT, APPROVE}), "acme", new.key.key_id
     )
 
 
 def test_the_engines_own_token_makes_its_holder_the_owner() -> None:
-    assert Door().ring.authenticate(OWNERS) is OWNER
+    assert KeyBench().registry.authenticate(OWNERS) is OWNER
 
 
 @run_async
 async def test_an_owners_token_that_looks_like_a_keys_is_still_the_owners() -> None:
-    door = Door()
-    new = await door.create()
-    ring = KeyRing(door.store, door.clock, f"pst_{new.key.key_id}_mine")
-    assert ring.authenticate(f"pst_{new.key.key_id}_mine") is OWNER
+    bench = KeyBench()
+    new = await bench.create()
+    registry = KeyRegistry(bench.store, bench.clock, f"pst_{new.key.key_id}_mine")
+    assert registry.authenticate(f"pst_{new.key.key_id}_mine") is OWNER
 
 
-def test_a_ring_without_an_owners_token_is_refused_and_lets_nobody_in_for_free() -> None:
+def test_a_registry_without_an_owners_token_is_refused_and_lets_nobody_in_for_free() -> None:
     with pytest.raises(Misconfigured, match="token is empty"):
-        KeyRing(MemoryStore(), VirtualClock(), "")
+        KeyRegistry(MemoryLedger(), VirtualClock(), "")
 
 
 @run_async
 async def test_a_token_names_its_key_and_keeps_256_bits_to_itself() -> None:
-    new = await Door().create()
+    new = await KeyBench().create()
     prefix, key_id, secret = new.token.split("_", 2)
     assert (prefix, key_id) == ("pst", new.key.key_id)
     assert len(secret) == 43
@@ -108,39 +109,39 @@ async def test_a_token_names_its_key_and_keeps_256_bits_to_itself() -> None:
 
 @run_async
 async def test_every_refusal_reads_the_same() -> None:
-    door = Door()
-    good, revoked = await door.create("good"), await door.create("revoked")
-    expired = await door.create("expired", expires_in=60)
-    await door.ring.revoke("revoked", by="owner")
-    door.clock.advance(60)
+    bench = KeyBench()
+    good, revoked = await bench.create("good"), await bench.create("revoked")
+    expired = await bench.create("expired", expires_in=60)
+    await bench.keys.revoke("revoked")
+    bench.clock.advance(60)
     tokens = [
         *("", "_", "pst", "pst_", "pst__", "nonsense", "pst_0123456789ab_secret", OWNERS + "x"),
         *(f"pst_{good.key.key_id}", f"pst_{good.key.key_id}_", f" {good.token}", "\ud800", "\0"),
         *(wrong_secret(good), good.token.upper(), good.token.replace("pst", "PST", 1)),
         *(revoked.token, expired.token),
     ]
-    assert len({door.refusal(token) for token in tokens}) == 1
-    assert door.ring.authenticate(good.token).principal == "good"
+    assert len({bench.refusal(token) for token in tokens}) == 1
+    assert bench.registry.authenticate(good.token).principal == "good"
 
 
 @run_async
-async def test_one_keys_secret_does_not_open_anothers_door() -> None:
-    door = Door()
-    one, other = await door.create("one"), await door.create("other")
+async def test_one_keys_secret_does_not_authenticate_another_key() -> None:
+    bench = KeyBench()
+    one, other = await bench.create("one"), await bench.create("other")
     secret = one.token.split("_", 2)[2]
-    door.refusal(f"pst_{other.key.key_id}_{secret}")
+    bench.refusal(f"pst_{other.key.key_id}_{secret}")
 
 
 @run_async
 async def test_every_token_costs_the_same_comparisons_in_constant_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    door = Door()
-    good, revoked = await door.create("good"), await door.create("revoked")
-    await door.ring.revoke("revoked", by="owner")
+    bench = KeyBench()
+    good, revoked = await bench.create("good"), await bench.create("revoked")
+    await bench.keys.revoke("revoked")
     compared: list[tuple[int, int]] = []
 
-    def watched(a: bytes, b: bytes) -> bool:
+    def watched(a: str, b: str) -> bool:
         compared.append((len(a), len(b)))
         return hmac_compare(a, b)
 
@@ -151,9 +152,9 @@ async def test_every_token_costs_the_same_comparisons_in_constant_time(
     for token in tokens:
         compared.clear()
         with suppress(NotAuthenticated):
-            door.ring.authenticate(token)
+            bench.registry.authenticate(token)
         work.add(tuple(compared))
-    assert work == {((32, 32), (32, 32))}
+    assert work == {((64, 64), (64, 64))}
 
 
 # -- the end of a key ---------------------------------------------------------------
@@ -161,89 +162,89 @@ async def test_every_token_costs_the_same_comparisons_in_constant_time(
 
 @run_async
 async def test_a_revoked_key_is_refused_at_once_and_after_a_restart() -> None:
-    door = Door()
-    new = await door.create()
-    door.ring.authenticate(new.token)
-    door.clock.advance(5)
-    view = await door.ring.revoke(new.key.key_id, by="owner")
-    assert view.revoked_at == door.clock.now()
-    door.refusal(new.token)
+    bench = KeyBench()
+    new = await bench.create()
+    bench.registry.authenticate(new.token)
+    bench.clock.advance(5)
+    view = await bench.keys.revoke(new.key.key_id)
+    assert view.revoked_at == bench.clock.now()
+    bench.refusal(new.token)
     with pytest.raises(NotAuthenticated):
-        (await door.restarted()).authenticate(new.token)
+        (await bench.restarted()).authenticate(new.token)
 
 
 @run_async
 async def test_a_key_works_up_to_its_expiry_and_not_a_moment_longer() -> None:
-    door = Door()
-    new = await door.create(expires_in=3600)
-    door.clock.advance(3599)
-    door.ring.authenticate(new.token)
-    door.clock.advance(1)
-    door.refusal(new.token)
+    bench = KeyBench()
+    new = await bench.create(expires_in=3600)
+    bench.clock.advance(3599)
+    bench.registry.authenticate(new.token)
+    bench.clock.advance(1)
+    bench.refusal(new.token)
 
 
 @run_async
 async def test_who_is_in_by_a_good_key_or_as_the_owner_stays_in() -> None:
-    door = Door()
-    one, other = await door.create("one"), await door.create("other")
-    caller = door.ring.authenticate(one.token)
-    await door.ring.revoke(other.key.key_id, by="owner")
-    assert door.ring.authenticate(one.token) == caller
-    door.refusal(other.token)
+    bench = KeyBench()
+    one, other = await bench.create("one"), await bench.create("other")
+    caller = bench.registry.authenticate(one.token)
+    await bench.keys.revoke(other.key.key_id)
+    assert bench.registry.authenticate(one.token) == caller
+    bench.refusal(other.token)
 
 
 @run_async
 async def test_a_revocation_that_cant_be_stored_says_so_and_holds_all_the_same() -> None:
-    door = Door()
-    new = await door.create()
-    door.store.full = True
+    bench = KeyBench()
+    new = await bench.create()
+    bench.store.full = True
     with pytest.raises(StoreFailed):
-        await door.ring.revoke("ci", by="owner")
-    door.refusal(new.token)
-    door.store.full = False
-    await door.ring.revoke(new.key.key_id, by="owner")
+        await bench.keys.revoke("ci")
+    bench.refusal(new.token)
+    bench.store.full = False
+    await bench.keys.revoke(new.key.key_id)
     with pytest.raises(NotAuthenticated):
-        (await door.restarted()).authenticate(new.token)
+        (await bench.restarted()).authenticate(new.token)
 
 
 @run_async
 async def test_revoking_twice_keeps_the_first_time() -> None:
-    door = Door()
-    new = await door.create()
-    first = await door.ring.revoke("ci", by="owner")
-    door.clock.advance(5)
-    assert await door.ring.revoke(new.key.key_id, by="owner") == first
+    bench = KeyBench()
+    new = await bench.create()
+    first = await bench.keys.revoke("ci")
+    bench.clock.advance(5)
+    assert await bench.keys.revoke(new.key.key_id) == first
 
 
 @run_async
 async def test_a_name_that_several_valid_keys_have_is_no_way_to_revoke_one() -> None:
-    door = Door()
-    old, new = await door.create(), await door.create()
+    bench = KeyBench()
+    old, new = await bench.create(), await bench.create()
     with pytest.raises(Conflict) as refused:
-        await door.ring.revoke("ci", by="owner")
+        await bench.keys.revoke("ci")
     assert old.key.key_id in str(refused.value)
     assert new.key.key_id in str(refused.value)
-    await door.ring.revoke(old.key.key_id, by="owner")
-    assert (await door.ring.revoke("ci", by="owner")).key_id == new.key.key_id
+    await bench.keys.revoke(old.key.key_id)
+    assert (await bench.keys.revoke("ci")).key_id == new.key.key_id
 
 
 @run_async
 async def test_an_id_goes_before_a_name() -> None:
-    door = Door()
-    one = await door.create("one")
-    other = await door.create(one.key.key_id)
-    assert (await door.ring.revoke(one.key.key_id, by="owner")).name == "one"
-    assert door.ring.authenticate(other.token).principal == one.key.key_id
+    bench = KeyBench()
+    one = await bench.create("one")
+    other = await bench.create(one.key.key_id)
+    assert (await bench.keys.revoke(one.key.key_id)).name == "one"
+    assert bench.registry.authenticate(other.token).principal == one.key.key_id
 
 
 @run_async
 async def test_revoking_what_does_not_exist_is_not_found() -> None:
-    door = Door()
-    await door.create()
-    await door.ring.revoke("ci", by="owner")
+    bench = KeyBench()
+    await bench.create()
+    await bench.keys.revoke("ci")
     for name in ("ci", "nobody", ""):
         with pytest.raises(NotFound, match="keys list"):
-            await door.ring.revoke(name, by="owner")
+            await bench.keys.revoke(name)
 
 
 # -- making keys --------------------------------------------------------------------
@@ -251,29 +252,30 @@ async def test_revoking_what_does_not_exist_is_not_found() -> None:
 
 @run_async
 async def test_keys_survive_a_restart_and_are_listed_oldest_first() -> None:
-    door = Door()
+    bench = KeyBench()
     made = []
     for name in ("b", "c", "a"):
-        made.append(await door.create(name, (OPERATE,), tenant="acme", expires_in=60))
-        door.clock.advance(1)
-    revoked = await door.ring.revoke("c", by="owner")
-    ring = await door.restarted()
-    assert await ring.list() == [made[0].key, revoked, made[2].key]
-    assert ring.authenticate(made[2].token) == door.ring.authenticate(made[2].token)
+        made.append(await bench.create(name, (OPERATE,), tenant="acme", expires_in=60))
+        bench.clock.advance(1)
+    revoked = await bench.keys.revoke("c")
+    registry = await bench.restarted()
+    restarted = KeyService(registry, Guard(OWNER, bench.store, bench.clock))
+    assert await restarted.list() == [made[0].key, revoked, made[2].key]
+    assert registry.authenticate(made[2].token) == bench.registry.authenticate(made[2].token)
 
 
 @run_async
 async def test_a_key_that_cant_be_stored_is_not_made() -> None:
-    door = Door()
-    door.store.full = True
+    bench = KeyBench()
+    bench.store.full = True
     with pytest.raises(StoreFailed):
-        await door.create()
-    assert await door.ring.list() == []
+        await bench.create()
+    assert await bench.keys.list() == []
 
 
 @run_async
 async def test_roles_are_kept_once_each_and_may_be_given_as_words() -> None:
-    new = await Door().create(roles=["approve", "submit", "approve"])
+    new = await KeyBench().create(roles=["approve", "submit", "approve"])
     assert new.key.roles == (SUBMIT, APPROVE)
 
 
@@ -300,29 +302,29 @@ async def test_roles_are_kept_once_each_and_may_be_given_as_words() -> None:
 async def test_a_key_that_should_not_be_is_refused_by_the_name_of_its_field(
     field: str, change: dict[str, Any]
 ) -> None:
-    door = Door()
+    bench = KeyBench()
     with pytest.raises(InvalidRequest) as refused:
-        await door.create(**change)
+        await bench.create(**change)
     assert refused.value.field == field
     assert refused.value.hint or field == "expires_in"
-    assert await door.ring.list() == []
-    assert await door.store.recall_all("key/") == {}
+    assert await bench.keys.list() == []
+    assert await bench.store.recall_all("key/") == {}
 
 
 @run_async
 async def test_a_damaged_key_is_named_and_lets_nobody_in() -> None:
-    door = Door()
+    bench = KeyBench()
     for damage in (b"{}", b"\xff", b'{"key":{},"sha256":"00"}'):
-        await door.store.remember("key/0123456789ab", damage)
+        await bench.store.remember("key/0123456789ab", damage)
         with pytest.raises(StoreCorrupt, match="key/0123456789ab"):
-            await door.restarted()
+            await bench.restarted()
 
 
 # -- what is never told -------------------------------------------------------------
 
 
-def told(door: Door, caplog: pytest.LogCaptureFixture, *values: object) -> str:
-    return " ".join([caplog.text, *map(repr, values), *map(repr, vars(door.ring).values())])
+def told(bench: KeyBench, caplog: pytest.LogCaptureFixture, *values: object) -> str:
+    return " ".join([caplog.text, *map(repr, values), *map(repr, vars(bench.keys).values())])
 
 
 @run_async
@@ -330,14 +332,14 @@ async def test_no_secret_is_in_the_store_a_repr_or_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    door = Door()
-    new = await door.create()
-    listed = await door.ring.list()
-    caller = door.ring.authenticate(new.token)
-    await door.ring.revoke("ci", by="owner")
+    bench = KeyBench()
+    new = await bench.create()
+    listed = await bench.keys.list()
+    caller = bench.registry.authenticate(new.token)
+    await bench.keys.revoke("ci")
     secret = new.token.split("_", 2)[2]
-    facts = b"".join((await door.store.recall_all("key/")).values()).decode()
-    everything = told(door, caplog, door.ring, new, listed, caller) + facts
+    facts = b"".join((await bench.store.recall_all("key/")).values()).decode()
+    everything = told(bench, caplog, bench.keys, new, listed, caller) + facts
     assert new.key.key_id in everything
     assert secret not in everything
     assert OWNERS not in everything
@@ -346,20 +348,20 @@ async def test_no_secret_is_in_the_store_a_repr_or_the_log(
 @run_async
 async def test_no_error_repeats_a_token(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    door = Door()
-    new = await door.create()
-    await door.ring.revoke("ci", by="owner")
+    bench = KeyBench()
+    new = await bench.create()
+    await bench.keys.revoke("ci")
     secret = new.token.split("_", 2)[2]
     errors = []
     for attempt in (
-        lambda: door.ring.revoke(new.token, by="owner"),
-        lambda: door.create(new.token),
+        lambda: bench.keys.revoke(new.token),
+        lambda: bench.create(new.token),
     ):
         with pytest.raises(InvalidRequest, match="as tokens do") as refused:
             await attempt()
         errors.append(refused.value)
-    assert secret not in told(door, caplog, *(_details(e) for e in errors))
-    assert secret not in door.refusal(new.token)
+    assert secret not in told(bench, caplog, *(_details(e) for e in errors))
+    assert secret not in bench.refusal(new.token)
 
 
 def _details(error: InvalidRequest) -> Iterable[object]:

@@ -8,20 +8,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.control.backlog import Lane
-from penstock.control.buckets import Bucket, matches
-from penstock.control.limiter import Gate, Limiter
+from penstock.control.backlog import QueueKey
+from penstock.control.limits import Bucket, Gate, Limiter, matches
 from penstock.core.errors import TooMany
 from penstock.core.job import Job
 from penstock.core.verdict import Constraints, Decision, Rate, SafetyVerdict
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.limits import Limit, LimitUse
+from penstock.ports.engine_api import Limit, LimitUse
 from penstock.testing.clock import VirtualClock
 from penstock.testing.samples import T0, a_job, a_request
 
 
 class Site:
-    """A limiter, and the jobs that a board would tell it of."""
+    """A limiter, and the jobs that OpenJobs would tell it of."""
 
     def __init__(self, *limits: Limit) -> None:
         self.clock = VirtualClock(T0)
@@ -52,13 +51,13 @@ class Site:
             self.limiter.let_go(job.job_id)
 
     def gate(self) -> Gate:
-        return Gate(self.limiter, lambda lane: "w")
+        return Gate(self.limiter, lambda key: "w")
 
-    def lane(self, job: Job) -> Lane:
-        return Lane.of(job, self.limiter.buckets(job, job.verdict))
+    def key(self, job: Job) -> QueueKey:
+        return QueueKey.of(job, self.limiter.buckets(job, job.verdict))
 
     def may_go(self, job: Job) -> bool:
-        return self.gate().place(self.lane(job)) == "w"
+        return self.gate().place(self.key(job)) == "w"
 
 
 def job(name: str = "a", **fields: Any) -> Job:
@@ -142,8 +141,8 @@ def test_no_more_run_than_the_concurrency_and_one_that_ends_makes_room() -> None
 
 def test_what_is_given_out_in_one_turn_counts_at_once() -> None:
     site = Site(limit(concurrency=2))
-    gate, lane = site.gate(), site.lane(job())
-    assert [gate.place(lane) for _ in range(3)] == ["w", "w", Bucket("l", ())]
+    gate, key = site.gate(), site.key(job())
+    assert [gate.place(key) for _ in range(3)] == ["w", "w", Bucket("l", ())]
     assert gate.taken == Counter({Bucket("l", ()): 2})
 
 
@@ -151,11 +150,11 @@ def test_a_job_takes_all_its_buckets_or_none() -> None:
     site = Site(limit("a", concurrency=1), limit("b", topics=("job.b",), concurrency=5))
     site.hold(job("x"))
     gate = site.gate()
-    assert gate.place(site.lane(job("y", topic="job.b"))) == Bucket("a", ())
+    assert gate.place(site.key(job("y", topic="job.b"))) == Bucket("a", ())
     assert not gate.taken
-    nobody = Gate(site.limiter, lambda lane: None)
+    nobody = Gate(site.limiter, lambda key: None)
     site.end(*site.held.values())
-    assert nobody.place(site.lane(job("y", topic="job.b"))) is None
+    assert nobody.place(site.key(job("y", topic="job.b"))) is None
     assert not nobody.taken
 
 
@@ -199,8 +198,8 @@ def test_setting_the_wall_clock_changes_no_rate() -> None:
 
 def test_a_bucket_that_is_only_full_with_what_a_turn_took_is_asked_again() -> None:
     site = Site(limit(rate=Rate(1, 10.0)))
-    gate, lane = site.gate(), site.lane(job())
-    assert [gate.place(lane), gate.place(lane)] == ["w", Bucket("l", ())]
+    gate, key = site.gate(), site.key(job())
+    assert [gate.place(key), gate.place(key)] == ["w", Bucket("l", ())]
     assert site.limiter.freed() == [Bucket("l", ())]
 
 
@@ -284,7 +283,7 @@ def test_keys_that_come_no_more_are_forgotten() -> None:
         site.hold(one)
         site.end(one)
         site.clock.advance(0.1)
-    assert len(site.limiter._windows) + len(site.limiter._leavings) < 1100
+    assert len(site.limiter._windows) + len(site.limiter._departures) < 1100
     assert not site.limiter._running
 
 
@@ -295,7 +294,9 @@ def test_more_than_may_wait_are_refused_with_the_limit_the_key_and_a_time() -> N
     site = Site(limit("depth", key=("tenant",), max_waiting=3))
     site.wait(job("a", tenant="t"), job("b", tenant="t"))
     site.limiter.check_waiting([a_request("c", tenant="t")])
-    with pytest.raises(TooMany, match=r"limit depth for t: 2 jobs wait.*over 3") as refused:
+    with pytest.raises(
+        TooMany, match=r"limit depth for t: queue is full \(max_waiting=3, 2 waiting, 2 more\)"
+    ) as refused:
         site.limiter.check_waiting([a_request("c", tenant="t"), a_request("d", tenant="t")])
     assert refused.value.retry_after == 60.0
     site.limiter.check_waiting([a_request("c", tenant="u")] * 3)
@@ -350,10 +351,10 @@ def test_a_job_is_told_which_limit_holds_it_back() -> None:
     site.hold(job("a", tenant="t"))
     assert site.limiter.why(job("c", tenant="t")) is None
     site.hold(job("b", tenant="t"))
-    assert site.limiter.why(job("c", tenant="t")) == ("the limit two for t is reached: 2 of 2 run")
+    assert site.limiter.why(job("c", tenant="t")) == ("limit two for t is reached: 2 of 2 running")
     site.hold(job("d", tenant="u"))
     site.clock.advance(20)
-    assert site.limiter.why(job("e", tenant="u")) == ("the limit r lets 3/m go: the next in 40.0 s")
+    assert site.limiter.why(job("e", tenant="u")) == ("limit r is reached: 3/m, next in 40.0 s")
 
 
 def test_a_view_shows_the_busiest_keys_first_and_the_limits_of_rules() -> None:

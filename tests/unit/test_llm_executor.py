@@ -12,7 +12,14 @@ from tests.support.waiting import soon
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import JobRequest
-from penstock.core.llm import (
+from penstock.core.verdict import Constraints
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import Outcome, Task, TopicPaused
+from penstock.testing.aio import run_async
+from penstock.testing.context import RecordingContext
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.runner import TOGETHER, answer
+from penstock.workloads.llm.values import (
     Choice,
     Completion,
     EmbeddingResult,
@@ -25,13 +32,6 @@ from penstock.core.llm import (
     Usage,
     is_model_name,
 )
-from penstock.core.verdict import Constraints
-from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Interrupted, Outcome, Task, TopicPaused
-from penstock.ports.runner import TOGETHER, answer
-from penstock.testing.aio import run_async
-from penstock.testing.context import RecordingContext
-from penstock.testing.llm import FakeRunner
 from penstock.workloads.spool.executor import LlmExecutor, make
 
 CHAT = {"kind": "chat", "messages": [{"role": "user", "content": "one two three"}]}
@@ -278,33 +278,6 @@ async def test_a_large_job_is_not_asked_all_at_once() -> None:
     result = msgspec.json.decode(outcome.payload or b"", type=LlmResult)
     assert [one.text for one in result.choices] == [f"A{n // 2}" for n in range(600)]
     assert most == TOGETHER
-
-
-@pytest.mark.parametrize(
-    ("ended_as", "idempotent", "raised"),
-    [
-        (JobState.FAILED, True, Interrupted),
-        (JobState.FAILED, False, asyncio.CancelledError),
-        (JobState.CANCELLED, True, asyncio.CancelledError),
-        (JobState.TIMEOUT, True, asyncio.CancelledError),
-    ],
-    ids=["stopped", "only-once", "cancelled", "timeout"],
-)
-@run_async
-async def test_a_job_whose_worker_stops_is_left_to_another(
-    ended_as: JobState, idempotent: bool, raised: type[BaseException]
-) -> None:
-    ctx = RecordingContext(JobRequest(job_id="j", topic="job.llm.fake", idempotent=idempotent))
-    running = asyncio.ensure_future(
-        LlmExecutor(FakeRunner(delay=3600), ["fake"]).run(task(CHAT), ctx)
-    )
-    for _ in range(10):
-        await asyncio.sleep(0)
-    ctx.ended_as = ended_as
-    ctx.cancel.request("its worker stops")
-    running.cancel()
-    with pytest.raises(raised):
-        await running
 
 
 @run_async

@@ -76,11 +76,6 @@ def test_a_state_that_only_keeps_itself_is_final(door):
     assert not door.is_final(Door.CLOSED)
 
 
-def test_only_events_that_may_happen_are_offered(door):
-    assert door.events_from(Door.CLOSED) == (Deed.OPEN, Deed.KNOCK, Deed.BRICK_UP)
-    assert door.events_from(Door.TURNED_AWAY) == ()
-
-
 def test_moves_are_listed_in_the_order_of_the_table(door):
     assert list(door) == [(before, event, after) for (before, event), after in MOVES.items()]
 

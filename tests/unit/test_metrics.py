@@ -10,8 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.api.metrics import BOUNDS, Figures, Traffic
 from penstock.api.operation import Operation
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.desk import Desk, EngineStatus, PoolView, WorkerView
-from penstock.ports.limits import Limit, LimitUse, LimitView
+from penstock.ports.engine_api import (
+    EngineApi,
+    EngineStatus,
+    Limit,
+    LimitUse,
+    LimitView,
+    PoolView,
+    WorkerView,
+)
 from penstock.ports.store import Durability
 from penstock.testing.aio import run_async
 
@@ -25,9 +32,10 @@ STATUS = EngineStatus(
     tally={JobState.SUCCEEDED: 7, JobState.RUNNING: 2},
     waiting=4,
     held=2,
+    retried=5,
     workers=1,
     finished=9,
-    parked=3,
+    awaiting_approval=3,
 )
 
 
@@ -94,8 +102,9 @@ def test_jobs_are_counted_by_state_and_every_state_is_told() -> None:
     assert value(samples, "penstock_jobs", state="SUCCEEDED") == 7
     assert value(samples, "penstock_jobs", state="FAILED") == 0
     assert sum(name == "penstock_jobs" for name, _ in samples) == len(JobState)
+    assert value(samples, "penstock_jobs_retried") == 5
     assert value(samples, "penstock_jobs_waiting") == 4
-    assert value(samples, "penstock_jobs_parked") == 3
+    assert value(samples, "penstock_jobs_awaiting_approval") == 3
     assert value(samples, "penstock_jobs_held") == 2
     assert value(samples, "penstock_jobs_finished_total") == 9
 
@@ -198,7 +207,7 @@ def test_odd_names_do_no_harm() -> None:
 
 
 @run_async
-async def test_a_scrape_asks_the_desk() -> None:
+async def test_a_scrape_asks_the_engine_api() -> None:
     class Asked:
         limits: Any
 
@@ -217,7 +226,7 @@ async def test_a_scrape_asks_the_desk() -> None:
         async def list(self) -> list[LimitView]:
             return []
 
-    scrape = await Figures.of(cast("Desk", Asked()), Traffic(), streams=2, events=3)
+    scrape = await Figures.of(cast("EngineApi", Asked()), Traffic(), streams=2, events=3)
     assert scrape == figures(
         workers=[a_worker()], pools=[a_pool()], traffic=scrape.traffic, streams=2, events=3
     )

@@ -4,13 +4,13 @@ import msgspec
 import pytest
 from tests.jobs.news import FakeContext, FakeResults, article
 
-from penstock.core.stages import ItemOutcome, ItemRecord
 from penstock.workloads.pipeline.news.articles import Neutralized
 from penstock.workloads.pipeline.news.brief import brief, reference_time
 from penstock.workloads.pipeline.news.config import NewsConfig
 from penstock.workloads.pipeline.news.edition import Missing, assemble, summary_of
 from penstock.workloads.pipeline.news.layout import as_html, as_markdown
 from penstock.workloads.pipeline.news.neutralize import NO_BODY
+from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.stages import ErrorClass
 from penstock.workloads.pipeline.news.articles import Article
 from penstock.workloads.pipeline.news.errors import BadFeed
 from penstock.workloads.pipeline.news.feeds import Feed, parse_feed
+from penstock.workloads.pipeline.records import ErrorClass
 from penstock.workloads.pipeline.retrying import judge
 
 

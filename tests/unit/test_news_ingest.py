@@ -9,12 +9,12 @@ import pytest
 from tests.unit.news_context import NewsContext
 
 from penstock.core.errors import InvalidRequest
-from penstock.core.stages import ErrorClass
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.news.articles import Article
 from penstock.workloads.pipeline.news.errors import BadFeed
 from penstock.workloads.pipeline.news.fetching import shown
 from penstock.workloads.pipeline.news.ingest import SAMPLE_FEEDS, ingest, sources
+from penstock.workloads.pipeline.records import ErrorClass
 from penstock.workloads.pipeline.retrying import judge
 
 

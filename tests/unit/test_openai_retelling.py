@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from penstock.api.openai.retelling import Heard
 from penstock.core.errors import Conflict
-from penstock.core.llm import Choice, Piece, TokenLogprob, ToolCall, ToolDelta, ToolFunction
+from penstock.workloads.llm.values import (
+    Choice,
+    Piece,
+    TokenLogprob,
+    ToolCall,
+    ToolDelta,
+    ToolFunction,
+)
 
 FIRST, SECOND = ("job", 1), ("job", 2)
 

@@ -8,13 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.stages import (
-    AlertRule,
-    PipelineRecord,
-    StageKind,
-    StageRecord,
-    StageStatus,
-)
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.workloads.pipeline.alerts import (
     BUILT_IN,
@@ -26,6 +19,13 @@ from penstock.workloads.pipeline.alerts import (
     evaluate,
     rate_above,
     rate_below,
+)
+from penstock.workloads.pipeline.records import (
+    AlertRule,
+    PipelineRecord,
+    StageKind,
+    StageRecord,
+    StageStatus,
 )
 
 T = 1_700_000_000.0

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.core.breakers import BreakerOpen, BreakerSettings, reset
-from penstock.core.signals import Cancelled
-from penstock.core.stages import Breaker, BreakerState, ErrorClass, WhenOpen
-from penstock.ports.token import Token
+from penstock.core.job import Cancelled
+from penstock.ports.executor import CancelToken
 from penstock.testing.clock import LoopClock, VirtualLoop
+from penstock.workloads.pipeline.breaker_rules import BreakerOpen, BreakerSettings, reset
 from penstock.workloads.pipeline.breakers import LOOK_EVERY, WATCH_EVERY, Breakers
+from penstock.workloads.pipeline.records import Breaker, BreakerState, ErrorClass, WhenOpen
 from penstock.workloads.pipeline.retrying import Failure, judge
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
 
 SETTINGS = BreakerSettings(threshold=3, cooldown=10.0)
 
@@ -301,7 +301,7 @@ async def test_as_many_trials_as_set_go_at_once_whoever_asks(scene: Scene) -> No
 @on_virtual_time
 async def test_a_cancel_wakes_who_waits_at_once(scene: Scene) -> None:
     await scene.fail(3)
-    cancel = Token()
+    cancel = CancelToken()
 
     async def one() -> None:
         async with scene.here.call("b", SETTINGS, cancel=cancel):
@@ -317,7 +317,7 @@ async def test_a_cancel_wakes_who_waits_at_once(scene: Scene) -> None:
 
 @on_virtual_time
 async def test_a_cancelled_job_is_not_let_through_a_closed_breaker_either(scene: Scene) -> None:
-    cancel = Token()
+    cancel = CancelToken()
     cancel.request()
     with pytest.raises(Cancelled):
         async with scene.here.call("b", SETTINGS, cancel=cancel):

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from tests.unit.pipeline_jobs import STAGES, Process, on_virtual_time, record_of
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.core.stages import PipelineEventKind, PipelineRecord, StageStatus
 from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
-from penstock.ports.pipelines import CancelAnswer, Save
 from penstock.testing.clock import VirtualLoop
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
+from penstock.workloads.pipeline.records import PipelineEventKind, PipelineRecord, StageStatus
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.store import CancelAnswer, Save
 
 _S = PipelineJobStatus
 EVERYTHING = {"enable_evaluation": True, "enable_auto_optimize": True}

@@ -11,10 +11,9 @@ import pytest
 from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest, Misconfigured
-from penstock.core.job import RetryPolicy
-from penstock.core.signals import Retry
-from penstock.core.stages import WhenOpen
+from penstock.core.job import Retry, RetryPolicy
 from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.records import WhenOpen
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -14,13 +14,13 @@ from tests.unit.pipeline_runs import Place, stage_of, statuses
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.core.errors import StoreFailed
-from penstock.core.signals import Retry
-from penstock.core.stages import BreakerState, ErrorClass, ItemOutcome, StageStatus
+from penstock.core.job import Retry
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.items import ItemRunner
+from penstock.workloads.pipeline.records import BreakerState, ErrorClass, ItemOutcome, StageStatus
 
 _S = PipelineJobStatus
 
@@ -501,7 +501,9 @@ async def test_an_item_runs_alone_with_the_results_that_are_there() -> None:
 
     place = Place()
     record = await place.run(one)
-    runner = ItemRunner(one, record, place.store, place.blobs, place.clock, Token(), place.ear)
+    runner = ItemRunner(
+        one, record, place.store, place.blobs, place.clock, CancelToken(), place.ear
+    )
     runner.scope.fans["first"] = 3
     item = (await place.items("second"))[0]
     ended, notes = await runner.perform(one.stages["second"], item)
@@ -520,7 +522,7 @@ async def test_an_item_of_a_cancelled_runner_is_not_begun() -> None:
         begun.append(number)
         return number
 
-    place, token = Place(), Token()
+    place, token = Place(), CancelToken()
     record = await place.run(one)
     begun.clear()
     token.request("enough")

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.unit.pipeline_jobs import Process, on_virtual_time, record_of
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
 from penstock.core.errors import (
     Conflict,
     IllegalMove,
@@ -18,15 +17,16 @@ from penstock.core.errors import (
     Unavailable,
     WaitTimedOut,
 )
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
+from penstock.workloads.pipeline.records import (
     PipelineEventKind,
     PipelineRecord,
     StageStatus,
 )
-from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import RunQuery
-from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.store import RunQuery
 
 _S, _K = PipelineJobStatus, PipelineEventKind
 

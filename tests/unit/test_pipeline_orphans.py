@@ -9,8 +9,10 @@ import pytest
 from tests.support.rows import every
 from tests.unit.pipeline_jobs import Process, on_virtual_time, record_of
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.orphans import Fate, Patience, fate_of
+from penstock.workloads.pipeline.records import (
     STALE_AFTER,
     ItemOutcome,
     OnOrphan,
@@ -20,10 +22,8 @@ from penstock.core.stages import (
     StageInfo,
     StageKind,
 )
-from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import Claim, Save
-from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.orphans import Fate, Patience, fate_of
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.store import Claim, Save
 from penstock.workloads.pipeline.upkeep import Upkeep
 
 _S = PipelineJobStatus

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.core.signals import Cancelled
+from penstock.core.job import Cancelled
 from penstock.ports.clock import SystemClock
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 from penstock.testing.aio import run_async
 from penstock.testing.clock import LoopClock, VirtualClock, VirtualLoop
 from penstock.workloads.pipeline.pacing import Pace
@@ -99,7 +99,7 @@ async def test_without_a_rate_everybody_goes_at_once(clock: LoopClock) -> None:
 
 @on_virtual_time
 async def test_a_cancel_wakes_the_whole_line_at_once(clock: LoopClock) -> None:
-    pace, cancel = Pace(0.1, clock), Token()
+    pace, cancel = Pace(0.1, clock), CancelToken()
     turns = [asyncio.ensure_future(pace.turn(cancel)) for _ in range(5)]
     await clock.sleep(3)
     cancel.request("enough")
@@ -181,7 +181,7 @@ def test_no_two_turns_are_closer_than_the_rate_allows(rate: float, arrivals: lis
 
 @on_virtual_time
 async def test_a_pause_lasts_as_long_as_it_should(clock: LoopClock) -> None:
-    await pause(clock, 5, Token())
+    await pause(clock, 5, CancelToken())
     await pause(clock, 5)
     assert clock.monotonic() == pytest.approx(10)
 
@@ -191,7 +191,7 @@ async def test_a_pause_ends_when_it_is_woken_and_leaves_no_sleeper(clock: LoopCl
     loop = asyncio.get_running_loop()
     wake: asyncio.Future[None] = loop.create_future()
     loop.call_later(2, wake.set_result, None)
-    await pause(clock, 5, Token(), wake)
+    await pause(clock, 5, CancelToken(), wake)
     assert clock.monotonic() == pytest.approx(2)
     assert len(asyncio.all_tasks()) == 1
 
@@ -199,7 +199,7 @@ async def test_a_pause_ends_when_it_is_woken_and_leaves_no_sleeper(clock: LoopCl
 @on_virtual_time
 async def test_a_pause_whose_task_is_cancelled_leaves_no_sleeper(clock: LoopClock) -> None:
     wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    task = asyncio.ensure_future(pause(clock, 5, Token(), wake))
+    task = asyncio.ensure_future(pause(clock, 5, CancelToken(), wake))
     await clock.sleep(1)
     task.cancel()
     await asyncio.wait((task,))
@@ -210,7 +210,7 @@ async def test_a_pause_whose_task_is_cancelled_leaves_no_sleeper(clock: LoopCloc
 
 @run_async
 async def test_a_pause_is_ended_by_a_cancel_from_a_thread() -> None:
-    token = Token()
+    token = CancelToken()
     waiting = asyncio.ensure_future(pause(SystemClock(), 50, token))
     await asyncio.sleep(0)
     thread = threading.Thread(target=token.request, args=("from a thread",))
@@ -221,7 +221,7 @@ async def test_a_pause_is_ended_by_a_cancel_from_a_thread() -> None:
 
 
 def test_a_token_tells_its_listeners_once_and_those_that_come_late_at_once() -> None:
-    token, heard = Token(), list[str]()
+    token, heard = CancelToken(), list[str]()
     token.when_requested(lambda: heard.append("a"))
     token.when_requested(lambda: heard.append("b"))()
     assert heard == []
@@ -233,7 +233,7 @@ def test_a_token_tells_its_listeners_once_and_those_that_come_late_at_once() -> 
 
 
 def test_a_listener_of_a_closed_loop_harms_nobody() -> None:
-    token = Token()
+    token = CancelToken()
     loop = asyncio.new_event_loop()
     task = loop.create_task(pause(SystemClock(), 50, token))
     loop.call_later(0, loop.stop)

@@ -10,10 +10,10 @@ from tests.support.waiting import soon
 from tests.unit import pipeline_processes as stages
 from tests.unit.pipeline_runs import Place, stage_of, turns, within
 
-from penstock.core.stages import ErrorClass, ItemOutcome
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.orchestrator import Stop
+from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome
 
 _S = PipelineJobStatus
 

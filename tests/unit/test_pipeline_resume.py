@@ -13,14 +13,14 @@ from tests.support.rows import every
 from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, stage_of, statuses, turns
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
 from penstock.core.errors import StoreFailed, Superseded
-from penstock.core.stages import ItemOutcome, PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import Claim, Save, Saved
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.records import ItemOutcome, PipelineRecord
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
+from penstock.workloads.pipeline.store import Claim, Save, Saved
 
 _S = PipelineJobStatus
 

@@ -18,11 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.rows import every
 
-from penstock.core.breakers import BreakerOpen
 from penstock.core.errors import InvalidRequest, NotRunning, TooMany
-from penstock.core.job import RetryPolicy
-from penstock.core.signals import Cancelled, Retry
-from penstock.core.stages import ErrorClass, WhenOpen
+from penstock.core.job import Cancelled, Retry, RetryPolicy
+from penstock.workloads.pipeline.breaker_rules import BreakerOpen
+from penstock.workloads.pipeline.records import ErrorClass, WhenOpen
 from penstock.workloads.pipeline.retrying import (
     MAX_MESSAGE,
     MAX_RETRY_AFTER,

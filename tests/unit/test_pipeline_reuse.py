@@ -9,10 +9,10 @@ from msgspec import Struct
 from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses
 
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 
 _S = PipelineJobStatus
 

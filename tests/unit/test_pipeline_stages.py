@@ -10,10 +10,10 @@ from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses
 
 from penstock.core.errors import NotFound
-from penstock.core.stages import ErrorClass, ItemOutcome, StageStatus
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, StageStatus
 from penstock.workloads.pipeline.results import Results
 
 _S = PipelineJobStatus
@@ -305,7 +305,7 @@ async def test_large_inputs_and_outputs_are_kept_in_blobs() -> None:
         return len(text)
 
     place = Place(inline_limit=250)
-    place.blobs._inline_limit = 0
+    place.blobs.inline_limit = 0
     await place.run(one)
     assert [item.output.partition(":")[0] for item in await place.items("grow")] == [
         *("data", "data", "blob")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.support.rows import every
 
 from penstock.core.errors import Misconfigured
-from penstock.core.stages import StageKind, StageRecord, StageStatus
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.records import StageKind, StageRecord, StageStatus
 from penstock.workloads.pipeline.status import (
     POLICIES,
     document,

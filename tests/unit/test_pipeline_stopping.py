@@ -13,8 +13,14 @@ from tests.support.waiting import soon
 from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses, turns, within
 
-from penstock.core.signals import Cancelled, Retry
-from penstock.core.stages import (
+from penstock.core.job import Cancelled, Retry
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.executor import Interrupted
+from penstock.testing.aio import run_async
+from penstock.testing.clock import LoopClock
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.orchestrator import Stop
+from penstock.workloads.pipeline.records import (
     STALE_MESSAGE,
     ErrorClass,
     ItemOutcome,
@@ -22,12 +28,6 @@ from penstock.core.stages import (
     PipelineEventKind,
     StageStatus,
 )
-from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.executor import Interrupted
-from penstock.testing.aio import run_async
-from penstock.testing.clock import LoopClock
-from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.orchestrator import Stop
 
 _S = PipelineJobStatus
 

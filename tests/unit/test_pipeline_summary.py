@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.run_summary import closed, metrics_of, summarise
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.records import (
     Alert,
     PipelineRecord,
     RunSummary,
@@ -17,7 +17,7 @@ from penstock.core.stages import (
     StageRecord,
     StageStatus,
 )
-from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.summary import closed, metrics_of, summarise
 
 T = 1_700_000_000.0
 

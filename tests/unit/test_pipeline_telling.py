@@ -11,13 +11,13 @@ from msgspec import Struct
 from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, stage_of
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.core.stages import PipelineEventKind
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import Save, Saved
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.alerts import count_below
 from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.records import PipelineEventKind
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.store import Save, Saved
 
 _K = PipelineEventKind
 

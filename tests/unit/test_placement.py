@@ -9,23 +9,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.control.backlog import Lane
-from penstock.control.placement import Places, serves, why_waiting
-from penstock.control.roster import DEFAULT_POOL, Pool, WorkerRecord
+from penstock.control.backlog import QueueKey
+from penstock.control.workers import (
+    DEFAULT_POOL,
+    Placement,
+    Pool,
+    Roster,
+    WorkerRecord,
+    serves,
+    why_waiting,
+)
+from penstock.ports.bus import Handshake
+from penstock.ports.executor import PAUSED
 
-TEXT = Lane("job.text.shout", frozenset())
-GPU = Lane("job.text.shout", frozenset({("gpu", "yes")}))
+TEXT = QueueKey("job.text.shout", frozenset())
+GPU = QueueKey("job.text.shout", frozenset({("gpu", "yes")}))
 
 
 def worker(worker_id: str, *, held: int = 0, **fields: Any) -> WorkerRecord:
     defaults: dict[str, Any] = {"topics": ("job.*",), "slots": 2, "limit": 2}
-    record = WorkerRecord(worker_id, **{**defaults, **fields})
-    record.held = {f"{worker_id}-{n}": 1 for n in range(held)}
-    return record
+    holds = {f"{worker_id}-{n}": 1 for n in range(held)}
+    return WorkerRecord(worker_id, held=holds, **{**defaults, **fields})
 
 
-def placer(workers: list[WorkerRecord], named: dict[str, Pool]) -> Callable[[Lane], str | None]:
-    return Places(workers, named, ()).find
+def placer(workers: list[WorkerRecord], named: dict[str, Pool]) -> Callable[[QueueKey], str | None]:
+    return placement_of(roster_of(workers, named)).find
+
+
+def roster_of(workers: list[WorkerRecord], named: dict[str, Pool]) -> Roster:
+    roster = Roster(named)
+    for w in workers:
+        held = tuple(w.held.items())
+        roster.greet(Handshake(w.worker_id, w.pool, w.topics, w.slots, w.labels, held), 0.0)
+        roster.set_limit(w.worker_id, w.limit)
+        if w.missing_since is not None:
+            roster.set_missing(roster.workers[w.worker_id], w.missing_since)
+        if w.draining:
+            roster.drain(roster.workers[w.worker_id])
+    return roster
+
+
+def placement_of(roster: Roster) -> Placement:
+    placement = Placement(roster)
+    placement.refresh()
+    return placement
 
 
 def pools(*named: Pool) -> dict[str, Pool]:
@@ -33,7 +60,7 @@ def pools(*named: Pool) -> dict[str, Pool]:
 
 
 @pytest.mark.parametrize(
-    ("pool", "fields", "lane", "expected"),
+    ("pool", "fields", "key", "expected"),
     [
         (Pool("p"), {}, TEXT, True),
         (Pool("p"), {"topics": ("job.image.*",)}, TEXT, False),
@@ -48,9 +75,9 @@ def pools(*named: Pool) -> dict[str, Pool]:
     ],
 )
 def test_a_worker_serves_what_its_pool_its_topics_and_its_labels_allow(
-    pool: Pool, fields: dict[str, Any], lane: Lane, expected: bool
+    pool: Pool, fields: dict[str, Any], key: QueueKey, expected: bool
 ) -> None:
-    assert serves(pool, worker("w", **fields), lane) is expected
+    assert serves(pool, worker("w", **fields), key) is expected
 
 
 def test_the_least_busy_worker_is_chosen_and_counted() -> None:
@@ -65,10 +92,10 @@ def test_the_least_busy_worker_is_chosen_and_counted() -> None:
         max_size=8,
     ),
     capacity=st.integers(0, 12),
-    lanes=st.lists(st.sampled_from([TEXT, GPU]), max_size=40),
+    keys=st.lists(st.sampled_from([TEXT, GPU]), max_size=40),
 )
 def test_each_job_goes_to_the_least_busy_worker_of_those_that_could_run_it(
-    workers: list[tuple[int, int, str, bool]], capacity: int, lanes: list[Lane]
+    workers: list[tuple[int, int, str, bool]], capacity: int, keys: list[QueueKey]
 ) -> None:
     named = pools(Pool("p", capacity=capacity), Pool("q"))
     here = [
@@ -77,17 +104,17 @@ def test_each_job_goes_to_the_least_busy_worker_of_those_that_could_run_it(
     ]
     place = placer(here, named)
     held = {w.worker_id: len(w.held) for w in here}
-    for lane in lanes:
+    for key in keys:
         in_p = sum(held[w.worker_id] for w in here if w.pool == "p")
         free = {
             w.worker_id: (w.limit - held[w.worker_id]) / w.limit
             for w in here
-            if serves(named[w.pool], w, lane)
+            if serves(named[w.pool], w, key)
             and held[w.worker_id] < w.limit
             and (w.pool == "q" or in_p < capacity)
         }
         expected = max(free, key=lambda name: free[name], default=None)
-        assert place(lane) == expected
+        assert place(key) == expected
         if expected is not None:
             held[expected] += 1
 
@@ -131,7 +158,7 @@ def test_a_full_pool_does_not_stand_in_the_way_of_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "named", "lane", "said"),
+    ("workers", "named", "key", "said"),
     [
         ([], [Pool(DEFAULT_POOL, topics=("job.image.*",))], TEXT, "no pool serves the topic"),
         ([], [], TEXT, "no worker is here that serves the topic job.text.shout"),
@@ -145,24 +172,109 @@ def test_a_full_pool_does_not_stand_in_the_way_of_another() -> None:
     ],
 )
 def test_what_waits_has_a_reason(
-    workers: list[WorkerRecord], named: list[Pool], lane: Lane, said: str
+    workers: list[WorkerRecord], named: list[Pool], key: QueueKey, said: str
 ) -> None:
-    assert said in why_waiting(lane, workers, pools(*named))
+    assert said in why_waiting(key, workers, pools(*named))
 
 
 def test_a_paused_pool_is_given_nothing() -> None:
     workers = [worker("a", pool="p"), worker("b", pool="q")]
-    places = Places(workers, pools(Pool("p"), Pool("q")), {"p"})
-    assert [places.find(TEXT) for _ in range(3)] == ["b", "b", None]
+    roster = roster_of(workers, pools(Pool("p"), Pool("q")))
+    roster.pause("p")
+    placement = placement_of(roster)
+    assert [placement.find(TEXT) for _ in range(3)] == ["b", "b", None]
+    assert placement.freed() == []
+    roster.resume("p")
+    placement.refresh()
+    assert placement.freed() == [TEXT]
+    assert placement.find(TEXT) in ("a", "b")
 
 
 def test_there_is_room_until_every_worker_that_is_open_is_full() -> None:
-    places = Places(
-        [worker("a"), worker("b", held=2), worker("c", pool="p")], pools(Pool("p")), {"p"}
-    )
-    assert places.has_room()
-    assert [places.find(TEXT), places.find(TEXT)] == ["a", "a"]
-    assert not places.has_room()
+    workers = [worker("a"), worker("b", held=2), worker("c", pool="p")]
+    roster = roster_of(workers, pools(Pool("p")))
+    roster.pause("p")
+    placement = placement_of(roster)
+    assert placement.has_room()
+    assert [placement.find(TEXT), placement.find(TEXT)] == ["a", "a"]
+    assert not placement.has_room()
+
+
+def test_what_was_given_out_and_not_committed_is_free_again_in_the_next_turn() -> None:
+    roster = roster_of([worker("a", limit=3)], pools())
+    placement = placement_of(roster)
+    assert [placement.find(TEXT) for _ in range(4)] == ["a", "a", "a", None]
+    roster.hold("a", "j1", 1)
+    placement.refresh()
+    assert placement.freed() == [TEXT]
+    assert [placement.find(TEXT) for _ in range(3)] == ["a", "a", None]
+
+
+def test_a_worker_that_pauses_a_topic_is_given_others() -> None:
+    roster = roster_of([worker("a")], pools())
+    placement = placement_of(roster)
+    roster.set_facts("a", "", {PAUSED: {TEXT.topic: "no model"}})
+    placement.refresh()
+    other = QueueKey("job.other", frozenset())
+    assert [placement.find(TEXT), placement.find(other)] == [None, "a"]
+    roster.set_facts("a", "", {})
+    placement.refresh()
+    assert placement.freed() == [TEXT]
+    assert placement.find(TEXT) == "a"
+
+
+def test_a_worker_that_was_forgotten_is_given_nothing() -> None:
+    roster = roster_of([worker("a"), worker("b")], pools())
+    placement = placement_of(roster)
+    assert placement.find(TEXT) == "a"
+    roster.forget(roster.workers["a"])
+    placement.refresh()
+    assert [placement.find(TEXT) for _ in range(3)] == ["b", "b", None]
+
+
+def test_a_job_that_ends_on_a_missing_worker_makes_room_in_its_pool() -> None:
+    workers = [worker("a", pool="p", held=1, missing_since=1.0), worker("b", pool="p")]
+    roster = roster_of(workers, pools(Pool("p", capacity=1)))
+    placement = placement_of(roster)
+    assert placement.find(TEXT) is None
+    assert not placement.has_room()
+    roster.release("a", "a-0", 1)
+    placement.refresh()
+    assert placement.freed() == [TEXT]
+    assert placement.find(TEXT) == "b"
+
+
+def test_a_turn_looks_only_at_workers_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    roster = roster_of([worker(f"w{n}") for n in range(1000)], pools())
+    placement = placement_of(roster)
+    looked_at: list[str] = []
+    update = placement._update
+
+    def counted(worker_id: str) -> None:
+        looked_at.append(worker_id)
+        update(worker_id)
+
+    monkeypatch.setattr(placement, "_update", counted)
+    assert placement.find(TEXT) == "w0"
+    roster.hold("w0", "j", 1)
+    roster.set_limit("w7", 1)
+    placement.refresh()
+    placement.refresh()
+    assert looked_at == ["w0", "w7"]
+    assert placement.find(TEXT) == "w1"
+
+
+def test_a_worker_that_comes_is_asked_for_what_nobody_could_run() -> None:
+    roster = roster_of([worker("a")], pools())
+    placement = placement_of(roster)
+    assert placement.find(GPU) is None
+    roster.release("a", "nothing", 1)
+    placement.refresh()
+    assert placement.freed() == []
+    roster.greet(Handshake("b", DEFAULT_POOL, ("job.*",), 1, {"gpu": "yes"}), 0.0)
+    placement.refresh()
+    assert placement.freed() == [GPU]
+    assert placement.find(GPU) == "b"
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,18 @@ from tests.support.rows import every
 
 from penstock.core.errors import UnreadablePointer
 from penstock.core.pointer import (
+    INDIRECT,
     BlobName,
     data_media_type,
     decode_data,
     encode_data,
+    locate,
     name_blob,
     parse_blob,
+    parse_source,
     scheme_of,
     shown,
 )
-from penstock.core.source import INDIRECT, locate, parse_source
 
 media_types = st.sampled_from(["application/json", "image/png", "text/plain;charset=utf-8"])
 digests = st.text("0123456789abcdef", min_size=64, max_size=64)
@@ -32,6 +34,28 @@ def test_a_data_uri_gives_back_what_went_in(data: bytes, media_type: str) -> Non
     assert decode_data(uri) == data
     assert data_media_type(uri) == media_type
     assert uri.isascii()
+
+
+@pytest.mark.parametrize(
+    ("data", "uri"),
+    [
+        (b'{"a": [1, "x?&y"]}', 'data:application/json,{"a": [1, "x?&y"]}'),
+        (b"", "data:application/json,"),
+        (b'"50%"', "data:application/json;base64,IjUwJSI="),
+        (b'"#1"', "data:application/json;base64,IiMxIg=="),
+        (b"[1,\n2]", "data:application/json;base64,WzEsCjJd"),
+        ('"é"'.encode(), "data:application/json;base64,IsOpIg=="),
+        (b"\xff", "data:application/json;base64,/w=="),
+    ],
+)
+def test_json_that_needs_no_escaping_is_written_unchanged(data: bytes, uri: str) -> None:
+    assert encode_data(data) == uri
+    assert decode_data(uri) == data
+
+
+@given(st.text(st.characters(max_codepoint=130)))
+def test_text_gives_back_what_went_in(text: str) -> None:
+    assert decode_data(encode_data(text.encode())) == text.encode()
 
 
 @given(digests, media_types)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.adapters.memory.store import MemoryStore
-from penstock.control import recall
-from penstock.control.limiter import Limiter
-from penstock.control.recall import recall_rates
+from penstock.control import limits
+from penstock.control.limits import Limiter, recall_rates
 from penstock.core.verdict import Decision, Rate, SafetyVerdict
 from penstock.lifecycles.canonical import JobEvent
-from penstock.ports.limits import Limit
+from penstock.ports.engine_api import Limit
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
+from penstock.testing.ledgers import MemoryLedger
 from penstock.testing.samples import T0, accept, move, succeeded
 
 _E = JobEvent
@@ -26,7 +25,7 @@ def limiter_at(clock: VirtualClock, *limits: Limit) -> Limiter:
     return limiter
 
 
-async def ran(store: MemoryStore, job_id: str, at: float, **fields: object) -> None:
+async def ran(store: MemoryLedger, job_id: str, at: float, **fields: object) -> None:
     verdict = fields.pop("verdict", None)
     given = move(job_id, _E.SCHEDULE, _E.DISPATCH, at=at, verdict=verdict)
     ended = move(job_id, _E.START, _E.SUCCEED, at=at, result=succeeded(job_id))
@@ -41,7 +40,7 @@ def opens_in(limiter: Limiter, clock: VirtualClock, limit: str = "hourly") -> fl
 
 @run_async
 async def test_a_job_that_went_and_ended_counts_until_its_time_is_over() -> None:
-    store, clock = MemoryStore(), VirtualClock(T0)
+    store, clock = MemoryLedger(), VirtualClock(T0)
     await ran(store, "old", T0 - 4000)
     await ran(store, "a", T0 - 3000)
     await ran(store, "b", T0 - 600)
@@ -52,7 +51,7 @@ async def test_a_job_that_went_and_ended_counts_until_its_time_is_over() -> None
 
 @run_async
 async def test_a_job_that_is_still_held_is_left_to_the_board() -> None:
-    store, clock = MemoryStore(), VirtualClock(T0)
+    store, clock = MemoryLedger(), VirtualClock(T0)
     await store.apply([accept("a", T0 - 60), move("a", _E.SCHEDULE, _E.DISPATCH, at=T0 - 60)])
     limiter = limiter_at(clock, _HOURLY)
     assert await recall_rates(store, limiter, T0 - 3600) == 0
@@ -60,7 +59,7 @@ async def test_a_job_that_is_still_held_is_left_to_the_board() -> None:
 
 @run_async
 async def test_the_rate_of_a_safety_rule_is_known_from_the_verdict() -> None:
-    store, clock = MemoryStore(), VirtualClock(T0)
+    store, clock = MemoryLedger(), VirtualClock(T0)
     verdict = SafetyVerdict(Decision.THROTTLE, "slowly", "s1", rate=Rate(1, 60.0))
     await ran(store, "a", T0 - 10, verdict=verdict)
     limiter = limiter_at(clock)
@@ -70,8 +69,8 @@ async def test_the_rate_of_a_safety_rule_is_known_from_the_verdict() -> None:
 
 @run_async
 async def test_a_long_journal_is_read_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recall, "_ROWS", 4)
-    store, clock = MemoryStore(), VirtualClock(T0)
+    monkeypatch.setattr(limits, "_PAGES", 2)
+    store, clock = MemoryLedger(), VirtualClock(T0)
     for n in range(40):
         await ran(store, f"j{n}", T0 - 40 + n)
     limiter = limiter_at(clock, Limit(name="hourly", key=("tenant",), rate=Rate(100, 60.0)))

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.adapters.memory.bus import MemoryBus
-from penstock.adapters.memory.store import MemoryStore
-from penstock.control.board import Board
-from penstock.control.limits import Limits
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.reconciler import (
     Finding,
     Lost,
@@ -20,41 +17,44 @@ from penstock.control.reconciler import (
     findings,
     held_until,
 )
-from penstock.control.roster import Roster
+from penstock.control.workers import Roster
 from penstock.core.errors import StoreFailed
-from penstock.core.job import Job, RetryPolicy
-from penstock.core.transition import Change
+from penstock.core.job import Job, RetryPolicy, Timeouts
+from penstock.core.ledger import Change
 from penstock.core.verdict import Constraints, Decision, SafetyVerdict
 from penstock.lifecycles.canonical import JobEvent, JobState
-from penstock.ports.bus import Handshake
+from penstock.ports.bus import Handshake, MemoryBus
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
+from penstock.testing.ledgers import MemoryLedger
 from penstock.testing.samples import T0, a_job, accept, move
 
-LIMITS = Limits(
+LIMITS = Timeouts(
     timeout=100, dispatch_timeout=30, lease=15, lost_grace=3, kill_grace=5, max_attempts=2
 )
 SLACK = 2.0
 _E, _S = JobEvent, JobState
 
 
-def board_of(*jobs: Job) -> Board:
-    board = Board(Roster({}), lambda: T0)
-    board.restore(jobs)
-    while board.unjudged:
-        board.queue(board.unjudged.popitem()[1])
-    return board
+def board_of(*jobs: Job) -> OpenJobs:
+    open_jobs = OpenJobs(Roster({}), lambda: T0)
+    open_jobs.restore(jobs)
+    while open_jobs.unjudged:
+        open_jobs.queue(open_jobs.unjudged.popitem()[1])
+    return open_jobs
 
 
-def found(board: Board, *, after: float, monotonic: float | None = None) -> list[Finding]:
+def found(open_jobs: OpenJobs, *, after: float, monotonic: float | None = None) -> list[Finding]:
     """What is wrong a while after everything was first seen."""
-    held = held_until(board, LIMITS, T0, 0.0, {})
+    held = held_until(open_jobs, LIMITS, T0, 0.0, {})
     passed = after if monotonic is None else monotonic
-    return list(findings(board, LIMITS, T0 + after, passed, held))
+    return list(findings(open_jobs, LIMITS, T0 + after, passed, held))
 
 
-def codes(board: Board, *, after: float) -> list[str]:
-    return [finding.code for finding in found(board, after=after) if isinstance(finding, Overdue)]
+def codes(open_jobs: OpenJobs, *, after: float) -> list[str]:
+    return [
+        finding.code for finding in found(open_jobs, after=after) if isinstance(finding, Overdue)
+    ]
 
 
 # -- limits of held jobs ----------------------------------------------------------
@@ -62,38 +62,38 @@ def codes(board: Board, *, after: float) -> list[str]:
 
 @pytest.mark.parametrize(("fields", "limit"), [({}, 30.0), ({"dispatch_timeout": 7.0}, 7.0)])
 def test_what_was_not_started_in_time_is_overdue(fields: dict[str, Any], limit: float) -> None:
-    board = board_of(a_job(state=_S.DISPATCHED, **fields))
-    assert codes(board, after=limit) == []
-    assert codes(board, after=limit + 0.001) == ["NOT_STARTED"]
+    open_jobs = board_of(a_job(state=_S.DISPATCHED, **fields))
+    assert codes(open_jobs, after=limit) == []
+    assert codes(open_jobs, after=limit + 0.001) == ["NOT_STARTED"]
 
 
 @pytest.mark.parametrize(("fields", "limit"), [({}, 100.0), ({"timeout": 9.0}, 9.0)])
 def test_a_worker_gets_grace_to_end_what_ran_too_long_itself(
     fields: dict[str, Any], limit: float
 ) -> None:
-    board = board_of(a_job(state=_S.RUNNING, **fields))
+    open_jobs = board_of(a_job(state=_S.RUNNING, **fields))
     patience = limit + LIMITS.kill_grace + SLACK
-    assert codes(board, after=patience) == []
-    assert codes(board, after=patience + 0.001) == ["TIMEOUT"]
+    assert codes(open_jobs, after=patience) == []
+    assert codes(open_jobs, after=patience + 0.001) == ["TIMEOUT"]
 
 
 def test_a_job_runs_no_longer_than_the_safety_rules_let_it() -> None:
     constraints = Constraints(max_runtime=4.0)
     verdict = SafetyVerdict(Decision.ALLOW_WITH_CONSTRAINTS, "r", "s", constraints=constraints)
-    board = board_of(replace(a_job(state=_S.RUNNING, timeout=50.0), verdict=verdict))
+    open_jobs = board_of(replace(a_job(state=_S.RUNNING, timeout=50.0), verdict=verdict))
     patience = 4 + LIMITS.kill_grace + SLACK
-    assert codes(board, after=patience) == []
-    (overdue,) = found(board, after=patience + 0.001)
+    assert codes(open_jobs, after=patience) == []
+    (overdue,) = found(open_jobs, after=patience + 0.001)
     assert isinstance(overdue, Overdue)
     assert (overdue.code, overdue.why) == ("TIMEOUT", "it ran for more than 4 s")
 
 
 @pytest.mark.parametrize("state", [_S.DISPATCHED, _S.RUNNING])
 def test_a_deadline_holds_for_whatever_a_worker_holds(state: JobState) -> None:
-    board = board_of(a_job(state=state, deadline=T0 + 4))
+    open_jobs = board_of(a_job(state=state, deadline=T0 + 4))
     patience = 4 + LIMITS.kill_grace + SLACK
-    assert codes(board, after=patience) == []
-    assert codes(board, after=patience + 0.001) == ["DEADLINE_EXCEEDED"]
+    assert codes(open_jobs, after=patience) == []
+    assert codes(open_jobs, after=patience + 0.001) == ["DEADLINE_EXCEEDED"]
 
 
 def test_a_started_job_is_not_held_to_the_time_of_its_dispatch() -> None:
@@ -101,9 +101,9 @@ def test_a_started_job_is_not_held_to_the_time_of_its_dispatch() -> None:
 
 
 def test_a_job_between_workers_is_not_overdue() -> None:
-    board = board_of(job := a_job(state=_S.DISPATCHED))
-    board.set_adrift(job, "lost")
-    assert codes(board, after=1000) == []
+    open_jobs = board_of(job := a_job(state=_S.DISPATCHED))
+    open_jobs.orphan(job, "lost")
+    assert codes(open_jobs, after=1000) == []
 
 
 # -- deadlines of waiting jobs ----------------------------------------------------
@@ -111,60 +111,62 @@ def test_a_job_between_workers_is_not_overdue() -> None:
 
 @pytest.mark.parametrize("state", [_S.PENDING, _S.SCHEDULED])
 def test_a_waiting_job_is_too_late_when_its_deadline_passes(state: JobState) -> None:
-    board = board_of(a_job(state=state, deadline=T0 + 4, seq=7))
-    assert found(board, after=3.9) == []
-    assert found(board, after=4) == [TooLate(7)]
+    open_jobs = board_of(a_job(state=state, deadline=T0 + 4, seq=7))
+    assert found(open_jobs, after=3.9) == []
+    assert found(open_jobs, after=4) == [TooLate(7)]
 
 
 def test_a_job_that_safety_cannot_judge_is_too_late_as_well() -> None:
-    board = Board(Roster({}), lambda: T0)
-    board.restore([a_job(deadline=T0 + 4, seq=7)])
-    board.doubtful[7] = "the kernel failed"
-    assert found(board, after=5) == [TooLate(7)]
+    open_jobs = OpenJobs(Roster({}), lambda: T0)
+    open_jobs.restore([a_job(deadline=T0 + 4, seq=7)])
+    open_jobs.doubtful[7] = "the kernel failed"
+    assert found(open_jobs, after=5) == [TooLate(7)]
 
 
 def test_a_job_between_workers_is_too_late_when_its_deadline_passes() -> None:
-    board = board_of(job := a_job(state=_S.RUNNING, deadline=T0 + 4, seq=7))
-    board.set_adrift(job, "lost")
-    assert found(board, after=5) == [TooLate(7)]
+    open_jobs = board_of(job := a_job(state=_S.RUNNING, deadline=T0 + 4, seq=7))
+    open_jobs.orphan(job, "lost")
+    assert found(open_jobs, after=5) == [TooLate(7)]
 
 
 # -- workers ----------------------------------------------------------------------
 
 
-def worker_on(board: Board, **fields: Any) -> None:
-    record = board.roster.worker("w")
+def worker_on(open_jobs: OpenJobs, **fields: Any) -> None:
+    record = open_jobs.roster.worker("w")
     for name, value in fields.items():
         setattr(record, name, value)
 
 
-def lost(board: Board, monotonic: float) -> bool:
-    return any(isinstance(finding, Lost) for finding in found(board, after=0, monotonic=monotonic))
+def lost(open_jobs: OpenJobs, monotonic: float) -> bool:
+    return any(
+        isinstance(finding, Lost) for finding in found(open_jobs, after=0, monotonic=monotonic)
+    )
 
 
 def test_a_worker_is_lost_when_its_lease_ran_out_in_silence() -> None:
-    worker_on(board := board_of(), heard_at=100.0)
-    assert not lost(board, 115.0)
-    assert lost(board, 115.001)
+    worker_on(open_jobs := board_of(), heard_at=100.0)
+    assert not lost(open_jobs, 115.0)
+    assert lost(open_jobs, 115.001)
 
 
 def test_a_worker_that_lost_its_connection_has_time_to_come_back() -> None:
-    worker_on(board := board_of(), heard_at=100.0, missing_since=100.0)
-    assert not lost(board, 102.9)
-    assert lost(board, 103.0)
+    worker_on(open_jobs := board_of(), heard_at=100.0, missing_since=100.0)
+    assert not lost(open_jobs, 102.9)
+    assert lost(open_jobs, 103.0)
 
 
 def test_a_worker_in_our_own_process_is_not_lost_by_silence() -> None:
-    worker_on(board := board_of(), local=True)
-    assert not lost(board, 1e9)
-    worker_on(board, missing_since=float("-inf"))
-    assert lost(board, 0.0)
+    worker_on(open_jobs := board_of(), local=True)
+    assert not lost(open_jobs, 1e9)
+    worker_on(open_jobs, missing_since=float("-inf"))
+    assert lost(open_jobs, 0.0)
 
 
 # -- mending ----------------------------------------------------------------------
 
 
-class FailingStore(MemoryStore):
+class FailingStore(MemoryLedger):
     failing = False
 
     async def apply(self, changes: Any) -> Any:
@@ -178,18 +180,18 @@ class Site:
 
     def __init__(self) -> None:
         self.clock, self.store, self.bus = VirtualClock(T0), FailingStore(), MemoryBus()
-        self.board = Board(Roster({}), self.clock.now)
-        self.store.listen(self.board.observe)
-        self.reconciler = Reconciler(self.store, self.bus, self.board, self.clock, LIMITS)
+        self.open_jobs = OpenJobs(Roster({}), self.clock.now)
+        self.store.listen(self.open_jobs.observe)
+        self.reconciler = Reconciler(self.store, self.bus, self.open_jobs, self.clock, LIMITS)
 
     def greet(self, worker_id: str = "w1") -> None:
         hello = Handshake(worker_id, "default", ("job.*",), 1, {})
-        self.board.roster.worker(worker_id).greet(hello, self.clock.monotonic())
+        self.open_jobs.roster.greet(hello, self.clock.monotonic())
 
     async def hold(self, *events: JobEvent, **fields: Any) -> None:
         self.greet()
         await self.apply(accept("a", **fields), move("a", _E.SCHEDULE, _E.DISPATCH))
-        self.board.unjudged.clear()
+        self.open_jobs.unjudged.clear()
         await self.apply(*(move("a", event) for event in events))
 
     async def apply(self, *changes: Change) -> None:
@@ -213,8 +215,8 @@ async def test_a_lost_workers_unstarted_job_waits_for_another_worker() -> None:
     await site.hold()
     await site.pass_time(16)
     assert (await site.job()).state is _S.DISPATCHED
-    assert "a" in site.board.adrift
-    assert "w1" not in site.board.roster.workers
+    assert "a" in site.open_jobs.orphaned
+    assert "w1" not in site.open_jobs.roster.workers
 
 
 @run_async
@@ -234,7 +236,7 @@ async def test_an_idempotent_job_is_repeated_so_often_and_no_more() -> None:
     site = Site()
     await site.hold(_E.START, idempotent=True)
     await site.pass_time(16)
-    assert "a" in site.board.adrift
+    assert "a" in site.open_jobs.orphaned
     site.greet("w1")
     await site.apply(move("a", _E.REDISPATCH))
     await site.pass_time(16)
@@ -298,7 +300,7 @@ async def test_a_wall_clock_that_jumps_loses_no_worker() -> None:
     site.clock.jump(-7200)
     await site.pass_time(4)
     assert (await site.job()).state is _S.RUNNING
-    assert "w1" in site.board.roster.workers
+    assert "w1" in site.open_jobs.roster.workers
 
 
 @pytest.mark.parametrize("jump", [7200.0, -7200.0])
@@ -316,7 +318,7 @@ async def test_a_held_job_ends_at_its_limit_however_the_wall_clock_is_set(
 ) -> None:
     site = Site()
     await site.hold(*events, **fields)
-    site.board.roster.worker("w1").local = True
+    site.open_jobs.roster.worker("w1").local = True
     await site.pass_time(1)
     site.clock.jump(jump)
     await site.pass_time(limit - 1)
@@ -333,7 +335,7 @@ async def test_a_job_that_runs_is_not_ended_because_the_clock_was_set_before_a_r
     site = Site()
     await site.hold(_E.START, timeout=40)
     site.clock.jump(7200)
-    again = Board(Roster({}), site.clock.now)
+    again = OpenJobs(Roster({}), site.clock.now)
     again.restore(await site.store.unfinished())
     again.roster.worker("w1").local = True
     site.reconciler = Reconciler(site.store, site.bus, again, site.clock, LIMITS)
@@ -345,10 +347,10 @@ async def test_a_job_that_runs_is_not_ended_because_the_clock_was_set_before_a_r
 async def test_a_waiting_job_that_is_too_late_is_cancelled() -> None:
     site = Site()
     await site.apply(accept("a", deadline=T0 + 2))
-    site.board.queue(site.board.unjudged.popitem()[1])
+    site.open_jobs.queue(site.open_jobs.unjudged.popitem()[1])
     await site.pass_time(3)
     job = await site.job()
     assert job.state is _S.CANCELLED
     assert job.result is not None
     assert job.result.error_code == "DEADLINE_EXCEEDED"
-    assert len(site.board.backlog) == 0
+    assert len(site.open_jobs.backlog) == 0

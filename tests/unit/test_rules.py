@@ -7,11 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.rows import every
 
-from penstock.control.reach import warnings_of
-from penstock.control.rule_fields import APPROVAL, CONSTRAINTS, RULE
-from penstock.control.rules import LARGEST, load_rules, parse_rules
-from penstock.control.safety import Rule, RuleSet
-from penstock.control.toml_lines import line_of
+from penstock.control.policy import LARGEST, load_rules, parse_rules
+from penstock.control.safety import Rule
 from penstock.core.errors import Misconfigured
 from penstock.core.job import Priority
 from penstock.core.quantity import (
@@ -97,12 +94,6 @@ def test_a_rule_file_is_read_as_it_is_written(tmp_path: Path) -> None:
     assert small.constraints == Constraints(600.0, 0, 3, 512 << 20, 1000, (), True)
 
 
-def test_every_field_of_a_rule_and_its_effects_can_be_written() -> None:
-    assert {*RULE} == {*Rule.__struct_fields__}
-    assert {*APPROVAL} == {*ApprovalTerms.__struct_fields__}
-    assert {*CONSTRAINTS} == {*Constraints.__struct_fields__}
-
-
 def test_the_snapshot_names_the_text() -> None:
     one, same = parse_rules(GOOD, "x"), parse_rules(GOOD, "y")
     other = parse_rules(GOOD + b"\n# changed", "x")
@@ -116,125 +107,155 @@ def refusal(text: str) -> str:
 
 
 HEAD = 'default = "allow"\n\n[[rules]]\nid = "a"\ndecision = "deny"\n'
-"""What comes after it begins in line 6."""
 
 
 @every(
     "text, said",
     [
-        ("", "line 1: default: is missing"),
-        ('default = "deny"\nx = \n', "line 2, column 5: is not valid TOML: Invalid value"),
-        ('default = "deny"\nx = """', "line 2: is not valid TOML"),
-        ('# top\ndefault = "maybe"', "line 2: default: 'maybe' is not known"),
-        ("default = 1", "line 1: default: is a number, not a string"),
-        ('default = "throttle"', "line 1: default: can't be 'throttle', only 'allow' or 'deny'"),
-        ('default = "deny"\nextra = 1', "line 2: extra: there is no such key"),
-        ('default = "deny"\nrule = 1', "did you mean 'rules'?"),
-        ('default = "deny"\nrules = 5', "line 2: rules: is a number, not a list"),
-        ('default = "deny"\nrules = [\n  5\n]', "line 3: rule 1 (without an id): is a number"),
-        (
-            'default = "deny"\n[[rules]]\n[[rules]]\n',
-            "line 2: rule 1 (without an id): id: is missing",
-        ),
-        (HEAD + '[[rules]]\nid = "b"', "line 6: rule 2 (b): decision: is missing"),
+        ("", "default: missing"),
+        ('default = "deny"\nx = \n', "not valid TOML: Invalid value (at line 2, column 5)"),
+        ('default = "deny"\nx = """', "not valid TOML"),
+        ('# top\ndefault = "maybe"', "default: must be 'allow' or 'deny', not 'maybe'"),
+        ("default = 1", "default: must be 'allow' or 'deny', not 1"),
+        ('default = "throttle"', "default: must be 'allow' or 'deny', not 'throttle'"),
+        ('default = "deny"\nextra = 1', "extra: unknown key (known are default, rules)"),
+        ('default = "deny"\nrule = 1', "did you mean rules?"),
+        ('default = "deny"\nrules = 5', "rules: must be a list"),
+        ('default = "deny"\nrules = [\n  5\n]', "rule 1 (no id): must be a table"),
+        ('default = "deny"\n[[rules]]\n[[rules]]\n', "rule 1 (no id): missing required key id"),
+        (HEAD + '[[rules]]\nid = "b"', "rule 2 (b): missing required key decision"),
     ],
 )
-def test_a_wrong_file_is_refused_naming_line_and_key(text: str, said: str) -> None:
+def test_a_wrong_file_is_refused_naming_the_key(text: str, said: str) -> None:
     assert said in refusal(text)
 
 
 def test_a_refusal_begins_with_the_file() -> None:
-    assert refusal("").startswith("rules my.toml, line 1: ")
-    assert refusal("?").startswith("rules my.toml, line 1, column 1: ")
+    assert refusal("").startswith("rules my.toml: ")
+    assert refusal("?").startswith("rules my.toml: ")
 
 
 @every(
     "text, said",
     [
-        ('topic = ["job.x"]', "line 6: rule 1 (a): topic: there is no such key"),
-        ('topic = ["job.x"]', "did you mean 'topics'?"),
+        ('topic = ["job.x"]', "my.toml: rule 1 (a): topic: unknown key"),
+        ('topic = ["job.x"]', "did you mean topics?"),
         ("colour = 1", "known are approval, "),
-        ('topics = "job.x"', "line 6: rule 1 (a): topics: is a string, not a list"),
-        ("topics = []", "topics: is empty, and would match nothing"),
-        ('topics = [\n"job.x",\n7]', "line 8: rule 1 (a): topics[1]: is a number, not a string"),
-        ('topics = ["job.[ab"]', "topics[0]: 'job.[ab' opens a '[' that is never closed"),
-        ('topics = ["job.[]"]', "never closed"),
-        ('tenants = [""]', "tenants[0]: '' is no glob"),
+        ('topics = "job.x"', "my.toml: rule 1 (a): topics: expected array, got string"),
+        ("topics = []", "topics: empty: leave it out"),
+        (
+            'topics = [\n"job.x",\n7]',
+            "my.toml: rule 1 (a): topics[1]: expected string, got integer",
+        ),
+        ('topics = ["job.[ab"]', "topics[0]: 'job.[ab' has a '[' that is not closed"),
+        ('topics = ["job.[]"]', "not closed"),
+        ('tenants = [""]', "tenants[0]: '' is not a valid glob"),
         ('tenants = ["a\\u0000b"]', "tenants[0]: has a control character"),
-        ("labels = 1", "labels: is a number, not a table"),
-        ("labels = {}", "labels: is empty"),
-        ("labels = { k = 1 }", "line 6: rule 1 (a): labels.k: is a number, not a string"),
-        ('labels.k = "v"\nlabels.l = [1]', "line 7: rule 1 (a): labels.l[0]: is a number"),
-        ("[rules.labels]\nk = []", "line 7: rule 1 (a): labels.k: is empty"),
-        ("env_keys = []", "env_keys: is empty"),
-        ('priorities = ["urgent"]', "priorities[0]: 'urgent' is not known"),
-        ('priorities = ["bathc"]', "did you mean 'batch'?"),
-        ("min_cost = -1", "line 6: rule 1 (a): min_cost: -1 is out of range"),
+        ("labels = 1", "labels: expected table, got integer"),
+        ("labels = {}", "labels: empty"),
+        (
+            "labels = { k = 1 }",
+            "my.toml: rule 1 (a): labels.k: expected string or array, got integer",
+        ),
+        (
+            'labels.k = "v"\nlabels.l = [1]',
+            "my.toml: rule 1 (a): labels.l[0]: expected string, got integer",
+        ),
+        ("[rules.labels]\nk = []", "my.toml: rule 1 (a): labels.k: empty"),
+        ("env_keys = []", "env_keys: empty"),
+        ('priorities = ["urgent"]', "priorities[0]: invalid enum value 'urgent'"),
+        ('priorities = ["bathc"]', "did you mean batch?"),
+        ("min_cost = -1", "my.toml: rule 1 (a): min_cost: -1 is out of range"),
         ("min_cost = nan", "min_cost: nan is not a number"),
-        ('min_cost = "1"', "min_cost: is a string, not a number"),
-        ("max_cost = true", "max_cost: is a boolean, not a number"),
-        ("min_cost = 2\nmax_cost = 1", "line 7: rule 1 (a): max_cost: is less than min_cost"),
-        ("reason = 1979-05-27", "reason: is a date, not a string"),
-        ('rate = "10/m"', "line 6: rule 1 (a): rate: goes with decision 'throttle' only"),
-        ("approval = {}", "approval: goes with decision 'require_approval' only"),
-        ("constraints = { max_retries = 1 }", "goes with decision 'allow_with_constraints' only"),
-        ('[[rules]]\nid = "a"\ndecision = "deny"', "line 7: rule 2 (a): id: rule 1 has this id"),
-        ('[[rules]]\nid = "a b"\ndecision = "deny"', "line 7: rule 2 (a b): id: 'a b' is not"),
-        ('[[rules]]\nid = "default"\ndecision = "deny"', "line 7: rule 2 (default): id: 'default'"),
-        ('[[rules]]\nid = "b"\ndecision = "denny"', "line 8: rule 2 (b): decision: 'denny'"),
+        ('min_cost = "1"', "min_cost: expected number, got string"),
+        ("max_cost = true", "max_cost: expected number, got boolean"),
+        ("min_cost = 2\nmax_cost = 1", "my.toml: rule 1 (a): max_cost: less than min_cost"),
+        ("reason = 1979-05-27", "reason: expected string, got date"),
+        (
+            'rate = "10/m"',
+            "my.toml: rule 1 (a): decision: rate is only allowed with decision 'throttle'",
+        ),
+        ("approval = {}", "decision: approval is only allowed with decision 'require_approval'"),
+        (
+            "constraints = { max_retries = 1 }",
+            "only allowed with decision 'allow_with_constraints'",
+        ),
+        (
+            '[[rules]]\nid = "a"\ndecision = "deny"',
+            "my.toml: rule 2 (a): id: also the id of rule 1",
+        ),
+        ('[[rules]]\nid = "a b"\ndecision = "deny"', "my.toml: rule 2 (a b): id: 'a b' is not"),
+        (
+            '[[rules]]\nid = "default"\ndecision = "deny"',
+            "my.toml: rule 2 (default): id: 'default'",
+        ),
+        (
+            '[[rules]]\nid = "b"\ndecision = "denny"',
+            "my.toml: rule 2 (b): decision: invalid enum value 'denny'",
+        ),
     ],
 )
-def test_a_wrong_rule_is_refused_naming_line_rule_and_key(text: str, said: str) -> None:
+def test_a_wrong_rule_is_refused_naming_rule_and_key(text: str, said: str) -> None:
     assert said in refusal(HEAD + text)
 
 
 @every(
     "decision, text, said",
     [
-        ("throttle", "", "line 5: rule 1 (a): decision: 'throttle' also needs 'rate'"),
-        ("throttle", 'rate = "0/m"', "line 6: rule 1 (a): rate: '0/m' lets nothing through"),
+        ("throttle", "", "my.toml: rule 1 (a): decision: decision 'throttle' requires rate"),
+        ("throttle", 'rate = "0/m"', "my.toml: rule 1 (a): rate: '0/m' lets nothing through"),
         ("throttle", 'rate = "5/0s"', "rate: '5/0s' lets nothing through"),
         ("throttle", 'rate = "10"', "rate: '10' is not a rate; write 10/s"),
         ("throttle", 'rate = "10/y"', "rate: '10/y' is not a rate"),
         ("throttle", 'rate = "-1/m"', "rate: '-1/m' is not a rate"),
-        ("throttle", "rate = 10", "rate: is a number, not a string"),
-        ("throttle", 'rate = "1/900d"', "rate: 7.776e+07 is out of range"),
-        ("allow_with_constraints", "", "decision: 'allow_with_constraints' also needs"),
+        ("throttle", "rate = 10", "rate: expected string"),
+        ("throttle", 'rate = "1/900d"', "rate.per: 7.776e+07 is out of range"),
+        ("allow_with_constraints", "", "decision 'allow_with_constraints' requires"),
         ("allow_with_constraints", "constraints = {}", "constraints: sets no limit"),
         ("allow_with_constraints", "constraints = { read_only = false }", "sets no limit"),
         (
             "allow_with_constraints",
             'constraints = { max_retries = 1, max_runtime = "10x" }',
-            "line 6: rule 1 (a): constraints.max_runtime: '10x' is not a duration",
+            "my.toml: rule 1 (a): constraints.max_runtime: '10x' is not a duration",
         ),
         (
             "allow_with_constraints",
             "[rules.constraints]\nmax_retries = -1",
-            "line 7: rule 1 (a): constraints.max_retries: -1 is out of range",
+            "my.toml: rule 1 (a): constraints.max_retries: -1 is out of range",
         ),
         ("allow_with_constraints", "constraints = { max_runtime = 0 }", "max_runtime: 0 is out"),
         ("allow_with_constraints", "constraints = { max_concurrent = 0 }", "max_concurrent: 0 is"),
-        ("allow_with_constraints", "constraints = { max_retries = 1.5 }", "not a whole number"),
+        (
+            "allow_with_constraints",
+            "constraints = { max_retries = 1.5 }",
+            "expected integer, got number",
+        ),
         ("allow_with_constraints", 'constraints = { max_memory = "5 bananas" }', "not a size"),
         ("allow_with_constraints", 'constraints = { max_output = "0b" }', "max_output: 0 is out"),
-        ("allow_with_constraints", 'constraints = { network = "x" }', "network: is a string"),
+        (
+            "allow_with_constraints",
+            'constraints = { network = "x" }',
+            "network: expected array, got string",
+        ),
         ("allow_with_constraints", 'constraints = { network = ["a b"] }', "network[0]: 'a b' is"),
-        ("allow_with_constraints", "constraints = { read_only = 1 }", "not true or false"),
-        ("allow_with_constraints", "constraints = { max_memry = 1 }", "did you mean 'max_memory'?"),
-        ("require_approval", "approval = 1", "approval: is a number, not a table"),
+        (
+            "allow_with_constraints",
+            "constraints = { read_only = 1 }",
+            "expected boolean, got integer",
+        ),
+        ("allow_with_constraints", "constraints = { max_memry = 1 }", "did you mean max_memory?"),
+        ("require_approval", "approval = 1", "approval: expected table, got integer"),
         ("require_approval", "approval = { needed = 0 }", "approval.needed: 0 is out of range"),
-        ("require_approval", "approval = { approvers = [] }", "approval.approvers: is empty"),
+        ("require_approval", "approval = { approvers = [] }", "approval.approvers: empty"),
         ("require_approval", 'approval = { expires = "1y" }', "approval.expires: '1y' is not"),
         (
             "require_approval",
             '[rules.approval]\napprovers = ["ada", "ada"]\nneeded = 2',
-            "line 8: rule 1 (a): approval.needed: 2 are needed, but there are only 1 approvers",
+            "my.toml: rule 1 (a): approval.needed: 2 needed, but approvers lists 1",
         ),
     ],
 )
-def test_a_wrong_effect_is_refused_naming_line_rule_and_key(
-    decision: str, text: str, said: str
-) -> None:
+def test_a_wrong_effect_is_refused_naming_rule_and_key(decision: str, text: str, said: str) -> None:
     assert said in refusal(HEAD.replace("deny", decision) + text)
 
 
@@ -244,7 +265,7 @@ def test_an_approval_may_be_asked_for_without_saying_how() -> None:
 
 
 def test_a_file_that_is_no_text_is_refused_naming_the_line() -> None:
-    with pytest.raises(Misconfigured, match="line 2: is not UTF-8"):
+    with pytest.raises(Misconfigured, match="line 2 is not UTF-8"):
         parse_rules(b'default = "deny"\n# \xff', "my.toml")
 
 
@@ -260,59 +281,6 @@ def test_a_file_that_is_far_too_large_or_deep_is_refused() -> None:
         parse_rules(b"#" * (LARGEST + 1), "my.toml")
     with pytest.raises(Misconfigured, match="nested too deeply"):
         parse_rules(b"x = " + b"[" * 100_000, "my.toml")
-
-
-# -- lines ----------------------------------------------------------------------------------
-
-ODD = '''# a comment with [[rules]] and x = 1
-"quoted key" = """
-[[rules]]
-x = 1 \\""" still
-"""
-time = 1979-05-27 07:32:00
-'single' = \'\'\'
-y = 2\'\'\'
-[[rules]] # one
-a.b = [1, [2,
-  # not = this
-  3], { c = "]", d = '}' }]
-[rules.sub]
-deep = {x = {y = "#"},
-z = 1}
-[[rules.more]]
-k = 1
-[[rules.more]]
-k = 2
-[[rules]]
-a = "\\"[[rules]]"
-'''
-
-
-@every(
-    "path, line",
-    [
-        (("quoted key",), 2),
-        (("time",), 6),
-        (("single",), 7),
-        (("rules", 0), 9),
-        (("rules", 0, "a", "b"), 10),
-        (("rules", 0, "a", "b", 1), 10),
-        (("rules", 0, "a", "b", 1, 1), 12),
-        (("rules", 0, "a", "b", 2, "d"), 12),
-        (("rules", 0, "sub"), 13),
-        (("rules", 0, "sub", "deep", "x", "y"), 14),
-        (("rules", 0, "sub", "deep", "z"), 15),
-        (("rules", 0, "more", 0, "k"), 17),
-        (("rules", 0, "more", 1, "k"), 19),
-        (("rules", 1), 20),
-        (("rules", 1, "a"), 21),
-        (("rules", 1, "nowhere", "at", "all"), 20),
-        (("nowhere",), 1),
-    ],
-)
-def test_a_key_is_found_however_it_is_written(path: tuple[str | int, ...], line: int) -> None:
-    assert line_of(ODD, path) == line
-    assert line_of(ODD.replace("\n", "\r\n"), path) == line
 
 
 # -- quantities -----------------------------------------------------------------------------
@@ -333,51 +301,3 @@ def test_a_duration_is_said_as_it_is_written(text: str) -> None:
 @pytest.mark.parametrize("text", ["1000B", "64KiB", "512MiB", "3GiB", "1TiB"])
 def test_a_size_is_said_as_it_is_written(text: str) -> None:
     assert say_size(parse_size(text)) == text
-
-
-# -- rules in vain --------------------------------------------------------------------------
-
-DENY = Decision.DENY
-
-
-@every(
-    "first, second, reached",
-    [
-        (Rule("a", DENY), Rule("b", DENY, topics=("job.x",)), False),
-        (Rule("a", DENY, topics=("job.*",)), Rule("b", DENY, topics=("job.x.*",)), False),
-        (Rule("a", DENY, topics=("job.*",)), Rule("b", DENY), True),
-        (Rule("a", DENY, topics=("job.?",)), Rule("b", DENY, topics=("job.*",)), True),
-        (Rule("a", DENY, topics=("job.?",)), Rule("b", DENY, topics=("job.x",)), False),
-        (Rule("a", DENY, topics=("*b*",)), Rule("b", DENY, topics=("job.[ab]c",)), True),
-        (Rule("a", DENY, labels={"k": "v*"}), Rule("b", DENY, labels={"k": "v"}), False),
-        (Rule("a", DENY, labels={"k": "v*"}), Rule("b", DENY, labels={"l": "v"}), True),
-        (Rule("a", DENY, env_keys=("A",)), Rule("b", DENY, env_keys=("B", "A")), False),
-        (Rule("a", DENY, env_keys=("A", "B")), Rule("b", DENY, env_keys=("A",)), True),
-        (Rule("a", DENY, min_cost=1), Rule("b", DENY, min_cost=2), False),
-        (Rule("a", DENY, min_cost=2), Rule("b", DENY, min_cost=1), True),
-        (Rule("a", DENY, max_cost=2), Rule("b", DENY, max_cost=1), False),
-        (Rule("a", DENY, max_cost=2), Rule("b", DENY), True),
-    ],
-)
-def test_a_rule_behind_one_that_takes_all_its_jobs_is_warned_of(
-    first: Rule, second: Rule, reached: bool
-) -> None:
-    warned = [name for name, why in warnings_of(RuleSet(DENY, (first, second))) if "reached" in why]
-    assert warned == ([] if reached else ["b"])
-
-
-@pytest.mark.parametrize(
-    ("glob", "warned"),
-    [
-        ("text.*", True),
-        ("job", True),
-        ("job.x", False),
-        ("*", False),
-        ("j*", False),
-        ("[j]ob.x", False),
-        ("jab*", True),
-    ],
-)
-def test_a_topic_that_cannot_be_is_warned_of(glob: str, warned: bool) -> None:
-    rules = RuleSet(DENY, (Rule("a", DENY, topics=(glob,)),))
-    assert [name for name, _ in warnings_of(rules)] == ["a"] * warned

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 
 from penstock.api.openapi import document
 from penstock.api.operations import OPERATIONS
-from penstock.api.paging import cursor, run_cursor, run_place
-from penstock.core.errors import InvalidRequest, PipelineBusy
-from penstock.core.item_view import INLINE, ItemView, item_of, item_view
+from penstock.api.selection import cursor, run_cursor, run_place
+from penstock.core.errors import InvalidRequest, PipelineBusy, revived
 from penstock.core.pointer import encode_data
-from penstock.core.revival import revived
-from penstock.core.run_view import RunView, record_of, view_of
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.records import (
     Alert,
     ItemOutcome,
     ItemRecord,
@@ -30,7 +28,15 @@ from penstock.core.stages import (
     StageRecord,
     StageStatus,
 )
-from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.views import (
+    INLINE,
+    ItemView,
+    RunView,
+    item_of,
+    item_view,
+    record_of,
+    view_of,
+)
 
 DOCUMENT: dict[str, Any] = json.loads(msgspec.json.encode(document(OPERATIONS)))
 NEW = PipelineRecord(id="a", trace_id="t", pipeline="news", created_at=1.5)

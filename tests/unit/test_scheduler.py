@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.adapters.memory.bus import MemoryBus
-from penstock.adapters.memory.store import MemoryStore
-from penstock.control.board import Board
-from penstock.control.limits import Limits
+from penstock.control.ledger import Ledger
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.reconciler import Reconciler
-from penstock.control.roster import Roster
 from penstock.control.safety import Rule, RuleSet, SafetyKernel
 from penstock.control.scheduler import Scheduler
+from penstock.control.workers import Roster
 from penstock.core.errors import StoreFailed, Unstorable
-from penstock.core.job import Job, JobRequest
-from penstock.core.transition import Answer, Change, Move
+from penstock.core.job import Job, JobRequest, Priority, Timeouts
+from penstock.core.ledger import Answer, Change, Move
 from penstock.core.verdict import Decision, SafetyVerdict
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.bus import (
@@ -32,13 +30,16 @@ from penstock.ports.bus import (
     Handshake,
     Heartbeat,
     JobCancel,
+    MemoryBus,
     Reintroduce,
     Returned,
     Settled,
     Started,
 )
+from penstock.ports.executor import PAUSED
 from penstock.testing.aio import run_async
 from penstock.testing.clock import LoopClock, VirtualClock, VirtualLoop
+from penstock.testing.ledgers import MemoryLedger
 from penstock.testing.samples import T0, accept, failed, move, succeeded
 
 _E, _S = JobEvent, JobState
@@ -61,17 +62,13 @@ class TellingBus:
         raise NotImplementedError
 
 
-class StubbornStore(MemoryStore):
+class StubbornStore(MemoryLedger):
     failures = 0
     read_failures = 0
 
-    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
+    async def commit(self, *args: Any, **kwargs: Any) -> Any:
         self._maybe_fail()
-        return await super().apply(changes)
-
-    async def remember(self, name: str, value: bytes) -> None:
-        self._maybe_fail()
-        await super().remember(name, value)
+        return await super().commit(*args, **kwargs)
 
     async def get(self, job_id: str) -> Job | None:
         self._maybe_fail_to_read()
@@ -105,13 +102,13 @@ class Site:
     ) -> None:
         self.clock, self.bus = EagerClock(T0), TellingBus()
         self.store = store or StubbornStore()
-        self.board = Board(Roster({}), self.clock.now)
-        self.store.listen(self.board.observe)
-        limits = Limits(lease=15, lost_grace=3)
+        self.open_jobs = OpenJobs(Roster({}), self.clock.now)
+        self.store.listen(self.open_jobs.observe)
+        limits = Timeouts(lease=15, lost_grace=3)
         kernel = kernel or SafetyKernel()
-        self.scheduler = Scheduler(self.store, self.bus, self.board, kernel, self.clock, limits)
+        self.scheduler = Scheduler(self.store, self.bus, self.open_jobs, kernel, self.clock, limits)
         self.store.listen(self.scheduler.hear)
-        self.reconciler = Reconciler(self.store, self.bus, self.board, self.clock, limits)
+        self.reconciler = Reconciler(self.store, self.bus, self.open_jobs, self.clock, limits)
 
     async def turn(self, *messages: AnyMessage) -> list[AnyMessage]:
         """One turn with these messages; returns what it sent."""
@@ -160,6 +157,121 @@ async def test_a_job_goes_to_a_worker_with_room_after_its_commit() -> None:
     assert (await site.job("b")).state is _S.SCHEDULED
 
 
+def site_that_gives_at_once(kernel: SafetyKernel | None = None) -> Site:
+    site = Site(kernel)
+    site.store.dispatcher = site.scheduler
+    return site
+
+
+@run_async
+async def test_a_job_goes_out_with_the_commit_that_accepts_it_if_a_worker_has_room() -> None:
+    site = site_that_gives_at_once()
+    await site.greet(slots=2)
+    await site.apply(accept("a"))
+    await site.apply(accept("b"))
+    sent = [(who, m.request.job_id) for who, m in site.bus.sent if isinstance(m, Dispatch)]
+    assert sent == [("w1", "a"), ("w1", "b")]
+    assert [entry.event for entry in await site.store.history("a")] == [
+        _E.ACCEPT,
+        _E.SCHEDULE,
+        _E.DISPATCH,
+    ]
+    assert len((await site.job("a")).pages) == 1
+    assert site.open_jobs.waiting() == 0
+    assert await site.turn() == []
+
+
+@run_async
+async def test_jobs_for_which_there_is_not_room_enough_go_out_in_their_order() -> None:
+    site = site_that_gives_at_once()
+    await site.greet()
+    await site.apply(accept("a"), accept("b", priority=Priority.CRITICAL))
+    (order,) = await site.turn()
+    assert isinstance(order, Dispatch)
+    assert order.request.job_id == "b"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"run_at": T0 + 60}, {"after": ("b",)}, {"deadline": T0 + 60}, {"topic": "other"}],
+    ids=lambda fields: next(iter(fields)),
+)
+@run_async
+async def test_what_must_wait_does_not_go_out_with_the_commit_that_accepts_it(
+    fields: dict[str, Any],
+) -> None:
+    site = site_that_gives_at_once()
+    await site.greet()
+    await site.apply(accept("a", **fields))
+    assert (await site.job("a")).state is _S.PENDING
+
+
+@run_async
+async def test_nothing_passes_what_waits_already() -> None:
+    site = site_that_gives_at_once()
+    await site.greet()
+    await site.apply(accept("a", topic="other"))
+    await site.turn()
+    await site.apply(accept("b"))
+    assert (await site.job("b")).state is _S.PENDING
+
+
+@pytest.mark.parametrize("how", ["lost", "forgotten", "pool paused", "topic paused"])
+@run_async
+async def test_a_worker_that_goes_or_pauses_during_a_turn_is_given_nothing(how: str) -> None:
+    site = site_that_gives_at_once()
+    await site.greet()
+    roster = site.open_jobs.roster
+    worker = roster.workers["w1"]
+
+    async def meanwhile(seqs: Sequence[int]) -> list[Job]:
+        match how:
+            case "lost":
+                roster.drain(worker)
+            case "forgotten":
+                roster.forget(worker)
+            case "pool paused":
+                roster.pause("default")
+            case "topic paused":
+                roster.set_facts("w1", "", {PAUSED: {"job.test": "no memory"}})
+        await site.apply(accept("a"))
+        return []
+
+    site.open_jobs.unread[99] = None
+    site.scheduler._waiting_jobs._store.fetch = meanwhile  # type: ignore[method-assign]
+    await site.turn()
+    assert (await site.job("a")).state in (_S.PENDING, _S.SCHEDULED)
+
+
+@run_async
+async def test_where_there_are_rules_a_job_is_judged_first() -> None:
+    rules = RuleSet(Decision.ALLOW, (Rule("no", Decision.DENY, topics=("job.no",)),), "s1")
+    site = site_that_gives_at_once(SafetyKernel(rules))
+    await site.greet()
+    await site.apply(accept("a", topic="job.no"))
+    assert await site.turn() == []
+    assert (await site.job("a")).state is _S.DENIED
+
+
+@run_async
+async def test_a_job_whose_commit_fails_is_not_sent_and_its_slot_is_free_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    site = site_that_gives_at_once()
+    await site.greet()
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(site.store.backend, "write", no_space)
+        with pytest.raises(StoreFailed):
+            await site.store.apply([accept("a")])
+    assert kinds([message for _, message in site.bus.sent]).count(Dispatch) == 0
+    await site.apply(accept("b"))
+    assert (await site.job("b")).state is _S.DISPATCHED
+
+
+async def no_space(*_: Any) -> None:
+    raise StoreFailed("no space")
+
+
 @run_async
 async def test_a_finished_jobs_slot_is_filled_in_the_same_turn() -> None:
     site = Site()
@@ -177,8 +289,8 @@ async def test_a_job_cancelled_before_it_was_judged_waits_no_more() -> None:
     await site.apply(accept("a"))
     await site.apply(move("a", _E.CANCEL))
     await site.turn()
-    assert len(site.board.backlog) == 0
-    assert not site.board.unjudged
+    assert len(site.open_jobs.backlog) == 0
+    assert not site.open_jobs.unjudged
 
 
 @run_async
@@ -186,7 +298,7 @@ async def test_notes_on_ended_jobs_are_not_counted_as_ends() -> None:
     site = Site()
     await site.apply(accept("a"), move("a", _E.CANCEL))
     await site.apply(move("a", _E.NOTE), move("a", _E.NOTE))
-    assert site.board.finished == 1
+    assert site.open_jobs.finished == 1
 
 
 @run_async
@@ -237,7 +349,7 @@ async def lost_before_its_start(site: Site, **fields: Any) -> None:
     await site.apply(accept("a", **fields))
     await site.turn()
     await site.pass_time(16)
-    assert "a" in site.board.adrift
+    assert "a" in site.open_jobs.orphaned
 
 
 @run_async
@@ -330,7 +442,7 @@ async def test_a_worker_that_was_given_up_while_it_was_given_a_job_is_asked_as_w
     site = Site()
     await site.greet("w1")
     await site.pass_time(16)
-    assert "w1" not in site.board.roster.workers
+    assert "w1" not in site.open_jobs.roster.workers
     # The commit of a dispatch that was under way:
     await site.apply(accept("a"), move("a", _E.SCHEDULE, _E.DISPATCH))
     assert Reintroduce() in await site.turn(Heartbeat("w1"))
@@ -346,8 +458,8 @@ async def test_heartbeats_count_while_the_scheduler_waits_for_the_disk() -> None
     for _ in range(40):  # no turn is taken
         await site.pass_time(0.5)
         await site.scheduler.beat([Heartbeat("w1")])
-    assert "w1" in site.board.roster.workers
-    assert site.board.adrift == {}
+    assert "w1" in site.open_jobs.roster.workers
+    assert site.open_jobs.orphaned == {}
 
 
 # -- trouble ----------------------------------------------------------------------
@@ -398,7 +510,7 @@ async def test_a_job_whose_worker_is_lost_while_its_record_is_read_goes_to_anoth
     await site.apply(accept("a"))
     store.site = site
     assert Dispatch not in kinds(await site.turn())
-    assert site.board.roster.workers == {}
+    assert site.open_jobs.roster.workers == {}
     sent = await site.turn(hello("w2"))
     assert Dispatch in kinds(sent)
     assert (await site.job()).worker_id == "w2"
@@ -473,11 +585,11 @@ async def test_a_kernel_that_cannot_answer_holds_only_the_job_it_was_asked_about
     sent = await site.turn()
     assert [m.request.job_id for m in sent if isinstance(m, Dispatch)] == ["b"]
     assert (await site.job()).state is _S.PENDING
-    assert "no answer" in site.board.doubtful[1]
+    assert "no answer" in site.open_jobs.doubtful[1]
     kernel.broken = False
     sent = await site.turn()
     assert [m.request.job_id for m in sent if isinstance(m, Dispatch)] == ["a"]
-    assert site.board.doubtful == {}
+    assert site.open_jobs.doubtful == {}
 
 
 @run_async
@@ -488,8 +600,8 @@ async def test_a_job_in_doubt_that_is_too_late_is_asked_about_no_more() -> None:
     await site.pass_time(3)
     await site.turn()
     assert (await site.job()).state is _S.CANCELLED
-    assert site.board.doubtful == {}
-    assert not site.board.unjudged
+    assert site.open_jobs.doubtful == {}
+    assert not site.open_jobs.unjudged
 
 
 @pytest.mark.parametrize("state", [_S.PENDING, _S.SCHEDULED])
@@ -501,8 +613,8 @@ async def test_a_denied_job_never_reaches_a_worker(state: JobState) -> None:
     await site.apply(accept("a"))
     if state is _S.SCHEDULED:
         await site.apply(move("a", _E.SCHEDULE))
-        site.board.unjudged.clear()
-        site.board.restore([await site.job()])
+        site.open_jobs.unjudged.clear()
+        site.open_jobs.restore([await site.job()])
     assert Dispatch not in kinds(await site.turn())
     job = await site.job()
     assert job.state is _S.DENIED
@@ -515,16 +627,16 @@ async def test_a_dispatch_that_lost_a_race_is_tried_again() -> None:
     site = Site()
     await site.greet()
     await site.apply(accept("a"))
-    apply = site.store.apply
+    commit = site.store.commit
     raced: list[Any] = []
 
-    async def racing(changes: Sequence[Change]) -> list[Answer]:
+    async def racing(changes: Sequence[Change], *rest: Any, **facts: Any) -> Any:
         if not raced:
             raced.append(True)
-            await apply([move("a", _E.NOTE)])
-        return await apply(changes)
+            await commit([move("a", _E.NOTE)])
+        return await commit(changes, *rest, **facts)
 
-    site.store.apply = racing  # type: ignore[method-assign]
+    site.store.commit = racing  # type: ignore[method-assign]
     assert Dispatch not in kinds(await site.turn())
     assert Dispatch in kinds(await site.turn())
 
@@ -537,8 +649,8 @@ async def test_a_worker_that_introduces_itself_once_more_keeps_what_is_on_its_wa
     await site.turn()
     await site.turn(hello("w1", session="s", link=1))
     job = await site.job()
-    assert (job.attempt, site.board.adrift) == (1, {})
-    assert site.board.roster.workers["w1"].held == {"a": 1}
+    assert (job.attempt, site.open_jobs.orphaned) == (1, {})
+    assert site.open_jobs.roster.workers["w1"].held == {"a": 1}
 
 
 @pytest.mark.parametrize("other", [{"session": "t", "link": 1}, {"session": "s", "link": 2}])
@@ -548,7 +660,7 @@ async def test_a_worker_that_comes_back_without_a_job_lost_it(other: dict[str, A
     await site.greet("w1", session="s", link=1)
     await site.apply(accept("a"))
     await site.turn()
-    site.board.roster.workers["w1"].missing_since = 0.0
+    site.open_jobs.roster.set_missing(site.open_jobs.roster.workers["w1"], 0.0)
     await site.turn(hello("w1", **other))
     assert (await site.job()).attempt == 2
 
@@ -558,12 +670,13 @@ class SlowStore(StubbornStore):
 
     meanwhile: tuple[Change, ...] = ()
 
-    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
-        answers = await super().apply(changes)
+    async def commit(self, *args: Any, **kwargs: Any) -> Any:
+        told = await super().commit(*args, **kwargs)
         if self.meanwhile:
             other, self.meanwhile = self.meanwhile, ()
-            assert all(answer.moved for answer in await super().apply(other))
-        return answers
+            answers, _ = await super().commit(other)
+            assert all(answer.moved for answer in answers)
+        return told
 
 
 def slow_site() -> Site:
@@ -607,19 +720,19 @@ async def test_a_job_sent_after_a_worker_introduced_itself_is_not_missed_by_it()
     site = Site()
     await site.greet("w1", session="s", link=1)
     await site.apply(accept("a"))
-    apply = site.store.apply
+    commit = site.store.commit
 
-    async def stuck(changes: Sequence[Change]) -> list[Answer]:
+    async def stuck(changes: Sequence[Change], *rest: Any, **facts: Any) -> Any:
         await site.scheduler.meet([hello("w1", session="s", link=2)])
-        site.store.apply = apply  # type: ignore[method-assign]
-        return await apply(changes)
+        site.store.commit = commit  # type: ignore[method-assign]
+        return await commit(changes, *rest, **facts)
 
-    site.store.apply = stuck  # type: ignore[method-assign]
+    site.store.commit = stuck  # type: ignore[method-assign]
     assert Dispatch in kinds(await site.turn())
     await site.turn()
     job = await site.job()
-    assert (job.attempt, site.board.adrift) == (1, {})
-    assert site.board.roster.workers["w1"].held == {"a": 1}
+    assert (job.attempt, site.open_jobs.orphaned) == (1, {})
+    assert site.open_jobs.roster.workers["w1"].held == {"a": 1}
 
 
 @run_async
@@ -633,17 +746,17 @@ async def test_a_worker_that_we_do_not_know_may_forget_its_results_all_the_same(
 @run_async
 async def test_a_start_that_is_in_the_book_is_not_given_to_another() -> None:
     site = Site()
-    site.scheduler.intake._losses._starts = Book({("a", 1)})
+    site.scheduler.intake._losses._starts = Starts({("a", 1)})
     await site.greet("w1", session="s")
     await site.apply(accept("a"))
     await site.turn()
-    site.board.roster.workers["w1"].missing_since = 0.0
+    site.open_jobs.roster.set_missing(site.open_jobs.roster.workers["w1"], 0.0)
     await site.turn(hello("w1", session="another"))
     assert (await site.job()).state is _S.TIMEOUT
 
 
-class Book:
-    folder = "books"
+class Starts:
+    folder = "starts"
 
     def __init__(self, begun: set[tuple[str, int]]) -> None:
         self._begun = begun
@@ -660,8 +773,8 @@ async def test_a_farewell_that_comes_twice_takes_nothing_from_who_still_works() 
     await site.turn()
     await site.turn(Farewell("w1"), Farewell("w1"))
     await site.pass_time(1)
-    assert site.board.adrift == {}
-    assert site.board.roster.workers["w1"].status == "draining"
+    assert site.open_jobs.orphaned == {}
+    assert site.open_jobs.roster.workers["w1"].status == "draining"
 
 
 @run_async
@@ -672,7 +785,7 @@ async def test_what_never_reached_a_worker_that_is_gone_goes_to_another() -> Non
     await site.turn()
     await site.turn(Farewell("w1"), Farewell("w1", gone=True))
     await site.pass_time(1)
-    assert "a" in site.board.adrift
+    assert "a" in site.open_jobs.orphaned
 
 
 @run_async
@@ -685,15 +798,15 @@ async def test_a_result_that_waits_for_the_disk_is_not_overtaken_by_the_loss_of_
     await site.apply(accept("a"))
     await site.turn()
     await site.turn(Started("a", 1, "w1", confirm=True))
-    apply = site.store.apply
+    commit = site.store.commit
     done = Finished(succeeded("a", worker_id="w1", attempt=1))
 
-    async def stuck(changes: Sequence[Change]) -> list[Answer]:
-        site.store.apply = apply  # type: ignore[method-assign]
+    async def stuck(changes: Sequence[Change], *rest: Any, **facts: Any) -> Any:
+        site.store.commit = commit  # type: ignore[method-assign]
         await site.pass_time(20)  # its lease runs out while the commit is stuck
-        return await apply(changes)
+        return await commit(changes, *rest, **facts)
 
-    site.store.apply = stuck  # type: ignore[method-assign]
+    site.store.commit = stuck  # type: ignore[method-assign]
     await site.turn(done)
     assert (await site.job()).state is _S.SUCCEEDED
 
@@ -705,12 +818,12 @@ async def test_a_worker_that_has_come_back_is_not_lost_before_that_is_read() -> 
     await site.greet(session="s", link=1)
     await site.apply(accept("a"))
     await site.turn()
-    site.board.roster.workers["w1"].missing_since = site.clock.monotonic()
+    site.open_jobs.roster.set_missing(site.open_jobs.roster.workers["w1"], site.clock.monotonic())
     await site.scheduler.meet([hello("w1", session="s", link=2, held=(("a", 1),))])
     await site.pass_time(10)
-    assert site.board.adrift == {}
+    assert site.open_jobs.orphaned == {}
     await site.turn()
-    assert site.board.roster.workers["w1"].ready
+    assert site.open_jobs.roster.workers["w1"].ready
 
 
 def test_a_delayed_job_starts_at_its_time_though_the_clock_was_set() -> None:
@@ -718,10 +831,10 @@ def test_a_delayed_job_starts_at_its_time_though_the_clock_was_set() -> None:
     loop = VirtualLoop()
 
     async def scenario() -> None:
-        clock, store, bus = LoopClock(loop, T0), MemoryStore(), MemoryBus()
-        board = Board(Roster({}), clock.now)
-        store.listen(board.observe)
-        scheduler = Scheduler(store, bus, board, SafetyKernel(), clock, Limits())
+        clock, store, bus = LoopClock(loop, T0), MemoryLedger(), MemoryBus()
+        open_jobs = OpenJobs(Roster({}), clock.now)
+        store.listen(open_jobs.observe)
+        scheduler = Scheduler(store, bus, open_jobs, SafetyKernel(), clock, Timeouts())
         running = asyncio.ensure_future(scheduler.run())
         await asyncio.sleep(1)
         bus.publish(HANDSHAKE, [Handshake("w1", "default", ("job.*",), 1, {})])
@@ -738,3 +851,61 @@ def test_a_delayed_job_starts_at_its_time_though_the_clock_was_set() -> None:
 
     loop.run_until_complete(scenario())
     loop.close()
+
+
+# -- commits that are shared ------------------------------------------------------
+
+
+def count_commits(store: Ledger) -> list[int]:
+    """How many commits there were, as they come."""
+    commits: list[int] = []
+    store.listen(lambda strides: commits.append(len(strides)))
+    return commits
+
+
+@run_async
+async def test_jobs_that_no_worker_has_room_for_are_scheduled_together() -> None:
+    site = Site()
+    site.scheduler.bus = MemoryBus()
+    running = asyncio.create_task(site.scheduler.run())
+    await asyncio.sleep(0)
+    commits = count_commits(site.store)
+    for n in range(50):
+        await site.apply(accept(f"j{n}"))
+    async with asyncio.timeout(10):
+        while (await site.job("j49")).state is not JobState.SCHEDULED:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert len(commits) < 75
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@run_async
+async def test_the_scheduler_shares_the_flush_of_who_submits_in_a_loop() -> None:
+    site = Site()
+    await site.apply(accept("a"))
+    await site.apply(accept("b"))  # at once after the answer
+    commits = count_commits(site.store)
+    turn = asyncio.create_task(site.scheduler.turn())
+    while not site.scheduler._gather_until:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await site.apply(accept("c"))
+    await turn
+    assert len(commits) == 1
+    assert (await site.job("a")).state is JobState.SCHEDULED
+    turn = asyncio.create_task(site.scheduler.turn())
+    async with asyncio.timeout(10):
+        await turn  # nobody comes, and it does not wait for long
+    assert (await site.job("c")).state is JobState.SCHEDULED
+
+
+@run_async
+async def test_a_ledger_that_closes_commits_what_waits_for_company() -> None:
+    site = Site()
+    await site.apply(accept("a"))
+    await site.apply(accept("b"))
+    turn = asyncio.create_task(site.scheduler.turn())
+    while not site.scheduler._gather_until:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await site.store.close()
+    await turn

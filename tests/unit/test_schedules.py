@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.store import MemoryStore
-from penstock.control.board import Board
 from penstock.control.gateway import Gateway
-from penstock.control.recurrence import MOST_MADE_UP, owed
-from penstock.control.roster import Pool, Roster
-from penstock.control.schedules import ScheduleKeeper
+from penstock.control.guard import Guard, Uploads
+from penstock.control.open_jobs import OpenJobs
+from penstock.control.schedules import MOST_MISSED, ScheduleRunner, ScheduleService, due_times
+from penstock.control.workers import Pool, Roster
 from penstock.core.calendar import Calendar
 from penstock.core.errors import (
     InvalidRequest,
@@ -28,10 +27,11 @@ from penstock.core.errors import (
 )
 from penstock.core.job import Job, JobRequest, Unique
 from penstock.lifecycles.canonical import JobEvent
-from penstock.ports.schedules import CatchUp, Schedule
+from penstock.ports.engine_api import Caller, CatchUp, KeyRole, Schedule
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
+from penstock.testing.ledgers import MemoryLedger
 from penstock.testing.samples import a_request, failed, move, succeeded
 
 NOON = 1_767_268_800.0
@@ -40,7 +40,7 @@ HOUR = 3600.0
 _E = JobEvent
 
 
-class FlakyStore(MemoryStore):
+class FlakyStore(MemoryLedger):
     """Refuses to remember as often as it is told to."""
 
     refusals = 0
@@ -53,15 +53,23 @@ class FlakyStore(MemoryStore):
 
 
 class Engine:
-    """A keeper with a real gateway, and a clock that stands still."""
+    """A runner with a real gateway, and a clock that stands still."""
 
     def __init__(self, store: FlakyStore | None = None, clock: VirtualClock | None = None) -> None:
         self.store, self.clock = store or FlakyStore(), clock or VirtualClock(NOON)
-        board = Board(Roster({"p": Pool("p", topics=("job.test*",))}), self.clock.now)
-        self.gateway = Gateway(self.store, MemoryBlobs(), board, self.clock)
+        open_jobs = OpenJobs(Roster({"p": Pool("p", topics=("job.test*",))}), self.clock.now)
+        self.gateway = Gateway(self.store, MemoryBlobs(), open_jobs, self.clock)
         self.submitted: list[JobRequest] = []
         self.trouble: list[PenstockError | Exception] = []
-        self.keeper = ScheduleKeeper(self.store, self.submit, self.clock)
+        self.runner = ScheduleRunner(self.store, self.submit, self.clock)
+
+    @property
+    def api(self) -> ScheduleService:
+        return self.api_of("ada")
+
+    def api_of(self, principal: str) -> ScheduleService:
+        guard = Guard(Caller(principal, frozenset(KeyRole)), self.store, self.clock)
+        return ScheduleService(self.runner, guard, Uploads(self.store, self.clock, None))
 
     async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
         self.submitted += requests
@@ -71,12 +79,12 @@ class Engine:
 
     async def put(self, name: str = "s", cron: str = "0 * * * *", **fields: Any) -> None:
         request = fields.pop("request", a_request("", topic="job.test"))
-        await self.keeper.put(Schedule(name=name, cron=cron, request=request, **fields), by="ada")
+        await self.api.put(Schedule(name=name, cron=cron, request=request, **fields))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        await self.keeper.restore()
-        service = asyncio.ensure_future(self.keeper.run())
+        await self.runner.restore()
+        service = asyncio.ensure_future(self.runner.run())
         await settle()
         try:
             yield
@@ -140,11 +148,11 @@ async def test_it_submits_its_job_at_each_of_its_times() -> None:
 async def test_its_view_tells_what_was_and_what_comes() -> None:
     engine = Engine()
     await engine.put()
-    fresh = await engine.keeper.get("s")
+    fresh = await engine.api.get("s")
     assert (fresh.next_at, fresh.last_at, fresh.last_job_id) == (NOON + HOUR, None, None)
     async with engine.running():
         await engine.later(HOUR + 5)
-    view = await engine.keeper.get("s")
+    view = await engine.api.get("s")
     (job,) = await engine.jobs()
     assert (view.last_at, view.last_job_id, view.fired) == (NOON + HOUR, job.job_id, 1)
     assert (view.next_at, view.problem) == (NOON + 2 * HOUR, "")
@@ -161,7 +169,7 @@ async def test_with_nothing_to_fire_it_sleeps_until_something_changes() -> None:
         await engine.put(cron="*/20 * * * * *")
         await settle()
         assert engine.clock.next_wake() == 20.0
-        await engine.keeper.pause("s")
+        await engine.api.pause("s")
         await settle()
         assert engine.clock.next_wake() is None
 
@@ -174,8 +182,8 @@ async def test_two_tenants_schedules_of_one_name_are_two() -> None:
     async with engine.running():
         await engine.later(HOUR)
     assert [job.request.tenant for job in await engine.jobs()] == ["umbrella", "acme"]
-    await engine.keeper.delete("s", "acme")
-    assert [view.schedule.tenant for view in await engine.keeper.list()] == ["umbrella"]
+    await engine.api.delete("s", "acme")
+    assert [view.schedule.tenant for view in await engine.api.list()] == ["umbrella"]
 
 
 @run_async
@@ -188,7 +196,7 @@ async def test_changing_it_keeps_its_past_and_changes_what_comes() -> None:
         await engine.later(HOUR)
     assert await engine.fired() == ["01T13:00:00Z", "01T13:30:00Z"]
     assert (await engine.jobs())[-1].request.topic == "job.test.other"
-    assert (await engine.keeper.get("s")).fired == 2
+    assert (await engine.api.get("s")).fired == 2
 
 
 @run_async
@@ -196,10 +204,10 @@ async def test_a_paused_one_fires_nothing_and_owes_nothing_for_the_pause() -> No
     engine = Engine()
     await engine.put(catch_up=CatchUp.ALL)
     async with engine.running():
-        await engine.keeper.pause("s")
-        assert (await engine.keeper.get("s")).next_at is None
+        await engine.api.pause("s")
+        assert (await engine.api.get("s")).next_at is None
         await engine.later(5 * HOUR)
-        await engine.keeper.pause("s", paused=False)
+        await engine.api.pause("s", paused=False)
         await engine.later(HOUR)
     assert await engine.fired() == ["01T18:00:00Z"]
 
@@ -208,7 +216,7 @@ async def test_a_paused_one_fires_nothing_and_owes_nothing_for_the_pause() -> No
 async def test_a_pause_survives_a_restart() -> None:
     engine = Engine()
     await engine.put(catch_up=CatchUp.ALL)
-    await engine.keeper.pause("s")
+    await engine.api.pause("s")
     engine = engine.restarted()
     async with engine.running():
         await engine.later(5 * HOUR)
@@ -219,8 +227,8 @@ async def test_a_pause_survives_a_restart() -> None:
 async def test_firing_by_hand_is_besides_its_times_and_in_the_name_of_who_did() -> None:
     engine = Engine()
     await engine.put()
-    one = await engine.keeper.fire("s", by="bob")
-    two = await engine.keeper.fire("s", by="bob")
+    one = await engine.api_of("bob").fire("s")
+    two = await engine.api_of("bob").fire("s")
     assert one.job_id != two.job_id
     assert (one.request.principal, one.request.schedule) == ("bob", "s")
     async with engine.running():
@@ -234,7 +242,7 @@ async def test_firing_by_hand_tells_why_it_was_refused() -> None:
     engine = Engine()
     await engine.put(request=a_request("", topic="job.unknown"))
     with pytest.raises(InvalidRequest, match="serves"):
-        await engine.keeper.fire("s", by="bob")
+        await engine.api_of("bob").fire("s")
 
 
 @run_async
@@ -242,11 +250,13 @@ async def test_what_was_deleted_stays_deleted() -> None:
     engine = Engine()
     await engine.put()
     async with engine.running():
-        await engine.keeper.delete("s")
+        await engine.api.delete("s")
         await engine.later(2 * HOUR)
     assert await engine.fired() == []
     assert await engine.store.recall_all("schedule/") == {}
-    for missing in (engine.keeper.get, engine.keeper.delete, engine.keeper.pause):
+    with pytest.raises(NotFound, match="'s'"):
+        (await engine.api.get("s"))
+    for missing in (engine.api.delete, engine.api.pause):
         with pytest.raises(NotFound, match="'s'"):
             await missing("s")
 
@@ -262,12 +272,12 @@ async def test_one_deleted_while_it_fires_does_not_come_back() -> None:
         await gate.wait()
         return await submit(requests)
 
-    engine.keeper = ScheduleKeeper(engine.store, slow, engine.clock)
+    engine.runner = ScheduleRunner(engine.store, slow, engine.clock)
     await engine.put(catch_up=CatchUp.ALL)
     async with engine.running():
         engine.clock.advance(3 * HOUR)
         await reached.wait()
-        deleting = asyncio.ensure_future(engine.keeper.delete("s"))
+        deleting = asyncio.ensure_future(engine.api.delete("s"))
         await settle()
         gate.set()
         await deleting
@@ -288,7 +298,7 @@ async def test_one_deleted_while_its_missed_times_are_left_out_does_not_come_bac
 
     engine.store.forget = slow  # type: ignore[method-assign]
     async with engine.running():
-        deleting = asyncio.ensure_future(engine.keeper.delete("s"))
+        deleting = asyncio.ensure_future(engine.api.delete("s"))
         await settle()
         engine.clock.advance(3.5 * HOUR)
         await settle()
@@ -308,13 +318,13 @@ async def test_a_crash_between_submitting_and_remembering_fires_no_time_twice() 
     async with engine.running():
         engine.store.refusals = 1_000_000
         await engine.later(HOUR)
-        assert "disk is full" in (await engine.keeper.get("s")).problem
+        assert "disk is full" in (await engine.api.get("s")).problem
     engine.store.refusals = 0
     engine = engine.restarted()
     async with engine.running():
         await engine.later(60)
     assert await engine.fired() == ["01T13:00:00Z"]
-    view = await engine.keeper.get("s")
+    view = await engine.api.get("s")
     assert (view.fired, view.problem) == (1, "")
 
 
@@ -327,13 +337,13 @@ async def test_what_was_submitted_before_a_change_is_not_submitted_again_after_i
         await engine.later(HOUR)
     engine.store.refusals = 0
     engine = engine.restarted()
-    await engine.keeper.restore()
+    await engine.runner.restore()
     await engine.put(request=a_request("", topic="job.test.other"))
     async with engine.running():
         await engine.later(60)
     (job,) = await engine.jobs()
     assert job.request.topic == "job.test"
-    view = await engine.keeper.get("s")
+    view = await engine.api.get("s")
     assert (view.last_job_id, view.problem) == (job.job_id, "")
 
 
@@ -357,9 +367,9 @@ async def test_a_clock_that_was_far_ahead_is_told_and_a_pause_mends_it() -> None
     engine.clock.jump(10_000 * HOUR)
     await engine.put()
     engine.clock.jump(-10_000 * HOUR)
-    assert "set back" in (await engine.keeper.get("s")).problem
-    await engine.keeper.pause("s")
-    view = await engine.keeper.pause("s", paused=False)
+    assert "set back" in (await engine.api.get("s")).problem
+    await engine.api.pause("s")
+    view = await engine.api.pause("s", paused=False)
     assert (view.next_at, view.problem) == (NOON + HOUR, "")
 
 
@@ -433,8 +443,8 @@ async def test_no_more_than_a_thousand_are_made_up_for_and_that_is_told(
             for _ in range(200):
                 await settle()
             jobs = await engine.jobs()
-            problem = (await engine.keeper.get("s")).problem
-    assert len(jobs) == MOST_MADE_UP
+            problem = (await engine.api.get("s")).problem
+    assert len(jobs) == MOST_MISSED
     keys = [job.request.idempotency_key or "" for job in jobs]
     assert keys == sorted(set(keys))
     assert keys[-1] == "schedule:s:2026-01-01T23:06:40Z"
@@ -468,13 +478,13 @@ async def test_without_overlap_a_time_is_skipped_while_the_job_before_goes_on() 
     async with engine.running():
         await engine.later(2 * HOUR)
         assert await engine.fired() == ["01T13:00:00Z"]
-        view = await engine.keeper.get("s")
+        view = await engine.api.get("s")
         assert view.skipped == 1
         assert f"job {view.last_job_id}" in view.problem
         await engine.end((await engine.jobs())[0].job_id)
         await engine.later(HOUR)
     assert await engine.fired() == ["01T13:00:00Z", "01T15:00:00Z"]
-    assert (await engine.keeper.get("s")).problem == ""
+    assert (await engine.api.get("s")).problem == ""
 
 
 @run_async
@@ -489,10 +499,10 @@ async def test_a_retry_of_the_job_before_is_the_job_before() -> None:
         )
         retried = await engine.gateway.retry(first.job_id)
         await engine.later(HOUR)
-        assert retried.job_id in (await engine.keeper.get("s")).problem
+        assert retried.job_id in (await engine.api.get("s")).problem
         await engine.end(retried.job_id)
         await engine.later(HOUR)
-    view = await engine.keeper.get("s")
+    view = await engine.api.get("s")
     assert (view.fired, view.skipped) == (2, 1)
 
 
@@ -504,7 +514,7 @@ async def test_a_job_that_has_its_unique_key_takes_the_place_of_a_firing() -> No
     async with engine.running():
         await engine.later(HOUR)
     assert [job.job_id for job in await engine.jobs()] == [holder.job_id]
-    view = await engine.keeper.get("s")
+    view = await engine.api.get("s")
     assert (view.fired, view.skipped) == (0, 1)
     assert "holder" in view.problem
 
@@ -524,10 +534,10 @@ async def test_what_can_be_mended_by_waiting_is_tried_again(error: PenstockError
     async with engine.running():
         await engine.later(HOUR)
         assert await engine.fired() == []
-        assert error.message in (await engine.keeper.get("s")).problem
+        assert error.message in (await engine.api.get("s")).problem
         await engine.later(70)
     assert await engine.fired() == ["01T13:00:00Z"]
-    assert (await engine.keeper.get("s")).problem == ""
+    assert (await engine.api.get("s")).problem == ""
 
 
 @run_async
@@ -550,7 +560,7 @@ async def test_what_waiting_does_not_mend_waits_for_the_next_time() -> None:
     async with engine.running():
         await engine.later(1.5 * HOUR)
         assert len(engine.submitted) == 1
-        problem = (await engine.keeper.get("s")).problem
+        problem = (await engine.api.get("s")).problem
         assert problem == "refused for 2026-01-01T13:00:00Z: no such topics for you"
         await engine.later(HOUR)
     assert await engine.fired() == ["01T14:00:00Z"]
@@ -562,7 +572,7 @@ async def test_a_topic_that_nobody_serves_is_tried_until_the_next_time_takes_ove
     await engine.put(request=a_request("", topic="job.unknown"))
     async with engine.running():
         await engine.later(HOUR + 30)
-        assert "job.unknown" in (await engine.keeper.get("s")).problem
+        assert "job.unknown" in (await engine.api.get("s")).problem
         assert 2 <= len(engine.submitted) <= 6
         await engine.put(request=a_request("", topic="job.test"))
         await settle()
@@ -580,7 +590,7 @@ async def test_one_bad_schedule_does_not_stop_the_others(
     async with engine.running():
         await engine.later(HOUR)
         assert await engine.fired() == ["01T13:00:00Z"]
-        assert "a bug" in (await engine.keeper.get("bad")).problem
+        assert "a bug" in (await engine.api.get("bad")).problem
         assert "Traceback" in caplog.text
         await engine.later(60)
     assert len(await engine.jobs()) == 2
@@ -598,7 +608,7 @@ async def test_stored_schedules_that_can_not_be_read_harm_no_other() -> None:
     engine = engine.restarted()
     async with engine.running():
         await engine.later(HOUR)
-    views = {view.schedule.name: view for view in await engine.keeper.list()}
+    views = {view.schedule.name: view for view in await engine.api.list()}
     assert set(views) == {"s", "mars"}
     assert "Mars/Base" in views["mars"].problem
     assert views["mars"].next_at is None
@@ -630,7 +640,7 @@ async def test_a_wrong_schedule_is_refused_by_field(fields: dict[str, Any], fiel
     with pytest.raises(InvalidRequest) as refused:
         await engine.put(**fields)
     assert refused.value.field == field
-    assert await engine.keeper.list() == []
+    assert await engine.api.list() == []
 
 
 @run_async
@@ -640,14 +650,14 @@ async def test_a_change_that_was_not_stored_did_not_happen() -> None:
     engine.store.refusals = 1
     with pytest.raises(StoreFailed):
         await engine.put(cron="30 * * * *")
-    assert (await engine.keeper.get("s")).schedule.cron == "0 * * * *"
+    assert (await engine.api.get("s")).schedule.cron == "0 * * * *"
 
 
 @run_async
 async def test_the_inputs_of_jobs_to_come_are_known_to_who_prunes() -> None:
     engine = Engine()
     await engine.put(request=a_request("", context_ptr="penstock://blob"))
-    assert list(engine.keeper.pointers()) == ["penstock://blob"]
+    assert list(engine.runner.pointers()) == ["penstock://blob"]
 
 
 # -- owed, purely -------------------------------------------------------------------
@@ -656,9 +666,9 @@ async def test_the_inputs_of_jobs_to_come_are_known_to_who_prunes() -> None:
 def test_a_refused_time_is_missed_as_soon_as_a_newer_one_came() -> None:
     hourly = Calendar("0 * * * *")
     one, two = NOON + HOUR, NOON + 2 * HOUR
-    alone = owed(hourly, CatchUp.SKIP, NOON, one + 900, punctual=one + 840, tried=one)
+    alone = due_times(hourly, CatchUp.SKIP, NOON, one + 900, punctual=one + 840, tried=one)
     assert alone is not None
     assert alone.times == [one]
-    overtaken = owed(hourly, CatchUp.SKIP, NOON, two, punctual=two - 60, tried=one)
+    overtaken = due_times(hourly, CatchUp.SKIP, NOON, two, punctual=two - 60, tried=one)
     assert overtaken is not None
     assert overtaken.times == [two]

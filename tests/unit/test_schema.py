@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest
-from penstock.core.schema import check_fields
+from penstock.workloads.pipeline.run_config import check_fields
 
 
 class Colour(StrEnum):

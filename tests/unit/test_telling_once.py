@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from penstock.api.openai.retelling import Heard
-from penstock.app.asking import Answer, _Teller
 from penstock.core.errors import Conflict
-from penstock.core.llm import Choice, Piece
-from penstock.ports.desk import Streamed
+from penstock.ports.engine_api import Streamed
+from penstock.workloads.llm.answers import Answer, TextStream
+from penstock.workloads.llm.values import Choice, Piece
 
 
 def streamed(attempt: int, n: int, text: str) -> Streamed:
@@ -36,10 +36,10 @@ def test_a_text_is_told_once_whoever_says_it(
     updates: list[tuple[int, int, str]], whole: str, heard: list[str]
 ) -> None:
     told: list[str] = []
-    teller = _Teller(told.append)
+    stream = TextStream(told.append)
     for update in updates:
-        teller.add(streamed(*update))
-    teller.finished(answer(whole))
+        stream.add(streamed(*update))
+    stream.finished(answer(whole))
 
     assert told == heard
 

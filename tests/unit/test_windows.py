@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.control.windows import Window
+from penstock.control.limits import Window
 from penstock.core.verdict import Rate
 
 steps = st.lists(st.sampled_from([0.0, 0.001, 0.3, 1.0, 4.99, 5.0, 12.0]), max_size=200)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Mapping
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
@@ -11,8 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.bus import MemoryBus
-from penstock.core.job import JobResult, Offer
+from penstock.core.job import JobResult, TopicDefaults
 from penstock.core.pointer import JSON
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
@@ -26,12 +27,14 @@ from penstock.ports.bus import (
     Finished,
     Handshake,
     JobCancel,
+    MemoryBus,
     Returned,
     Started,
     Welcomed,
     jobs_of,
 )
 from penstock.ports.executor import Context, Outcome, Task
+from penstock.ports.start_log import MakeStartLog
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.samples import a_request
 from penstock.worker.worker import Worker, WorkerOptions
@@ -42,7 +45,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.topics: tuple[str, ...] = ("job.*",)
-        self.offers: Mapping[str, Offer] = {}
+        self.topic_defaults: Mapping[str, TopicDefaults] = {}
         self.begun: list[tuple[str, int]] = []
         self.tasks: list[Task] = []
         self.payload = b"1"
@@ -72,24 +75,29 @@ class CountingBlobs(MemoryBlobs):
 class Site:
     """A worker, and everything that it says."""
 
-    def __init__(self, slots: int = 1) -> None:
-        self.bus, self.executor = MemoryBus(), Waiting()
+    def __init__(
+        self,
+        slots: int = 1,
+        executor: Waiting | None = None,
+        make_log: MakeStartLog | None = None,
+    ) -> None:
+        self.bus, self.executor = MemoryBus(), executor or Waiting()
         self.said: list[AnyMessage] = []
         for subject in (HANDSHAKE, RESULT):
             self.bus.subscribe(subject, self._hear)
         options = WorkerOptions(worker_id="w", slots=slots, drain_timeout=5.0)
         self.clock = clock = LoopClock(asyncio.get_running_loop())
-        self.blobs = CountingBlobs()
-        self.worker = Worker(self.bus, self.blobs, [self.executor], clock, options)
+        self.blobs = CountingBlobs(inline_limit=0)
+        self.worker = Worker(self.bus, self.blobs, [self.executor], clock, options, make_log)
         self.task = asyncio.ensure_future(self.worker.run())
 
     async def _hear(self, messages: list[AnyMessage]) -> None:
         self.said.extend(messages)
 
-    async def welcome(self) -> None:
+    async def welcome(self, start_logs: str = "") -> None:
         await asyncio.sleep(0.01)
         (hello,) = self.heard(Handshake)
-        await self.tell(Welcomed(hello.session))
+        await self.tell(Welcomed(hello.session, start_logs))
 
     async def tell(self, *messages: AnyMessage) -> None:
         self.bus.publish(jobs_of("w"), messages)
@@ -219,6 +227,98 @@ async def test_a_worker_that_is_leaving_says_so_whenever_it_introduces_itself() 
     await asyncio.sleep(0.01)
     kinds = [type(message) for message in site.said if isinstance(message, Handshake | Farewell)]
     assert kinds == [Handshake, Farewell]
+    await site.end()
+
+
+# -- runners ------------------------------------------------------------------------------
+
+
+LEFT_BEHIND: ContextVar[str] = ContextVar("left_behind", default="")
+
+
+class Short(Waiting):
+    """Jobs that end at once, except those of a topic that wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    async def run(self, task: Task, ctx: Context) -> Outcome:
+        self.begun.append((task.request.job_id, task.attempt))
+        self.seen.append(LEFT_BEHIND.get())
+        LEFT_BEHIND.set(task.request.job_id)
+        if task.request.topic == "job.waits":
+            await self.go.wait()
+        return Outcome(JobState.SUCCEEDED, self.payload)
+
+
+@on_virtual_time
+async def test_a_job_does_not_see_the_context_variables_of_another() -> None:
+    site = Site(slots=2, executor=Short())
+    await site.welcome()
+    await site.tell(*(dispatch(f"j{n}", idempotent=True) for n in range(50)))
+    assert isinstance(site.executor, Short)
+    assert site.executor.seen == [""] * 50
+    assert len(site.heard(Finished)) == 50
+    await site.end()
+
+
+@on_virtual_time
+async def test_only_what_has_not_ended_by_then_is_reported_as_started() -> None:
+    site = Site(slots=4, executor=Short())
+    await site.welcome()
+    short = [dispatch(f"j{n}", idempotent=True) for n in range(20)]
+    await site.tell(dispatch("long", topic="job.waits", idempotent=True), *short)
+    assert site.heard(Started) == [Started("long", 1, "w")]
+    assert len(site.heard(Finished)) == 20
+    await site.end()
+
+
+@on_virtual_time
+async def test_jobs_that_wait_fill_the_slots_and_no_more() -> None:
+    site = Site(slots=32, executor=Short())
+    await site.welcome()
+    waiting = [dispatch(f"w{n}", topic="job.waits", idempotent=True) for n in range(40)]
+    await site.tell(*waiting)
+    assert len(site.executor.begun) == 32
+    site.executor.go.set()
+    await asyncio.sleep(0.1)
+    assert len(site.heard(Finished)) == 40
+    await site.end()
+
+
+@on_virtual_time
+async def test_a_waiting_job_that_is_cancelled_ends_without_beginning() -> None:
+    site = Site(slots=1)
+    await site.welcome()
+    await site.tell(dispatch("a", idempotent=True), dispatch("b", idempotent=True))
+    await site.tell(JobCancel("b", 1, "no longer needed", "user"))
+    (finished,) = site.heard(Finished)
+    assert (finished.result.job_id, finished.result.status) == ("b", JobState.CANCELLED)
+    assert site.executor.begun == [("a", 1)]
+    await site.end()
+
+
+class FullLog:
+    """A start log that has no space for some starts, and has others revoked."""
+
+    def begin(self, job_id: str, attempt: int) -> bool:
+        if job_id == "full":
+            raise OSError(errno.ENOSPC, "no space left on device")
+        return job_id != "revoked"
+
+    def close(self, *, keep: bool) -> None:
+        pass
+
+
+@on_virtual_time
+async def test_what_can_not_be_logged_or_was_revoked_is_handed_back_and_never_begins() -> None:
+    site = Site(slots=2, make_log=lambda *_: FullLog())
+    await site.welcome("a folder")
+    await site.tell(dispatch("full"), dispatch("revoked"), dispatch("fine"))
+    assert site.executor.begun == [("fine", 1)]
+    assert [back.job_id for back in site.heard(Returned)] == ["full", "revoked"]
+    assert "no space left" in site.heard(Returned)[0].reason
     await site.end()
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.bus import MemoryBus
 from penstock.app.engine import Engine
 from penstock.config import load
-from penstock.core.job import Offer
+from penstock.core.job import TopicDefaults
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.bus import (
     HANDSHAKE,
     HEARTBEAT,
     AnyMessage,
     Handshake,
+    MemoryBus,
     Welcomed,
     WorkerFacts,
     jobs_of,
@@ -28,6 +28,7 @@ from penstock.ports.executor import Context, Outcome, Task
 from penstock.testing.aio import run_async
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.worker.worker import Worker, WorkerOptions
+from penstock.workloads.pipes.status import status_of
 
 
 class Telling:
@@ -37,7 +38,7 @@ class Telling:
 
     def __init__(self, facts: Mapping[str, Any] | None = None) -> None:
         self.topics: tuple[str, ...] = ("job.a",)
-        self.offers: Mapping[str, Offer] = {}
+        self.topic_defaults: Mapping[str, TopicDefaults] = {}
         self.labels = {"pipe": "10.0.0.1:7000", "gpu": "none"}
         self.told = dict(facts or {"count": 1})
         self.asked = 0
@@ -161,7 +162,7 @@ PIPES = {
 
 async def shown(engine: Engine) -> Any:
     async with asyncio.timeout(10):
-        while not (view := await engine.desk.pipes()).nodes:  # noqa: ASYNC110 nothing tells
+        while not (view := status_of(await engine.api.workers())).nodes:  # noqa: ASYNC110 nothing tells
             await asyncio.sleep(0.02)
     return view
 
@@ -173,7 +174,7 @@ async def test_an_engine_shows_what_its_own_worker_tells(tmp_path: Path) -> None
         view = await shown(engine)
         assert [pipe.model for pipe in view.pipes] == ["m"]
         assert [node.node_id for node in view.nodes] == ["a", "b"]
-        (worker,) = await engine.desk.workers()
+        (worker,) = await engine.api.workers()
         assert worker.facts == {"pipes": PIPES, "count": 3}
 
 
@@ -185,6 +186,6 @@ async def test_facts_that_are_not_understood_are_shown_as_they_are_and_harm_nobo
     settings = load(flags={"data_dir": str(tmp_path), "durability": "memory"})
     async with Engine(settings, [Telling({"pipes": odd})], listen=False) as engine:
         async with asyncio.timeout(10):
-            while not (await engine.desk.workers())[0].facts:  # noqa: ASYNC110 nothing tells
+            while not (await engine.api.workers())[0].facts:  # noqa: ASYNC110 nothing tells
                 await asyncio.sleep(0.02)
-        assert (await engine.desk.pipes()).nodes == ()
+        assert status_of(await engine.api.workers()).nodes == ()

@@ -1,4 +1,4 @@
-"""The HTTP API: a door to an engine's Desk, under `/v1`.
+"""The HTTP API: the engine's EngineApi over HTTP, under `/v1`.
 
 A request's way: `connection` (limits of the socket) -> `application` (host, route, key, rate)
 -> a handler in the module of its resource -> `reply`. What can be asked is declared once, in

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
 
+from penstock.api.jobs import CancelView, job_json, job_reply, located
 from penstock.api.operation import Operation, Pace
-from penstock.api.records import CancelView, job_json, job_reply, located
 from penstock.api.reply import Reply, json_reply
 from penstock.api.selection import JobFilter, query_of
-from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
-from penstock.ports.desk import Bulk
+from penstock.ports.engine_api import Bulk, KeyRole
 from penstock.ports.store import JobQuery
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ async def cancel_job(call: Call) -> Reply:
     given = await call.json(CancelBody)
     job_id = call.params["job_id"]
     with call.attending():
-        done = await call.desk.cancel(
+        done = await call.api.cancel(
             job_id, reason=given.reason, children=given.children, timeout=given.timeout
         )
     ended = b"true" if done.ended else b"false"
@@ -48,7 +47,7 @@ class NoFields(Struct, frozen=True, forbid_unknown_fields=True):
 
 async def retry_job(call: Call) -> Reply:
     await call.json(NoFields)
-    job = await call.desk.retry(call.params["job_id"])
+    job = await call.api.retry(call.params["job_id"])
     return Reply(job_json(job), 201, located(job))
 
 
@@ -61,7 +60,7 @@ class ApproveBody(Struct, frozen=True, forbid_unknown_fields=True):
 async def approve_job(call: Call) -> Reply:
     given = await call.json(ApproveBody)
     job_id = call.params["job_id"]
-    approve = call.desk.approvals.approve
+    approve = call.api.approvals.approve
     return job_reply(await approve(job_id, reason=given.reason, snapshot=given.snapshot))
 
 
@@ -71,7 +70,7 @@ class RejectBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 async def reject_job(call: Call) -> Reply:
     given = await call.json(RejectBody)
-    return job_reply(await call.desk.approvals.reject(call.params["job_id"], reason=given.reason))
+    return job_reply(await call.api.approvals.reject(call.params["job_id"], reason=given.reason))
 
 
 # -- many -------------------------------------------------------------------------
@@ -98,7 +97,7 @@ def _meant(given: BulkBody | RetryBulkBody, *, dead: bool) -> JobQuery:
 
 async def cancel_jobs(call: Call) -> Reply:
     given = await call.json(BulkBody)
-    return json_reply(await call.desk.cancel_many(_meant(given, dead=False), reason=given.reason))
+    return json_reply(await call.api.cancel_many(_meant(given, dead=False), reason=given.reason))
 
 
 class RetryBulkBody(JobFilter, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -110,7 +109,7 @@ class RetryBulkBody(JobFilter, frozen=True, kw_only=True, forbid_unknown_fields=
 
 async def retry_jobs(call: Call) -> Reply:
     given = await call.json(RetryBulkBody)
-    return json_reply(await call.desk.retry_many(_meant(given, dead=True)))
+    return json_reply(await call.api.retry_many(_meant(given, dead=True)))
 
 
 _ONE = (404, 409, 415, 422)
@@ -151,10 +150,11 @@ OPERATIONS = (
         may_be_empty=True,
         answer=Job,
         refusals=_ONE,
-        summary="Approve a parked job",
+        summary="Approve a job that is awaiting approval",
         description=(
-            "409 if it is not parked, if this key has approved it already, or if the request or "
-            "the rules have changed since. 403 for who submitted it or is not asked."
+            "409 if it is not awaiting approval, if this key has approved it already, or if the "
+            "request or the rules have changed since. 403 if you submitted it or are not an "
+            "approver."
         ),
     ),
     Operation(
@@ -166,7 +166,7 @@ OPERATIONS = (
         may_be_empty=True,
         answer=Job,
         refusals=_ONE,
-        summary="Reject a parked job",
+        summary="Reject a job that is awaiting approval",
         description="It ends DENIED.",
     ),
     Operation(

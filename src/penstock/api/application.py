@@ -6,25 +6,23 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
+from hmac import compare_digest
 from time import perf_counter
 from typing import Any, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.api.attendance import Closing, Stalled
-from penstock.api.body import Gone, Receive
 from penstock.api.call import Call, Services
+from penstock.api.connection import Connection
 from penstock.api.cors import Cors
-from penstock.api.operation import PUBLIC, Operation, Pace
-from penstock.api.parameters import refuse_query
-from penstock.api.problems import ProblemReply, Refused
-from penstock.api.rates import Rates
+from penstock.api.decoding import refuse_query
+from penstock.api.monitor import Closing, Gone, RateLimit, Receive, Stalled
+from penstock.api.operation import PUBLIC, Allowed, Operation, Pace, Router, allow_header
+from penstock.api.problems import ProblemReply, Refused, problem_reply
 from penstock.api.reply import NO_STORE, AnyReply, Reply, Send, StreamReply
-from penstock.api.router import Allowed, Router, allow_header
-from penstock.api.surface import Enter, Surface
-from penstock.core.caller import KeyRole
 from penstock.core.errors import NotAuthenticated, NotFound
-from penstock.ports.door import Door, Guest
+from penstock.ports.engine_api import Authenticator, KeyRole, Session
 
 log = logging.getLogger(__name__)
 
@@ -37,28 +35,47 @@ _MOST_HOSTS = 256
 class Application:
     """Stateless but for counters: everything that lasts is behind its operations."""
 
-    def __init__(self, enter: Enter, services: Services, surface: Surface) -> None:
-        self._enter, self._services = enter, services
-        self._problem: ProblemReply = surface.problem
-        self._cors: Cors | None = surface.cors
-        self._router = Router(surface.operations)
+    def __init__(self, authenticate: Authenticate, services: Services, spec: ApiSpec) -> None:
+        self._authenticate, self._services = authenticate, services
+        self._problem: ProblemReply = spec.problem
+        self._cors: Cors | None = spec.cors
+        self._router = Router(spec.operations)
         options = services.options
         self._hosts = options.hosts
         self._passes_over = options.passes_over
         self._known_hosts: set[bytes] = set()
-        self._rates = None
+        self._rate_limit = None
         if options.rate > 0:
-            self._rates = Rates(options.rate, options.burst, services.clock.monotonic)
+            self._rate_limit = RateLimit(options.rate, options.burst, services.clock.monotonic)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         begun = perf_counter()
+        reply: AnyReply | None
         try:
-            reply = await self._answer(scope, receive, send)
+            try:
+                call = self._admit(scope, receive)
+                if call.operation.pace is Pace.PROMPT:
+                    reply = await call.operation.handler(call)
+                    if isinstance(reply, StreamReply) and reply.counted:
+                        with self._services.streams.passing(call.caller):
+                            await self._stream(reply, scope, receive, send)
+                        reply = None
+                else:
+                    reply = await self._at_length(call, send)
+            except Gone:
+                raise
+            except Allowed as known:
+                reply = Reply(b"", 204, (allow_header(known.methods), NO_STORE))
+            except Exception as error:
+                operation: Operation | None = scope.get("penstock.operation")
+                problem = self._problem if operation is None else operation.problem or self._problem
+                reply = problem(error)
             self._count(scope, reply, perf_counter() - begun)
             if isinstance(reply, Reply):
-                reply = self._dressed(reply, scope)
+                if self._cors is not None:
+                    reply = self._dressed(reply, scope)
                 connection = scope.get("penstock.connection")
                 if (
                     connection is None
@@ -70,26 +87,6 @@ class Application:
                 await self._stream(reply, scope, receive, send)
         except (Gone, asyncio.CancelledError):
             return  # nobody is there any more, or the server's patience has ended
-
-    async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> AnyReply | None:
-        try:
-            call = self._admit(scope, receive)
-            if call.operation.pace is not Pace.PROMPT:
-                return await self._at_length(call, send)
-            reply = await call.operation.handler(call)
-            if isinstance(reply, StreamReply) and reply.counted:
-                with self._services.streams.passing(call.caller):
-                    await self._stream(reply, scope, receive, send)
-                return None
-            return reply
-        except Gone:
-            raise
-        except Allowed as known:
-            return Reply(b"", 204, (allow_header(known.methods), NO_STORE))
-        except Exception as error:
-            operation: Operation | None = scope.get("penstock.operation")
-            problem = self._problem if operation is None else operation.problem or self._problem
-            return problem(error)
 
     def _dressed(self, reply: R, scope: dict[str, Any]) -> R:
         """With what lets a page from elsewhere read it, where that is wanted."""
@@ -119,15 +116,27 @@ class Application:
         scope["penstock.operation"] = operation
         call = Call(scope, headers, receive, self._services, operation, params)
         if operation.role is not PUBLIC:
-            call.guest = self._enter(headers)
-            if self._rates is not None:
-                caller = call.guest.caller
-                self._rates.take(caller.key_id or caller.principal)
+            call.session = self._session(headers, scope.get("penstock.connection"))
+            if self._rate_limit is not None:
+                caller = call.session.caller
+                self._rate_limit.take(caller.key_id or caller.principal)
             if operation.body is not None:
-                _check_role(call.guest, operation, params)
+                _check_role(call.session, operation, params)
         if operation.query is None and scope["query_string"] and not self._passes_over:
             refuse_query(scope["query_string"])
         return call
+
+    def _session(self, headers: dict[bytes, bytes], connection: Connection | None) -> Session:
+        """Whose request it is; a key that comes again over a connection is not hashed again."""
+        given = headers.get(b"authorization", b"")
+        if connection is not None and (session := connection.session) is not None:
+            is_current = session.is_current
+            if compare_digest(given, connection.authorization) and is_current and is_current():
+                return session
+        session = self._authenticate(headers)
+        if connection is not None:
+            connection.session, connection.authorization = session, given
+        return session
 
     def _find(self, scope: dict[str, Any]) -> tuple[Operation, dict[str, str]]:
         path = scope["raw_path"].decode("ascii")
@@ -159,7 +168,7 @@ class Application:
     async def _at_length(self, call: Call, send: Send) -> AnyReply | None:
         """Answers that wait or stream are counted; a stream for as long as it lasts."""
         services = self._services
-        call.still_welcome = lambda: self._enter(call.headers)
+        call.still_welcome = lambda: self._authenticate(call.headers)
         if call.operation.pace is Pace.WAITS:
             with services.waits.passing(call.caller):
                 reply = await call.operation.handler(call)
@@ -183,12 +192,12 @@ class Application:
         may_stay: Callable[[], object] | None = None,
     ) -> None:
         reply = self._dressed(reply, scope)
-        watchman = self._services.watchman
+        monitor = self._services.monitor
         monotonic = self._services.clock.monotonic
         watched = receive if reply.watched else None
         try:
             async with aclosing(reply.content) as content:
-                with watchman.attending(watched, may_stay) as attendance:
+                with monitor.attending(watched, may_stay) as attendance:
                     head = {"status": reply.status, "headers": reply.headers}
                     await send({"type": "http.response.start", **head})
                     async for part in content:
@@ -213,11 +222,11 @@ class Application:
 _BODY = "http.response.body"
 
 
-def _check_role(guest: Guest, operation: Operation, params: dict[str, str]) -> None:
+def _check_role(session: Session, operation: Operation, params: dict[str, str]) -> None:
     """Who may not do it need not send what it is to be done with."""
     role = operation.role
-    if isinstance(role, KeyRole) and guest.require is not None and not guest.caller.may(role):
-        guest.require(role, operation.action, "/".join(params.values())[:128])
+    if isinstance(role, KeyRole) and session.require is not None and not session.caller.may(role):
+        session.require(role, operation.action, "/".join(params.values())[:128])
 
 
 def abort(scope: dict[str, Any]) -> None:
@@ -226,13 +235,13 @@ def abort(scope: dict[str, Any]) -> None:
         connection.transport.abort()
 
 
-def by_key(door: Door) -> Enter:
-    """Whoever has a key that opens the door."""
+def by_key(authenticator: Authenticator) -> Authenticate:
+    """Authenticate by API key."""
 
-    def enter(headers: Mapping[bytes, bytes]) -> Guest:
-        return door.enter(token_in(headers))
+    def authenticate(headers: Mapping[bytes, bytes]) -> Session:
+        return authenticator.authenticate(token_in(headers))
 
-    return enter
+    return authenticate
 
 
 def token_in(headers: Mapping[bytes, bytes]) -> str:
@@ -252,3 +261,18 @@ def _name(host: bytes) -> str:
     if name.startswith("["):
         return name.partition("]")[0] + "]"
     return name.partition(":")[0]
+
+
+Authenticate = Callable[[Mapping[bytes, bytes]], Session]
+"""Who has sent these headers. Raises NotAuthenticated."""
+
+
+class ApiSpec(Struct, frozen=True):
+    operations: tuple[Operation, ...]
+    document: Callable[[], bytes]
+    """The OpenAPI document."""
+    page: Callable[[], bytes]
+    """The same, to be read by people."""
+    problem: ProblemReply = problem_reply
+    cors: Cors | None = None
+    """Which pages from elsewhere may call; None leaves browsers to their own rules."""

@@ -12,25 +12,21 @@ from contextlib import (
 )
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
 
-from penstock.api.attendance import Attendance, Turnstile, Watchman
-from penstock.api.body import Receive, parts_of, read_body
+from penstock.api.decoding import INLINE, read_json, read_query
 from penstock.api.health import Health
 from penstock.api.metrics import Traffic
+from penstock.api.monitor import ConcurrencyLimit, Gone, Receive, RequestMonitor, RequestScope
 from penstock.api.options import HttpOptions
-from penstock.api.parameters import read_query
 from penstock.api.problems import Refused
 from penstock.api.served import Served
 from penstock.api.stream import EventStreams
-from penstock.api.strict import INLINE, read_json
-from penstock.core.caller import Caller
+from penstock.core.errors import TooLarge
 from penstock.ports.clock import Clock
-from penstock.ports.desk import Desk
-from penstock.ports.door import Guest
+from penstock.ports.engine_api import Caller, EngineApi, Session
 
 if TYPE_CHECKING:
     from penstock.api.operation import Operation
@@ -48,9 +44,9 @@ class Services(Struct):
     options: HttpOptions
     clock: Clock
     health: Callable[[], Health]
-    watchman: Watchman
-    streams: Turnstile
-    waits: Turnstile
+    monitor: RequestMonitor
+    streams: ConcurrencyLimit
+    waits: ConcurrencyLimit
     events: EventStreams
     traffic: Traffic
     models: Served
@@ -70,13 +66,13 @@ _ROOM = nullcontext()
 
 class Call:
     __slots__ = (
-        "guest",
         "headers",
         "operation",
         "params",
         "receive",
         "scope",
         "services",
+        "session",
         "still_welcome",
     )
 
@@ -91,23 +87,23 @@ class Call:
     ) -> None:
         self.scope, self.headers, self.receive = scope, headers, receive
         self.services, self.operation, self.params = services, operation, params
-        self.guest: Guest | None = None
+        self.session: Session | None = None
         self.still_welcome: Callable[[], object] | None = None
         """For what takes its time: raises NotAuthenticated once the key opens nothing."""
 
     # -- who ----------------------------------------------------------------------
 
     @property
-    def desk(self) -> Desk:
+    def api(self) -> EngineApi:
         """That of the caller: it checks by itself what they may do and see."""
-        assert self.guest is not None
-        assert self.guest.desk is not None
-        return self.guest.desk
+        assert self.session is not None
+        assert self.session.api is not None
+        return self.session.api
 
     @property
     def caller(self) -> Caller:
-        assert self.guest is not None
-        return self.guest.caller
+        assert self.session is not None
+        return self.session.caller
 
     def tenant(self, asked: str | None = None) -> str:
         """Whose things are meant: as the call says, else the key's own tenant's."""
@@ -131,12 +127,23 @@ class Call:
 
         See `read_json` for `parsed_depth`."""
         assert kind is self.operation.body
+        self._check_encoding()
+        body = self._arrived(min(INLINE, self._max_size))
+        if body is not None:
+            return self._decoded(body, kind, parsed_depth)
         async with self.room():
             body = await self.body()
-            if not body and self.operation.may_be_empty:
-                return kind()
+            if len(body) <= INLINE:
+                return self._decoded(body, kind, parsed_depth)
             self.check_type(JSON_TYPE)
             return await self.read(body, kind, parsed_depth)
+
+    def _decoded(self, body: bytes, kind: type[T], parsed_depth: int | None) -> T:
+        if not body and self.operation.may_be_empty:
+            return kind()
+        self.check_type(JSON_TYPE)
+        max_depth = self.services.options.max_depth
+        return read_json(body, kind, max_depth=max_depth, parsed_depth=parsed_depth)
 
     async def read(self, data: bytes, kind: type[T], parsed_depth: int | None = None) -> T:
         """Decode and check JSON; a large one in a thread, one at a time for each key."""
@@ -168,10 +175,9 @@ class Call:
         return self.caller.key_id or self.caller.principal
 
     def check_type(self, wanted: str) -> None:
-        given = self.header(b"content-type")
-        if given == wanted:
+        if self.headers.get(b"content-type") == wanted.encode():
             return
-        found = given.partition(";")[0].strip().lower()
+        found = self.header(b"content-type").partition(";")[0].strip().lower()
         if found == wanted:
             return
         said = f"the body is {found!r}" if found else "the type of the body is missing"
@@ -179,40 +185,114 @@ class Call:
 
     async def body(self) -> bytes:
         """The whole body, as it came."""
-        options, headers = self.services.options, self.headers
         self._check_encoding()
-        most = options.max_upload if self.operation.large else options.max_body
+        most = self._max_size
+        body = self._arrived(most)
+        if body is None:
+            length = self.headers.get(b"content-length")
+            body = await read_body(self.receive, length, most, self.services.options)
+        return body
+
+    @property
+    def _max_size(self) -> int:
+        """Of the body, in bytes."""
+        options = self.services.options
+        return options.max_upload if self.operation.large else options.max_body
+
+    def _arrived(self, most: int) -> bytes | None:
+        """The body, if all of it is here and within that size, as most bodies are."""
         connection = self.scope.get("penstock.connection")
-        if connection is not None:
-            body: bytes | None = connection.body_of(self.receive, most)
-            if body is not None:
-                return body
-        return await read_body(self.receive, headers.get(b"content-length"), most, options)
+        return None if connection is None else connection.body_of(self.receive, most)
 
     def parts(self) -> AsyncGenerator[bytes, None]:
         """The body as it comes, for one that may never end."""
         self._check_encoding()
         return parts_of(self.receive, self.services.options)
 
-    def attending(self) -> AbstractContextManager[Attendance]:
+    def attending(self) -> AbstractContextManager[RequestScope]:
         """For waits, after the body was read: broken off when the client leaves."""
-        return self.services.watchman.attending(self.receive, self.still_welcome)
+        return self.services.monitor.attending(self.receive, self.still_welcome)
 
     @contextmanager
-    def waiting(self) -> Generator[Attendance]:
+    def waiting(self) -> Generator[RequestScope]:
         """The same for an operation that waits only when it is asked to: it is counted now."""
         self.scope["penstock.waited"] = True
         with self.services.waits.passing(self.caller), self.attending() as attendance:
             yield attendance
 
     def _check_encoding(self) -> None:
-        encoding = self.headers.get(b"content-encoding", b"identity")
-        if encoding.strip().lower() != b"identity":
+        encoding = self.headers.get(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() != b"identity":
             raise Refused(
                 415, "WRONG_ENCODING", "the body is encoded", hint="send it without encoding"
             )
 
 
-def unescaped(segment: str) -> str:
-    """A part of a path. Raises UnicodeDecodeError for what is no UTF-8."""
-    return unquote(segment, errors="strict") if "%" in segment else segment
+async def read_body(
+    receive: Receive, length: bytes | None, most: int, options: HttpOptions
+) -> bytes:
+    """The whole body, if it is no larger than allowed; refused before all of it is read."""
+    if length is not None and int(length) > most:
+        raise too_large(most)
+    return await _gather(receive, most, options)
+
+
+async def _gather(receive: Receive, most: int, options: HttpOptions) -> bytes:
+    parts: list[bytes] = []
+    size, begun = 0, asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout_at(_due(begun, size, options)) as limit:
+            while True:
+                message = _present(await receive())
+                parts.append(message["body"])
+                size += len(message["body"])
+                if size > most:
+                    raise too_large(most)
+                if not message["more_body"]:
+                    return b"".join(parts)
+                limit.reschedule(_due(begun, size, options))
+    except TimeoutError:
+        raise slow() from None
+
+
+def _due(begun: float, size: int, options: HttpOptions) -> float:
+    """When the next part must be here, given what has come so far."""
+    return begun + min(options.body_timeout, options.body_grace + size / options.min_rate)
+
+
+async def parts_of(receive: Receive, options: HttpOptions) -> AsyncGenerator[bytes, None]:
+    """A body of any length, part by part; the next is asked for when it is wanted."""
+    more = True
+    while more:
+        try:
+            async with asyncio.timeout(options.idle):
+                message = _present(await receive())
+        except TimeoutError:
+            raise slow() from None
+        more = message["more_body"]
+        if message["body"]:
+            yield message["body"]
+
+
+def _present(message: dict[str, Any]) -> dict[str, Any]:
+    if message["type"] == "http.disconnect":
+        raise Gone
+    return message
+
+
+def too_large(most: int) -> TooLarge:
+    return TooLarge(
+        "body",
+        f"is longer than {most:,} bytes",
+        hint="send large inputs to /v1/blobs and pass the pointer, or many jobs in several calls",
+    )
+
+
+def slow() -> Refused:
+    return Refused(
+        408,
+        "SLOW",
+        "the body did not come in time",
+        hint="send it faster, or in smaller requests",
+        headers=((b"connection", b"close"),),
+    )

@@ -1,16 +1,21 @@
-"""One client's connection: what uvicorn leaves open is closed here.
+"""One client's connection: uvicorn's protocol with limits on sizes, times and numbers.
 
 A head must be there in time and within a size, a connection may idle only so long, and there
 are only so many. One look over all connections, about once a second, keeps the times; a
-request costs no timer for it.
+request costs no timer for it. What every request passes is written out here, without what
+uvicorn offers besides (WebSockets, access log, limits of its own).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
+from urllib.parse import unquote
 
+import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -18,11 +23,15 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 from uvicorn.server import ServerState
 
-from penstock.api.body import Receive
+from penstock.api.monitor import Receive
 from penstock.api.options import HttpOptions
 from penstock.api.problems import ProblemReply, Refused, problem_reply
 from penstock.api.reply import SECURITY, Reply
+from penstock.ports.engine_api import Session
 
+log = logging.getLogger("uvicorn.error")
+
+_ASGI = {"version": "3.0", "spec_version": "2.3"}
 _NEVER = float("inf")
 _LINGER = 5.0
 """How long the rest of a body that was refused is let run in, so that the answer is read."""
@@ -48,6 +57,10 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.deadline = _NEVER
         """By when the client has to have done the next thing."""
+        self.session: Session | None = None
+        """Of its last request, if it may be used for the next with the same key."""
+        self.authorization = b""
+        """The header that opened the session."""
         self._in_head = True
         self._begun = False
         self._head = 0
@@ -63,7 +76,15 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             self._head += len(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.refuse(400, "MALFORMED", "this is not HTTP that can be read")
+            return
+        except httptools.HttpParserUpgrade:
+            # There is nothing to upgrade to; what comes after it can't be told apart.
+            if self.cycle is not None:
+                self.cycle.keep_alive = False
         if self._in_head and self._head > self.options.max_head and self.parser is not None:
             self.refuse(431, "HEAD_TOO_LARGE", "the head of the request is too large")
 
@@ -90,14 +111,6 @@ class Connection(HttpToolsProtocol):
         self.transport.write(b"".join(head) + reply.body)
         self.transport.close()
 
-    def send_400_response(self, msg: str) -> None:
-        self.refuse(400, "MALFORMED", "this is not HTTP that can be read")
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """There is nothing to upgrade to; what comes after it can't be told apart."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
-
     # -- bodies -------------------------------------------------------------------
 
     def body_of(self, receive: Receive, most: int) -> bytes | None:
@@ -120,7 +133,7 @@ class Connection(HttpToolsProtocol):
         if cycle.response_started or cycle.disconnected or cycle.flow.write_paused:
             return False
         headers = reply.headers
-        told = b"".join([b"%b: %b\r\n" % pair for pair in headers])
+        told = b"".join([b": ".join(pair) + b"\r\n" for pair in headers])
         if told.count(b"\n") != len(headers) or told.count(b"\r") != len(headers):
             return False
         body = reply.body
@@ -150,7 +163,8 @@ class Connection(HttpToolsProtocol):
         A commit answers many requests at once. Sent while the next answer is being made, each
         would find its reader asleep, and waking it costs more than the sending.
         """
-        mail, cls.mail = cls.mail, []
+        mail = cls.mail.copy()
+        cls.mail.clear()  # not replaced: a class that changes is slow for a while
         for transport, written in mail:
             if not transport.is_closing():
                 transport.write(written)
@@ -166,28 +180,94 @@ class Connection(HttpToolsProtocol):
     # -- its requests -------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["penstock.connection"] = self  # type: ignore[typeddict-unknown-key]
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._begun = True
         self.deadline = self.loop.time() + self.options.head_timeout
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = self._begun = False
         self._head = 0
         self.deadline = _NEVER
-        super().on_headers_complete()
+        parser = self.parser
+        url = httptools.parse_url(self.url)
+        version = parser.get_http_version()
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": _ASGI,
+            "http_version": version,
+            "method": parser.get_method().decode("ascii"),
+            "path": unquote(url.path.decode("ascii")),
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "headers": self.headers,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+            "penstock.connection": self,
+        }
+        before: RequestResponseCycle | None = self.cycle
+        keep_alive = version != "1.0" and parser.should_keep_alive()
+        self.cycle = cycle = Exchange(self, scope, keep_alive)
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+
+    def on_body(self, body: bytes) -> None:
+        cycle = self.cycle
+        if not cycle.response_complete:
+            cycle.body += body
+            if len(cycle.body) > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+            cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
         self._in_head = True
-        if self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle.response_complete:
             self.deadline = self.loop.time() + self.options.keep_alive
+        else:
+            cycle.more_body = False
+            cycle.message_event.set()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            if self.pipeline:
+                self._start_asgi_task(*self.pipeline.pop())
         if self.cycle.response_complete:  # else another one was waiting behind it
             patience = self.options.keep_alive if self._in_head else _LINGER
             self.deadline = self.loop.time() + patience
+
+
+class Exchange(RequestResponseCycle):
+    """One request and its answer."""
+
+    logger, access_log = log, False
+    disconnected = response_started = response_complete = False
+    more_body = True
+    chunked_encoding = None
+    expected_content_length = 0
+
+    def __init__(self, connection: Connection, scope: dict[str, Any], keep_alive: bool) -> None:
+        self.scope = scope  # type: ignore[assignment]
+        self.transport, self.flow = connection.transport, connection.flow
+        self.default_headers = connection.server_state.default_headers
+        self.on_response = connection.on_response_complete
+        self.message_event = asyncio.Event()
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = connection.expect_100_continue
+        self.body = bytearray()
 
 
 def protocol_with(options: HttpOptions, problem: ProblemReply = problem_reply) -> type[Connection]:

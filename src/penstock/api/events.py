@@ -44,7 +44,7 @@ async def stream_events(call: Call) -> StreamReply:
     )
     place = resumed(call, query.after)
     after = None if place is None else cursor_of(place, _FIELD)
-    return await call.services.events.journal(call.desk, wanted, after)
+    return await call.services.events.journal(call.api, wanted, after)
 
 
 class JobEventQuery(Struct, frozen=True):
@@ -55,7 +55,7 @@ class JobEventQuery(Struct, frozen=True):
 async def stream_job_events(call: Call) -> StreamReply:
     place = resumed(call, call.query(JobEventQuery).after)
     after = 0 if place is None else cursor_of(place, _FIELD)
-    return await call.services.events.job(call.desk, call.params["job_id"], after)
+    return await call.services.events.job(call.api, call.params["job_id"], after)
 
 
 class UpdateQuery(Struct, frozen=True):
@@ -70,7 +70,7 @@ async def stream_updates(call: Call) -> StreamReply:
     place = resumed(call, query.after)
     after = None if place is None else place_of(place, _FIELD)
     return await call.services.events.updates(
-        call.desk, call.params["job_id"], after, max(0, query.after_log)
+        call.api, call.params["job_id"], after, max(0, query.after_log)
     )
 
 

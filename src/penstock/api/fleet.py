@@ -8,8 +8,7 @@ from msgspec import Struct
 
 from penstock.api.operation import Operation
 from penstock.api.reply import Reply, json_reply
-from penstock.core.caller import KeyRole
-from penstock.ports.desk import PoolView, WorkerView
+from penstock.ports.engine_api import KeyRole, PoolView, WorkerView
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -29,23 +28,23 @@ class PoolList(Struct, frozen=True):
 
 
 async def list_topics(call: Call) -> Reply:
-    return json_reply(TopicList(await call.desk.topics()))
+    return json_reply(TopicList(await call.api.topics()))
 
 
 async def list_workers(call: Call) -> Reply:
-    return json_reply(WorkerList(await call.desk.workers()))
+    return json_reply(WorkerList(await call.api.workers()))
 
 
 async def list_pools(call: Call) -> Reply:
-    return json_reply(PoolList(await call.desk.pools()))
+    return json_reply(PoolList(await call.api.pools()))
 
 
 async def pause_pool(call: Call) -> Reply:
-    return json_reply(await call.desk.pause_pool(call.params["name"]))
+    return json_reply(await call.api.pause_pool(call.params["name"]))
 
 
 async def resume_pool(call: Call) -> Reply:
-    return json_reply(await call.desk.resume_pool(call.params["name"]))
+    return json_reply(await call.api.resume_pool(call.params["name"]))
 
 
 OPERATIONS = (

@@ -15,11 +15,11 @@ from weakref import ref
 from msgspec import UNSET, Struct, UnsetType
 
 from penstock.api.reply import encode
-from penstock.core.stages import PipelineEvent, PipelineEventKind
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
-from penstock.ports.desk import EventBatch
+from penstock.ports.engine_api import EventBatch
 from penstock.ports.store import JournalEvent
+from penstock.workloads.pipeline.records import PipelineEvent, PipelineEventKind
 
 
 class EventData(Struct, frozen=True, gc=False):

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 from msgspec import Meta, Struct
 
 from penstock.api.operation import Operation
-from penstock.api.paging import cursor, place_in
 from penstock.api.reply import Reply, json_reply
-from penstock.api.selection import Limit, Seq
-from penstock.core.caller import KeyRole
-from penstock.ports.keys import KeyView, NewKey
+from penstock.api.selection import Limit, Seq, cursor, place_in
+from penstock.ports.engine_api import KeyRole, KeyView, NewKey
 from penstock.ports.store import AuditEntry, AuditQuery
 
 if TYPE_CHECKING:
@@ -33,19 +31,19 @@ class KeyBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 async def list_keys(call: Call) -> Reply:
-    return json_reply(KeyList(await call.desk.keys.list()))
+    return json_reply(KeyList(await call.api.keys.list()))
 
 
 async def create_key(call: Call) -> Reply:
     given = await call.json(KeyBody)
-    made = await call.desk.keys.create(
+    made = await call.api.keys.create(
         given.name, given.roles, tenant=given.tenant, expires_in=given.expires_in
     )
     return json_reply(made, 201)
 
 
 async def revoke_key(call: Call) -> Reply:
-    return json_reply(await call.desk.keys.revoke(call.params["key_id"]))
+    return json_reply(await call.api.keys.revoke(call.params["key_id"]))
 
 
 class AuditListing(Struct, frozen=True, kw_only=True):
@@ -77,7 +75,7 @@ async def read_audit(call: Call) -> Reply:
         before=given.before if given.cursor is None else place_in("a", given.cursor),
         limit=given.limit + 1,
     )
-    entries = await call.desk.audit.read(query)
+    entries = await call.api.audit.read(query)
     more = len(entries) > given.limit
     shown = entries[: given.limit]
     return json_reply(AuditPage(shown, cursor("a", shown[-1].n) if more else None))
@@ -91,7 +89,7 @@ OPERATIONS = (
         role=KeyRole.ADMIN,
         answer=KeyList,
         summary="List keys",
-        description="What is known of them; the keys themselves are not.",
+        description="Without their tokens, which are not stored.",
     ),
     Operation(
         "POST",
@@ -103,7 +101,7 @@ OPERATIONS = (
         status=201,
         refusals=(409, 413, 415, 422),
         summary="Create a key",
-        description="Its token is shown this once; only its hash is kept.",
+        description="Its token is shown once; only its hash is stored.",
     ),
     Operation(
         "DELETE",
@@ -124,6 +122,6 @@ OPERATIONS = (
         answer=AuditPage,
         refusals=(422,),
         summary="Read the audit log",
-        description="Who did what, and whether they were let; newest first.",
+        description="Who did what and whether it was permitted, newest first.",
     ),
 )

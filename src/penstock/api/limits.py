@@ -8,10 +8,9 @@ from msgspec import Struct
 
 from penstock.api.operation import Operation
 from penstock.api.reply import NOTHING, Reply, json_reply
-from penstock.core.caller import KeyRole
 from penstock.core.errors import NotFound
 from penstock.core.verdict import Rate
-from penstock.ports.limits import Limit, LimitView
+from penstock.ports.engine_api import KeyRole, Limit, LimitView
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -47,12 +46,12 @@ class LimitBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 async def list_limits(call: Call) -> Reply:
-    return json_reply(LimitList(await call.desk.limits.list()))
+    return json_reply(LimitList(await call.api.limits.list()))
 
 
 async def get_limit(call: Call) -> Reply:
     name = call.params["name"]
-    for view in await call.desk.limits.list():
+    for view in await call.api.limits.list():
         if view.limit.name == name:
             return json_reply(view)
     raise NotFound(f"there is no limit {name[:100]!r}")
@@ -70,11 +69,11 @@ async def put_limit(call: Call) -> Reply:
         rate=None if given.rate is None else Rate(given.rate.count, given.rate.per),
         max_waiting=given.max_waiting,
     )
-    return json_reply(await call.desk.limits.put(limit))
+    return json_reply(await call.api.limits.put(limit))
 
 
 async def delete_limit(call: Call) -> Reply:
-    await call.desk.limits.delete(call.params["name"])
+    await call.api.limits.delete(call.params["name"])
     return NOTHING
 
 
@@ -91,8 +90,8 @@ OPERATIONS = (
         body=LimitBody,
         answer=LimitView,
         refusals=(413, 415, 422),
-        summary="Make or change a limit",
-        description="It holds from the next dispatch on.",
+        summary="Create or change a limit",
+        description="It applies from the next dispatch on.",
     ),
     Operation(
         "DELETE",

@@ -1,6 +1,6 @@
 """Figures for Prometheus, read when they are asked for.
 
-Requests are counted as they are answered; all else is asked of the Desk at the time of a
+Requests are counted as they are answered; all else is asked of the EngineApi at the time of a
 scrape. Labels have few values: a route is its template, never a path, and what a caller may
 name freely (pools, limits and their keys) is cut off at a number.
 """
@@ -26,12 +26,17 @@ from prometheus_client.registry import Collector
 
 from penstock.api.operation import Operation
 from penstock.api.reply import NO_STORE, Reply
-from penstock.core.caller import KeyRole
 from penstock.core.errors import NotPermitted
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.desk import Desk, EngineStatus, PoolView, WorkerView
+from penstock.ports.engine_api import (
+    EngineApi,
+    EngineStatus,
+    KeyRole,
+    LimitView,
+    PoolView,
+    WorkerView,
+)
 from penstock.ports.executor import PAUSED
-from penstock.ports.limits import LimitView
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -93,13 +98,13 @@ class Figures(Struct, frozen=True):
 
     @classmethod
     async def of(
-        cls, desk: Desk, traffic: Traffic, *, streams: int = 0, events: int = 0
+        cls, api: EngineApi, traffic: Traffic, *, streams: int = 0, events: int = 0
     ) -> Figures:
         return cls(
-            await desk.status(),
-            await desk.workers(),
-            await desk.pools(),
-            await desk.limits.list(),
+            await api.status(),
+            await api.workers(),
+            await api.pools(),
+            await api.limits.list(),
             traffic,
             streams,
             events,
@@ -143,13 +148,15 @@ def _engine(status: EngineStatus) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "penstock_start_time_seconds", "When the engine started.", status.started_at
     )
-    jobs = GaugeMetricFamily("penstock_jobs", "Jobs that are stored, by state.", labels=["state"])
+    help = "Jobs that are stored, by the state of their newest try."
+    jobs = GaugeMetricFamily("penstock_jobs", help, labels=["state"])
     for state in JobState:
         jobs.add_metric([state.value], status.tally.get(state, 0))
     yield jobs
     for name, help, value in (
+        ("retried", "Tries that are stored and were retried since.", status.retried),
         ("waiting", "Jobs that wait for a worker, for their time or for others.", status.waiting),
-        ("parked", "Jobs that wait for an approval.", status.parked),
+        ("awaiting_approval", "Jobs that are awaiting approval.", status.awaiting_approval),
         ("held", "Jobs that workers have.", status.held),
     ):
         yield GaugeMetricFamily(f"penstock_jobs_{name}", help, value)
@@ -238,7 +245,7 @@ async def metrics(call: Call) -> Reply:
         )
     events = call.services.events
     figures = await Figures.of(
-        call.desk, call.services.traffic, streams=events.open, events=events.told
+        call.api, call.services.traffic, streams=events.open, events=events.told
     )
     return Reply(figures.text(), headers=((b"content-type", _TYPE), NO_STORE))
 

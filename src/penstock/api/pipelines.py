@@ -9,10 +9,10 @@ from msgspec.structs import asdict
 
 from penstock.api.operation import Operation
 from penstock.api.reply import NO_STORE, Reply, encode, json_reply
-from penstock.api.submission import agreed_key, header_key
-from penstock.core.caller import KeyRole
-from penstock.core.stages import Breaker, PipelineInfo, PipelineRecord, StageInfo
+from penstock.api.submit import agreed_key, header_key
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.pipeline.records import Breaker, PipelineInfo, PipelineRecord, StageInfo
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -39,11 +39,11 @@ def _shown(info: PipelineInfo) -> PipelineShown:
 
 
 async def list_pipelines(call: Call) -> Reply:
-    return json_reply(PipelineList([_shown(info) for info in await call.desk.pipelines.list()]))
+    return json_reply(PipelineList([_shown(info) for info in await call.api.pipelines.list()]))
 
 
 async def get_pipeline(call: Call) -> Reply:
-    return json_reply(_shown(await call.desk.pipelines.show(call.params["name"])))
+    return json_reply(_shown(await call.api.pipelines.show(call.params["name"])))
 
 
 # -- starting ---------------------------------------------------------------------
@@ -75,7 +75,7 @@ class RunStarted(Struct, frozen=True):
 
 async def start_pipeline(call: Call) -> Reply:
     given = await call.json(StartBody)
-    record = await call.desk.pipelines.start(
+    record = await call.api.pipelines.start(
         call.params["name"],
         given.config,
         tenant=call.tenant(given.tenant),
@@ -107,12 +107,12 @@ class BreakerList(Struct, frozen=True):
 
 
 async def list_breakers(call: Call) -> Reply:
-    breakers = await call.desk.pipelines.breakers()
+    breakers = await call.api.pipelines.breakers()
     return json_reply(BreakerList([BreakerShown(**asdict(breaker)) for breaker in breakers]))
 
 
 async def reset_breaker(call: Call) -> Reply:
-    breaker = await call.desk.pipelines.reset_breaker(call.params["name"])
+    breaker = await call.api.pipelines.reset_breaker(call.params["name"])
     return json_reply(BreakerShown(**asdict(breaker)))
 
 

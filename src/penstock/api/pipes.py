@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from penstock.api.operation import Operation
 from penstock.api.reply import Reply, json_reply
-from penstock.core.caller import KeyRole
-from penstock.core.pipes import PipesView
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.pipes.status import PipesView, status_of
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
 
 
 async def get_pipes(call: Call) -> Reply:
-    return json_reply(await call.desk.pipes())
+    return json_reply(status_of(await call.api.workers()))
 
 
 OPERATIONS = (

@@ -8,19 +8,18 @@ from msgspec import Meta, Struct
 
 from penstock.api.operation import Operation
 from penstock.api.reply import Reply, json_reply
-from penstock.core.caller import KeyRole
-from penstock.ports.policy import Explanation, PolicyView, Simulation
+from penstock.ports.engine_api import Explanation, KeyRole, PolicyView, Simulation
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
 
 
 async def get_policy(call: Call) -> Reply:
-    return json_reply(await call.desk.policy.current())
+    return json_reply(await call.api.policy.current())
 
 
 async def explain_job(call: Call) -> Reply:
-    return json_reply(await call.desk.policy.explain(call.params["job_id"]))
+    return json_reply(await call.api.policy.explain(call.params["job_id"]))
 
 
 class SimulateBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,11 +31,11 @@ class SimulateBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 async def simulate_policy(call: Call) -> Reply:
     given = await call.json(SimulateBody)
-    return json_reply(await call.desk.policy.simulate(given.text, given.limit))
+    return json_reply(await call.api.policy.simulate(given.text, given.limit))
 
 
 async def reload_policy(call: Call) -> Reply:
-    return json_reply(await call.desk.policy.reload())
+    return json_reply(await call.api.policy.reload())
 
 
 OPERATIONS = (
@@ -56,7 +55,7 @@ OPERATIONS = (
         body=SimulateBody,
         answer=Simulation,
         refusals=(413, 415, 422),
-        summary="Try other rules on past jobs",
+        summary="Simulate other rules on past jobs",
         description="Changes nothing.",
     ),
     Operation(
@@ -66,8 +65,8 @@ OPERATIONS = (
         role=KeyRole.ADMIN,
         answer=PolicyView,
         refusals=(422,),
-        summary="Read the rule file again",
-        description="422 if it is broken; the last good rules go on.",
+        summary="Reload the rule file",
+        description="422 if it is invalid; the last valid rules stay in force.",
     ),
     Operation(
         "GET",
@@ -75,7 +74,7 @@ OPERATIONS = (
         explain_job,
         answer=Explanation,
         refusals=(404,),
-        summary="Why a job was judged so",
+        summary="Explain the decision on a job",
         description="Each rule that was tried, and each condition that did or didn't match.",
     ),
 )

@@ -16,12 +16,14 @@ from penstock.core.errors import (
     IllegalMove,
     InvalidRequest,
     JobEnded,
+    MapInterrupted,
     Misconfigured,
     NotAuthenticated,
     NotFound,
     NotPermitted,
     PenstockError,
     PipelineBusy,
+    StepFailed,
     TooLarge,
     TooMany,
     Unavailable,
@@ -36,6 +38,7 @@ STATUS: dict[type[PenstockError], int] = {
     Conflict: 409,
     NotFound: 404,
     IllegalMove: 409,
+    MapInterrupted: 409,
     Misconfigured: 422,
     NotPermitted: 403,
     NotAuthenticated: 401,
@@ -43,6 +46,7 @@ STATUS: dict[type[PenstockError], int] = {
     Unavailable: 503,
     WaitTimedOut: 408,
     JobEnded: 410,
+    StepFailed: 410,
 }
 """By class; a class that is not here has the status of the nearest one above it."""
 

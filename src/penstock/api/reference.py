@@ -43,11 +43,11 @@ What is refused is answered with a problem document (RFC 9457, `application/prob
   "type": "urn:penstock:problem:invalid",
   "title": "A value is not acceptable",
   "status": 422,
-  "detail": "jobs[3].lables: there is no such field",
+  "detail": "jobs[3].lables: unknown field",
   "code": "INVALID",
   "hint": "did you mean labels?",
   "field": "jobs[3].lables",
-  "problem": "there is no such field"
+  "problem": "unknown field"
 }
 ```
 

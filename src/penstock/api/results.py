@@ -13,7 +13,6 @@ from penstock.api.operation import Operation, Pace
 from penstock.api.problems import Refused
 from penstock.api.ranges import Part, part_of
 from penstock.api.reply import AnyReply, Headers, Reply, StreamReply, json_reply
-from penstock.core.caller import KeyRole
 from penstock.core.errors import (
     InvalidRequest,
     JobCancelled,
@@ -36,6 +35,7 @@ from penstock.core.pointer import (
     parse_blob,
 )
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.engine_api import KeyRole
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -76,12 +76,12 @@ async def _ended(call: Call, job_id: str, wait: float) -> Job:
     if wait > 0:
         try:
             with call.attending():
-                return await call.desk.wait(job_id, wait)
+                return await call.api.wait(job_id, wait)
         except WaitTimedOut:
             pass
-    job = await call.desk.get(job_id)
+    job = await call.api.get(job_id)
     while job.is_final and job.successor is not None:
-        job = await call.desk.get(job.successor)
+        job = await call.api.get(job.successor)
     if not job.is_final:
         raise Refused(
             409,
@@ -107,7 +107,7 @@ async def put_blob(call: Call) -> Reply:
     check_media_type(media_type)
     async with call.room():
         data = await call.body()
-        return json_reply(BlobView(await call.desk.put_blob(data, media_type), len(data)), 201)
+        return json_reply(BlobView(await call.api.put_blob(data, media_type), len(data)), 201)
 
 
 async def get_blob(call: Call) -> AnyReply:
@@ -131,7 +131,7 @@ async def _send(call: Call, pointer: str) -> AnyReply:
     if pointer.startswith("data:"):
         return _send_bytes(call, decode_data(pointer), data_media_type(pointer))
     try:
-        stat = await call.desk.stat_blob(pointer)
+        stat = await call.api.stat_blob(pointer)
     except (NotFound, UnreadablePointer):
         raise NotFound("there is no such blob", hint="or its retention has passed") from None
     etag = b'"%b"' % parse_blob(pointer).digest.encode()
@@ -147,7 +147,7 @@ async def _send(call: Call, pointer: str) -> AnyReply:
 async def _read(call: Call, pointer: str, part: Part) -> AsyncGenerator[bytes, None]:
     at, end = part.start, part.start + part.length
     while at < end:
-        piece = await call.desk.read_blob(pointer, at, min(_PART, end - at))
+        piece = await call.api.read_blob(pointer, at, min(_PART, end - at))
         if not piece:
             raise NotFound("the blob was removed while it was read")
         at += len(piece)

@@ -10,18 +10,16 @@ from penstock.api.actions import NoFields, Reason
 from penstock.api.events import resumed
 from penstock.api.jobs import Seconds
 from penstock.api.operation import Operation, Pace
-from penstock.api.paging import run_cursor, run_place
 from penstock.api.pipelines import RunStarted, started
 from penstock.api.reply import AnyReply, Reply, json_reply
-from penstock.api.selection import Limit
+from penstock.api.selection import Limit, run_cursor, run_place
 from penstock.api.stream import cursor_of
-from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest
-from penstock.core.item_view import ItemView, item_view
-from penstock.core.run_view import RunView, view_of
-from penstock.core.stages import ItemOutcome
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import CancelAnswer, RunQuery
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.pipeline.records import ItemOutcome
+from penstock.workloads.pipeline.store import CancelAnswer, RunQuery
+from penstock.workloads.pipeline.views import ItemView, RunView, item_view, view_of
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -64,7 +62,7 @@ async def list_runs(call: Call) -> Reply:
         before=run_place(given.cursor) or _before(given),
         limit=given.limit + 1,
     )
-    found = await call.desk.pipelines.runs(query)
+    found = await call.api.pipelines.runs(query)
     shown, following = found[: given.limit], None
     if len(found) > given.limit:
         following = run_cursor(shown[-1].created_at, shown[-1].id)
@@ -80,7 +78,7 @@ def _before(given: RunListing) -> tuple[float, str] | None:
 
 
 async def get_run(call: Call) -> Reply:
-    return json_reply(view_of(await call.desk.pipelines.get(call.params["job_id"])))
+    return json_reply(view_of(await call.api.pipelines.get(call.params["job_id"])))
 
 
 # -- items ------------------------------------------------------------------------
@@ -101,7 +99,7 @@ class ItemList(Struct, frozen=True):
 
 async def list_items(call: Call) -> Reply:
     given = call.query(ItemListing)
-    items = await call.desk.pipelines.items(
+    items = await call.api.pipelines.items(
         call.params["job_id"],
         call.params["stage"],
         after=given.after,
@@ -123,7 +121,7 @@ class CancelRunBody(Struct, frozen=True, forbid_unknown_fields=True):
 async def cancel_run(call: Call) -> Reply:
     given = await call.json(CancelRunBody)
     with call.attending():
-        answer = await call.desk.pipelines.cancel(
+        answer = await call.api.pipelines.cancel(
             call.params["job_id"], reason=given.reason, timeout=given.timeout
         )
     return json_reply(answer)
@@ -131,7 +129,7 @@ async def cancel_run(call: Call) -> Reply:
 
 async def retry_failed(call: Call) -> Reply:
     await call.json(NoFields)
-    return started(await call.desk.pipelines.retry_failed(call.params["job_id"]))
+    return started(await call.api.pipelines.retry_failed(call.params["job_id"]))
 
 
 class RunStreamQuery(Struct, frozen=True):
@@ -142,7 +140,7 @@ class RunStreamQuery(Struct, frozen=True):
 async def stream_run(call: Call) -> AnyReply:
     place = resumed(call, call.query(RunStreamQuery).after)
     after = 0 if place is None else cursor_of(place, "after")
-    return await call.services.events.run(call.desk, call.params["job_id"], after)
+    return await call.services.events.run(call.api, call.params["job_id"], after)
 
 
 _PATH = "/v1/runs/{job_id}"

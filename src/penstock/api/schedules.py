@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
+from penstock.api.jobs import job_json, located
 from penstock.api.operation import Operation
-from penstock.api.records import job_json, located
 from penstock.api.reply import NOTHING, Reply, json_reply
-from penstock.api.submission import Submission, request_of
-from penstock.core.caller import KeyRole
+from penstock.api.submit import Submission, request_of
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
-from penstock.ports.schedules import CatchUp, Schedule, ScheduleView
+from penstock.ports.engine_api import CatchUp, KeyRole, Schedule, ScheduleView
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -44,7 +43,7 @@ class ScheduleBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 async def list_schedules(call: Call) -> Reply:
-    return json_reply(ScheduleList(await call.desk.schedules.list()))
+    return json_reply(ScheduleList(await call.api.schedules.list()))
 
 
 async def put_schedule(call: Call) -> Reply:
@@ -64,28 +63,28 @@ async def put_schedule(call: Call) -> Reply:
         tenant=tenant,
         paused=given.paused,
     )
-    return json_reply(await call.desk.schedules.put(schedule))
+    return json_reply(await call.api.schedules.put(schedule))
 
 
 async def get_schedule(call: Call) -> Reply:
-    return json_reply(await call.desk.schedules.get(*_named(call)))
+    return json_reply(await call.api.schedules.get(*_named(call)))
 
 
 async def delete_schedule(call: Call) -> Reply:
-    await call.desk.schedules.delete(*_named(call))
+    await call.api.schedules.delete(*_named(call))
     return NOTHING
 
 
 async def pause_schedule(call: Call) -> Reply:
-    return json_reply(await call.desk.schedules.pause(*_named(call), paused=True))
+    return json_reply(await call.api.schedules.pause(*_named(call), paused=True))
 
 
 async def resume_schedule(call: Call) -> Reply:
-    return json_reply(await call.desk.schedules.pause(*_named(call), paused=False))
+    return json_reply(await call.api.schedules.pause(*_named(call), paused=False))
 
 
 async def fire_schedule(call: Call) -> Reply:
-    job = await call.desk.schedules.fire(*_named(call))
+    job = await call.api.schedules.fire(*_named(call))
     return Reply(job_json(job), 201, located(job))
 
 
@@ -108,7 +107,7 @@ OPERATIONS = (
         body=ScheduleBody,
         answer=ScheduleView,
         refusals=(413, 415, 422),
-        summary="Make or change a schedule",
+        summary="Create or change a schedule",
     ),
     Operation(
         "GET",
@@ -160,6 +159,6 @@ OPERATIONS = (
         status=201,
         refusals=(404, 409, 422, 429),
         summary="Submit a schedule's job now",
-        description="Besides its times, which stay as they are.",
+        description="In addition to its times, which do not change.",
     ),
 )

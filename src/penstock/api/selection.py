@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from penstock.api.paging import cursor, place_in
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.store import JobQuery
 
 if TYPE_CHECKING:
-    from penstock.ports.desk import Desk
+    from penstock.ports.engine_api import EngineApi
 
 Limit = Annotated[int, Meta(ge=1, le=1000)]
 Seq = Annotated[int, Meta(ge=0, lt=1 << 62)]
@@ -39,6 +41,11 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     """A glob, as in `job.text.*`."""
     tenant: str | None = None
     parent_job_id: str | None = None
+    """The job that made it, or that it retries."""
+    child_of: str | None = None
+    """The first try of the job that it is a child of."""
+    first_try: str | None = None
+    """The tries of one job: that with this id and its retries."""
     workflow_id: str | None = None
     """Jobs of a workflow come in the order of their step_index instead."""
     label: tuple[str, ...] = ()
@@ -47,8 +54,8 @@ class JobFilter(Struct, frozen=True, kw_only=True):
     principal: str | None = None
     """Who submitted it."""
     schedule: str | None = None
-    parked: bool | None = None
-    """True: only jobs that wait for an approval; false: only those that don't."""
+    awaiting_approval: bool | None = None
+    """True: only jobs that are awaiting approval; false: only those that are not."""
     accepted_from: float | None = None
     """Accepted at this time or later, in seconds since the epoch."""
     accepted_to: float | None = None
@@ -58,6 +65,10 @@ class JobFilter(Struct, frozen=True, kw_only=True):
 class JobListing(JobFilter, frozen=True, kw_only=True):
     dead: bool = False
     """Only what ended FAILED or TIMEOUT and was not retried."""
+    tries: bool = False
+    """Every try. Without it, the newest try of a job stands for all of them, and the filters are
+    applied to it, unless they ask by `job_id`, `parent_job_id`, `first_try` or
+    `idempotency_key`."""
     before: Seq | None = None
     """Only jobs with a lower `seq`."""
     since: Seq | None = None
@@ -82,12 +93,14 @@ def query_of(given: JobFilter, *, dead: bool = False) -> JobQuery:
         topic=given.topic,
         tenant=given.tenant,
         parent_job_id=given.parent_job_id,
+        child_of=given.child_of,
+        first_try=given.first_try,
         workflow_id=given.workflow_id,
         labels=_labels(given.label),
         idempotency_key=given.idempotency_key,
         principal=given.principal,
         schedule=given.schedule,
-        parked=given.parked,
+        awaiting_approval=given.awaiting_approval,
         dead=dead,
         accepted_from=given.accepted_from,
         accepted_to=given.accepted_to,
@@ -106,25 +119,25 @@ def _labels(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 async def page_of(
-    desk: Desk, query: JobQuery, order: Order, limit: int, at: str | None
+    api: EngineApi, query: JobQuery, order: Order, limit: int, at: str | None
 ) -> tuple[list[Job], str | None]:
     """A page of jobs, and where the next one begins. Stable while jobs come in."""
     if query.by_step:
-        return await _steps(desk, query, limit, at)
+        return await _steps(api, query, limit, at)
     kind = order.value[0]
     place = place_in(kind, at)
     query = replace(query, limit=limit + 1, oldest_first=order is Order.OLDEST)
     if place is not None:
         here = {"since": place} if order is Order.OLDEST else {"before": place}
         query = replace(query, **here)
-    jobs = await desk.find(query)
+    jobs = await api.find(query)
     if len(jobs) <= limit:
         return jobs, None
     return jobs[:limit], cursor(kind, jobs[limit - 1].seq)
 
 
 async def _steps(
-    desk: Desk, query: JobQuery, limit: int, at: str | None
+    api: EngineApi, query: JobQuery, limit: int, at: str | None
 ) -> tuple[list[Job], str | None]:
     """A workflow is ordered by its steps, so its pages are counted."""
     start = place_in("w", at) or 0
@@ -134,6 +147,72 @@ async def _steps(
             f"pages in the order of steps end after {_FARTHEST:,} jobs",
             hint="pass since=0&order=oldest to list the workflow in the order of submission",
         )
-    jobs = await desk.find(replace(query, limit=start + limit + 1))
+    jobs = await api.find(replace(query, limit=start + limit + 1))
     more = len(jobs) > start + limit
     return jobs[start : start + limit], cursor("w", start + limit) if more else None
+
+
+class Place(Struct, frozen=True, array_like=True):
+    order: str
+    """n: newest first, o: oldest first, w: in the order of a workflow, a: the audit log."""
+    at: int
+
+
+class RunPlace(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Among runs of pipelines, newest first."""
+
+    order: str
+    """r"""
+    created_at: float
+    job_id: str
+
+
+T = TypeVar("T")
+_place = msgspec.msgpack.Decoder(Place)
+_run_place = msgspec.msgpack.Decoder(RunPlace)
+_encode = msgspec.msgpack.Encoder().encode
+_LONGEST = 1000
+
+
+def cursor(order: str, at: int) -> str:
+    return _written(Place(order, at))
+
+
+def run_cursor(created_at: float, job_id: str) -> str:
+    return _written(RunPlace("r", created_at, job_id))
+
+
+def _written(place: Any) -> str:
+    return urlsafe_b64encode(_encode(place)).rstrip(b"=").decode("ascii")
+
+
+def place_in(order: str, text: str | None) -> int | None:
+    """Where to go on. Raises InvalidRequest for a cursor of another listing."""
+    if text is None:
+        return None
+    place = _read(text, _place)
+    if place.order != order or not 0 <= place.at < 1 << 62:
+        raise InvalidRequest("cursor", "belongs to another listing", hint=_HINT)
+    return place.at
+
+
+def run_place(text: str | None) -> tuple[float, str] | None:
+    """The same for runs: (created_at, job_id)."""
+    if text is None:
+        return None
+    place = _read(text, _run_place)
+    if place.order != "r" or not math.isfinite(place.created_at):
+        raise InvalidRequest("cursor", "belongs to another listing", hint=_HINT)
+    return place.created_at, place.job_id
+
+
+def _read(text: str, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    try:
+        if len(text) > _LONGEST:
+            raise ValueError(text)
+        return decoder.decode(urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
+    except (ValueError, msgspec.DecodeError, RecursionError):
+        raise InvalidRequest("cursor", "is not one that a page gave", hint=_HINT) from None
+
+
+_HINT = "pass `next` of the page before, with the same filters and order"

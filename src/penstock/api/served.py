@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from penstock.core.llm import topics_by_model
 from penstock.ports.clock import Clock
-from penstock.ports.desk import Desk
+from penstock.ports.engine_api import EngineApi
+from penstock.workloads.llm.values import topics_by_model
 
 _FRESH = 1.0
 """Seconds for which a model that was there is taken to be there."""
@@ -22,26 +22,26 @@ class ServedModel(Struct, frozen=True):
 
 
 class Served:
-    """Asks the Desk at most once a second, and whenever a model is asked for that it had not."""
+    """Asks the EngineApi at most once a second, and for each model that was unknown."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._known: dict[str, ServedModel] = {}
         self._until = float("-inf")
 
-    async def find(self, desk: Desk, name: str) -> ServedModel | None:
+    async def find(self, api: EngineApi, name: str) -> ServedModel | None:
         if self._clock.monotonic() >= self._until or name not in self._known:
-            await self._look(desk)
+            await self._look(api)
         return self._known.get(name)
 
-    async def list(self, desk: Desk) -> list[ServedModel]:
+    async def list(self, api: EngineApi) -> list[ServedModel]:
         """By name."""
-        await self._look(desk)
+        await self._look(api)
         return list(self._known.values())
 
-    async def _look(self, desk: Desk) -> None:
-        served = topics_by_model(await desk.topics())
-        paused = (await desk.status()).paused_topics
+    async def _look(self, api: EngineApi) -> None:
+        served = topics_by_model(await api.topics())
+        paused = (await api.status()).paused_topics
         now = self._clock.now()
         self._known = {
             name: ServedModel(name, topic, self._since(name, now), paused.get(topic, ""))

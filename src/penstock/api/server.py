@@ -11,12 +11,12 @@ from functools import cache
 
 import uvicorn
 
-from penstock.api.application import Application, by_key
-from penstock.api.attendance import Turnstile, Watchman
+from penstock.api.application import ApiSpec, Application, Authenticate, by_key
 from penstock.api.call import Services
 from penstock.api.connection import Connection, protocol_with
 from penstock.api.health import Health
 from penstock.api.metrics import Traffic
+from penstock.api.monitor import ConcurrencyLimit, RequestMonitor
 from penstock.api.openapi import document
 from penstock.api.operations import OPERATIONS
 from penstock.api.options import HttpOptions
@@ -24,10 +24,10 @@ from penstock.api.page import page
 from penstock.api.reply import SECURITY, encode
 from penstock.api.served import Served
 from penstock.api.stream import EventStreams
-from penstock.api.surface import Enter, Surface
 from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
-from penstock.ports.door import Door
+from penstock.ports.engine_api import Authenticator
+from penstock.ports.forking import close_in_children, fileno_of
 
 log = logging.getLogger(__name__)
 
@@ -44,34 +44,39 @@ class ApiServer:
 
     def __init__(
         self,
-        surface: Surface,
-        enter: Enter,
+        spec: ApiSpec,
+        authenticate: Authenticate,
         options: HttpOptions,
         *,
         clock: Clock,
         health: Callable[[], Health] = Health,
     ) -> None:
         self.options = options
-        self._surface = surface
+        self._spec = spec
         self.url = ""
-        self._watchman = Watchman(clock.monotonic, options.stall)
-        self._streams = Turnstile("open streams", options.max_streams, options.streams_per_key)
-        self._waits = Turnstile("waiting requests", options.max_waiting, options.waiting_per_key)
+        self._monitor = RequestMonitor(clock.monotonic, options.stall)
+        self._streams = ConcurrencyLimit(
+            "open streams", options.max_streams, options.streams_per_key
+        )
+        self._waits = ConcurrencyLimit(
+            "waiting requests", options.max_waiting, options.waiting_per_key
+        )
         services = Services(
             options=options,
             clock=clock,
             health=health,
-            watchman=self._watchman,
+            monitor=self._monitor,
             streams=self._streams,
             waits=self._waits,
             events=EventStreams(heartbeat=options.heartbeat),
             traffic=Traffic(),
             models=Served(clock),
-            document=surface.document,
-            page=surface.page,
+            document=spec.document,
+            page=spec.page,
         )
-        self.application = Application(enter, services, surface)
+        self.application = Application(authenticate, services, spec)
         self._server: uvicorn.Server | None = None
+        self._bound: socket.socket | None = None
         self._round: asyncio.Task[None] | None = None
 
     @property
@@ -97,7 +102,8 @@ class ApiServer:
         except BaseException:
             bound.close()
             raise
-        self._server = server
+        self._server, self._bound = server, bound
+        close_in_children(self)
         self._round = asyncio.get_running_loop().create_task(self._go_round(), name="http rounds")
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"{options.scheme}://{host}:{bound.getsockname()[1]}"
@@ -108,7 +114,7 @@ class ApiServer:
         options = self.options
         config = uvicorn.Config(
             self.application,
-            http=protocol_with(options, self._surface.problem),
+            http=protocol_with(options, self._spec.problem),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -139,10 +145,17 @@ class ApiServer:
         while True:
             await asyncio.sleep(pause)
             await self._server.on_tick(0)
-            self._watchman.look()
+            self._monitor.look()
             now = loop.time()
             for connection in self._connections():
                 connection.look(now)
+
+    def filenos(self) -> list[int]:
+        if self._server is None or self._bound is None:
+            return []
+        listening = [each.fileno() for one in self._server.servers for each in one.sockets]
+        connections = [fileno_of(each.transport) for each in self._connections()]
+        return [self._bound.fileno(), *listening, *connections]
 
     def _connections(self) -> list[Connection]:
         assert self._server is not None
@@ -155,7 +168,7 @@ class ApiServer:
             return
         for listener in server.servers:
             listener.close()
-        self._watchman.close()
+        self._monitor.close()
         for connection in self._connections():
             connection.send_mail()
             connection.shutdown()
@@ -211,13 +224,13 @@ class HttpServer(ApiServer):
 
     def __init__(
         self,
-        door: Door,
+        authenticator: Authenticator,
         options: HttpOptions,
         *,
         clock: Clock,
         health: Callable[[], Health] = Health,
     ) -> None:
-        super().__init__(ENGINE, by_key(door), options, clock=clock, health=health)
+        super().__init__(ENGINE, by_key(authenticator), options, clock=clock, health=health)
 
 
 @cache
@@ -230,4 +243,4 @@ def _page() -> bytes:
     return page(document(OPERATIONS)).encode()
 
 
-ENGINE = Surface(OPERATIONS, _document, _page)
+ENGINE = ApiSpec(OPERATIONS, _document, _page)

@@ -24,10 +24,10 @@ from penstock.api.frames import (
 from penstock.api.reply import EVENT_STREAM, NOTHING, Reply, StreamReply
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
-from penstock.core.stages import PipelineEvent
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import TERMINAL
-from penstock.ports.desk import Desk, EventBatch, Logged, Moved, Streamed
+from penstock.ports.engine_api import EngineApi, EventBatch, Logged, Moved, Streamed
+from penstock.workloads.pipeline.records import PipelineEvent
 
 T = TypeVar("T")
 _RETRY = 1.0
@@ -49,10 +49,10 @@ class EventStreams:
     # -- the journal --------------------------------------------------------------
 
     async def journal(
-        self, desk: Desk, wanted: EventFilter, after: int | None = None
+        self, api: EngineApi, wanted: EventFilter, after: int | None = None
     ) -> StreamReply:
         """Everything that happens, from a cursor on or from now on, for ever."""
-        batches = desk.events(after)
+        batches = api.events(after)
         first = await anext(batches)
         return StreamReply(self._journal(batches, first, wanted), EVENT_STREAM)
 
@@ -80,12 +80,12 @@ class EventStreams:
 
     # -- one job ------------------------------------------------------------------
 
-    async def job(self, desk: Desk, job_id: str, after: int = 0) -> StreamReply:
+    async def job(self, api: EngineApi, job_id: str, after: int = 0) -> StreamReply:
         """A job's history after entry number `after`, then what happens, until it has ended."""
-        batches = desk.events()
+        batches = api.events()
         await anext(batches)  # nothing that happens from here on is missed
-        job = await desk.get(job_id)
-        past = await desk.history(job_id)
+        job = await api.get(job_id)
+        past = await api.history(job_id)
         if after > len(past):
             await _end(batches)
             raise InvalidRequest("after", f"the job's history ends at {len(past)}")
@@ -123,35 +123,35 @@ class EventStreams:
     # -- a job's own words --------------------------------------------------------
 
     async def updates(
-        self, desk: Desk, job_id: str, after: tuple[int, int] | None = None, after_log: int = 0
+        self, api: EngineApi, job_id: str, after: tuple[int, int] | None = None, after_log: int = 0
     ) -> StreamReply:
         """What a job logs and how it gets on and moves, until it has ended.
 
         `after` is where an earlier stream of it was: the number of its last move, and of its
         last line.
         """
-        job = await desk.get(job_id)
+        job = await api.get(job_id)
         place, line = after or (job.version, min(after_log, _LARGEST))
         missed = []
         if after is not None:
-            missed = [entry for entry in await desk.history(job_id) if entry.n > place]
-        return StreamReply(self._updates(desk, job, place, line, missed), EVENT_STREAM)
+            missed = [entry for entry in await api.history(job_id) if entry.n > place]
+        return StreamReply(self._updates(api, job, place, line, missed), EVENT_STREAM)
 
     async def _updates(
-        self, desk: Desk, job: Job, n: int, line: int, missed: Sequence[Transition]
+        self, api: EngineApi, job: Job, n: int, line: int, missed: Sequence[Transition]
     ) -> AsyncGenerator[bytes, None]:
         with self._opened():
             yield opening(f"{n}-{line}", self._retry)
             for entry in missed:
                 n = entry.n
                 yield named("moved", Moved(entry), f"{n}-{line}")
-            updates = _with_pauses(desk.follow(job.job_id, line), self._heartbeat)
+            updates = _with_pauses(api.follow(job.job_id, line), self._heartbeat)
             async with aclosing(updates):
                 async for update in updates:
                     if update is None:
                         yield heartbeat(f"{n}-{line}")
                     elif isinstance(update, Moved):
-                        for entry in await self._between(desk, n, update.transition):
+                        for entry in await self._between(api, n, update.transition):
                             n = entry.n
                             yield named("moved", Moved(entry), f"{n}-{line}")
                     elif isinstance(update, Logged):
@@ -161,28 +161,28 @@ class EventStreams:
                         yield named("piece", update, f"{n}-{line}")
                     else:
                         yield named("progress", update, f"{n}-{line}")
-            for entry in await desk.history(job.job_id):
+            for entry in await api.history(job.job_id):
                 if entry.n > n:
                     yield named("moved", Moved(entry), f"{entry.n}-{line}")
-            state = (await desk.get(job.job_id)).state
+            state = (await api.get(job.job_id)).state
             yield named("end", {"job_id": job.job_id, "state": state})
 
-    async def _between(self, desk: Desk, n: int, entry: Transition) -> list[Transition]:
+    async def _between(self, api: EngineApi, n: int, entry: Transition) -> list[Transition]:
         """An entry, with those before it that nobody told of; none if it is known already."""
         if entry.n <= n + 1:
             return [entry] if entry.n > n else []
-        return [past for past in await desk.history(entry.job_id) if n < past.n <= entry.n]
+        return [past for past in await api.history(entry.job_id) if n < past.n <= entry.n]
 
     # -- a run of a pipeline ------------------------------------------------------
 
-    async def run(self, desk: Desk, job_id: str, after: int = 0) -> StreamReply | Reply:
+    async def run(self, api: EngineApi, job_id: str, after: int = 0) -> StreamReply | Reply:
         """A run's events after one of them, until the last; NOTHING if that was it.
 
         Each reader draws them from the store at its own pace, so that a slow one holds up
         nobody and nothing piles up for it.
         """
-        record = await desk.pipelines.get(job_id)
-        events = _with_pauses(desk.pipelines.stream(job_id, after), self._heartbeat)
+        record = await api.pipelines.get(job_id)
+        events = _with_pauses(api.pipelines.stream(job_id, after), self._heartbeat)
         first = None
         if record.is_final and (first := await _first(events)) is None:
             return NOTHING
@@ -221,7 +221,7 @@ class EventStreams:
 class Pulse:
     """When a stream has been silent for so long that it must give a sign of life.
 
-    A Desk's readers wake now and then by themselves, so that no stream needs a timer.
+    An EngineApi's readers wake now and then by themselves, so that no stream needs a timer.
     """
 
     __slots__ = ("_last", "_longest", "_now")

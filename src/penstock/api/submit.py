@@ -5,21 +5,183 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec.structs import astuple
 
-from penstock.api.body import Gone
+from penstock.api.jobs import job_json, list_json, located
+from penstock.api.monitor import Gone
 from penstock.api.operation import Operation, Pace
 from penstock.api.problems import Problem, problem_of
-from penstock.api.records import job_json, list_json, located
 from penstock.api.reply import NO_STORE, Reply, StreamReply, encode
-from penstock.api.submission import Submission, header_key, request_of
-from penstock.core.caller import KeyRole
-from penstock.core.errors import InvalidRequest, PenstockError
-from penstock.core.job import Job, JobRequest
-from penstock.ports.desk import Submitted
+from penstock.core.errors import Conflict, InvalidRequest, PenstockError
+from penstock.core.job import (
+    NO_RETRY,
+    Job,
+    JobRequest,
+    ParentPolicy,
+    Priority,
+    RetryPolicy,
+    Unique,
+)
+from penstock.core.pointer import encode_data
+from penstock.ports.engine_api import KeyRole, Submitted
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
+
+INLINE = 4096
+"""Bytes of input that ride in the pointer; more become a blob."""
+
+
+class RetryFields(RetryPolicy, frozen=True, forbid_unknown_fields=True):
+    """Which failures are tried again, how often, and after how long."""
+
+
+class UniqueFields(Unique, frozen=True, forbid_unknown_fields=True):
+    """At most one job with this key at a time, within a tenant."""
+
+
+class Submission(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
+    """A job to be done. Only `topic` is required."""
+
+    topic: str
+    """What is to be done: `job.` and words with dots between."""
+    input: Raw | UnsetType = UNSET
+    """Its input, a JSON object; or say where it is, with `context_ptr`."""
+    context_ptr: str = ""
+    """A pointer to the input: what POST /v1/blobs answered, or a place that is allowed."""
+    job_id: str = ""
+    """An id of your own; else one is made."""
+    priority: Priority = Priority.BATCH
+    adapter_id: str | None = None
+    env: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    parent_job_id: str | None = None
+    child_of: str | None = None
+    """The first try of the job that it is a child of: it ends with that one."""
+    detached: bool = False
+    """It goes on when the job that it is a child of ends without success."""
+    workflow_id: str | None = None
+    step_index: int | None = None
+    tenant: str | None = None
+    """Only for keys that are of no tenant; else it is the key's own."""
+    idempotency_key: str | None = None
+    """The same key within a tenant is the same job. May be the Idempotency-Key header."""
+    timeout: float | None = None
+    """Seconds one attempt may run."""
+    dispatch_timeout: float | None = None
+    """Seconds a worker may hold the job before it starts."""
+    deadline: float | None = None
+    """The time by which it must have ended, in seconds since the epoch."""
+    run_at: float | None = None
+    """The time before which it must not start."""
+    delay: float | None = None
+    """Seconds from now before which it must not start; instead of `run_at`."""
+    retry: RetryFields | None = None
+    idempotent: bool = False
+    """Whether it may safely run again after its worker was lost mid-run."""
+    capability: str | None = None
+    """What it is going to do, in a word that safety rules know."""
+    risk_tags: tuple[str, ...] = ()
+    estimated_cost: float | None = None
+    after: tuple[str, ...] = ()
+    """Jobs that must have ended before this one may start."""
+    if_parent_fails: ParentPolicy = ParentPolicy.CANCEL
+    takes_results: bool = False
+    """Whether `{"$result_of": "<job id>"}` in `input` stands for the result of a job in `after`."""
+    unique: UniqueFields | None = None
+    complete: bool = False
+    """Do not apply the topic's defaults."""
+
+
+async def request_of(call: Call, given: Submission, where: str = "", key: str = "") -> JobRequest:
+    """The request as the EngineApi wants it; `where` it stands in the body, for errors."""
+    pointer = given.context_ptr
+    if given.input is not UNSET:
+        payload = _payload(given, where)
+        if payload:
+            pointer = (
+                encode_data(payload) if len(payload) <= INLINE else await pointer_to(call, payload)
+            )
+    run_at = given.run_at
+    if given.delay is not None:
+        if run_at is not None:
+            raise InvalidRequest(f"{where}delay", "can't be given together with run_at")
+        run_at = call.services.clock.now() + given.delay
+    return JobRequest(
+        job_id=given.job_id,
+        topic=given.topic,
+        priority=given.priority,
+        context_ptr=pointer,
+        adapter_id=given.adapter_id,
+        env=given.env,
+        parent_job_id=given.parent_job_id,
+        child_of=given.child_of,
+        detached=given.detached,
+        workflow_id=given.workflow_id,
+        step_index=given.step_index,
+        tenant=given.tenant or call.tenant(),
+        labels=given.labels,
+        idempotency_key=agreed_key(given.idempotency_key, key),
+        timeout=given.timeout,
+        dispatch_timeout=given.dispatch_timeout,
+        deadline=given.deadline,
+        run_at=run_at,
+        retry=NO_RETRY if given.retry is None else RetryPolicy(*astuple(given.retry)),
+        idempotent=given.idempotent,
+        capability=given.capability,
+        risk_tags=given.risk_tags,
+        estimated_cost=given.estimated_cost,
+        after=given.after,
+        if_parent_fails=given.if_parent_fails,
+        takes_results=given.takes_results,
+        unique=None if given.unique is None else Unique(*astuple(given.unique)),
+        complete=given.complete,
+    )
+
+
+def _payload(given: Submission, where: str) -> bytes:
+    """The input as JSON; empty if there is none."""
+    assert isinstance(given.input, Raw)
+    payload = bytes(given.input)
+    if payload[:1] != b"{":
+        if payload == b"null":
+            return b""
+        raise InvalidRequest(f"{where}input", "is not a JSON object")
+    if given.context_ptr:
+        raise InvalidRequest(f"{where}input", "can't be given together with context_ptr")
+    return payload
+
+
+async def pointer_to(call: Call, payload: bytes) -> str:
+    """A pointer to JSON: with the JSON in it, if that is small."""
+    if len(payload) <= INLINE:
+        return encode_data(payload)
+    return await call.api.put_blob(payload)
+
+
+def header_key(call: Call) -> str:
+    """What the Idempotency-Key header says; empty without one."""
+    value = call.headers.get(b"idempotency-key")
+    if value is None:
+        return ""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidRequest("Idempotency-Key", "is not UTF-8") from None
+
+
+def agreed_key(in_body: str | None, in_header: str) -> str | None:
+    """The idempotency key, wherever it was given. Raises Conflict for two different ones."""
+    if not in_header:
+        return in_body
+    if in_body not in (None, in_header):
+        raise Conflict(
+            "the Idempotency-Key header and idempotency_key in the body differ",
+            hint="give one of them, or the same",
+        )
+    return in_header
+
 
 NDJSON = "application/x-ndjson"
 _CHUNK = 500
@@ -29,7 +191,7 @@ _MOST = 10_000
 async def submit_job(call: Call) -> Reply:
     given = await call.json(Submission, parsed_depth=1)
     request = await request_of(call, given, key=header_key(call))
-    jobs = await call.desk.submit((request,))
+    jobs = await call.api.submit((request,))
     (job,) = jobs
     was_there = isinstance(jobs, Submitted) and job.job_id not in jobs.new
     return Reply(job_json(job), 200 if was_there else 201, located(job))
@@ -52,7 +214,7 @@ async def submit_batch(call: Call) -> Reply:
     requests = [
         await request_of(call, given, f"jobs[{index}].") for index, given in enumerate(batch.jobs)
     ]
-    jobs = await call.desk.submit(requests) if requests else []
+    jobs = await call.api.submit(requests) if requests else []
     return Reply(b'{"jobs":%b}' % list_json(jobs), 201)
 
 
@@ -127,7 +289,7 @@ async def _submit(
     if not good:
         return
     try:
-        jobs = await call.desk.submit([request for _, request in good])
+        jobs = await call.api.submit([request for _, request in good])
     except PenstockError as error:
         if len(good) == 1:
             answers[good[0][0]] = LineAnswer(problem=problem_of(error))

@@ -8,8 +8,7 @@ from msgspec import Meta, Struct
 
 from penstock.api.operation import Operation
 from penstock.api.reply import Reply, json_reply
-from penstock.core.caller import KeyRole
-from penstock.ports.desk import Cleaned, EngineStatus
+from penstock.ports.engine_api import Cleaned, EngineStatus, KeyRole
 from penstock.ports.store import Verified
 
 if TYPE_CHECKING:
@@ -17,11 +16,11 @@ if TYPE_CHECKING:
 
 
 async def get_status(call: Call) -> Reply:
-    return json_reply(await call.desk.status())
+    return json_reply(await call.api.status())
 
 
 async def verify(call: Call) -> Reply:
-    return json_reply(await call.desk.verify())
+    return json_reply(await call.api.verify())
 
 
 class PruneBody(Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,7 +30,7 @@ class PruneBody(Struct, frozen=True, forbid_unknown_fields=True):
 
 async def prune(call: Call) -> Reply:
     given = await call.json(PruneBody)
-    return json_reply(await call.desk.prune(given.older_than))
+    return json_reply(await call.api.prune(given.older_than))
 
 
 OPERATIONS = (

@@ -1,4 +1,4 @@
-"""Back up a data directory, whether its engine runs or not.
+"""Back up a data directory, whether its engine runs or not, and restore it.
 
 A backup is a folder with the layout of a data directory, and `manifest.json` with the size and
 the SHA-256 of every file. It is written under a temporary name, and gets its own name when it is
@@ -10,55 +10,86 @@ all of it is done again. Only then is anything copied. On a machine so busy that
 found, the order still holds: a batch is never ahead of its jobs and a job never ahead of its run.
 The other way round is what a crash leaves too, and the engine makes it good when it starts. Blobs
 never change, and a shared lock keeps the pruner from deleting any until all are copied.
+
+To restore, files are copied into a folder inside the data directory and checked there; then they
+are moved to their places, the database of jobs last. Until then nothing of the data directory
+changes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from hashlib import file_digest, sha256
-from pathlib import Path
-from typing import BinaryIO
+from pathlib import Path, PurePosixPath
 
 import msgspec
 from msgspec import Struct
 
 from penstock import __version__
-from penstock.adapters.files.shelf_folder import Shelved
-from penstock.adapters.sqlite import database, rows
-from penstock.adapters.sqlite.containers import schema as container_schema
-from penstock.adapters.sqlite.database import Schema
-from penstock.adapters.sqlite.pipelines import schema as pipeline_schema
+from penstock.adapters.files.blobs import open_private, sync_folder
+from penstock.adapters.sqlite import schema as job_schema
+from penstock.adapters.sqlite.database import Schema, WriterLock
 from penstock.adapters.sqlite.snapshot import Snapshot
+from penstock.adapters.sqlite.store import SqliteBackend
+from penstock.app.engine import make_private
 from penstock.config import Settings
-from penstock.core.errors import Conflict, NotFound, StoreFailed, StoreFull
+from penstock.control.ledger import Ledger
+from penstock.core.errors import (
+    AlreadyRunning,
+    Conflict,
+    NotFound,
+    StoreCorrupt,
+    StoreFailed,
+    StoreFull,
+)
 from penstock.ports.failpoint import failpoint
+from penstock.ports.store import Verified
+from penstock.workloads.container.storage.sqlite import schema as container_schema
+from penstock.workloads.llm.storage.files import FileRecord
+from penstock.workloads.pipeline.storage.sqlite import schema as pipeline_schema
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-DATABASES: dict[str, Schema] = {
-    "penstock.db": database.JOBS,
+_JOBS = "penstock.db"
+_DATABASES: dict[str, Schema] = {
+    _JOBS: job_schema.JOBS,
     "pipelines.db": pipeline_schema.SCHEMA,
     "containers/containers.db": container_schema.SCHEMA,
 }
 """In the order in which their states are taken."""
-SECRETS = ("token", "pipe.key")
-CONTAINER_FOLDERS = ("artifacts", "logs")
+_BLOBS = ("blobs", "containers/blobs")
+_SECRETS = ("token", "pipe.key")
+_CONTAINER_FOLDERS = ("artifacts", "logs")
 """What is kept of a job of the standalone container worker."""
-
-_KNOWN = frozenset(
-    ("blobs", "containers", "files", "openai", "starts", "pipes", "models", *SECRETS)
-) | {"penstock.lock", "penstock.sock", "pipelines.opening"}
-"""Entries of a data directory, besides the databases. `starts`, `pipes`, the lock and the socket
-are of running processes only; models can be fetched again."""
+_PLACES = (
+    *(name for name in _DATABASES if name != _JOBS),
+    *_BLOBS,
+    "openai",
+    "files",
+    "starts",
+    "containers/jobs",
+    *_SECRETS,
+    _JOBS,
+)
+"""What is moved as a whole when a backup is restored, in this order."""
+_TRANSIENT = {"penstock.lock", "penstock.sock", "pipelines.opening", "models", "pipes"}
+"""Entries of a data directory that are of running processes only, or can be fetched again."""
+_STARTS = "starts/restored.starts"
+_OTHER_BOOT = b"restored 0\n"
+"""The head of a start log of another boot. Nobody knows which of the jobs that a worker held at
+the backup have begun since, so all count as begun; see `penstock.adapters.files.start_log`."""
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PIECE = 1 << 20
 _TRIES = 20
@@ -90,6 +121,22 @@ class BackupSummary(Struct, frozen=True):
     """Entries of the data directory that Penstock does not know, or does not back up."""
 
 
+class RestoreSummary(Struct, frozen=True):
+    path: str
+    """The data directory."""
+    files: int
+    bytes: int
+    written_at: float
+    """When the backup was made."""
+    replaced: str | None
+    """The folder with what was in the data directory before."""
+    verified: Verified | None
+    """None if the backup has no jobs."""
+
+
+# -- back up ---------------------------------------------------------------------------------
+
+
 def back_up(settings: Settings, to: Path) -> BackupSummary:
     """Write a backup to the new folder `to`. Raises NotFound, Conflict, StoreFailed."""
     data = settings.data_dir
@@ -97,10 +144,10 @@ def back_up(settings: Settings, to: Path) -> BackupSummary:
     _check_target(data, to)
     part = to.with_name(f"{to.name}.partial-{secrets.token_hex(4)}")
     try:
-        with disk_errors(to):
+        with _disk_errors(to):
             part.mkdir(mode=0o700)
             summary = _Backup(data, part).write(to)
-            sync_folders(part)
+            _sync_folders(part)
             failpoint("backup-written")
             part.rename(to)
             sync_folder(to.parent)
@@ -111,7 +158,7 @@ def back_up(settings: Settings, to: Path) -> BackupSummary:
 
 
 def _check_target(data: Path, to: Path) -> None:
-    if not any((data / name).is_file() for name in DATABASES):
+    if not any((data / name).is_file() for name in _DATABASES):
         raise NotFound(
             f"there is no database in {data}",
             hint="name the engine's data directory with --data"
@@ -133,41 +180,39 @@ class _Backup:
 
     def write(self, to: Path) -> BackupSummary:
         data = self._data
-        with ExitStack() as stack:
-            for blobs in (data / "blobs", data / "containers" / "blobs"):
-                stack.enter_context(_no_sweep(blobs))
-            snapshots = self._snapshots()
-            try:
+        with ExitStack() as locks:
+            for blobs in _BLOBS:
+                locks.enter_context(_no_sweep(data / blobs))
+            with ExitStack() as stack:  # closed soon: until then the write-ahead log grows
+                snapshots = {
+                    name: stack.enter_context(closing(Snapshot(data / name, schema)))
+                    for name, schema in _DATABASES.items()
+                    if (data / name).is_file()
+                }
                 records = self._one_moment([*snapshots.values()])
                 taken_at = time.time()
                 for name, snapshot in snapshots.items():
-                    snapshot.copy(self._target(name))
-                    self._files.append(_measured(self._part / name, name))
-                    failpoint("backup-database")
-            finally:
-                _close(snapshots.values())  # soon: until then the write-ahead log grows
+                    self._copy_database(name, snapshot)
             self._copy_records(records)
-            for folder in ("blobs", "containers/blobs"):
-                self._copy_blobs(folder)
+            for folder in _BLOBS:
+                self._copy_tree(folder, _DIGEST)
         self._copy_tree("files")
         for job in _entries(data / "containers" / "jobs"):
-            for kind in CONTAINER_FOLDERS:
+            for kind in _CONTAINER_FOLDERS:
                 self._copy_tree(f"containers/jobs/{job}/{kind}")
-        for name in SECRETS:
+        for name in _SECRETS:
             self._copy(name)
         manifest = Manifest(FORMAT, __version__, taken_at, tuple(self._files))
         failpoint("backup-manifest")
         text = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
-        write_file(self._part / MANIFEST, [text], MANIFEST)
+        _write(self._part, MANIFEST, [text])
         return BackupSummary(
             path=str(to),
             files=len(self._files),
             bytes=sum(file.size for file in self._files),
             missing=tuple(sorted(self._missing())),
-            left_out=tuple(sorted(self._strangers()) + self._left_out),
+            left_out=(*sorted(self._strangers()), *self._left_out),
         )
-
-    # -- one moment ---------------------------------------------------------------------
 
     def _one_moment(self, snapshots: Sequence[Snapshot]) -> dict[str, bytes]:
         """Begin all snapshots at one moment; returns the records of that moment."""
@@ -194,33 +239,33 @@ class _Backup:
                         found[path] = (self._data / path).read_bytes()
         return found
 
-    def _snapshots(self) -> dict[str, Snapshot]:
-        taken: dict[str, Snapshot] = {}
-        try:
-            for name, schema in DATABASES.items():
-                if (self._data / name).is_file():
-                    taken[name] = Snapshot(self._data / name, schema)
-        except BaseException:
-            _close(taken.values())
-            raise
-        return taken
-
     def _missing(self) -> set[str]:
         """Blobs that records point to, and that the backup lacks."""
         copied = {file.path for file in self._files}
-        queries = {"penstock.db": rows.load_queries, "pipelines.db": pipeline_schema.load_queries}
+        queries: dict[str, dict[str, str]] = {
+            _JOBS: job_schema.load_queries(),
+            "pipelines.db": pipeline_schema.load_queries(),
+        }
         missing: set[str] = set()
-        for name, load in queries.items():
+        for name, sql in queries.items():
             if name not in copied:
                 continue
-            with closing(Snapshot(self._part / name, DATABASES[name])) as copy:
-                for pointer in copy.read(load()["pointers"]) if copy.is_current else ():
+            with closing(Snapshot(self._part / name, _DATABASES[name])) as copy:
+                for pointer in copy.read(sql["pointers"]) if copy.is_current else ():
                     digest = pointer.removeprefix("blob:sha256-")[:64]
                     if f"blobs/{digest[:2]}/{digest}" not in copied:
                         missing.add(digest)
         return missing
 
-    # -- files --------------------------------------------------------------------------
+    def _copy_database(self, name: str, snapshot: Snapshot) -> None:
+        target = self._part / name
+        _make_folders(target.parent)
+        snapshot.copy(target)
+        with target.open("rb") as file:
+            os.fsync(file.fileno())
+            digest = file_digest(file, "sha256").hexdigest()
+            self._files.append(File(name, file.tell(), digest))
+        failpoint("backup-database")
 
     def _copy_records(self, records: dict[str, bytes]) -> None:
         """Each file's record with its content, unless it was deleted since."""
@@ -234,29 +279,24 @@ class _Backup:
                 if kept is None:
                     continue
                 record = kept
-            self._files.append(write_file(self._target(path), [record], path))
+            self._files.append(_write(self._part, path, [record]))
 
     def _copy_content(self, record: bytes) -> bytes | None:
         """Copy the content that a file's record names; returns the record, None if it is gone."""
         try:
-            content = msgspec.json.decode(record, type=Shelved).content
+            content = msgspec.json.decode(record, type=FileRecord).content
         except msgspec.DecodeError as error:
             raise StoreFailed(f"a record in {self._data / 'openai'} is damaged: {error}") from None
         return record if self._copy(f"openai/content/{content}") else None
 
-    def _copy_blobs(self, folder: str) -> None:
-        for prefix in _entries(self._data / folder):
-            for name in _entries(self._data / folder / prefix):
-                if _DIGEST.fullmatch(name):
-                    self._copy(f"{folder}/{prefix}/{name}")
-
-    def _copy_tree(self, folder: str) -> None:
+    def _copy_tree(self, folder: str, name_like: re.Pattern[str] | None = None) -> None:
         """Regular files below a folder; links are left out."""
         for parent, folders, files in os.walk(self._data / folder):
             where = Path(parent).relative_to(self._data).as_posix()
             folders.sort()
             for name in sorted(files):
-                self._copy(f"{where}/{name}")
+                if name_like is None or name_like.fullmatch(name):
+                    self._copy(f"{where}/{name}")
             self._left_out += [
                 f"{where}/{name}" for name in folders if (Path(parent) / name).is_symlink()
             ]
@@ -276,32 +316,213 @@ class _Backup:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 self._left_out.append(path)
                 return False
-            self._files.append(write_file(self._target(path), pieces_of(source), path))
+            self._files.append(_write(self._part, path, iter(partial(source.read, _PIECE), b"")))
         failpoint("backup-file")
         return True
 
-    def _target(self, path: str) -> Path:
-        target = self._part / path
-        make_folders(target.parent)
-        return target
-
     def _strangers(self) -> Iterator[str]:
-        databases = {f"{name}{end}" for name in DATABASES for end in ("", "-wal", "-shm")}
-        for name in _entries(self._data):
-            if name not in _KNOWN and name not in databases:
-                yield name
-        for name in ("containers/oci", "models"):
-            if _entries(self._data / name):
-                yield name
+        known = _TRANSIENT | {PurePosixPath(path).parts[0] for path in _PLACES}
+        known |= {f"{name}{end}" for name in _DATABASES for end in ("-wal", "-shm")}
+        yield from (name for name in _entries(self._data) if name not in known)
+        yield from (name for name in ("containers/oci", "models") if _entries(self._data / name))
 
 
-# -- shared with restore ------------------------------------------------------------------
+@contextmanager
+def _no_sweep(blobs: Path) -> Generator[None]:
+    """Keep the pruner from deleting blobs; see `penstock.adapters.files.blobs`."""
+    try:
+        handle = os.open(blobs / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
 
 
-def write_file(target: Path, pieces: Iterable[bytes], path: str) -> File:
-    """Write a new private file, flush it, and measure it."""
+# -- restore ---------------------------------------------------------------------------------
+
+
+def restore(settings: Settings, source: Path, *, replace: bool = False) -> RestoreSummary:
+    """Restore a backup to the data directory, which must be unused unless `replace` is set.
+
+    Raises NotFound, Conflict, AlreadyRunning, StoreFailed.
+    """
+    source = source.resolve()
+    manifest = _read_manifest(source)
+    data = settings.data_dir
+    if source.is_relative_to(data) or data.is_relative_to(source):
+        raise Conflict(
+            f"the backup {source} and the data directory {data} are inside each other",
+            hint="move the backup elsewhere",
+        )
+    make_private(data)
+    with ExitStack() as stack:
+        for lock in _locks(settings):
+            stack.callback(lock.close)
+        used = sorted(_used(data))
+        if used and not replace:
+            raise Conflict(
+                f"{data} is not empty: it has {', '.join(used[:5])}",
+                hint="restore to another folder with --data, or give --replace: what is there is"
+                " then moved aside",
+            )
+        staging = data / f"restore.partial-{secrets.token_hex(4)}"
+        stack.callback(shutil.rmtree, staging, ignore_errors=True)
+        with _disk_errors(data):
+            staging.mkdir(mode=0o700)
+            for file in manifest.files:
+                _copy(source, staging, file)
+            verified = _check(staging)
+            _write(staging, _STARTS, [_OTHER_BOOT])
+            _sync_folders(staging)
+            aside = _move_aside(data) if used else None
+            for path in _PLACES:
+                failpoint("restore-move")
+                _move(staging / path, data / path)
+            for folder in (data, data / "containers"):
+                if folder.is_dir():
+                    sync_folder(folder)
+    return RestoreSummary(
+        path=str(data),
+        files=len(manifest.files),
+        bytes=sum(file.size for file in manifest.files),
+        written_at=manifest.created_at,
+        replaced=None if aside is None else str(aside),
+        verified=verified,
+    )
+
+
+def _read_manifest(source: Path) -> Manifest:
+    if not source.is_dir():
+        raise NotFound(f"no such folder: {source}")
+    try:
+        text = (source / MANIFEST).read_bytes()
+        version = msgspec.json.decode(text, type=_Version)
+        manifest = msgspec.json.decode(text, type=Manifest) if version.format == FORMAT else None
+    except FileNotFoundError:
+        raise NotFound(
+            f"{source} is not a backup: it has no {MANIFEST}",
+            hint="a folder whose name has .partial in it is of a backup that was not finished",
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreCorrupt(
+            f"{source / MANIFEST} is damaged: {error}", hint="use another backup"
+        ) from error
+    if manifest is None:
+        raise StoreCorrupt(
+            f"{source} was written by Penstock {version.penstock} in a format that this one does"
+            f" not know ({version.format}; it knows {FORMAT})",
+            hint="restore it with the version that wrote it, or a newer one",
+        )
+    for file in manifest.files:
+        path = PurePosixPath(file.path)
+        if not _is_expected(path):
+            raise StoreCorrupt(f"{source / MANIFEST} is damaged: wrong path {file.path!r}")
+    return manifest
+
+
+class _Version(Struct, frozen=True):
+    format: int
+    penstock: str = "(unknown version)"
+
+
+def _is_expected(path: PurePosixPath) -> bool:
+    parts = path.parts
+    if path.is_absolute() or ".." in parts:
+        return False
+    return any(PurePosixPath(place) in (path, *path.parents) for place in _PLACES)
+
+
+def _locks(settings: Settings) -> Iterator[WriterLock]:
+    """Held while files are moved. Raises AlreadyRunning if an engine or a worker is there."""
+    advice = "stop it first"
+    yield WriterLock(settings.lock_file, advice=advice)
+    containers = settings.containers_dir / "containers.db"
+    if containers.exists():
+        yield container_schema.lock(containers)
+    # An engine that keeps its jobs in memory holds no lock.
+    with closing(socket.socket(socket.AF_UNIX)) as line, suppress(OSError):
+        line.connect(str(settings.socket))
+        raise AlreadyRunning(f"an engine runs on {settings.data_dir}", hint=advice)
+
+
+def _used(data: Path) -> Iterator[str]:
+    """Entries that a restore would have to move aside, or would be mixed up with."""
+    for entry in data.iterdir():
+        if entry.name == "containers":
+            yield from (
+                path
+                for path in _PLACES
+                if path.startswith("containers/") and (data / path).exists()
+            )
+        elif entry.name not in _TRANSIENT and ".partial-" not in entry.name:
+            yield entry.name
+
+
+def _copy(source: Path, staging: Path, file: File) -> None:
+    try:
+        with (source / file.path).open("rb") as original:
+            copied = _write(staging, file.path, iter(partial(original.read, _PIECE), b""))
+    except FileNotFoundError:
+        raise StoreCorrupt(
+            f"the backup is damaged: {file.path} is missing", hint="use another backup"
+        ) from None
+    if copied != file:
+        raise StoreCorrupt(
+            f"the backup is damaged: {file.path} has changed since it was written",
+            hint="use another backup",
+        )
+
+
+def _check(staging: Path) -> Verified | None:
+    """Check that the databases can be used here; bring the jobs up to date and verify them."""
+    for name, schema in _DATABASES.items():
+        if (staging / name).exists():
+            Snapshot(staging / name, schema).close()
+    jobs = staging / _JOBS
+    if not jobs.exists():
+        return None
+    return asyncio.run(_verify(jobs))
+
+
+async def _verify(jobs: Path) -> Verified:
+    ledger = Ledger(SqliteBackend(jobs))
+    try:
+        return await ledger.verify()
+    finally:
+        await ledger.close()
+
+
+def _move_aside(data: Path) -> Path:
+    """Move what the data directory has to a folder inside it."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    aside = data / f"replaced-{stamp}-{secrets.token_hex(2)}"
+    aside.mkdir(mode=0o700)
+    for path in _PLACES:
+        ends = ("", "-wal", "-shm") if path in _DATABASES else ("",)
+        for end in ends:
+            _move(data / f"{path}{end}", aside / f"{path}{end}")
+    _sync_folders(aside)
+    return aside
+
+
+def _move(source: Path, target: Path) -> None:
+    if source.exists():
+        _make_folders(target.parent)
+        source.rename(target)
+
+
+# -- files -----------------------------------------------------------------------------------
+
+
+def _write(root: Path, path: str, pieces: Iterable[bytes]) -> File:
+    """Write a new private file below a folder, flush it, and measure it."""
+    _make_folders((root / path).parent)
     size, digest = 0, sha256()
-    with open(target, "xb", opener=_private) as file:
+    with open(root / path, "xb", opener=open_private) as file:
         for piece in pieces:
             file.write(piece)
             size += len(piece)
@@ -311,39 +532,19 @@ def write_file(target: Path, pieces: Iterable[bytes], path: str) -> File:
     return File(path, size, digest.hexdigest())
 
 
-def _measured(target: Path, path: str) -> File:
-    with target.open("rb") as file:
-        os.fsync(file.fileno())
-        digest = file_digest(file, "sha256")
-        return File(path, file.tell(), digest.hexdigest())
-
-
-def pieces_of(file: BinaryIO) -> Iterator[bytes]:
-    while piece := file.read(_PIECE):
-        yield piece
-
-
-def make_folders(folder: Path) -> None:
+def _make_folders(folder: Path) -> None:
     if not folder.is_dir():
-        make_folders(folder.parent)
+        _make_folders(folder.parent)
         folder.mkdir(mode=0o700)
 
 
-def sync_folders(root: Path) -> None:
+def _sync_folders(root: Path) -> None:
     for folder, _, _ in os.walk(root):
         sync_folder(Path(folder))
 
 
-def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 @contextmanager
-def disk_errors(target: Path) -> Generator[None]:
+def _disk_errors(target: Path) -> Generator[None]:
     """Turn errors of the file system into ours."""
     try:
         yield
@@ -358,35 +559,8 @@ def disk_errors(target: Path) -> Generator[None]:
         ) from error
 
 
-# -- small things -------------------------------------------------------------------------
-
-
-@contextmanager
-def _no_sweep(blobs: Path) -> Generator[None]:
-    """Keep the pruner from deleting blobs; see `penstock.adapters.files.folder`."""
-    try:
-        handle = os.open(blobs / ".lock", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        yield
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _close(snapshots: Iterable[Snapshot]) -> None:
-    for snapshot in snapshots:
-        snapshot.close()
-
-
 def _entries(folder: Path) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

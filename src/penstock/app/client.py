@@ -1,73 +1,320 @@
-"""A caller's view of an engine, here or elsewhere."""
+"""A caller's view of an engine, here or elsewhere, and of one job there.
+
+What a caller can do is written once, as a coroutine of an `EngineApi`. `twins` makes two methods
+of it: one that blocks, and one to be awaited with an `a` before its name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+import asyncio
+import inspect
+import os
+import time
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    NamedTuple,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    cast,
+)
 
 import msgspec
+from msgspec.structs import replace
 
-from penstock.app.handle import JobHandle, aeach, each
-from penstock.app.portal import Portal
-from penstock.core.check import check_finite
-from penstock.core.errors import InvalidRequest
-from penstock.core.job import Job, JobRequest
-from penstock.core.pipes import PipesView
-from penstock.core.pointer import encode_data
-from penstock.core.stages import PipelineEvent
-from penstock.ports.desk import (
-    Bulk,
-    Cleaned,
-    Desk,
-    EngineStatus,
-    EventBatch,
-    PoolView,
-    WorkerView,
+from penstock import values
+from penstock.adapters.link.blocking import AllInUse, LinkPool
+from penstock.app.portal import Portal, at_exit, not_at_exit
+from penstock.control.engine_api import LocalEngineApi
+from penstock.core.errors import (
+    InvalidRequest,
+    JobCancelled,
+    JobDenied,
+    JobEnded,
+    JobFailed,
+    JobTimedOut,
+    NotRunning,
 )
-from penstock.ports.pipelines import Pipelines
-from penstock.ports.store import JobQuery, Verified
-from penstock.workloads.function.context import running
-from penstock.workloads.function.definition import JobFunction
-from penstock.workloads.function.options import SubmitOptions, checked
+from penstock.core.job import Job, JobRequest, chain_of, has_child_key
+from penstock.core.ledger import Step
+from penstock.core.pointer import decode_data, encode_data, media_type
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.engine_api import Bulk, Cancellation, EngineApi, EventBatch, JobUpdate
+from penstock.ports.store import JobConditions, JobQuery, LogLine, StepQuery
+from penstock.workloads.function.context import awaiting, child_keys, running, waiting
+from penstock.workloads.function.definition import JobFunction, SubmitOptions, checked, with_keys
+from penstock.workloads.pipeline.records import PipelineEvent
+from penstock.workloads.pipes.status import PipesView, status_of
+
+if TYPE_CHECKING:
+    from penstock.app.application import Session
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S", bound="_Caller")
+Method = Callable[Concatenate[S, P], T]
+Work = Callable[[EngineApi], Coroutine[Any, Any, T]]
+Twins = tuple[Method[S, P, T], Method[S, P, Coroutine[Any, Any, T]]]
 
 _INLINE = 4096
-_encode = msgspec.json.Encoder().encode
+_ERRORS: dict[JobState, type[JobEnded]] = {
+    JobState.FAILED: JobFailed,
+    JobState.CANCELLED: JobCancelled,
+    JobState.DENIED: JobDenied,
+    JobState.TIMEOUT: JobTimedOut,
+}
 
 
-class Client:
-    """Submits and looks up jobs. Every method has an async twin with an `a` before its name."""
+# -- calling ----------------------------------------------------------------------
+
+
+class EngineCalls:
+    """An engine as callers reach it: on its loop, or from their own thread."""
 
     def __init__(
         self,
-        desk: Desk,
+        api: EngineApi,
         portal: Portal,
-        now: Callable[[], float],
+        direct: LinkPool | None = None,
+        functions: Mapping[str, JobFunction[..., Any]] | None = None,
+        reopen: Callable[[], Client] | None = None,
+    ) -> None:
+        """`reopen` connects again in a forked child."""
+        self._api, self._portal, self._direct, self._reopen = api, portal, direct, reopen
+        self.functions = functions or {}
+        """The functions that are known here, by topic: they say what type a result has."""
+        self._local = api if isinstance(api, LocalEngineApi) else None
+
+    @property
+    def api(self) -> EngineApi:
+        self._check_process()
+        return self._api
+
+    @property
+    def portal(self) -> Portal:
+        self._check_process()
+        return self._portal
+
+    def _check_process(self) -> None:
+        """In a forked child, connect again. Raises EngineUnavailable for an embedded engine."""
+        if not self._portal.is_forked:
+            return
+        if self._reopen is None:
+            self._portal.check_process()
+            return
+        made = self._reopen()._engine
+        self._api, self._portal, self._direct = made._api, made._portal, made._direct
+
+    def submit(self, requests: list[JobRequest]) -> list[Job]:
+        """Block until all are durable jobs."""
+        if (local := self._local) is not None:
+            return self.portal.call(lambda: local.begin_submit(requests))
+        return self.run(lambda api: api.submit(requests))
+
+    def run(self, work: Callable[[EngineApi], Coroutine[Any, Any, T]]) -> T:
+        """Block until `work` is done."""
+        portal = self.portal
+        if self._direct is not None:
+            portal.check_thread()
+            try:
+                return self._direct.run(work)
+            except AllInUse:
+                pass
+        return portal.run(work(self._api))
+
+    def arun(self, work: Callable[[EngineApi], Coroutine[Any, Any, T]]) -> Coroutine[Any, Any, T]:
+        portal = self.portal
+        return portal.arun(work(self._api))
+
+    def wait(self, work: Work[T], jobs: Sequence[str], *, on_loop: bool = False) -> T:
+        """Block until `work` is done, which waits for these jobs; `on_loop`: it needs the loop.
+
+        Inside another job, that one holds no slot meanwhile, and stops waiting if it should end.
+        """
+        ctx = running.get()
+        if ctx is None or not jobs or asyncio._get_running_loop() is not None:
+            return self.portal.run(work(self._api)) if on_loop else self.run(work)
+        with waiting(jobs):
+            portal = self.portal
+            return portal.run_until(work(self._api), ctx.cancel)
+
+    async def await_(self, work: Work[T], jobs: Sequence[str]) -> T:
+        """The same, for code that awaits it."""
+        if running.get() is None or not jobs:
+            return await self.arun(work)
+        async with awaiting(jobs):
+            return await self.arun(work)
+
+    def each(self, values: AsyncIterator[T], jobs: Sequence[str] = ()) -> Iterator[T]:
+        """An engine's stream, read from any thread; it waits for these jobs."""
+        return _each(self, self.portal, values, jobs)
+
+    def aeach(self, values: AsyncIterator[T], jobs: Sequence[str] = ()) -> AsyncIterator[T]:
+        """An engine's stream, read from any event loop."""
+        return _aeach(self, self.portal, values, jobs)
+
+
+def _each(
+    engine: EngineCalls, portal: Portal, values: AsyncIterator[T], jobs: Sequence[str]
+) -> Iterator[T]:
+    try:
+        portal.check_process()
+        while (value := engine.wait(lambda _: _next(values), jobs, on_loop=True)) is not None:
+            yield value
+            portal.check_process()
+    finally:
+        if not portal.is_forked:
+            portal.run(_close(values))
+
+
+async def _aeach(
+    engine: EngineCalls, portal: Portal, values: AsyncIterator[T], jobs: Sequence[str]
+) -> AsyncIterator[T]:
+    try:
+        portal.check_process()
+        while (value := await engine.await_(lambda _: _next(values), jobs)) is not None:
+            yield value
+            portal.check_process()
+    finally:
+        if not portal.is_forked:
+            await portal.arun(_close(values))
+
+
+async def _next(values: AsyncIterator[T]) -> T | None:
+    return await anext(values, None)
+
+
+async def _close(values: AsyncIterator[T]) -> None:
+    await values.aclose()  # type: ignore[attr-defined]
+
+
+class _Caller:
+    __slots__ = ()
+    _engine: EngineCalls
+
+
+def twins(
+    method: Callable[Concatenate[S, EngineApi, P], Coroutine[Any, Any, T]],
+) -> Twins[S, P, T]:
+    """A blocking method and its async twin, of a coroutine that is given the engine's API."""
+    return _made(method, method, "api")
+
+
+def passed_on(
+    method: Callable[Concatenate[EngineApi, P], Coroutine[Any, Any, T]],
+) -> Twins[_Caller, P, T]:
+    """A method of the engine, as it is."""
+    name = method.__name__
+
+    async def call(self: _Caller, api: EngineApi, /, *args: P.args, **given: P.kwargs) -> T:
+        return await getattr(api, name)(*args, **given)  # type: ignore[no-any-return]
+
+    return _made(call, method, "")
+
+
+def about_job(
+    method: Callable[Concatenate[EngineApi, str, P], Coroutine[Any, Any, T]],
+) -> Twins[JobHandle[Any], P, T]:
+    """A method of the engine that is given a job's id, for the job at hand."""
+    name = method.__name__
+
+    async def call(self: JobHandle[Any], api: EngineApi, /, *args: P.args, **given: P.kwargs) -> T:
+        return await getattr(api, name)(self.job_id, *args, **given)  # type: ignore[no-any-return]
+
+    return _made(call, method, "job_id")
+
+
+def _made(
+    call: Callable[Concatenate[S, EngineApi, P], Coroutine[Any, Any, T]], told: Any, hidden: str
+) -> Twins[S, P, T]:
+    """The twins of `call`, with name, text and parameters as `told` has them."""
+
+    def run(self: S, /, *args: P.args, **given: P.kwargs) -> T:
+        return self._engine.run(lambda api: call(self, api, *args, **given))
+
+    async def arun(self: S, /, *args: P.args, **given: P.kwargs) -> T:
+        return await self._engine.arun(lambda api: call(self, api, *args, **given))
+
+    return _told(run, arun, told, hidden)
+
+
+def _waiting(
+    call: Callable[Concatenate[JobHandle[Any], EngineApi, P], Coroutine[Any, Any, T]],
+    told: Any,
+    hidden: str,
+) -> Twins[JobHandle[Any], P, T]:
+    """The same, of a coroutine that waits for the job at hand."""
+
+    def run(self: JobHandle[Any], /, *args: P.args, **given: P.kwargs) -> T:
+        return self._engine.wait(lambda api: call(self, api, *args, **given), self._awaited)
+
+    async def arun(self: JobHandle[Any], /, *args: P.args, **given: P.kwargs) -> T:
+        return await self._engine.await_(lambda api: call(self, api, *args, **given), self._awaited)
+
+    return _told(run, arun, told, hidden)
+
+
+def _told(
+    run: Method[S, P, T], arun: Method[S, P, Coroutine[Any, Any, T]], told: Any, hidden: str
+) -> Twins[S, P, T]:
+    """Twins, with name, text and parameters as `told` has them."""
+    signature = inspect.signature(told)
+    parameters = [one for name, one in signature.parameters.items() if name != hidden]
+    made: Any
+    for made, prefix in ((run, ""), (arun, "a")):
+        made.__name__ = prefix + told.__name__.removeprefix("_")
+        made.__doc__ = told.__doc__
+        made.__signature__ = signature.replace(parameters=parameters)
+    return run, arun
+
+
+# -- the engine's client ----------------------------------------------------------
+
+
+class Client(_Caller):
+    """Submits and looks up jobs. Every method has an async twin with an `a` before its name."""
+
+    _now: Callable[[], float] = staticmethod(time.time)
+
+    def __init__(
+        self,
+        api: EngineApi,
+        portal: Portal,
         functions: Mapping[str, JobFunction[..., Any]] | None = None,
         url: str = "",
+        direct: LinkPool | None = None,
+        reopen: Callable[[], Client] | None = None,
     ) -> None:
-        self.desk = desk
+        self._engine = engine = EngineCalls(api, portal, direct, functions, reopen)
         self.url = url
         """Where the engine's HTTP API is, if this client knows one."""
-        self._portal, self._now = portal, now
-        self._functions = functions or {}
-        self.bound = Bound(self, portal)
-        self.approvals = Front(desk.approvals, portal)
-        self.policy = Front(desk.policy, portal)
-        self.schedules = Front(desk.schedules, portal)
-        self.limits = Front(desk.limits, portal)
-        self.keys = Front(desk.keys, portal)
-        self.audit = Front(desk.audit, portal)
-        self.pipelines = PipelinesFront(desk.pipelines, portal)
-        self.batches = Front(desk.batches, portal)
+        self.approvals = Front(engine, "approvals")
+        self.policy = Front(engine, "policy")
+        self.schedules = Front(engine, "schedules")
+        self.limits = Front(engine, "limits")
+        self.keys = Front(engine, "keys")
+        self.audit = Front(engine, "audit")
+        self.pipelines = PipelinesFront(engine, "pipelines")
+        self.batches = Front(engine, "batches")
 
-    # -- reading ------------------------------------------------------------------
-
-    def read(self, pointer: str) -> bytes:
-        """What a job's result_ptr or context_ptr names."""
-        return self._portal.run(self.desk.get_blob(pointer))
-
-    async def aread(self, pointer: str) -> bytes:
-        return await self._portal.arun(self.desk.get_blob(pointer))
+    @property
+    def api(self) -> EngineApi:
+        return self._engine.api
 
     # -- submitting ---------------------------------------------------------------
 
@@ -76,302 +323,529 @@ class Client:
         topic: str,
         input: Mapping[str, Any] | None = None,
         **options: Unpack[SubmitOptions],
-    ) -> JobHandle:
+    ) -> JobHandle[Any]:
         """Submit one job; returns when it is durable.
 
         Raises InvalidRequest and its kin, with nothing stored.
         """
-        return self._portal.run(self._submit(topic, [input], options))[0]
+        return self._submit(*self._requests(topic, [input], options))[0]
 
     async def asubmit(
         self,
         topic: str,
         input: Mapping[str, Any] | None = None,
         **options: Unpack[SubmitOptions],
-    ) -> JobHandle:
-        return (await self._portal.arun(self._submit(topic, [input], options)))[0]
+    ) -> JobHandle[Any]:
+        return (await self._asubmit(*self._requests(topic, [input], options)))[0]
 
     def submit_many(
         self,
         topic: str,
         inputs: Sequence[Mapping[str, Any] | None],
+        *,
+        keys: Sequence[str] | None = None,
         **options: Unpack[SubmitOptions],
-    ) -> list[JobHandle]:
-        """Submit a job for each input, all of them or none."""
-        return self._portal.run(self._submit(topic, inputs, options))
+    ) -> list[JobHandle[Any]]:
+        """Submit a job for each input, all of them or none; `keys` are their idempotency keys."""
+        return self._submit(*self._requests(topic, inputs, options, keys))
 
     async def asubmit_many(
         self,
         topic: str,
         inputs: Sequence[Mapping[str, Any] | None],
-        **options: Unpack[SubmitOptions],
-    ) -> list[JobHandle]:
-        return await self._portal.arun(self._submit(topic, inputs, options))
-
-    async def _submit(
-        self,
-        topic: str,
-        inputs: Sequence[Mapping[str, Any] | None],
-        options: Mapping[str, Any],
-    ) -> list[JobHandle]:
-        """Submit with what the function of the topic, if we know it, wants and defaults to."""
-        function = self._functions.get(topic)
-        if function is not None:
-            options = {**function.submit_defaults, **options}
-            inputs = [function.signature.bind((), given or {}) for given in inputs]
-            return await self._submit_bound(topic, inputs, options)
-        return await self._submit_open(topic, inputs, options, complete=False)
-
-    async def _submit_bound(
-        self,
-        topic: str,
-        inputs: Sequence[Mapping[str, Any] | None],
-        options: Mapping[str, Any],
-    ) -> list[JobHandle]:
-        """Submit inputs that were checked against their function, with its defaults."""
-        return await self._submit_open(topic, inputs, options, complete=True)
-
-    async def _submit_open(
-        self,
-        topic: str,
-        inputs: Sequence[Mapping[str, Any] | None],
-        options: Mapping[str, Any],
         *,
-        complete: bool,
-    ) -> list[JobHandle]:
-        fields = request_fields(checked(options), self._now())
-        fields["complete"] = complete
-        requests = []
-        for given in inputs:
-            pointer = "" if given is None else await self._pointer(given)
-            requests.append(JobRequest(topic=topic, context_ptr=pointer, **fields))
-        jobs = await self.desk.submit(requests)
-        return [self._handle(job) for job in jobs]
-
-    def request(
-        self,
-        topic: str,
-        input: Mapping[str, Any] | None = None,
+        keys: Sequence[str] | None = None,
         **options: Unpack[SubmitOptions],
-    ) -> JobRequest:
-        """What `submit` would submit: for a schedule, say."""
-        return self._portal.run(self._request(topic, input, options))
+    ) -> list[JobHandle[Any]]:
+        return await self._asubmit(*self._requests(topic, inputs, options, keys))
 
-    async def arequest(
-        self,
-        topic: str,
-        input: Mapping[str, Any] | None = None,
-        **options: Unpack[SubmitOptions],
-    ) -> JobRequest:
-        return await self._portal.arun(self._request(topic, input, options))
+    def _submit_checked(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> list[JobHandle[Any]]:
+        """Submit jobs of a function, which has checked their inputs and options."""
+        return self._submit(*_requests(topic, payloads, request_fields(options, True, self._now)))
+
+    async def _asubmit_checked(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> list[JobHandle[Any]]:
+        return await self._asubmit(
+            *_requests(topic, payloads, request_fields(options, True, self._now))
+        )
+
+    def _submit_lean(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> list[JobHandle[Any]]:
+        """The same, with handles that hold no records."""
+        return _lean(self._submit_checked(topic, payloads, options))
+
+    async def _asubmit_lean(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> list[JobHandle[Any]]:
+        return _lean(await self._asubmit_checked(topic, payloads, options))
 
     async def _request(
-        self, topic: str, given: Mapping[str, Any] | None, options: Mapping[str, Any]
+        self,
+        api: EngineApi,
+        topic: str,
+        input: Mapping[str, Any] | None = None,
+        **options: Unpack[SubmitOptions],
     ) -> JobRequest:
-        function = self._functions.get(topic)
-        if function is not None:
-            options = {**function.submit_defaults, **options}
-            given = function.signature.bind((), given or {})
-        fields = request_fields(checked(options), self._now())
-        pointer = "" if given is None else await self._pointer(given)
-        return JobRequest(topic=topic, context_ptr=pointer, complete=function is not None, **fields)
+        """What `submit` would submit outside a job: for a schedule, say."""
+        prepared = self._requests(topic, [input], {**options, "fresh": True})
+        return replace((await _uploaded(api, *prepared))[0], child_of=None)
 
-    async def _pointer(self, given: Mapping[str, Any]) -> str:
-        payload = encode_input(given)
-        if len(payload) <= _INLINE:
-            return encode_data(payload)
-        return await self.desk.put_blob(payload)
+    request, arequest = twins(_request)
 
-    # -- looking up ---------------------------------------------------------------
+    def _submit(
+        self, requests: list[JobRequest], large: Mapping[int, bytes]
+    ) -> list[JobHandle[Any]]:
+        with _keys_given_back(requests):
+            if large:
+                requests = self._engine.run(lambda api: _uploaded(api, requests, large))
+            return self._handles(self._engine.submit(requests))
 
-    def get(self, job_id: str) -> JobHandle:
+    async def _asubmit(
+        self, requests: list[JobRequest], large: Mapping[int, bytes]
+    ) -> list[JobHandle[Any]]:
+        with _keys_given_back(requests):
+            if large:
+                await self._engine.arun(lambda api: _uploaded(api, requests, large))
+            return self._handles(await self._engine.arun(lambda api: api.submit(requests)))
+
+    def _requests(
+        self,
+        topic: str,
+        inputs: Inputs,
+        options: Mapping[str, Any],
+        keys: Sequence[str] | None = None,
+    ) -> Prepared:
+        """With what the function of the topic, if we know it, wants and defaults to."""
+        function = self._engine.functions.get(topic)
+        fields = checked(options) if options else {}
+        if function is None:
+            payloads = [b"" if given is None else encode_input(given) for given in inputs]
+        else:
+            fields = {**function.submit_defaults, **fields}
+            payloads = [function.signature.bind((), given or {}) for given in inputs]
+        fields = request_fields(with_keys(fields, keys), function is not None, self._now)
+        return _requests(topic, payloads, fields)
+
+    # -- jobs ---------------------------------------------------------------------
+
+    async def _get(self, api: EngineApi, job_id: str) -> JobHandle[Any]:
         """The job with this id. Raises NotFound."""
-        return self._handle(self._portal.run(self.desk.get(job_id)))
+        return JobHandle(self._engine, await api.get(job_id))
 
-    async def aget(self, job_id: str) -> JobHandle:
-        return self._handle(await self._portal.arun(self.desk.get(job_id)))
+    async def _jobs(
+        self, api: EngineApi, /, **query: Unpack[JobConditions]
+    ) -> list[JobHandle[Any]]:
+        """Jobs, newest first; the conditions are those of `penstock.JobQuery`.
 
-    def jobs(self, **query: Any) -> list[JobHandle]:
-        """Jobs, newest first; the conditions are those of `penstock.JobQuery`."""
-        return self._portal.run(self._jobs(query))
+        A job and its retries are one: its newest try. With `tries=True` each try is listed.
+        """
+        return self._handles(await api.find(JobQuery(**query)))
 
-    async def ajobs(self, **query: Any) -> list[JobHandle]:
-        return await self._portal.arun(self._jobs(query))
-
-    async def _jobs(self, query: dict[str, Any]) -> list[JobHandle]:
-        return [self._handle(job) for job in await self.desk.find(JobQuery(**query))]
-
-    # -- many jobs ----------------------------------------------------------------
-
-    def cancel_many(self, reason: str = "", **query: Any) -> Bulk:
+    async def _cancel_many(
+        self, api: EngineApi, /, reason: str = "", **query: Unpack[JobConditions]
+    ) -> Bulk:
         """Cancel every unfinished job that matches; the conditions are those of JobQuery."""
-        return self._portal.run(self.desk.cancel_many(JobQuery(**query), reason=reason))
+        return await api.cancel_many(JobQuery(**query), reason=reason)
 
-    async def acancel_many(self, reason: str = "", **query: Any) -> Bulk:
-        return await self._portal.arun(self.desk.cancel_many(JobQuery(**query), reason=reason))
-
-    def retry_many(self, **query: Any) -> Bulk:
+    async def _retry_many(self, api: EngineApi, /, **query: Unpack[JobConditions]) -> Bulk:
         """Retry every job that ended FAILED or TIMEOUT, was not retried, and matches."""
-        return self._portal.run(self.desk.retry_many(JobQuery(**query)))
+        return await api.retry_many(JobQuery(**query))
 
-    async def aretry_many(self, **query: Any) -> Bulk:
-        return await self._portal.arun(self.desk.retry_many(JobQuery(**query)))
+    async def _read(self, api: EngineApi, pointer: str) -> bytes:
+        """What a job's result_ptr or context_ptr names."""
+        return await _content(api, pointer)
+
+    get, aget = twins(_get)
+    jobs, ajobs = twins(_jobs)
+    cancel_many, acancel_many = twins(_cancel_many)
+    retry_many, aretry_many = twins(_retry_many)
+    read, aread = twins(_read)
 
     def events(self, after: int | None = None) -> Iterator[EventBatch]:
         """Everything that happens to any job, from a cursor on, or from now on; for ever."""
-        return each(self.desk.events(after), self._portal)
+        return self._engine.each(self.api.events(after))
 
     def aevents(self, after: int | None = None) -> AsyncIterator[EventBatch]:
-        return aeach(self.desk.events(after), self._portal)
+        return self._engine.aeach(self.api.events(after))
+
+    def _handles(self, jobs: Sequence[Job]) -> list[JobHandle[Any]]:
+        return [JobHandle(self._engine, job) for job in jobs]
 
     # -- the engine ---------------------------------------------------------------
 
-    def status(self) -> EngineStatus:
-        """What the engine is, and how many jobs are where."""
-        return self._portal.run(self.desk.status())
-
-    async def astatus(self) -> EngineStatus:
-        return await self._portal.arun(self.desk.status())
-
-    def topics(self) -> list[str]:
-        """The topics (globs) that workers serve now."""
-        return self._portal.run(self.desk.topics())
-
-    async def atopics(self) -> list[str]:
-        return await self._portal.arun(self.desk.topics())
-
-    def workers(self) -> list[WorkerView]:
-        return self._portal.run(self.desk.workers())
-
-    async def aworkers(self) -> list[WorkerView]:
-        return await self._portal.arun(self.desk.workers())
-
-    def pipes(self) -> PipesView:
+    async def _pipes(self, api: EngineApi) -> PipesView:
         """Models that are split over nodes, and those nodes."""
-        return self._portal.run(self.desk.pipes())
+        return status_of(await api.workers())
 
-    async def apipes(self) -> PipesView:
-        return await self._portal.arun(self.desk.pipes())
+    pipes, apipes = twins(_pipes)
+    status, astatus = passed_on(EngineApi.status)
+    topics, atopics = passed_on(EngineApi.topics)
+    workers, aworkers = passed_on(EngineApi.workers)
+    pools, apools = passed_on(EngineApi.pools)
+    pause_pool, apause_pool = passed_on(EngineApi.pause_pool)
+    resume_pool, aresume_pool = passed_on(EngineApi.resume_pool)
+    verify, averify = passed_on(EngineApi.verify)
+    prune, aprune = passed_on(EngineApi.prune)
 
-    def pools(self) -> list[PoolView]:
-        return self._portal.run(self.desk.pools())
 
-    async def apools(self) -> list[PoolView]:
-        return await self._portal.arun(self.desk.pools())
+Inputs = Sequence[Mapping[str, Any] | None]
+Prepared = tuple[list[JobRequest], dict[int, bytes]]
+"""Requests, and by their index the inputs that are too large to be part of them."""
 
-    def pause_pool(self, name: str) -> PoolView:
-        """Give its workers nothing new; what they have, they finish."""
-        return self._portal.run(self.desk.pause_pool(name))
 
-    async def apause_pool(self, name: str) -> PoolView:
-        return await self._portal.arun(self.desk.pause_pool(name))
+def _requests(topic: str, payloads: Sequence[bytes], fields: dict[str, Any]) -> Prepared:
+    requests: list[JobRequest] = []
+    large: dict[int, bytes] = {}
+    keys: Iterator[str] | None = None
+    by_parent = fields.pop("by_parent", False)
+    if (given := fields.pop("keys", None)) is not None:
+        if len(given) != len(payloads):
+            raise InvalidRequest("keys", f"{len(given)} keys for {len(payloads)} jobs")
+        keys = iter(given)
+    elif by_parent:
+        ctx = running.get()
+        assert ctx is not None
+        take, chain = child_keys(ctx).take, fields["child_of"]
+        keys = (take(chain, topic, getattr(payload, "in_order", payload)) for payload in payloads)
+    for payload in payloads:
+        if keys is not None:
+            fields["idempotency_key"] = next(keys)
+        taken = {}
+        if isinstance(payload, values.Input) and payload.results_of:
+            after = dict.fromkeys((*fields.get("after", ()), *payload.results_of))
+            taken = {"after": tuple(after), "takes_results": True}
+        if len(payload) > _INLINE:
+            large[len(requests)], payload = payload, b""
+        pointer = encode_data(payload) if payload else ""
+        requests.append(JobRequest(topic=topic, context_ptr=pointer, **{**fields, **taken}))
+    return requests, large
 
-    def resume_pool(self, name: str) -> PoolView:
-        return self._portal.run(self.desk.resume_pool(name))
 
-    async def aresume_pool(self, name: str) -> PoolView:
-        return await self._portal.arun(self.desk.resume_pool(name))
+@contextmanager
+def _keys_given_back(requests: Sequence[JobRequest]) -> Generator[None]:
+    """Where a job's submission fails, what it submits next under the same key is the same."""
+    try:
+        yield
+    except BaseException:
+        if (ctx := running.get()) is not None:
+            for request in requests:
+                if has_child_key(request):
+                    child_keys(ctx).give_back(request.idempotency_key or "")
+        raise
 
-    def verify(self) -> Verified:
-        """Fold every job's log and compare it with its record."""
-        return self._portal.run(self.desk.verify())
 
-    async def averify(self) -> Verified:
-        return await self._portal.arun(self.desk.verify())
-
-    def prune(self, older_than: float) -> Cleaned:
-        """Forget jobs that ended more than so many seconds ago."""
-        return self._portal.run(self.desk.prune(older_than))
-
-    async def aprune(self, older_than: float) -> Cleaned:
-        return await self._portal.arun(self.desk.prune(older_than))
-
-    def _handle(self, job: Job) -> JobHandle:
-        return JobHandle(self.desk, self._portal, job)
+async def _uploaded(
+    api: EngineApi, requests: list[JobRequest], large: Mapping[int, bytes]
+) -> list[JobRequest]:
+    for index, payload in large.items():
+        pointer = await api.put_blob(payload)
+        requests[index] = msgspec.structs.replace(requests[index], context_ptr=pointer)
+    return requests
 
 
 class Front:
-    """A part of a Desk with blocking methods; each has an async twin with an `a` before it."""
+    """A part of an EngineApi with blocking methods; each has an async twin with an `a` before
+    it."""
 
-    def __init__(self, part: object, portal: Portal) -> None:
-        self._part, self._portal = part, portal
+    def __init__(self, engine: EngineCalls, part: str) -> None:
+        self._engine, self._part = engine, part
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        method: Any = getattr(self._part, name, None)
-        if method is not None:
-            return lambda *given, **named: self._portal.run(method(*given, **named))
-        twin: Any = getattr(self._part, name[1:], None) if name.startswith("a") else None
-        if twin is not None:
-            return lambda *given, **named: self._portal.arun(twin(*given, **named))
-        raise AttributeError(f"{type(self._part).__name__} has no {name!r}")
+        own = getattr(self._engine.api, self._part)
+        if hasattr(own, name):
+            return lambda *args, **given: self._engine.run(self._call(name, args, given))
+        if name.startswith("a") and hasattr(own, name[1:]):
+            return lambda *args, **given: self._engine.arun(self._call(name[1:], args, given))
+        raise AttributeError(f"{self._part} has no {name!r}")
+
+    def _call(self, name: str, args: Any, given: Any) -> Callable[[EngineApi], Any]:
+        return lambda api: getattr(getattr(api, self._part), name)(*args, **given)
 
     def __dir__(self) -> list[str]:
-        names = [name for name in dir(self._part) if not name.startswith("_")]
+        own = getattr(self._engine.api, self._part)
+        names = [name for name in dir(own) if not name.startswith("_")]
         return names + [f"a{name}" for name in names]
 
 
 class PipelinesFront(Front):
     """Pipelines, with their events to be iterated over, plainly or asynchronously."""
 
-    def __init__(self, part: Pipelines, portal: Portal) -> None:
-        super().__init__(part, portal)
-        self._pipelines = part
-
     def stream(self, job_id: str, after: int = 0) -> Iterator[PipelineEvent]:
         """What happens to a run, from an event's id on, until it has ended."""
-        return each(self._pipelines.stream(job_id, after), self._portal)
+        return self._engine.each(self._engine.api.pipelines.stream(job_id, after))
 
     def astream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
-        return aeach(self._pipelines.stream(job_id, after), self._portal)
-
-
-class Bound:
-    """What functions submit through: their inputs are checked already."""
-
-    def __init__(self, client: Client, portal: Portal) -> None:
-        self._client, self._portal = client, portal
-
-    def submit(self, topic: str, input: Mapping[str, Any], **options: Any) -> JobHandle:
-        return self._portal.run(self._client._submit_bound(topic, [input], options))[0]
-
-    async def asubmit(self, topic: str, input: Mapping[str, Any], **options: Any) -> JobHandle:
-        return (await self._portal.arun(self._client._submit_bound(topic, [input], options)))[0]
-
-    def submit_many(
-        self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Any
-    ) -> list[JobHandle]:
-        return self._portal.run(self._client._submit_bound(topic, inputs, options))
-
-    async def asubmit_many(
-        self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Any
-    ) -> list[JobHandle]:
-        return await self._portal.arun(self._client._submit_bound(topic, inputs, options))
+        return self._engine.aeach(self._engine.api.pipelines.stream(job_id, after))
 
 
 def encode_input(given: Any) -> bytes:
     """A job's input as JSON. Raises InvalidRequest for what JSON can't say."""
     if not isinstance(given, Mapping):
         raise InvalidRequest("input", f"expected a mapping, got {type(given).__name__}")
-    check_finite("input", given)
-    try:
-        return _encode(given)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest("input", f"can't be stored as JSON: {error}") from error
+    return values.encode_input(given)
 
 
-def request_fields(options: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """A caller's options as fields of a JobRequest. Inside a job, that job is the parent."""
-    fields = dict(options)
-    fields.setdefault("job_id", "")
-    if (key := fields.pop("key", None)) is not None:
-        fields["idempotency_key"] = key
-    if (parent := fields.pop("parent", None)) is not None:
-        fields["parent_job_id"] = parent
+def request_fields(
+    options: Mapping[str, Any], complete: bool, now: Callable[[], float] = time.time
+) -> dict[str, Any]:
+    """A caller's options as fields of a JobRequest. Inside a job, that job is the parent.
+
+    `complete`: they have what the function of the topic wants.
+    """
+    fields = {"job_id": "", **options, "complete": complete}
+    fresh = fields.pop("fresh", False)
+    if options:
+        if (key := fields.pop("key", None)) is not None:
+            fields["idempotency_key"] = key
+        if (parent := fields.pop("parent", None)) is not None:
+            fields["parent_job_id"] = fields["child_of"] = parent
+        if (delay := fields.pop("delay", None)) is not None:
+            fields["run_at"] = now() + delay
     if (ctx := running.get()) is not None:
         # What a job submits is its tenant's and its submitter's, as it is itself.
-        fields.setdefault("parent_job_id", ctx.job_id)
+        if "child_of" not in fields:
+            fields["child_of"], fields["parent_job_id"] = chain_of(ctx.request), ctx.job_id
+            named = fields["job_id"] or "idempotency_key" in fields or "keys" in fields
+            fields["by_parent"] = not (named or fresh)
         fields.setdefault("tenant", ctx.request.tenant)
         fields["principal"] = ctx.request.principal
-    if (delay := fields.pop("delay", None)) is not None:
-        fields["run_at"] = now + delay
     return fields
+
+
+# -- one job ----------------------------------------------------------------------
+
+
+class JobHandle(_Caller, Generic[T_co]):
+    """One submitted job. Every method has an async twin with an `a` before its name; `await job`
+    is `await job.aresult()`."""
+
+    __slots__ = ("_engine", "_record", "job_id")
+
+    def __init__(self, engine: EngineCalls, job: Job | str) -> None:
+        """Of a job's record, or of its id alone, which takes less memory."""
+        self._engine = engine
+        self._record = None if isinstance(job, str) else job
+        self.job_id: str = job if isinstance(job, str) else job.request.job_id
+
+    @property
+    def record(self) -> Job:
+        """The record as it was when it was last looked at; for a handle that `map` made, it is
+        looked at now."""
+        return self.refresh() if self._record is None else self._record
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobHandle) and other.job_id == self.job_id
+
+    def __hash__(self) -> int:
+        return hash(self.job_id)
+
+    @property
+    def first_try(self) -> str:
+        """The id of the first try: by it a job and its retries are known."""
+        return chain_of(self.record.request)
+
+    @property
+    def _awaited(self) -> tuple[str, ...]:
+        """What is still to be waited for."""
+        job = self._record
+        ended = job is not None and job.is_final and job.successor is None
+        return () if ended else (self.job_id,)
+
+    @property
+    def state(self) -> JobState:
+        """Looks again, as `refresh` does; in async code it is `(await job.arefresh()).state`."""
+        return self.refresh().state
+
+    def __repr__(self) -> str:
+        state = "" if self._record is None else f" {self._record.state}"
+        return f"<job {self.job_id}{state}>"
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        return self.aresult().__await__()
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Wait, following retries, and return what the job returned.
+
+        It has the type that the job's function says it returns, where the function is known (the
+        client has the application); else it is plain JSON. Raises JobFailed, JobCancelled,
+        JobDenied, JobTimedOut; WaitTimedOut if `timeout` seconds were not enough.
+        """
+        if (outcome := self._at_hand()) is None:
+            outcome = self._engine.wait(lambda api: self._outcome(api, timeout), self._awaited)
+        return self._value(outcome)
+
+    async def aresult(self, timeout: float | None = None) -> T_co:
+        if (outcome := self._at_hand()) is None:
+            outcome = await self._engine.await_(
+                lambda api: self._outcome(api, timeout), self._awaited
+            )
+        return self._value(outcome)
+
+    async def _outcome(self, api: EngineApi, timeout: float | None) -> Outcome:
+        return await outcome_of(api, await api.wait(self.job_id, timeout))
+
+    def _at_hand(self) -> Outcome | None:
+        """The outcome of a job that is known to have ended with a small result."""
+        job = self._record
+        if job is None or job.state is not JobState.SUCCEEDED or job.result is None:
+            return None
+        pointer = job.result.result_ptr or ""
+        if pointer and not pointer.startswith("data:"):
+            return None
+        return Outcome(job.request.topic, pointer, decode_data(pointer) if pointer else b"null")
+
+    def _value(self, outcome: Outcome) -> T_co:
+        """In the caller's thread: what reads a value may be the user's code, and slow."""
+        function = self._engine.functions.get(outcome.topic)
+        reader = values.PLAIN if function is None else function.returns
+        pointer, payload = outcome.pointer, outcome.payload
+        result: Any = reader.read(payload, media_type(pointer)) if pointer else None
+        return cast(T_co, result)
+
+    async def _wait(self, api: EngineApi, timeout: float | None = None) -> Job:
+        return await api.wait(self.job_id, timeout)
+
+    async def _refresh(self, api: EngineApi) -> Job:
+        """Look at the record again."""
+        self._record = job = await api.get(self.job_id)
+        return job
+
+    async def _logs(self, api: EngineApi, after: int = 0) -> list[LogLine]:
+        """What it wrote to its log, from a line's number on."""
+        return await api.read_log(self.job_id, after)
+
+    async def _cancel(
+        self, api: EngineApi, reason: str = "", *, children: bool = False, timeout: float = 10.0
+    ) -> Cancellation:
+        """End it, and wait until it has ended or `timeout` seconds have passed."""
+        return await api.cancel(self.job_id, reason=reason, children=children, timeout=timeout)
+
+    async def _approve(self, api: EngineApi, reason: str = "") -> Job:
+        """Approve it, if it is awaiting approval."""
+        return await api.approvals.approve(self.job_id, reason=reason)
+
+    async def _reject(self, api: EngineApi, reason: str = "") -> Job:
+        """Reject it: it ends DENIED."""
+        return await api.approvals.reject(self.job_id, reason=reason)
+
+    async def _tries(self, api: EngineApi, limit: int = 1000) -> list[Job]:
+        """The records of all its tries, oldest first, but at most the first `limit`."""
+        job = self._record or await self._refresh(api)
+        query = JobQuery(first_try=chain_of(job.request), oldest_first=True, limit=limit)
+        return await api.find(query)
+
+    async def _retry(self, api: EngineApi) -> JobHandle[T_co]:
+        """Submit it again as a new job, after its newest try ended badly."""
+        return JobHandle(self._engine, await api.retry(self.job_id))
+
+    wait, await_end = _waiting(_wait, EngineApi.wait, "job_id")
+    refresh, arefresh = twins(_refresh)
+    why, awhy = about_job(EngineApi.why)
+    history, ahistory = about_job(EngineApi.history)
+    logs, alogs = twins(_logs)
+    count_children, acount_children = about_job(EngineApi.count_children)
+    cancel, acancel = twins(_cancel)
+    approve, aapprove = twins(_approve)
+    reject, areject = twins(_reject)
+    tries, atries = twins(_tries)
+    retry, aretry = twins(_retry)
+
+    def steps(self, name: str | None = None) -> Iterator[Step]:
+        """The rows that the job checkpointed, in the order of name and `n`; read in pages."""
+        return self._engine.each(self._steps(name))
+
+    def asteps(self, name: str | None = None) -> AsyncIterator[Step]:
+        return self._engine.aeach(self._steps(name))
+
+    async def _steps(self, name: str | None) -> AsyncIterator[Step]:
+        query: StepQuery | None = StepQuery(name=name)
+        while query is not None:
+            page = await self._engine.api.read_steps(self.job_id, query)
+            for step in page.steps:
+                yield step
+            query = replace(query, after=page.last) if page.more else None
+
+    def follow(self) -> Iterator[JobUpdate]:
+        """Log lines, progress and moves as they happen, until the job has ended."""
+        return self._engine.each(self._engine.api.follow(self.job_id))
+
+    def afollow(self) -> AsyncIterator[JobUpdate]:
+        return self._engine.aeach(self._engine.api.follow(self.job_id))
+
+
+def _lean(handles: Iterable[JobHandle[T]]) -> list[JobHandle[T]]:
+    """Handles of the same jobs without their records."""
+    return [JobHandle(handle._engine, handle.job_id) for handle in handles]
+
+
+class Outcome(NamedTuple):
+    """What a job returned, as it is stored."""
+
+    topic: str
+    pointer: str
+    """Empty if it returned nothing."""
+    payload: bytes
+
+
+async def outcome_of(api: EngineApi, job: Job) -> Outcome:
+    """What an ended job returned; raises the JobEnded of any other end."""
+    if job.state is not JobState.SUCCEEDED:
+        raise _ERRORS[job.state](job)
+    pointer = (job.result.result_ptr if job.result is not None else None) or ""
+    return Outcome(job.request.topic, pointer, await _content(api, pointer) if pointer else b"null")
+
+
+async def _content(api: EngineApi, pointer: str) -> bytes:
+    """What a pointer names; a small payload is in it, and nobody is asked."""
+    return decode_data(pointer) if pointer.startswith("data:") else await api.get_blob(pointer)
+
+
+# -- a client without a session ---------------------------------------------------
+
+
+class DefaultClient:
+    """Connects when it is first needed, to the engine on the data folder or to one in this
+    process, and lets go when the process ends."""
+
+    def __init__(self, embed: Callable[[], Session], check: Callable[[Client], None]) -> None:
+        """`embed` starts an engine in this process; `check` raises if the one that is running
+        won't do."""
+        self._embed, self._check = embed, check
+        self._session: Session | None = None
+        self._client: Client | None = None
+        self._pid = 0
+
+    def client(self) -> Client:
+        if self._client is None or self._pid != os.getpid():  # a fork's parent keeps its own
+            self._client, self._pid = self._connected(), os.getpid()
+        return self._client
+
+    def _connected(self) -> Client:
+        from penstock.app.application import connect
+
+        session = connect()
+        try:
+            client = session.__enter__()
+        except NotRunning:
+            session = self._embed()
+            client = session.__enter__()
+        else:
+            try:
+                self._check(client)
+            except BaseException:
+                session.__exit__(None, None, None)
+                raise
+        self._session = session
+        at_exit(self.close)
+        return client
+
+    def close(self) -> None:
+        """Let go of the engine; what it has accepted goes on at its next start."""
+        session, self._session, self._client = self._session, None, None
+        if session is not None:
+            not_at_exit(self.close)
+            session.__exit__(None, None, None)

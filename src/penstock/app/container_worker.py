@@ -1,4 +1,4 @@
-"""Container workers made from their config: under an engine, or alone behind an HTTP API."""
+"""A standalone container worker behind its HTTP API."""
 
 from __future__ import annotations
 
@@ -6,12 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
-from penstock.config import Settings
 from penstock.ports.clock import SystemClock
 from penstock.workloads.container.config import Compat, WorkerConfig
-from penstock.workloads.container.loading import load_config
 
 if TYPE_CHECKING:
     from penstock.api.container.options import ContainerHttpOptions
@@ -19,31 +15,16 @@ if TYPE_CHECKING:
     from penstock.workloads.container.standing.worker import Worker
 
 
-def executor_config(settings: Settings) -> WorkerConfig | None:
-    """What container jobs may do under an engine; None if it runs none."""
-    if not settings.containers:
-        return None
-    flags = {"engine": settings.containers}
-    return placed(load_config(settings.container_config, {}, flags), settings)
-
-
-def placed(config: WorkerConfig, settings: Settings) -> WorkerConfig:
-    """With a folder, if none was named."""
-    if config.jobs_dir != WorkerConfig().jobs_dir:
-        return config
-    return replace(config, jobs_dir=settings.containers_dir)
-
-
 @asynccontextmanager
 async def container_worker(config: WorkerConfig) -> AsyncIterator[tuple[Worker, ContainerServer]]:
     """A worker that stands alone, behind its HTTP API, from here to the end of the block."""
     from penstock.adapters.files.blobs import FileBlobs
-    from penstock.adapters.sqlite.containers.store import SqliteContainerStore
     from penstock.api.container.server import ContainerServer
     from penstock.app.engine import make_private
     from penstock.workloads.container.engines.discovery import open_engine
     from penstock.workloads.container.files.sandbox import Sandboxes
     from penstock.workloads.container.standing.worker import Worker
+    from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
 
     clock, options = SystemClock(), http_options(config)
     options.check()

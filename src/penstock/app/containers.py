@@ -8,55 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import msgspec
 from msgspec.structs import replace
 
-from penstock.app.alone import Alone
+from penstock.app.client import DefaultClient
 from penstock.config import load
-from penstock.core.containers import Artifact
 from penstock.core.errors import InvalidRequest, NotFound
-from penstock.core.job import Job
-from penstock.core.pointer import decode_data
-from penstock.workloads.container.executor import TOPIC, ContainerResult
-from penstock.workloads.function.options import SubmitOptions
+from penstock.workloads.container.executor import TOPIC, Ran, ran, result_pointer
+from penstock.workloads.function.definition import SubmitOptions
 
 if TYPE_CHECKING:
     from penstock.app.application import Session
-    from penstock.app.client import Client
-    from penstock.app.handle import JobHandle
+    from penstock.app.client import Client, JobHandle
 
 Content = str | bytes | Path
 """A file's content, or where it is."""
 _LIMITS = frozenset({"memory_mb", "cpus", "pids", "max_output_bytes", "tmp_mb"})
-
-
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """How a container ended, and what it left."""
-
-    job_id: str
-    exit_code: int | None
-    """None where there is none: after a timeout, a cancel, or where no engine answered."""
-    stdout: str
-    stderr: str
-    error_code: str | None = None
-    """Why it failed: OOM_KILLED, TIMEOUT, IMAGE_NOT_FOUND …"""
-    error_message: str | None = None
-    artifacts: tuple[Artifact, ...] = ()
-    skipped: tuple[str, ...] = ()
-    """What was left in the output folder and not kept, with the reason."""
-    peak_memory_bytes: int | None = None
-    cpu_seconds: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.error_code is None
-
-    def read(self, path: str) -> bytes:
-        """An artifact's bytes. Raises NotFound."""
-        for artifact in self.artifacts:
-            if artifact.path == path:
-                return decode_data(artifact.pointer)
-        raise NotFound(f"job {self.job_id} left no artifact {path!r}")
 
 
 class Container:
@@ -67,20 +33,22 @@ class Container:
         """The protocol's Job object."""
         self._timeout = timeout
 
-    def submit(self, client: Client | None = None, **options: Unpack[SubmitOptions]) -> JobHandle:
+    def submit(
+        self, client: Client | None = None, **options: Unpack[SubmitOptions]
+    ) -> JobHandle[Any]:
         """Submit it; returns when it is durable. Without a client: to the engine on the data
         folder, or one in this process. Raises InvalidRequest and its kin."""
-        return (client or _alone.client()).submit(TOPIC, self.job, **self._timed(options))
+        return (client or _default.client()).submit(TOPIC, self.job, **self._timed(options))
 
     async def asubmit(
         self, client: Client | None = None, **options: Unpack[SubmitOptions]
-    ) -> JobHandle:
+    ) -> JobHandle[Any]:
         engine = await _engine(client)
         return await engine.asubmit(TOPIC, self.job, **self._timed(options))
 
     def run(self, client: Client | None = None, **options: Unpack[SubmitOptions]) -> Ran:
         """Run it to its end, whatever the end."""
-        engine = client or _alone.client()
+        engine = client or _default.client()
         job = self.submit(engine, **options).wait()
         pointer = result_pointer(job)
         return ran(job, engine.read(pointer) if pointer else b"")
@@ -155,37 +123,6 @@ def _content(content: str | bytes) -> dict[str, str]:
     return {"base64": base64.b64encode(content).decode()}
 
 
-def result_pointer(job: Job) -> str:
-    return (job.result.result_ptr or "") if job.result is not None else ""
-
-
-def ran(job: Job, result: bytes) -> Ran:
-    """What became of a container job that has ended; `result` is what its pointer names."""
-    if not result:
-        ended = job.result
-        return Ran(
-            job_id=job.job_id,
-            exit_code=None,
-            stdout="",
-            stderr="",
-            error_code=(ended.error_code if ended else None) or job.state.value,
-            error_message=ended.error_message if ended else None,
-        )
-    left = msgspec.json.decode(result, type=ContainerResult)
-    return Ran(
-        job_id=job.job_id,
-        exit_code=left.exit_code,
-        stdout=left.stdout,
-        stderr=left.stderr,
-        error_code=left.error_code,
-        error_message=left.error_message,
-        artifacts=left.artifacts,
-        skipped=left.skipped,
-        peak_memory_bytes=left.usage.peak_memory_bytes,
-        cpu_seconds=left.usage.cpu_seconds,
-    )
-
-
 def _embedded() -> Session:
     from penstock.app.application import App
 
@@ -205,8 +142,8 @@ def _check_served(client: Client) -> None:
         )
 
 
-_alone = Alone(_embedded, _check_served)
+_default = DefaultClient(_embedded, _check_served)
 
 
 async def _engine(client: Client | None) -> Client:
-    return client if client is not None else await asyncio.to_thread(_alone.client)
+    return client if client is not None else await asyncio.to_thread(_default.client)

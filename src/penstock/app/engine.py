@@ -22,33 +22,34 @@ from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
-from penstock.adapters.files.shelf import FileShelf
-from penstock.adapters.files.starts import FileStartBook
+from penstock.adapters.files.start_log import FileStartLog
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.server import LinkServer
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
-from penstock.adapters.memory.shelf import MemoryShelf
-from penstock.adapters.memory.store import MemoryStore
-from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
-from penstock.adapters.sqlite.store import SqliteStore
-from penstock.app.door import EngineDoor
-from penstock.app.parts import assemble
+from penstock.adapters.memory.store import MemoryBackend
+from penstock.adapters.sqlite.database import WriterLock
+from penstock.adapters.sqlite.store import SqliteBackend
+from penstock.app.parts import assemble, open_blobs
 from penstock.config import Settings
 from penstock.config.rules import parse_host_port
-from penstock.control.rulebook import Rulebook
+from penstock.control.engine_api import EngineAuthenticator, LocalEngineApi, load_paused_pools
+from penstock.control.ledger import Ledger
+from penstock.control.limits import load_limits
+from penstock.control.policy import Rulebook
 from penstock.control.safety import SafetyKernel
 from penstock.core.errors import StoreFailed, Unavailable
-from penstock.core.ids import IdSource
-from penstock.core.job import Job
-from penstock.core.stages import PipelineRecord
-from penstock.core.transition import Answer
-from penstock.ports.batches import Shelf
+from penstock.core.job import IdSource, Job
+from penstock.core.journal import Stride
+from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock, SystemClock
-from penstock.ports.executor import Executor, World, is_needed
-from penstock.ports.pipelines import PipelineStore
-from penstock.ports.store import Durability, Store
+from penstock.ports.executor import Environment, Executor, is_needed
+from penstock.ports.store import Backend, Durability
 from penstock.worker.worker import Worker, WorkerOptions
-from penstock.workloads.pipeline.executor import PipelineExecutor
+from penstock.workloads.llm.batches import BatchStore
+from penstock.workloads.llm.storage.files import FileBatchStore
+from penstock.workloads.llm.storage.memory import MemoryBatchStore
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
+from penstock.workloads.pipeline.store import PipelineStore
 
 if TYPE_CHECKING:
     from penstock.api.health import Health
@@ -78,11 +79,16 @@ class Engine:
         clock: Clock | None = None,
         listen: bool = True,
         any_port: bool = False,
+        blobs: Blobs | None = None,
+        lock: WriterLock | None = None,
     ) -> None:
+        """`lock`: the data folder's lock, if the caller has taken it already."""
         self.settings = settings
+        self._lock = lock
         self._executors = list(filter(is_needed, executors))
         self._clock: Clock = clock or SystemClock()
         self._listen = listen
+        self._given_blobs = blobs
         self._any_port = any_port
         """Whether HTTP may take a free port where its own is taken."""
         self._services: list[asyncio.Task[None]] = []
@@ -92,15 +98,19 @@ class Engine:
         self._failed: asyncio.Future[None] | None = None
         self._is_up = False
         self._stopping: asyncio.Task[None] | None = None
+        self._gave_up: asyncio.Event | None = None
+        """Set when jobs that still run are no longer waited for."""
         self.on_failure: Callable[[Unavailable], None] = lambda error: None
         """Called when a service fails; the engine stops by itself after that."""
+        self.on_open: Callable[[], object] = lambda: None
+        """Called when `api` can be used, before the first job runs."""
         self._http: HttpServer | None = None
         self.addresses: list[Address] = []
         self.url = ""
         """Where the HTTP API is, if it is."""
         self.worker_id = ""
         self.left_running = False
-        """Whether it stopped after a failure although a job still ran."""
+        """Whether it stopped although a job still ran."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -120,34 +130,33 @@ class Engine:
         settings = self.settings
         self._failed = asyncio.get_running_loop().create_future()
         make_private(settings.data_dir)
-        kernel = SafetyKernel()
-        rulebook = Rulebook(kernel, settings.rules, self._clock)
+        rulebook = Rulebook(SafetyKernel(), settings.rules, self._clock)
         rulebook.load()
         token = make_token(settings.token_file)
         slow = flush_time(settings.data_dir) > _SLOW_FLUSH
-        self.store = self._open_store(slow)
+        self.store = Ledger(self._open_backend(slow), monotonic=self._clock.monotonic)
         self.store.listeners.on_failure = partial(self._fail, "a listener of the store")
         try:
+            await self.store.open()
             self.runs = self._open_runs(slow)
             parts = assemble(
                 settings,
                 self.store,
                 self.runs,
-                self._open_shelf(),
-                kernel,
+                self._open_batch_store(),
                 rulebook,
                 self._clock,
                 token,
-                self._check_input,
-                self._normalise,
-                self._run_ended,
+                self._executors,
+                self._given_blobs or open_blobs(settings),
             )
             self.parts = parts
-            self.bus, self.blobs, self.board = parts.bus, parts.blobs, parts.board
+            self.bus, self.blobs, self.open_jobs = parts.bus, parts.blobs, parts.open_jobs
             self.scheduler, self.reconciler = parts.scheduler, parts.reconciler
-            self.desk = parts.desk
+            self.api = LocalEngineApi(parts)
             await self._restore()
             self._run_services()
+            self.on_open()
             if self._executors:
                 await self._start_worker()
             if self._listen:
@@ -162,15 +171,16 @@ class Engine:
             raise
         log.info("engine started at %s", settings.data_dir)
 
-    def _open_store(self, slow: bool) -> Store:
+    def _open_backend(self, slow: bool) -> Backend:
         settings = self.settings
         if settings.durability is Durability.MEMORY:
-            return MemoryStore()
-        return SqliteStore(
+            return MemoryBackend()
+        return SqliteBackend(
             settings.database,
             durability=settings.durability,
             slow_disk=slow,
             max_log_lines=settings.max_log_lines,
+            lock=self._lock,
         )
 
     def _open_runs(self, slow: bool) -> PipelineStore:
@@ -181,60 +191,31 @@ class Engine:
             settings.pipeline_database, durability=settings.durability, slow_disk=slow
         )
 
-    def _open_shelf(self) -> Shelf:
+    def _open_batch_store(self) -> BatchStore:
         settings = self.settings
         if settings.durability is Durability.MEMORY:
-            return MemoryShelf()
-        return FileShelf(settings.shelf, sync=settings.durability is Durability.DISK)
-
-    def _normalise(self, topic: str, config: dict[str, Any]) -> dict[str, Any]:
-        """A pipeline's config with all its defaults, where the pipeline is known here."""
-        for executor in self._executors:
-            if isinstance(executor, PipelineExecutor) and topic in executor.topics:
-                return executor.plain_config(topic, config)
-        return config
-
-    async def _run_ended(self, record: PipelineRecord) -> None:
-        """Call the hooks of a run that ended without its runner, where its pipeline is known."""
-        for executor in self._executors:
-            if isinstance(executor, PipelineExecutor):
-                await executor.call_hooks(record)
-
-    def _check_input(self, topic: str, payload: bytes) -> None:
-        for executor in self._executors:
-            if topic in executor.topics:
-                executor.check(topic, payload)
+            return MemoryBatchStore()
+        return FileBatchStore(settings.shelf, sync=settings.durability is Durability.DISK)
 
     async def _restore(self) -> None:
         """Take up what an earlier engine left; its own workers are gone with it."""
         parts = self.parts
-        rules = parts.kernel.rules.rules
-        await parts.limits.load(rule.rate for rule in rules if rule.rate is not None)
-        await parts.pools.load()
-        await parts.keys.load()
-        await parts.schedules.restore()
-        await parts.pipelines.restore()
-        await parts.batches.restore()
-        self.board.restore(await self.store.unfinished())
-        parts.starts.take_over((job.job_id, job.attempt) for job in self.board.held.values())
+        rates = [rule.rate for rule in parts.rulebook.kernel.rules.rules if rule.rate is not None]
+        await load_limits(self.store, self.open_jobs.limiter, self._clock, rates)
+        await load_paused_pools(self.store, self.open_jobs.roster)
+        for restore in parts.restores:
+            await restore()
+        self.open_jobs.restore(await self.store.unfinished())
+        parts.starts.take_over((job.job_id, job.attempt) for job in self.open_jobs.held.values())
         monotonic = self._clock.monotonic()
-        for record in self.board.roster.workers.values():
+        for record in self.open_jobs.roster.workers.values():
             gone = record.worker_id.startswith(LOCAL)
-            record.missing_since = float("-inf") if gone else monotonic
+            self.open_jobs.roster.set_missing(record, float("-inf") if gone else monotonic)
 
     def _run_services(self) -> None:
-        parts = self.parts
-        parts.feed.subscribe(self.bus)
-        for name, service in (
-            ("scheduler", parts.scheduler.run()),
-            ("reconciler", parts.reconciler.run()),
-            ("pruner", parts.pruner.run()),
-            ("rulebook", parts.rulebook.run()),
-            ("schedules", parts.schedules.run()),
-            ("pipelines", parts.pipelines.run()),
-            ("batches", parts.batches.run()),
-        ):
-            self._services.append(self._supervise(name, service))
+        self.parts.feed.subscribe(self.bus)
+        for name, service in self.parts.running.items():
+            self._services.append(self._supervise(name, service.run()))
 
     def _supervise(self, name: str, service: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(service, name=f"penstock {name}")
@@ -267,13 +248,17 @@ class Engine:
     async def _start_worker(self) -> None:
         self.worker_id = LOCAL + IdSource().next(self._clock.now())[-8:]
         options = WorkerOptions(
-            worker_id=self.worker_id, slots=self.settings.concurrency, local=True
+            worker_id=self.worker_id,
+            slots=self.settings.concurrency,
+            local=True,
+            drain_timeout=self.settings.drain_timeout,
+            max_log_lines=self.settings.max_log_lines,
         )
-        world = World(self.worker_id, self._clock, self.blobs, self.desk, self.runs)
+        environment = Environment(self.worker_id, self._clock, self.blobs, self.api, self.runs)
         worker = Worker(
-            self.bus, self.blobs, self._executors, self._clock, options, FileStartBook, world
+            self.bus, self.blobs, self._executors, self._clock, options, FileStartLog, environment
         )
-        self.board.learn(worker.topics, worker.offers)
+        self.open_jobs.learn(worker.topics, worker.topic_defaults)
         # Before anybody is let in, so that a pipeline can be started at once.
         await worker.open_executors()
         self._local = worker
@@ -290,7 +275,7 @@ class Engine:
 
     async def _start_listening(self, token: str) -> None:
         settings = self.settings
-        self._server = LinkServer(self.bus, self.desk, token, self.runs)
+        self._server = LinkServer(self.bus, self.api, token, self.runs)
         for text in settings.addresses:
             address = Address.parse(text)
             if address.path is not None:
@@ -300,16 +285,16 @@ class Engine:
     async def _start_http(self) -> None:
         from penstock.api.server import AddressTaken, HttpServer
 
-        door = EngineDoor(self.parts.keys, self.desk)
+        authenticator = EngineAuthenticator(self.parts.keys, self.api)
         options = http_options(self.settings)
-        self._http = HttpServer(door, options, clock=self._clock, health=self._health)
+        self._http = HttpServer(authenticator, options, clock=self._clock, health=self._health)
         try:
             self.url = await self._http.start()
         except AddressTaken:
             if not self._any_port:
                 raise
             options = replace(options, port=0)
-            self._http = HttpServer(door, options, clock=self._clock, health=self._health)
+            self._http = HttpServer(authenticator, options, clock=self._clock, health=self._health)
             self.url = await self._http.start()
 
     def _health(self) -> Health:
@@ -336,18 +321,34 @@ class Engine:
             return None
         return failed.exception()
 
-    async def stop(self) -> None:
-        """Let the local worker finish, take in what it says, then stop the rest."""
-        await asyncio.shield(self._stop_once())
+    async def stop(self, patience: float | None = None) -> None:
+        """Let running jobs finish within the drain timeout, commit their results, then stop.
+
+        With `patience`, ask running jobs to end now, and leave those that have not ended after so
+        many seconds to the next start. A stop that is under way can be hurried in this way.
+        """
+        stopping = self._stop_once()
+        if patience is not None:
+            if self._local is not None:
+                self._local.hurry()
+            self._give_up_after(patience)
+        await asyncio.shield(stopping)
+
+    def _give_up_after(self, seconds: float) -> None:
+        """Wait so long for running jobs, at most."""
+        assert self._gave_up is not None
+        asyncio.get_running_loop().call_later(seconds, self._gave_up.set)
 
     def _stop_once(self) -> asyncio.Task[None]:
         if self._stopping is None:
+            self._gave_up = asyncio.Event()
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
         return self._stopping
 
     async def _stop(self) -> None:
         # Whatever fails on the way, the rest is closed as well.
         async with AsyncExitStack() as closing:
+            closing.callback(self._abandon_jobs)  # after the store: nothing is recorded of them
             closing.callback(self._close_waiting)
             closing.push_async_callback(self.store.close)
             if hasattr(self, "runs"):
@@ -365,15 +366,25 @@ class Engine:
                 await self._take_in_results()
 
     async def _end_worker(self, running: asyncio.Task[None]) -> None:
-        """Let it drain; after a failure, a job that can't be ended is not waited for."""
+        """Let it drain; a job that can't be ended is not waited for after a failure or in a
+        hurry."""
         running.cancel()
-        patience = None
         if self.failure is not None and self._local is not None:
-            patience = self._local.options.drain_timeout + self.settings.kill_grace + _LAST_WORDS
-        _, left = await asyncio.wait({running}, timeout=patience)
-        self.left_running = bool(left)
-        if left:
+            drain_timeout = self._local.options.drain_timeout
+            self._give_up_after(drain_timeout + self.settings.kill_grace + _LAST_WORDS)
+        assert self._gave_up is not None
+        gave_up = asyncio.ensure_future(self._gave_up.wait())
+        await asyncio.wait((running, gave_up), return_when=asyncio.FIRST_COMPLETED)
+        gave_up.cancel()
+        self.left_running = not running.done()
+        if self.left_running:
             log.error("jobs still run that can't be ended; they are left to themselves")
+
+    def _abandon_jobs(self) -> None:
+        """Nobody waits any longer for jobs that still run."""
+        for executor in self._executors:
+            if (abandon := getattr(executor, "abandon", None)) is not None:
+                abandon()
 
     async def _close_doors(self) -> None:
         http, self._http = self._http, None
@@ -394,22 +405,23 @@ class Engine:
         if any(service.done() for service in self._services):
             return  # of a service that failed, perhaps the one that commits
         told = asyncio.Event()
-        local, adrift = self._local, self.board.adrift
+        local, orphaned = self._local, self.open_jobs.orphaned
 
         def is_untold(job: Job) -> bool:
-            reached = local is not None and local.took(job.job_id, job.attempt)
-            if local is not None and job.job_id in local.left:
+            reached = local is not None and local.has_received(job.job_id, job.attempt)
+            if local is not None and job.job_id in local.interrupted:
                 return False
-            return job.worker_id == self.worker_id and reached and job.job_id not in adrift
+            return job.worker_id == self.worker_id and reached and job.job_id not in orphaned
 
-        def look(_: Sequence[Answer] = ()) -> None:
-            if not any(map(is_untold, self.board.held.values())):
+        def look(_: Sequence[Stride] = ()) -> None:
+            if not any(map(is_untold, self.open_jobs.held.values())):
                 told.set()
 
         stop_listening = self.store.listen(look)
         look()
         try:
-            async with asyncio.timeout(_LAST_WORDS if self.failure is None else 1.0):
+            is_calm = self.failure is None and not self.left_running
+            async with asyncio.timeout(_LAST_WORDS if is_calm else 1.0):
                 await told.wait()
         except TimeoutError:
             log.warning("the local worker left jobs that it did not report on")

@@ -1,4 +1,4 @@
-"""A Desk for a folder whose engine is not running: it can be read, and nothing else.
+"""An EngineApi for a folder whose engine is not running: it can be read, and nothing else.
 
 It takes no lock, so that it never keeps an engine from starting; one that starts meanwhile
 does no harm to a reader.
@@ -10,36 +10,38 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
-from penstock.adapters.files.blobs import FileBlobs
-from penstock.adapters.sqlite.reader import SqliteReader
-from penstock.app.offline_pipelines import OfflinePipelines
+from penstock.adapters.sqlite.store import SqliteBackend
+from penstock.app.parts import open_blobs
 from penstock.config import Settings
+from penstock.control.ledger import Ledger
 from penstock.core.errors import NotFound, NotRunning, WaitTimedOut
-from penstock.core.job import Job
-from penstock.ports.blobs import BlobStat
-from penstock.ports.desk import EventBatch, JobUpdate, Logged
-from penstock.ports.pipelines import Pipelines
-from penstock.ports.store import LogLine
+from penstock.core.job import Job, chain_of
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.engine_api import JobUpdate, Logged
+from penstock.ports.store import LogLine, StepCount, StepPage, StepQuery
+from penstock.workloads.pipeline.storage.offline import OfflinePipelines
+from penstock.workloads.pipeline.store import Pipelines
 
 
 @asynccontextmanager
-async def offline(settings: Settings) -> AsyncIterator[OfflineDesk]:
+async def offline(settings: Settings) -> AsyncIterator[OfflineEngineApi]:
     """Read the folder of an engine that is not running."""
-    reader = SqliteReader(settings.database)
+    reader = Ledger(SqliteBackend(settings.database), own=False)
     try:
-        desk = OfflineDesk(settings, reader)
+        await reader.open()
+        api = OfflineEngineApi(settings, reader)
         try:
-            yield desk
+            yield api
         finally:
-            await desk.runs.close()
+            await api.runs.close()
     finally:
-        reader.close()
+        await reader.close()
 
 
-class OfflineDesk:
-    """The part of `penstock.ports.desk.Desk` that only reads; the rest raises NotRunning."""
+class OfflineEngineApi:
+    """The reading part of `EngineApi`; the rest raises NotRunning."""
 
-    def __init__(self, settings: Settings, reader: SqliteReader) -> None:
+    def __init__(self, settings: Settings, reader: Ledger) -> None:
         self._settings, self._reader = settings, reader
         closed: Any = _Closed(self._refuse)
         self.approvals = self.policy = self.schedules = self.limits = closed
@@ -47,12 +49,8 @@ class OfflineDesk:
         self.runs = OfflinePipelines(settings.pipeline_database, self._refuse)
         self.pipelines: Pipelines = self.runs
         self.find, self.history, self.verify = reader.find, reader.history, reader.verify
-        self._blobs = FileBlobs(
-            settings.blobs,
-            inline_limit=settings.inline_limit,
-            max_size=max(settings.max_input, settings.max_result),
-            sources=settings.allowed_sources,
-        )
+        blobs = open_blobs(settings)
+        self.get_blob, self.stat_blob, self.read_blob = blobs.get, blobs.stat, blobs.read
 
     async def get(self, job_id: str) -> Job:
         job = await self._reader.get(job_id)
@@ -83,7 +81,20 @@ class OfflineDesk:
         await self.get(job_id)
         return await self._reader.read_log(job_id, after, limit)
 
-    async def follow(self, job_id: str, after_log: int | None = 0) -> AsyncIterator[JobUpdate]:
+    async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
+        await self.get(job_id)
+        return await self._reader.read_steps(job_id, query)
+
+    async def count_steps(self, job_id: str) -> list[StepCount]:
+        await self.get(job_id)
+        return await self._reader.count_steps(job_id)
+
+    async def count_children(self, job_id: str) -> dict[JobState, int]:
+        return await self._reader.count_children(chain_of((await self.get(job_id)).request))
+
+    async def follow(
+        self, job_id: str, after_log: int | None = 0, after_move: int | None = None
+    ) -> AsyncIterator[JobUpdate]:
         """What it wrote so far: nothing more is going to happen."""
         if after_log is None:
             return
@@ -92,33 +103,18 @@ class OfflineDesk:
                 yield Logged(line)
             after_log = lines[-1].n
 
-    async def get_blob(self, uri: str) -> bytes:
-        return await self._blobs.get(uri)
-
-    async def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotRunning(
             f"no engine is running on {self._settings.data_dir}",
             hint="start one with 'penstock up'",
         )
-
-    def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
-        raise NotRunning(
-            f"no engine is running on {self._settings.data_dir}",
-            hint="start one with 'penstock up'",
-        )
-
-    async def stat_blob(self, uri: str) -> BlobStat:
-        return await self._blobs.stat(uri)
-
-    async def read_blob(self, uri: str, start: int, length: int) -> bytes:
-        return await self._blobs.read(uri, start, length)
 
     submit = cancel = retry = topics = workers = pipes = pools = status = prune = put_blob = _refuse
-    cancel_many = retry_many = pause_pool = resume_pool = _refuse
+    cancel_many = retry_many = pause_pool = resume_pool = events = wait_many = _refuse
 
 
 class _Closed:
-    """A part of the desk that only a running engine has: whatever is asked is refused."""
+    """A part of the API that only a running engine has: whatever is asked is refused."""
 
     def __init__(self, refuse: Callable[..., Any]) -> None:
         self._refuse = refuse

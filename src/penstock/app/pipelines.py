@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.app.alone import Alone
-from penstock.app.handle import JobHandle
+from penstock.app.client import DefaultClient, JobHandle
 from penstock.config import Settings, load
-from penstock.core.errors import Misconfigured, NotFound
-from penstock.core.stages import PipelineRecord
+from penstock.core.errors import NotFound
 from penstock.ports.clock import SystemClock
-from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.definition import Definition, load_pipeline
 from penstock.workloads.pipeline.manager import PipelineJobManager
+from penstock.workloads.pipeline.records import PipelineRecord
 
 if TYPE_CHECKING:
     from penstock.app.application import App, Session
     from penstock.app.client import Client
-
-BUILT_IN = {"news": "penstock.workloads.pipeline.news.pipeline:news"}
-"""Pipelines that come with Penstock, and where they are."""
 
 
 class Pipeline(Definition):
@@ -36,7 +30,7 @@ class Pipeline(Definition):
     """
 
     _app: App | None = None
-    _alone: Alone | None = None
+    _default: DefaultClient | None = None
 
     async def start(
         self,
@@ -45,7 +39,7 @@ class Pipeline(Definition):
         tenant: str = "default",
         key: str | None = None,
         retry_of: str | None = None,
-    ) -> JobHandle:
+    ) -> JobHandle[Any]:
         """Start a run: a canonical job, durable when this returns.
 
         Raises InvalidRequest, naming the config's field, and PipelineBusy while one is running.
@@ -67,9 +61,9 @@ class Pipeline(Definition):
     def _connected(self) -> Client:
         if self._app is not None and self._app.is_running:
             return self._app.client()
-        if self._alone is None:
-            self._alone = Alone(self._embedded, self._check_served)
-        return self._alone.client()
+        if self._default is None:
+            self._default = DefaultClient(self._embedded, self._check_served)
+        return self._default.client()
 
     def _embedded(self) -> Session:
         from penstock.app.application import App
@@ -90,28 +84,8 @@ class Pipeline(Definition):
     def close(self) -> None:
         """Let go of the engine that this pipeline started for itself; runs go on at its next
         start."""
-        if self._alone is not None:
-            self._alone.close()
-
-
-def load_pipeline(reference: str) -> Definition:
-    """A built-in pipeline by its name, or `module:name`. Raises Misconfigured."""
-    where = BUILT_IN.get(reference, reference)
-    module_name, _, name = where.partition(":")
-    if not module_name or not name:
-        raise Misconfigured(
-            f"there is no pipeline {reference!r}",
-            hint=f"write module:name, or one of {', '.join(BUILT_IN)}",
-        )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found = getattr(importlib.import_module(module_name), name, None)
-    except Exception as error:
-        raise Misconfigured(f"can't import {module_name}: {error}") from error
-    if not isinstance(found, Definition):
-        raise Misconfigured(f"{module_name} has no pipeline {name!r}", hint="write module:name")
-    return found
+        if self._default is not None:
+            self._default.close()
 
 
 @asynccontextmanager
@@ -123,7 +97,7 @@ async def pipeline_jobs(
     What an earlier process left unfinished is taken up.
     """
     from penstock.adapters.files.blobs import FileBlobs
-    from penstock.adapters.sqlite.pipelines.store import SqlitePipelineStore
+    from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -165,6 +139,6 @@ async def run_here(
     app.add(definition)
     settings = load(flags={} if data is None else {"data_dir": str(data)})
     async with app.run(settings=settings) as client:
-        await client.desk.pipelines.show(definition.name)
-        record = await client.desk.pipelines.start(definition.name, config, **options)
+        await client.api.pipelines.show(definition.name)
+        record = await client.api.pipelines.start(definition.name, config, **options)
         await on_start(client, record)

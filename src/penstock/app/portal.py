@@ -3,53 +3,168 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import importlib
+import logging
+import os
 import threading
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Generic, TypeVar
 
-from penstock.core.errors import Unavailable
+from penstock.core.errors import EngineUnavailable, Unavailable
+from penstock.core.job import Cancelled
+from penstock.ports.executor import CancelToken
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
+_CANCELLED_WITHIN = 0.5
+"""Seconds that tasks have to end after they were cancelled."""
+
+Begun = tuple[asyncio.Future[Any], Callable[[asyncio.Future[Any]], T]]
+"""What is under way on a loop, and how its result is read when it is done."""
+
+
 class Portal:
-    """Runs coroutines on a loop, from other threads or from other loops."""
+    """Runs work on a loop, from other threads or from other loops."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._calls: dict[object, asyncio.Task[Any]] = {}
+        self._coming: deque[_Call[Any]] = deque()
+        self._woken = False
+        """Whether the loop was told of those coming."""
+        self._running: set[_Call[Any]] = set()
+        self._awaited: set[asyncio.Task[Any]] = set()
         self._failure: Unavailable | None = None
+        self._pid = os.getpid()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether its loop runs in another process, which forked this one."""
+        return self._pid != os.getpid()
+
+    def check_process(self) -> None:
+        """Raises EngineUnavailable in a forked child: nobody would ever answer."""
+        if self.is_forked:
+            raise EngineUnavailable(
+                f"this client was made in another process ({self._pid}), which forked this one "
+                f"({os.getpid()})",
+                hint="connect or start an engine in this process: app.connect(), app.run()",
+            )
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Block until it is done."""
-        if _running_loop() is self.loop:
+        create_task, context = self.loop.create_task, copy_context()
+        began = False
+
+        def begin() -> Begun[T]:
+            nonlocal began
+            began = True
+            return create_task(work, context=context), asyncio.Future.result
+
+        try:
+            return self.call(begin)
+        except Exception:
+            if not began:
+                work.close()
+            raise
+
+    def run_until(self, work: Coroutine[Any, Any, T], cancel: CancelToken) -> T:
+        """Block until it is done, or until the job that waits for it should end."""
+        try:
+            self.check_process()
+        except BaseException:
             work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(self._guarded(work), self.loop)
+        forget = cancel.when_requested(future.cancel)
+        try:
+            return future.result()
+        except concurrent.futures.CancelledError:
+            raise Cancelled(cancel.reason) from None
+        finally:
+            forget()
+
+    def call(self, begin: Callable[[], Begun[T]]) -> T:
+        """Call `begin` on the loop, and block until what it began is done."""
+        self.check_thread()
+        self.check_process()
+        if self._failure is not None:
+            raise _again(self._failure)
+        call = _Call(begin)
+        self._coming.append(call)
+        if not self._woken:  # one wake-up serves all who come until the loop looks
+            self._woken = True
+            self.loop.call_soon_threadsafe(self._start)
+        return call.result()
+
+    def check_thread(self) -> None:
+        """Raises RuntimeError where blocking would stop the loop itself."""
+        if asyncio._get_running_loop() is self.loop:
             raise RuntimeError(
                 "this would block the engine's own event loop:"
                 " use the async twin (asubmit, aresult, …) here"
             )
-        return asyncio.run_coroutine_threadsafe(self._call(work), self.loop).result()
 
-    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await it, on whichever loop it lives."""
-        if asyncio.get_running_loop() is self.loop:
-            return await self._call(work)
-        calling = asyncio.run_coroutine_threadsafe(self._call(work), self.loop)
-        return await asyncio.wrap_future(calling)
+    def arun(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        """To be awaited, on whichever loop the caller lives."""
+        try:
+            self.check_process()
+        except BaseException:
+            work.close()
+            raise
+        guarded = self._guarded(work)
+        return guarded if asyncio._get_running_loop() is self.loop else self._elsewhere(guarded)
+
+    async def _elsewhere(self, work: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     def fail(self, failure: Unavailable) -> None:
         """Let every call raise this: those under way, and those to come."""
         self._failure = failure
-        for task in self._calls.values():
+        for call in list(self._running):
+            self._end(call, failure)
+        for task in self._awaited:
             task.cancel()
 
-    async def _call(self, work: Coroutine[Any, Any, T]) -> T:
+    def _start(self) -> None:
+        self._woken = False  # before looking: who comes later wakes the loop again
+        while self._coming:
+            call = self._coming.popleft()
+            if self._failure is not None:
+                call.end(_again(self._failure))
+                continue
+            try:
+                call.future, call.read = call.begin()
+            except Exception as error:
+                call.end(error)
+            else:
+                self._running.add(call)
+                call.future.add_done_callback(partial(self._end, call))
+
+    def _end(self, call: _Call[Any], done: asyncio.Future[Any] | Unavailable) -> None:
+        if call not in self._running:
+            return
+        self._running.discard(call)
+        if isinstance(done, Unavailable):
+            call.future.cancel()
+            call.end(_again(done))
+        else:
+            call.end(None)
+
+    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
         if (failure := self._failure) is not None:
             work.close()
             raise _again(failure)
-        task, call = asyncio.current_task(), object()
+        task = asyncio.current_task()
         assert task is not None
-        self._calls[call] = task
+        is_outermost = task not in self._awaited
+        self._awaited.add(task)
         try:
             return await work
         except asyncio.CancelledError:
@@ -57,26 +172,92 @@ class Portal:
                 raise  # somebody else cancelled it
             raise _again(failure) from None
         finally:
-            del self._calls[call]
+            if is_outermost:
+                self._awaited.discard(task)
+
+
+class _Call(Generic[T]):
+    """Work on a loop that another thread waits for."""
+
+    __slots__ = ("_ended", "_error", "begin", "future", "read")
+    future: asyncio.Future[Any]
+    read: Callable[[asyncio.Future[Any]], T]
+
+    def __init__(self, begin: Callable[[], Begun[T]]) -> None:
+        self.begin = begin
+        self._error: Exception | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def end(self, error: Exception | None) -> None:
+        self._error = error
+        self._ended.release()
+
+    def result(self) -> T:
+        self._ended.acquire()
+        if self._error is not None:
+            raise self._error
+        return self.read(self.future)
 
 
 class LoopThread(Portal):
     """A loop in a thread of its own, until closed."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(new_event_loop())
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        super().__init__(loop or new_event_loop())
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._thread.start()
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)
         self.loop.run_forever()
+        self.loop.close()
 
     def close(self) -> None:
-        self.run(self.loop.shutdown_default_executor())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
+        """Cancel what is left, and end the thread. Work that does not end keeps the thread."""
+        if self.run(self._cancel_all()):
+            self._thread.join()
+
+    async def _cancel_all(self) -> bool:
+        """Whether nothing is left that keeps the thread."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        left = (await asyncio.wait(others, timeout=_CANCELLED_WITHIN))[1] if others else set()
+        if left:
+            ended = asyncio.gather(*left, return_exceptions=True)
+            ended.add_done_callback(lambda _: self.loop.stop())
+        else:
+            await self.loop.shutdown_default_executor()
+            self.loop.call_soon(self.loop.stop)
+        return not left
+
+
+_AT_EXIT: dict[Callable[[], None], None] = {}
+
+
+def at_exit(close: Callable[[], None]) -> None:
+    """Call `close` when the main thread has ended, unless `not_at_exit` comes first."""
+    _AT_EXIT[close] = None
+
+
+def not_at_exit(close: Callable[[], None]) -> None:
+    _AT_EXIT.pop(close, None)
+
+
+def _close_all() -> None:
+    while _AT_EXIT:
+        close, _ = _AT_EXIT.popitem()
+        try:
+            close()
+        except Exception:
+            log.exception("an application could not be closed")
+
+
+# Not the module atexit: what that calls comes too late, when no thread pool takes work any more.
+# The last one registered is called first, so the thread pools' own must be registered by now.
+importlib.import_module("concurrent.futures.thread")
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 
 
 def _again(failure: Unavailable) -> Unavailable:
@@ -93,10 +274,3 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None

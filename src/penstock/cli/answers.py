@@ -16,8 +16,8 @@ from penstock.cli.place import Place, client_at
 from penstock.cli.terminal import echo_content
 from penstock.cli.words import layers, plural, span
 from penstock.core.errors import InvalidRequest, NotRunning
-from penstock.core.llm import Chat, HopTime, LlmResult, Message, model_of
-from penstock.ports.desk import JobUpdate, Progressed, Streamed
+from penstock.ports.engine_api import JobUpdate, Progressed, Streamed
+from penstock.workloads.llm.values import Chat, HopTime, LlmResult, Message, model_of
 from penstock.workloads.spool.options import SpoolOptions
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def piped_text() -> str:
 async def engine_for(place: Place, wanted: str, opened: AsyncExitStack) -> tuple[Client, bool]:
     """The engine that runs and serves a model, or else one in this process (True)."""
     from penstock.app.application import App
-    from penstock.app.models import ALL
+    from penstock.workloads.llm.config import ALL
     from penstock.workloads.spool.llama.trial import engine_version
 
     client = await _running(place, opened)
@@ -118,7 +118,7 @@ class Paper:
         """What was said so far."""
 
     def add(self, update: JobUpdate) -> None:
-        from penstock.app.asking import piece_of
+        from penstock.workloads.llm.answers import piece_of
 
         if isinstance(update, Progressed) and update.message and not self.text:
             self._patience.say(update.message)

@@ -1,4 +1,4 @@
-"""`penstock parked`, `penstock approve` and `penstock reject`."""
+"""`penstock approvals`, `penstock approve` and `penstock reject`."""
 
 from __future__ import annotations
 
@@ -13,41 +13,45 @@ from penstock.cli.filters import filtered, query_of
 from penstock.cli.ids import job_ids, meant
 from penstock.cli.paper import Listing, emit, print_json, record
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.place import Place, api_at, placed, reading_at, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import short_id, span
 from penstock.core.errors import PenstockError
 from penstock.core.job import Job
 from penstock.core.verdict import Hold
-from penstock.ports.desk import Desk
+from penstock.ports.engine_api import EngineApi
 
 
 @click.command()
 @filtered
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="So many at most."
+    "--limit",
+    type=click.IntRange(1),
+    default=50,
+    show_default=True,
+    help="Maximum number of results.",
 )
 @as_json
 @placed
 @click.pass_obj
-def parked(place: Place, /, limit: int, json: bool, **filters: Any) -> None:
-    """List jobs that wait for an approval.
+def approvals(place: Place, /, limit: int, json: bool, **filters: Any) -> None:
+    """List jobs that are awaiting approval.
 
     Oldest first, with who may approve them, how many did, and how long is left.
     """
-    jobs = run(_parked(place, filters, limit))
+    jobs = run(_awaiting_approval(place, filters, limit))
     if json:
         print_json([record(job) for job in jobs])
     elif not jobs:
-        echo("no job waits for an approval", err=True)
+        echo("no job is awaiting approval", err=True)
     else:
         emit(_listing(jobs, time.time()))
 
 
-async def _parked(place: Place, filters: dict[str, Any], limit: int) -> list[Job]:
-    async with reading_at(place) as desk:
-        return await desk.find(
-            await query_of(desk, filters, parked=True, oldest_first=True, limit=limit)
+async def _awaiting_approval(place: Place, filters: dict[str, Any], limit: int) -> list[Job]:
+    async with reading_at(place) as api:
+        return await api.find(
+            await query_of(api, filters, awaiting_approval=True, oldest_first=True, limit=limit)
         )
 
 
@@ -74,46 +78,46 @@ def _listing(jobs: list[Job], now: float) -> Listing:
 
 
 def who_may(hold: Hold) -> str:
-    """Whose word it takes."""
+    """Who may approve it."""
     return ", ".join(hold.terms.approvers) or "any approver"
 
 
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-@click.option("--reason", default="", help="Why; kept in the history.")
+@click.option("--reason", default="", help="Reason; stored in the history.")
 @click.option(
-    "--snapshot", default="", help="Only if the job waits under this snapshot of the rules."
+    "--snapshot", default="", help="Only if the job is held by this snapshot of the rules."
 )
 @as_json
 @placed
 @click.pass_obj
 def approve(place: Place, jobs: tuple[str, ...], reason: str, snapshot: str, json: bool) -> int:
-    """Say yes to jobs that wait for an approval.
+    """Approve jobs that are awaiting approval.
 
-    Says of each whether it goes on or needs more people's word. `-` reads ids from standard
+    Says of each whether it goes on or needs more approvals. `-` reads ids from standard
     input.
     """
 
-    async def say_yes(desk: Desk, job_id: str) -> Job:
-        return await desk.approvals.approve(job_id, reason=reason, snapshot=snapshot)
+    async def say_yes(api: EngineApi, job_id: str) -> Job:
+        return await api.approvals.approve(job_id, reason=reason, snapshot=snapshot)
 
     return run(_decide(place, job_ids(jobs), say_yes, _approved, json))
 
 
 @click.command()
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-@click.option("--reason", default="", help="Why; kept in the history.")
+@click.option("--reason", default="", help="Reason; stored in the history.")
 @as_json
 @placed
 @click.pass_obj
 def reject(place: Place, jobs: tuple[str, ...], reason: str, json: bool) -> int:
-    """Say no to jobs that wait for an approval: they end DENIED.
+    """Reject jobs that are awaiting approval: they end DENIED.
 
     `-` reads ids from standard input.
     """
 
-    async def say_no(desk: Desk, job_id: str) -> Job:
-        return await desk.approvals.reject(job_id, reason=reason)
+    async def say_no(api: EngineApi, job_id: str) -> Job:
+        return await api.approvals.reject(job_id, reason=reason)
 
     return run(_decide(place, job_ids(jobs), say_no, lambda job: "rejected", json))
 
@@ -121,15 +125,15 @@ def reject(place: Place, jobs: tuple[str, ...], reason: str, json: bool) -> int:
 async def _decide(
     place: Place,
     texts: list[str],
-    decide: Callable[[Desk, str], Awaitable[Job]],
+    decide: Callable[[EngineApi, str], Awaitable[Job]],
     say: Callable[[Job], str],
     json: bool,
 ) -> int:
     code, answers = Exit.OK, []
-    async with desk_at(place) as desk:
+    async with api_at(place) as api:
         for text in texts:
             try:
-                job = await decide(desk, (await meant(desk, text)).job_id)
+                job = await decide(api, (await meant(api, text)).job_id)
             except PenstockError as error:
                 echo(f"penstock: {text}: {error.message}", err=True)
                 if error.hint:

@@ -27,7 +27,8 @@ from penstock.cli.place import run as run_async
 from penstock.cli.spool_jobs import is_piped
 from penstock.cli.spool_options import asked, options_of, read_asked
 from penstock.cli.terminal import echo
-from penstock.core.llm import Chat, LlmResult, Message, model_of
+from penstock.core.job import Priority
+from penstock.workloads.llm.values import Chat, LlmResult, Message, model_of
 
 
 @click.command()
@@ -71,7 +72,8 @@ def _prompt(words: tuple[str, ...]) -> str:
 async def ask_once(
     place: Place, request: Chat, wanted: str, priority: str | None, stats: bool, json: bool
 ) -> int:
-    from penstock.app.asking import answer_of, topic_for, unless_paused
+    from penstock.app.llm import unless_paused
+    from penstock.workloads.llm.answers import answer_of, topic_for
 
     async with AsyncExitStack() as opened:
         patience = opened.enter_context(Patience("looking for a model"))
@@ -81,7 +83,7 @@ async def ask_once(
         patience.say(f"{'loading' if is_own else 'waiting for'} {model_of(topic)}")
         began = time.monotonic()
         handle = await client.asubmit(
-            topic, msgspec.to_builtins(request), priority=priority or "interactive"
+            topic, msgspec.to_builtins(request), priority=Priority(priority or "interactive")
         )
         with unless_paused(client, handle), Paper(patience, silent=json) as paper:
             async with interruptible(handle) as interrupted:

@@ -1,4 +1,4 @@
-"""`penstock audit`: who did what."""
+"""`penstock audit`: the audit log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import moment
 from penstock.ports.store import AuditEntry, AuditQuery
@@ -18,10 +18,14 @@ from penstock.ports.store import AuditEntry, AuditQuery
 @click.command()
 @click.option("--who", metavar="NAME", help="By this principal.")
 @click.option("--action", metavar="GLOB", help="Such as job.cancel or key.*.")
-@click.option("--subject", metavar="JOB|NAME", help="Done to this.")
+@click.option("--subject", metavar="JOB|NAME", help="With this subject.")
 @click.option("--tenant", help="By keys of this tenant.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="So many at most."
+    "--limit",
+    type=click.IntRange(1),
+    default=50,
+    show_default=True,
+    help="Maximum number of results.",
 )
 @click.option("--before", type=int, metavar="N", help="Older than this: the next page.")
 @as_json
@@ -37,7 +41,7 @@ def audit(
     before: int | None,
     json: bool,
 ) -> None:
-    """Tell who did what, newest first.
+    """Show the audit log: who did what, newest first.
 
     Also what they were not let do.
     """
@@ -56,8 +60,8 @@ def audit(
 
 
 async def _read(place: Place, query: AuditQuery) -> list[AuditEntry]:
-    async with desk_at(place) as desk:
-        return await desk.audit.read(query)
+    async with api_at(place) as api:
+        return await api.audit.read(query)
 
 
 def _listing(found: list[AuditEntry], now: float) -> Listing:

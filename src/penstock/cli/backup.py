@@ -69,11 +69,11 @@ def restore(place: Place, folder: Path, replace: bool, json: bool) -> int:
     log, as 'penstock verify' does. Jobs that a worker held at the backup are treated as after a
     crash of the machine.
     """
-    from penstock.app import restore as restoring
+    from penstock.app import backup
 
     _refuse_address(place)
     start = time.monotonic()
-    done = restoring.restore(place.settings(), folder, replace=replace)
+    done = backup.restore(place.settings(), folder, replace=replace)
     took = time.monotonic() - start
     verified = done.verified
     if json:

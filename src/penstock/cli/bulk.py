@@ -12,7 +12,7 @@ from penstock.cli.exits import Exit
 from penstock.cli.paper import print_json
 from penstock.cli.terminal import echo
 from penstock.cli.words import plural
-from penstock.ports.desk import Bulk, Desk
+from penstock.ports.engine_api import Bulk, EngineApi
 from penstock.ports.store import JobQuery
 
 _COUNTED = 1000
@@ -20,13 +20,13 @@ _COUNTED = 1000
 sure = click.option("--yes", is_flag=True, help="Don't ask.")
 
 
-async def confirm(desk: Desk, query: JobQuery, verb: str, *, yes: bool) -> bool:
+async def confirm(api: EngineApi, query: JobQuery, verb: str, *, yes: bool) -> bool:
     """Whether the caller means it. Where nobody can be asked, they must have said so."""
     if yes:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(f"nobody can be asked whether to {verb} them; say --yes")
-    found = await desk.find(replace(query, limit=_COUNTED + 1))
+    found = await api.find(replace(query, limit=_COUNTED + 1))
     if not found:
         echo("no such jobs", err=True)
         return False

@@ -13,11 +13,11 @@ from penstock.cli.filters import filtered, is_narrowed, query_of
 from penstock.cli.ids import job_ids, meant
 from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import DURATION, STATE, as_json
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.core.errors import PenstockError
 from penstock.lifecycles.canonical import TERMINAL, JobState
-from penstock.ports.desk import Cancellation, Desk
+from penstock.ports.engine_api import Cancellation, EngineApi
 
 
 @click.command()
@@ -79,12 +79,12 @@ async def _cancel_many(
     yes: bool,
     json: bool,
 ) -> int:
-    async with desk_at(place) as desk:
-        query = await query_of(desk, filters, states=states)
+    async with api_at(place) as api:
+        query = await query_of(api, filters, states=states)
         unfinished = states or tuple(state for state in JobState if state not in TERMINAL)
-        if not await confirm(desk, replace(query, states=unfinished), "cancel", yes=yes):
+        if not await confirm(api, replace(query, states=unfinished), "cancel", yes=yes):
             return Exit.OK
-        bulk = await desk.cancel_many(query, reason=reason)
+        bulk = await api.cancel_many(query, reason=reason)
         return report(bulk, "asked {} to end", json=json)
 
 
@@ -92,9 +92,9 @@ async def _cancel(
     place: Place, texts: list[str], children: bool, reason: str, timeout: float, json: bool
 ) -> int:
     code, answers = Exit.OK, []
-    async with desk_at(place) as desk:
+    async with api_at(place) as api:
         for text in texts:
-            ended, answer = await _cancel_one(desk, text, children, reason, timeout, json)
+            ended, answer = await _cancel_one(api, text, children, reason, timeout, json)
             code = code or ended
             answers.append(answer)
     if json:
@@ -103,11 +103,11 @@ async def _cancel(
 
 
 async def _cancel_one(
-    desk: Desk, text: str, children: bool, reason: str, timeout: float, json: bool
+    api: EngineApi, text: str, children: bool, reason: str, timeout: float, json: bool
 ) -> tuple[Exit, Any]:
     try:
-        job = await meant(desk, text)
-        done = await desk.cancel(job.job_id, reason=reason, children=children, timeout=timeout)
+        job = await meant(api, text)
+        done = await api.cancel(job.job_id, reason=reason, children=children, timeout=timeout)
     except PenstockError as error:
         echo(f"penstock: {error.message}", err=True)
         return exit_of(error), {"job_id": text, "error": error.code, "message": error.message}

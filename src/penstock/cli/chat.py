@@ -11,11 +11,11 @@ import click
 from penstock.cli.answers import Patience, chat_of, engine_for, piped_text
 from penstock.cli.llm import told
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, client_at, placed
+from penstock.cli.place import Place, placed
 from penstock.cli.place import run as run_async
 from penstock.cli.spool_jobs import is_piped
 from penstock.cli.spool_options import asked, options_of, read_asked
-from penstock.core.llm import Message, model_of
+from penstock.workloads.llm.values import Message
 from penstock.workloads.spool.options import SpoolOptions
 
 if TYPE_CHECKING:
@@ -71,7 +71,6 @@ class Partner:
         self._place, self._wanted = place, wanted
         self._opened = AsyncExitStack()
         self._client: Client | None = None
-        self._is_own: bool | None = None
         self.portal = LoopThread("penstock")
         self.topic = ""
 
@@ -85,24 +84,15 @@ class Partner:
         return self
 
     def client(self) -> Client:
-        """Raises NotRunning if it was lost, and none has come in its place."""
         if self._client is None:
             self._client = self.portal.run(self._open())
         return self._client
 
-    def is_lost(self) -> None:
-        self._client = None
-        self.portal.run(self._opened.aclose())
-
     async def _open(self) -> Client:
-        from penstock.app.asking import topic_for
+        from penstock.workloads.llm.answers import topic_for
 
-        if self._is_own is None:
-            client, self._is_own = await engine_for(self._place, self._wanted, self._opened)
-        else:
-            client = await self._opened.enter_async_context(client_at(self._place))
-        wanted = "" if self._is_own else model_of(self.topic) or self._wanted
-        self.topic = topic_for(await client.atopics(), wanted)
+        client, is_own = await engine_for(self._place, self._wanted, self._opened)
+        self.topic = topic_for(await client.atopics(), "" if is_own else self._wanted)
         return client
 
     def __exit__(self, *error: object) -> None:

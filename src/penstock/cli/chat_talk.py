@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.app.asking import unless_paused
+from penstock.app.llm import unless_paused
 from penstock.cli.answers import Paper, Patience, chat_of, stats_of
 from penstock.cli.exits import Exit
 from penstock.cli.groups import nearest
 from penstock.cli.terminal import echo
-from penstock.core.errors import JobCancelled, JobEnded, NotRunning, PenstockError
-from penstock.core.llm import LlmCode, LlmResult, Message, model_of
+from penstock.core.errors import JobCancelled, JobEnded, PenstockError
+from penstock.workloads.llm.values import LlmCode, LlmResult, Message, model_of
 from penstock.workloads.spool.options import SpoolOptions
 
 if TYPE_CHECKING:
-    from penstock.app.handle import JobHandle
+    from penstock.app.client import JobHandle
     from penstock.cli.chat import Partner
 
 _PROMPT = "> "
@@ -83,12 +83,7 @@ class Talk:
     def _ask(self, text: str) -> None:
         """A turn that failed is taken back; of one that was cut short stays what was said."""
         asked = Message(role="user", content=text)
-        try:
-            answer = self._answer([*self._messages, asked])
-        except NotRunning:
-            self._partner.is_lost()
-            raise
-        if answer:
+        if answer := self._answer([*self._messages, asked]):
             self._messages += [asked, Message(role="assistant", content=answer)]
 
     def _answer(self, messages: Sequence[Message]) -> str:
@@ -115,14 +110,9 @@ class Talk:
             _say(stats_of(result, time.monotonic() - began))
         return paper.text
 
-    def _submit(self, request: Mapping[str, Any]) -> JobHandle:
-        """To the engine, or to the one that has come in its place."""
+    def _submit(self, request: Mapping[str, Any]) -> JobHandle[Any]:
         partner = self._partner
-        try:
-            return partner.client().submit(partner.topic, request, priority="interactive")
-        except NotRunning:
-            partner.is_lost()
-            return partner.client().submit(partner.topic, request, priority="interactive")
+        return partner.client().submit(partner.topic, request, priority="interactive")
 
     # -- commands -----------------------------------------------------------------
 
@@ -158,10 +148,10 @@ class _Interruption:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._handle: JobHandle | None = None
+        self._handle: JobHandle[Any] | None = None
         self.heard: list[int] = []
 
-    def concerns(self, handle: JobHandle) -> None:
+    def concerns(self, handle: JobHandle[Any]) -> None:
         self._handle = handle
         if self.heard:
             self._cancel()

@@ -66,9 +66,9 @@ def serve(
     accepted is taken up again at the next start, and containers that still run are adopted.
     SIGTERM or SIGINT stop it; running containers go on, unless its file says 'on_restart: end'.
     """
-    from penstock.app.container_worker import placed as with_folder
     from penstock.cli.service import run_service
     from penstock.workloads.container.loading import load_config
+    from penstock.workloads.container.loading import placed as with_folder
 
     flags = {
         "host": host,

@@ -12,15 +12,19 @@ from penstock.cli.filters import filtered, is_narrowed, query_of
 from penstock.cli.groups import Commands
 from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, desk_at, placed, reading_at, run
-from penstock.cli.ps import print_jobs
+from penstock.cli.place import Place, api_at, placed, reading_at, run
+from penstock.cli.ps import known_as, print_jobs
 from penstock.cli.terminal import echo
 
 
 @click.group(cls=Commands, acts=True)
 @filtered
 @click.option(
-    "--limit", type=click.IntRange(1), default=20, show_default=True, help="So many at most."
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    help="Maximum number of results.",
 )
 @click.option("--before", type=int, metavar="SEQ", help="Older than this: the next page.")
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
@@ -43,17 +47,17 @@ def dead(
 async def _list(
     place: Place, filters: dict[str, Any], limit: int, before: int | None, quiet: bool, json: bool
 ) -> None:
-    async with reading_at(place) as desk:
-        query = await query_of(desk, filters, dead=True, before=before, limit=limit)
-        jobs = await desk.find(query)
+    async with reading_at(place) as api:
+        query = await query_of(api, filters, dead=True, before=before, limit=limit)
+        jobs = await api.find(query)
         if json:
             print_json([record(job) for job in jobs])
         elif quiet:
-            echo("".join(f"{job.job_id}\n" for job in jobs), nl=False)
+            echo("".join(f"{known_as(job, query)}\n" for job in jobs), nl=False)
         elif not jobs:
             echo("no dead jobs", err=True)
         else:
-            await print_jobs(desk, jobs)
+            await print_jobs(api, jobs, query)
             if len(jobs) == limit:
                 echo(f"there may be more: --before {jobs[-1].seq}", err=True)
 
@@ -76,8 +80,8 @@ def retry_dead(place: Place, /, everything: bool, yes: bool, json: bool, **filte
 
 
 async def _retry(place: Place, filters: dict[str, Any], yes: bool, json: bool) -> int:
-    async with desk_at(place) as desk:
-        query = await query_of(desk, filters, dead=True)
-        if not await confirm(desk, query, "retry", yes=yes):
+    async with api_at(place) as api:
+        query = await query_of(api, filters, dead=True)
+        if not await confirm(api, query, "retry", yes=yes):
             return Exit.OK
-        return report(await desk.retry_many(query), "retried {}", json=json)
+        return report(await api.retry_many(query), "retried {}", json=json)

@@ -21,7 +21,7 @@ from penstock import __version__
 from penstock.cli.exits import Exit
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.words import size, span
 from penstock.config import Settings
 from penstock.core.errors import NotRunning, PenstockError
@@ -161,9 +161,9 @@ async def _containers(settings: Settings) -> AsyncIterator[Check]:
 
 def _models(settings: Settings) -> Iterator[Check]:
     """Whether a language model could be served; none is needed for anything else."""
-    from penstock.core.llm import LlmFailure
+    from penstock.workloads.llm.models.shelf import ModelShelf
+    from penstock.workloads.llm.values import LlmFailure
     from penstock.workloads.spool.llama.trial import check_engine
-    from penstock.workloads.spool.models.shelf import ModelShelf
 
     try:
         yield Check("models: engine", _OK, check_engine())
@@ -181,9 +181,9 @@ def _models(settings: Settings) -> Iterator[Check]:
 async def _engine(place: Place, settings: Settings) -> AsyncIterator[Check]:
     where = place.connect or f"unix:{settings.socket}"
     try:
-        async with desk_at(place) as desk:
-            status = await desk.status()
-            workers = await desk.workers()
+        async with api_at(place) as api:
+            status = await api.status()
+            workers = await api.workers()
     except NotRunning:
         yield Check("engine", _NOTE, f"none answers at {where}", "start one with 'penstock up'")
         return

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
-from penstock.cli.ids import meant_or_given
+from penstock.cli.ids import chain_or_given
 from penstock.cli.parameters import DURATION, several
-from penstock.ports.desk import Desk
+from penstock.ports.engine_api import EngineApi
 from penstock.ports.store import JobQuery
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -20,7 +20,7 @@ _OPTIONS = (
     click.option("--tenant", help="Of this tenant."),
     several("--label", "With this label; may be repeated."),
     click.option("--workflow", metavar="ID", help="Of this workflow."),
-    click.option("--parent", metavar="JOB", help="Children of this job."),
+    click.option("--parent", metavar="JOB", help="Submitted inside this job."),
     click.option("--principal", metavar="NAME", help="Submitted by this principal."),
     click.option("--schedule", metavar="NAME", help="Submitted by this schedule."),
     click.option("--newer-than", type=DURATION, help="Accepted no longer ago than this."),
@@ -40,7 +40,7 @@ def is_narrowed(said: dict[str, Any]) -> bool:
     return any(value not in (None, ()) for value in said.values())
 
 
-async def query_of(desk: Desk, said: dict[str, Any], **more: Any) -> JobQuery:
+async def query_of(api: EngineApi, said: dict[str, Any], **more: Any) -> JobQuery:
     now = time.time()
     newer, older, parent = said["newer_than"], said["older_than"], said["parent"]
     return JobQuery(
@@ -48,7 +48,7 @@ async def query_of(desk: Desk, said: dict[str, Any], **more: Any) -> JobQuery:
         tenant=said["tenant"],
         labels=dict(said["label"]),
         workflow_id=said["workflow"],
-        parent_job_id=None if parent is None else await meant_or_given(desk, parent),
+        child_of=None if parent is None else await chain_or_given(api, parent),
         principal=said["principal"],
         schedule=said["schedule"],
         accepted_from=None if newer is None else now - newer,

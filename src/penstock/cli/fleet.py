@@ -9,10 +9,10 @@ import msgspec
 
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import span
-from penstock.ports.desk import PoolView, WorkerView
+from penstock.ports.engine_api import PoolView, WorkerView
 
 STATUS = {"ready": "green", "draining": "yellow", "missing": "red"}
 
@@ -33,8 +33,8 @@ def workers(place: Place, json: bool) -> None:
 
 
 async def _workers(place: Place) -> list[WorkerView]:
-    async with desk_at(place) as desk:
-        return await desk.workers()
+    async with api_at(place) as api:
+        return await api.workers()
 
 
 def _print_workers(found: list[WorkerView]) -> None:
@@ -94,8 +94,8 @@ def print_pools(found: list[PoolView], json: bool) -> None:
 
 
 async def _pools(place: Place) -> list[PoolView]:
-    async with desk_at(place) as desk:
-        return await desk.pools()
+    async with api_at(place) as api:
+        return await api.pools()
 
 
 def _pairs(pairs: Mapping[str, str]) -> str:

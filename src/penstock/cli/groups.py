@@ -9,6 +9,7 @@ import click
 
 from penstock.cli.exits import Exit
 from penstock.cli.terminal import echo
+from penstock.core.errors import did_you_mean
 
 
 class Commands(click.Group):
@@ -41,7 +42,5 @@ class Commands(click.Group):
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, names, 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    meant = did_you_mean(name, names, "")
+    return f"; {meant}" if meant else ""

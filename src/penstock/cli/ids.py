@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import click
 
 from penstock.core.errors import NotFound
-from penstock.core.job import Job
-from penstock.ports.desk import Desk
+from penstock.core.job import Job, chain_of
+from penstock.ports.engine_api import EngineApi
 from penstock.ports.store import JobQuery
 
 _ENOUGH = 5
@@ -24,12 +24,12 @@ def job_ids(given: Sequence[str]) -> list[str]:
     return ids
 
 
-async def meant(desk: Desk, text: str) -> Job:
+async def meant(api: EngineApi, text: str) -> Job:
     """The job with this id. Raises NotFound, or BadParameter if it could be several."""
     try:
-        return await desk.get(text)
+        return await api.get(text)
     except NotFound:
-        found = await _alike(desk, text) if len(text) >= _SHORTEST else []
+        found = await _alike(api, text) if len(text) >= _SHORTEST else []
     if len(found) == 1:
         return found[0]
     if not found:
@@ -38,20 +38,36 @@ async def meant(desk: Desk, text: str) -> Job:
     raise click.BadParameter(f"{text!r} could be several jobs: {some}")
 
 
-async def meant_or_given(desk: Desk, text: str) -> str:
+async def meant_or_given(api: EngineApi, text: str) -> str:
     """The id that is meant; what was given, if no job has it: it may have been pruned."""
     try:
-        return (await meant(desk, text)).job_id
+        return (await meant(api, text)).job_id
     except NotFound:
         return text
 
 
-async def _alike(desk: Desk, text: str) -> list[Job]:
+async def chain_or_given(api: EngineApi, text: str) -> str:
+    """The first try of the job that is meant; what was given, if no job has it: it may have been
+    pruned."""
+    try:
+        return chain_of((await meant(api, text)).request)
+    except NotFound:
+        return text
+
+
+async def newest_of(api: EngineApi, job: Job) -> Job:
+    """The newest try of a job."""
+    while job.successor is not None:
+        job = await api.get(job.successor)
+    return job
+
+
+async def _alike(api: EngineApi, text: str) -> list[Job]:
     """Jobs whose id begins or ends so; a few are enough to say that it could be several."""
     plain = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
     found = {
         job.job_id: job
         for glob in (f"{plain}*", f"*{plain}")
-        for job in await desk.find(JobQuery(job_id=glob, limit=_ENOUGH))
+        for job in await api.find(JobQuery(job_id=glob, limit=_ENOUGH))
     }
     return list(found.values())

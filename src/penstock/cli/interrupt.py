@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.app.handle import JobHandle
+    from penstock.app.client import JobHandle
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @asynccontextmanager
-async def interruptible(handle: JobHandle) -> AsyncIterator[list[str]]:
+async def interruptible(handle: JobHandle[Any]) -> AsyncIterator[list[str]]:
     """Ctrl-C cancels the job; what is given says by which signal."""
     loop, heard, tasks = asyncio.get_running_loop(), list[str](), set[asyncio.Task[Any]]()
 

@@ -8,6 +8,7 @@ import sys
 
 from penstock.cli.program import DEBUG
 from penstock.cli.terminal import harmless
+from penstock.ports.executor import IN_JOB_LOG, JOB_LOGGER
 
 _COLOURS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "1;31"}
 
@@ -25,6 +26,8 @@ class Lines(logging.Formatter):
             level = record.levelname.lower()
             code = _COLOURS.get(record.levelno, "0")
             text += f"\x1b[{code}m{level}\x1b[0m: " if self._colour else f"{level}: "
+        if job_id := getattr(record, "job_id", ""):
+            text += f"[{job_id}] "
         text += harmless(record.getMessage())
         if record.exc_info and record.exc_info[1] is not None:
             if os.environ.get(DEBUG):
@@ -35,7 +38,7 @@ class Lines(logging.Formatter):
 
 
 def keep_journal(*, verbose: bool = False) -> None:
-    """Let this process's log go to stderr."""
+    """Let this process's log, and those of the jobs that it runs, go to stderr."""
     colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Lines(colour=colour))
@@ -43,3 +46,8 @@ def keep_journal(*, verbose: bool = False) -> None:
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(logging.DEBUG if verbose else logging.INFO)
+    # What jobs log and print is told once: as lines of their logs.
+    handler.addFilter(lambda record: not hasattr(record, IN_JOB_LOG))
+    jobs = logging.getLogger(JOB_LOGGER)
+    jobs.addHandler(handler)
+    jobs.propagate = False

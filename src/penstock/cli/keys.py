@@ -1,4 +1,4 @@
-"""`penstock keys`: who may come in by the network."""
+"""`penstock keys`: API keys."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import msgspec
 from penstock.cli.groups import Commands
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import DURATION, as_json
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import moment, span
-from penstock.core.caller import KeyRole
-from penstock.ports.keys import KeyView, NewKey
+from penstock.ports.engine_api import KeyRole, KeyView, NewKey
 
 ROLE = click.Choice([role.value for role in KeyRole])
 _STYLES = {"valid": "green", "expired": "yellow", "revoked": "red"}
@@ -22,7 +21,7 @@ _STYLES = {"valid": "green", "expired": "yellow", "revoked": "red"}
 
 @click.group(cls=Commands)
 def keys() -> None:
-    """Make, list and revoke keys."""
+    """Create, list and revoke API keys."""
 
 
 @keys.command()
@@ -33,10 +32,10 @@ def keys() -> None:
     type=ROLE,
     multiple=True,
     required=True,
-    help="What it is good for; may be repeated.",
+    help="A role of the key; may be repeated.",
 )
-@click.option("--tenant", help="The only tenant whose things it sees; else it sees every one's.")
-@click.option("--expires", type=DURATION, help="For how long it is valid; else until revoked.")
+@click.option("--tenant", help="Bind the key to this tenant; else it can access all tenants.")
+@click.option("--expires", type=DURATION, help="How long it is valid; else until revoked.")
 @as_json
 @placed
 @click.pass_obj
@@ -48,7 +47,7 @@ def create(
     expires: float | None,
     json: bool,
 ) -> None:
-    """Make a key; prints its token, this once.
+    """Create a key; prints its token once.
 
     NAME is the principal that jobs, approvals and the audit log will show.
     """
@@ -69,8 +68,8 @@ def create(
 async def _create(
     place: Place, name: str, roles: tuple[KeyRole, ...], tenant: str | None, expires: float | None
 ) -> NewKey:
-    async with desk_at(place) as desk:
-        return await desk.keys.create(name, roles, tenant=tenant, expires_in=expires)
+    async with api_at(place) as api:
+        return await api.keys.create(name, roles, tenant=tenant, expires_in=expires)
 
 
 @keys.command("list")
@@ -78,7 +77,7 @@ async def _create(
 @placed
 @click.pass_obj
 def list_keys(place: Place, json: bool) -> None:
-    """List the keys, also those that are no longer valid."""
+    """List the keys, including revoked and expired ones."""
     found = run(_list(place))
     if json:
         print_json(msgspec.to_builtins(found))
@@ -89,8 +88,8 @@ def list_keys(place: Place, json: bool) -> None:
 
 
 async def _list(place: Place) -> list[KeyView]:
-    async with desk_at(place) as desk:
-        return await desk.keys.list()
+    async with api_at(place) as api:
+        return await api.keys.list()
 
 
 def _listing(found: list[KeyView], now: float) -> Listing:
@@ -128,7 +127,7 @@ def _status(key: KeyView, now: float) -> str:
 @placed
 @click.pass_obj
 def revoke(place: Place, key: str, json: bool) -> None:
-    """Make a key worthless, at once.
+    """Revoke a key immediately.
 
     By its id, or by its name if only one valid key has it.
     """
@@ -140,5 +139,5 @@ def revoke(place: Place, key: str, json: bool) -> None:
 
 
 async def _revoke(place: Place, key: str) -> KeyView:
-    async with desk_at(place) as desk:
-        return await desk.keys.revoke(key)
+    async with api_at(place) as api:
+        return await api.keys.revoke(key)

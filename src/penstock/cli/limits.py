@@ -1,4 +1,4 @@
-"""`penstock limit`: how many jobs, how fast, and how many may wait."""
+"""`penstock limit`: limits on concurrency, rate and queue length."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 from penstock.cli.groups import Commands
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import RATE, as_json, several
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import span
-from penstock.ports.limits import Limit, LimitUse, LimitView
+from penstock.ports.engine_api import Limit, LimitUse, LimitView
 
 
 @click.group(cls=Commands)
 def limit() -> None:
-    """Make, list and delete limits."""
+    """Create, list and delete limits."""
 
 
 @limit.command()
@@ -28,14 +28,14 @@ def limit() -> None:
     "--key",
     multiple=True,
     metavar="tenant|topic|label:NAME",
-    help="Each value of this has the limit for itself; may be repeated.",
+    help="Apply the limit to each value of this separately; may be repeated.",
 )
-@click.option("--topic", "topics", multiple=True, metavar="GLOB", help="For such topics only.")
-@click.option("--tenant", "tenants", multiple=True, metavar="GLOB", help="For such tenants only.")
+@click.option("--topic", "topics", multiple=True, metavar="GLOB", help="Only these topics.")
+@click.option("--tenant", "tenants", multiple=True, metavar="GLOB", help="Only these tenants.")
 @several("--label", "For jobs with this label only; the value is a glob.")
-@click.option("--concurrency", type=click.IntRange(1), help="How many may run at once.")
-@click.option("--rate", type=RATE, help="How many may start in a time, as 10/m or 5/30s.")
-@click.option("--max-waiting", type=click.IntRange(0), help="How many may wait; then: refused.")
+@click.option("--concurrency", type=click.IntRange(1), help="Maximum number of running jobs.")
+@click.option("--rate", type=RATE, help="Maximum number of starts in a time, as 10/m or 5/30s.")
+@click.option("--max-waiting", type=click.IntRange(0), help="Maximum number of waiting jobs.")
 @as_json
 @placed
 @click.pass_obj
@@ -47,7 +47,7 @@ def put(
     json: bool,
     **said: Any,
 ) -> None:
-    """Make or change a limit; it holds from the next job on.
+    """Create or change a limit; it applies from the next job on.
 
     Without --key all jobs that match share it.
     """
@@ -58,8 +58,8 @@ def put(
 
 
 async def _put(place: Place, made: Limit) -> LimitView:
-    async with desk_at(place) as desk:
-        return await desk.limits.put(made)
+    async with api_at(place) as api:
+        return await api.limits.put(made)
 
 
 @limit.command("list")
@@ -67,7 +67,7 @@ async def _put(place: Place, made: Limit) -> LimitView:
 @placed
 @click.pass_obj
 def list_limits(place: Place, json: bool) -> None:
-    """List the limits, and how far each is used."""
+    """List the limits and their usage."""
     found = run(_list(place))
     if json:
         print_json(msgspec.to_builtins(found))
@@ -78,12 +78,12 @@ def list_limits(place: Place, json: bool) -> None:
 
 
 async def _list(place: Place) -> list[LimitView]:
-    async with desk_at(place) as desk:
-        return await desk.limits.list()
+    async with api_at(place) as api:
+        return await api.limits.list()
 
 
 def _listing(found: list[LimitView], now: float) -> Listing:
-    """A line for each key that has jobs; one for a limit that none has."""
+    """A line for each key with jobs, or one for an unused limit."""
     listing = Listing(
         *("LIMIT", "FOR", "ALLOWS", "KEY", "RUNNING", "WAITING", "NOTE"),
         flexible=("LIMIT", "FOR", "ALLOWS", "KEY", "NOTE"),
@@ -135,11 +135,11 @@ def _terms(known: Limit) -> str:
 @placed
 @click.pass_obj
 def delete(place: Place, name: str, json: bool) -> None:
-    """Lift a limit."""
+    """Delete a limit."""
     run(_delete(place, name))
     print_json({"name": name, "deleted": True}) if json else echo(f"{name} deleted")
 
 
 async def _delete(place: Place, name: str) -> None:
-    async with desk_at(place) as desk:
-        await desk.limits.delete(name)
+    async with api_at(place) as api:
+        await api.limits.delete(name)

@@ -11,7 +11,7 @@ from penstock.core.errors import (
     PenstockError,
     Unavailable,
 )
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 PULL = "get one with 'penstock models pull smollm2'"
 

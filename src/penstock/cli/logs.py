@@ -14,7 +14,7 @@ from penstock.cli.paper import print_line
 from penstock.cli.place import Place, placed, reading_at, run
 from penstock.cli.terminal import echo, harmless
 from penstock.cli.words import moment
-from penstock.ports.desk import Desk, Logged
+from penstock.ports.engine_api import EngineApi, Logged
 from penstock.ports.store import LogLine
 
 _COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
@@ -28,7 +28,7 @@ _COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
 @placed
 @click.pass_obj
 def logs(place: Place, job: str, follow: bool, times: bool, json: bool) -> None:
-    """Print what a job wrote.
+    """Print what a job wrote, and after it what its retries wrote.
 
     With --json each line is an object of "job_id", "attempt", "at", "level", "text", "n".
     """
@@ -36,29 +36,29 @@ def logs(place: Place, job: str, follow: bool, times: bool, json: bool) -> None:
 
 
 async def _logs(place: Place, text: str, follow: bool, times: bool, json: bool) -> None:
-    async with reading_at(place) as desk:
-        job = await meant(desk, text)
-        if follow:
-            await _follow(desk, job.job_id, times, json)
-        else:
-            await _so_far(desk, job.job_id, times, json)
+    async with reading_at(place) as api:
+        job = await meant(api, text)
+        while True:
+            await (_follow if follow else _so_far)(api, job.job_id, times, json)
+            job = await api.get(job.job_id)
+            if job.successor is None:
+                break
+            job = await api.get(job.successor)
+            echo(f"penstock: try {job.request.try_number} is {job.job_id}", err=True)
 
 
-async def _so_far(desk: Desk, job_id: str, times: bool, json: bool) -> None:
+async def _so_far(api: EngineApi, job_id: str, times: bool, json: bool) -> None:
     after = 0
-    while lines := await desk.read_log(job_id, after):
+    while lines := await api.read_log(job_id, after):
         for line in lines:
             _print(line, times, json)
         after = lines[-1].n
 
 
-async def _follow(desk: Desk, job_id: str, times: bool, json: bool) -> None:
-    async for update in desk.follow(job_id):
+async def _follow(api: EngineApi, job_id: str, times: bool, json: bool) -> None:
+    async for update in api.follow(job_id):
         if isinstance(update, Logged):
             _print(update.line, times, json)
-    job = await desk.get(job_id)
-    if job.successor is not None:
-        echo(f"penstock: it was retried as {job.successor}", err=True)
 
 
 def _print(line: LogLine, times: bool, json: bool) -> None:

@@ -19,9 +19,9 @@ from penstock.cli.terminal import echo
 from penstock.cli.words import size
 
 if TYPE_CHECKING:
-    from penstock.workloads.spool.models.gguf import GgufFacts
-    from penstock.workloads.spool.models.shelf import ModelShelf
-    from penstock.workloads.spool.models.staging import Told
+    from penstock.workloads.llm.models.gguf import GgufFacts
+    from penstock.workloads.llm.models.shelf import ModelShelf
+    from penstock.workloads.llm.models.staging import Told
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,7 +104,7 @@ def pull(place: Place, what: str, name: str, folder: Path | None, json: bool) ->
     if that has one GGUF file, else org/repo:Q4_K_M or org/repo:FILE.gguf. What broke off goes on
     from there when the command is given again.
     """
-    from penstock.workloads.spool.models.pulling import pull as pull_model
+    from penstock.workloads.llm.models.pulling import pull as pull_model
 
     shelf = _shelf(place, folder)
     with told(), _progress(what) as progress:
@@ -134,7 +134,7 @@ def remove(
 
 
 def _shelf(place: Place, folder: Path | None) -> ModelShelf:
-    from penstock.workloads.spool.models.shelf import ModelShelf
+    from penstock.workloads.llm.models.shelf import ModelShelf
 
     return ModelShelf(folder or place.settings().model_folder)
 

@@ -145,6 +145,7 @@ def styled(state: JobState) -> Text:
 def record(job: Job) -> dict[str, Any]:
     """A job as its JSON: the record, with the id in front."""
     fields: dict[str, Any] = msgspec.to_builtins(job)
+    del fields["pages"]  # the engine's own business
     return {"job_id": job.job_id, **fields}
 
 

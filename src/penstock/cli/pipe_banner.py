@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cli.pipe_screen import held
 from penstock.cli.place import Place
 from penstock.cli.words import size
-from penstock.core.llm import PIPE_TOPICS
+from penstock.workloads.llm.values import PIPE_TOPICS
 from penstock.workloads.pipes.views import view_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from penstock.core.pipes import NodeView
+from penstock.workloads.pipes.status import NodeView
 
 if TYPE_CHECKING:
     from rich.text import Text

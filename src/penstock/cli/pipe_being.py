@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from penstock.app.pipes import pipe_config
 from penstock.cli.pipe_show import Screen
 from penstock.cli.place import Place
 from penstock.cli.worker import engine_there
+from penstock.workloads.pipes.setup import pipe_config
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -161,12 +161,12 @@ class _Worker:
     def __init__(self, place: Place, settings: Settings, screen: Screen) -> None:
         from penstock.app import App
         from penstock.app.application import engine_address
-        from penstock.app.site import Site
+        from penstock.app.worker_process import WorkerProcess
 
         self._hosted = _Hosted(screen)
         address, token = engine_address(place.connect, place.data, place.secret)
         self._place, self._address = place, str(address)
-        self._site = Site(
+        self._site = WorkerProcess(
             *(App(), address, settings),
             token=token,
             drain_timeout=settings.pipe_drain,

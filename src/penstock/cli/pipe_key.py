@@ -23,7 +23,7 @@ def key(place: Place, new: bool, json: bool) -> None:
     network: hand it to other machines as one hands on a password. Nodes that run keep theirs
     until they are started again.
     """
-    from penstock.app.pipes import network_key
+    from penstock.workloads.pipes.setup import network_key
 
     settings = place.settings()
     if new and settings.pipe_key:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from penstock.cli.pipe_screen import held, way, why_not
-from penstock.core.pipes import NodeView, PipesView, PipeView
+from penstock.workloads.pipes.status import NodeView, PipesView, PipeView
 
 
 class What(StrEnum):

@@ -31,7 +31,7 @@ def prepare(place: Place, model: str, folder: Path, json: bool) -> None:
     that holds layers 0-14 needs config.json, manifest.json and those files of layers/, and never
     the folder ends/, which has all that turns text into numbers and back.
     """
-    from penstock.app.pipes import pipe_source
+    from penstock.workloads.pipes.setup import pipe_source
 
     if folder.exists():
         raise InvalidRequest("FOLDER", f"{folder} is there already: name a new one")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.paper import WIDE, Listing
 from penstock.cli.pipe_bar import Glyphs, coverage, holding, ruler, width_of
 from penstock.cli.words import layers
-from penstock.core.pipes import NodeView, PipesView, PipeView
+from penstock.workloads.pipes.status import NodeView, PipesView, PipeView
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

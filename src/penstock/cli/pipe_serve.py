@@ -18,7 +18,7 @@ from penstock.cli.pipe_places import NodePlace, kept
 from penstock.cli.pipe_show import Screen
 from penstock.cli.place import Place
 from penstock.cli.service import Stop, leave_at_once
-from penstock.core.pipes import NodeView, PipesView
+from penstock.workloads.pipes.status import NodeView, PipesView
 from penstock.workloads.pipes.views import view_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from penstock.cli.pipe_news import STYLES, News
 from penstock.cli.pipe_screen import brief, held
 from penstock.cli.terminal import echo
 from penstock.cli.words import moment, span
-from penstock.core.pipes import NodeView
+from penstock.workloads.pipes.status import NodeView
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

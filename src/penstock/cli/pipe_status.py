@@ -16,9 +16,9 @@ from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.pipe_options import check_key, joined, keyed
 from penstock.cli.pipe_places import places
 from penstock.cli.pipe_screen import Board
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.core.errors import NotFound, NotRunning, PenstockError, Unavailable
-from penstock.core.pipes import PipesView
+from penstock.workloads.pipes.status import PipesView, status_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -95,7 +95,7 @@ async def _found(place: Place, settings: Settings, join: tuple[str, ...]) -> tup
 
 
 def _node(settings: Settings, address: str) -> Look:
-    from penstock.app.pipes import network_key, observe
+    from penstock.workloads.pipes.setup import network_key, observe
 
     check_key(settings)
     key = network_key(settings)
@@ -111,8 +111,8 @@ def _node(settings: Settings, address: str) -> Look:
 
 async def _engine(place: Place) -> tuple[Look, PipesView]:
     async def look() -> PipesView:
-        async with desk_at(place) as desk:
-            return await desk.pipes()
+        async with api_at(place) as api:
+            return status_of(await api.workers())
 
     return look, await look()
 

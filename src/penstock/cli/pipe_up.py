@@ -61,7 +61,7 @@ def up(place: Place, /, **said: Any) -> int:
 
 
 def open_model(settings: Settings) -> Source:
-    from penstock.app.pipes import pipe_source
+    from penstock.workloads.pipes.setup import pipe_source
     from penstock.workloads.pipes.weights.source import open_source
 
     return open_source(pipe_source(settings)[1])
@@ -112,7 +112,7 @@ def cut(source: Source, settings: Settings, count: int) -> dict[str, str]:
 
 
 def _children(settings: Settings, ranges: Mapping[str, str]) -> Children:
-    from penstock.app.pipes import network_key, pipe_source
+    from penstock.workloads.pipes.setup import network_key, pipe_source
 
     model, source = pipe_source(settings)
     given = replace(settings, pipe_model=model, pipe_source=source, pipe_key=network_key(settings))

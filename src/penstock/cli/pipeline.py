@@ -16,11 +16,11 @@ from penstock.cli.pipeline_declared import print_pipeline, print_pipelines
 from penstock.cli.pipeline_runs import cancel, items, runs
 from penstock.cli.pipeline_start import retry_failed, start, watch
 from penstock.cli.pipeline_status import status
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.core.errors import NotRunning
-from penstock.core.stages import PipelineInfo
-from penstock.ports.desk import Desk
+from penstock.ports.engine_api import EngineApi
+from penstock.workloads.pipeline.records import PipelineInfo
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ def list_pipelines(place: Place, json: bool) -> None:
 
     If no engine is running: those that come with Penstock.
     """
-    found = run(_known(place, lambda desk: desk.pipelines.list(), _built_in))
+    found = run(_known(place, lambda api: api.pipelines.list(), _built_in))
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
@@ -58,17 +58,17 @@ def show(place: Place, name: str, json: bool) -> None:
 
     If no engine is running, NAME is one that comes with Penstock, or MODULE:PIPELINE.
     """
-    found = run(_known(place, lambda desk: desk.pipelines.show(name), lambda: _loaded(name)))
+    found = run(_known(place, lambda api: api.pipelines.show(name), lambda: _loaded(name)))
     print_json(msgspec.to_builtins(found)) if json else print_pipeline(found)
 
 
 async def _known(
-    place: Place, ask: Callable[[Desk], Awaitable[T]], installed: Callable[[], T]
+    place: Place, ask: Callable[[EngineApi], Awaitable[T]], installed: Callable[[], T]
 ) -> T:
     """What the running engine says; if none runs, what is installed here."""
     try:
-        async with desk_at(place) as desk:
-            return await ask(desk)
+        async with api_at(place) as api:
+            return await ask(api)
     except NotRunning:
         if place.connect:
             raise
@@ -77,13 +77,13 @@ async def _known(
 
 
 def _loaded(reference: str) -> PipelineInfo:
-    from penstock.app.pipelines import load_pipeline
+    from penstock.workloads.pipeline.definition import load_pipeline
 
     return load_pipeline(reference).info()
 
 
 def _built_in() -> list[PipelineInfo]:
-    from penstock.app.pipelines import BUILT_IN
+    from penstock.workloads.pipeline.definition import BUILT_IN
 
     return [_loaded(name) for name in BUILT_IN]
 

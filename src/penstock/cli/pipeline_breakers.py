@@ -10,10 +10,10 @@ import msgspec
 from penstock.cli.groups import Commands
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.place import Place, api_at, placed, reading_at, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import span
-from penstock.core.stages import Breaker, BreakerState
+from penstock.workloads.pipeline.records import Breaker, BreakerState
 
 _STYLES = {
     BreakerState.CLOSED: "green",
@@ -42,8 +42,8 @@ def breakers(ctx: click.Context, json: bool) -> None:
 
 
 async def _list(place: Place) -> list[Breaker]:
-    async with reading_at(place) as desk:
-        return await desk.pipelines.breakers()
+    async with reading_at(place) as api:
+        return await api.pipelines.breakers()
 
 
 def _listing(found: list[Breaker], now: float) -> Listing:
@@ -82,8 +82,8 @@ def reset(place: Place, name: str, json: bool) -> None:
     """Close a breaker by hand: its items are tried again."""
 
     async def close() -> Breaker:
-        async with desk_at(place) as desk:
-            return await desk.pipelines.reset_breaker(name)
+        async with api_at(place) as api:
+            return await api.pipelines.reset_breaker(name)
 
     closed = run(close())
     print_json(shown(closed)) if json else echo(f"{closed.name} is {closed.state}")

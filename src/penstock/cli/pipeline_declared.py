@@ -11,7 +11,7 @@ from penstock.cli.paper import Listing, emit
 from penstock.cli.pipeline_config import fields_of
 from penstock.cli.words import plural, span
 from penstock.core.job import NO_RETRY
-from penstock.core.stages import AlertRule, PipelineInfo, StageInfo, StageKind
+from penstock.workloads.pipeline.records import AlertRule, PipelineInfo, StageInfo, StageKind
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from penstock.cli.words import plural, span
-from penstock.core.stages import PipelineRecord, StageKind, StageRecord, StageStatus
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.records import PipelineRecord, StageKind, StageRecord, StageStatus
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

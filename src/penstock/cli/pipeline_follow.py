@@ -7,7 +7,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
@@ -18,12 +18,12 @@ from penstock.cli.pipeline_display import Board, elapsed, job_status, outcome, s
 from penstock.cli.place import Place
 from penstock.cli.terminal import echo
 from penstock.cli.words import moment, short_id, span
-from penstock.core.errors import Unavailable
-from penstock.core.stages import PipelineEvent, PipelineEventKind, PipelineRecord
+from penstock.core.errors import EngineUnavailable, Unavailable
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.desk import Desk
-from penstock.ports.pipelines import Pipelines
+from penstock.ports.engine_api import EngineApi
+from penstock.workloads.pipeline.records import PipelineEvent, PipelineEventKind, PipelineRecord
+from penstock.workloads.pipeline.store import Pipelines
 
 _LOOK = 0.15
 """Seconds between looks at the record while a run is shown live."""
@@ -34,28 +34,40 @@ _PATIENCE = 3600.0
 
 
 async def follow(
-    desk: Desk, record: PipelineRecord, *, silent: bool = False, board: Board | None = None
+    api: EngineApi, record: PipelineRecord, *, silent: bool = False, board: Board | None = None
 ) -> PipelineRecord:
     """Show a run until it ends; returns its final record."""
-    pipelines = desk.pipelines
-    if silent:
-        async for _ in pipelines.stream(record.id):
-            pass
-    elif sys.stdout.isatty():
-        await _live(desk, board or Board(record))
-    else:
-        await _plain(pipelines, record)
-    ended = await _ended(pipelines, record.id)
+    pipelines = api.pipelines
+    with _told_how_to_go_on(record.id):
+        if silent:
+            async for _ in pipelines.stream(record.id):
+                pass
+        elif sys.stdout.isatty():
+            await _live(api, board or Board(record))
+        else:
+            await _plain(pipelines, record)
+        ended = await _ended(pipelines, record.id)
     if not silent:
         _print_end(ended)
     return ended
 
 
-async def print_events(desk: Desk, record: PipelineRecord) -> PipelineRecord:
+async def print_events(api: EngineApi, record: PipelineRecord) -> PipelineRecord:
     """Its events as JSON lines until it ends."""
-    async for event in desk.pipelines.stream(record.id):
-        print_line(msgspec.to_builtins(event))
-    return await _ended(desk.pipelines, record.id)
+    with _told_how_to_go_on(record.id):
+        async for event in api.pipelines.stream(record.id):
+            print_line(msgspec.to_builtins(event))
+        return await _ended(api.pipelines, record.id)
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(job_id: str) -> Iterator[None]:
+    """Of an engine that does not come back."""
+    try:
+        yield
+    except EngineUnavailable as error:
+        hint = f"start it, and go on with 'penstock pipeline watch {short_id(job_id)}'"
+        raise EngineUnavailable(error.message, hint=hint) from error
 
 
 async def _ended(pipelines: Pipelines, job_id: str) -> PipelineRecord:
@@ -68,22 +80,22 @@ async def _ended(pipelines: Pipelines, job_id: str) -> PipelineRecord:
     return record
 
 
-async def _live(desk: Desk, board: Board) -> None:
+async def _live(api: EngineApi, board: Board) -> None:
     from rich.live import Live
 
     news, job_id = asyncio.Event(), board.record.id
     with Live(board, console=console(), refresh_per_second=8):
         board.is_live = True
-        async with _looking(desk, board, news):
-            async for _ in desk.pipelines.stream(job_id):
+        async with _looking(api, board, news):
+            async for _ in api.pipelines.stream(job_id):
                 news.set()
-        board.record = await desk.pipelines.get(job_id)
+        board.record = await api.pipelines.get(job_id)
         board.remark = board.notice = ""
         board.is_live = False
 
 
 @contextlib.asynccontextmanager
-async def _looking(desk: Desk, board: Board, news: asyncio.Event) -> AsyncIterator[None]:
+async def _looking(api: EngineApi, board: Board, news: asyncio.Event) -> AsyncIterator[None]:
     """Keep the board fresh. Events say that there is something to see; how many of them come
     at once does not matter, so the past is caught up with at a glance."""
 
@@ -94,9 +106,9 @@ async def _looking(desk: Desk, board: Board, news: asyncio.Event) -> AsyncIterat
                 async with asyncio.timeout(_SELDOM):
                     await news.wait()
             news.clear()
-            board.record = record = await desk.pipelines.get(board.record.id)
+            board.record = record = await api.pipelines.get(board.record.id)
             waits = record.status is PipelineJobStatus.PENDING
-            board.remark = await desk.why(record.id) if waits else ""
+            board.remark = await api.why(record.id) if waits else ""
             await asyncio.sleep(_LOOK)
 
     task = asyncio.create_task(look())
@@ -135,7 +147,12 @@ def _print_end(record: PipelineRecord) -> None:
 
 
 async def ending(
-    desk: Desk, record: PipelineRecord, place: Place, *, strict: bool = False, here: bool = False
+    api: EngineApi,
+    record: PipelineRecord,
+    place: Place,
+    *,
+    strict: bool = False,
+    here: bool = False,
 ) -> Exit:
     """Say on standard error what went wrong, and what can be done; the exit code of the end.
 
@@ -159,7 +176,7 @@ async def ending(
         f"  run what is undone with '{again} retry-failed {short_id(record.id)}'{engine}", err=True
     )
     if status is PipelineJobStatus.FAILED:
-        return _ENDS.get((await desk.get(record.id)).state, Exit.FAILED)
+        return _ENDS.get((await api.get(record.id)).state, Exit.FAILED)
     return code_of(status, strict=strict)
 
 

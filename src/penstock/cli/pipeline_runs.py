@@ -13,16 +13,15 @@ from penstock.cli.ids import meant
 from penstock.cli.paper import WIDE, Listing, console, emit, print_json
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.pipeline_display import elapsed, job_status, outcome
-from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.place import Place, api_at, placed, reading_at, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import short_id, span
 from penstock.core.errors import NotFound, PenstockError
-from penstock.core.item_view import item_view
-from penstock.core.run_view import view_of
-from penstock.core.stages import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.desk import Desk
-from penstock.ports.pipelines import CancelAnswer, RunQuery
+from penstock.ports.engine_api import EngineApi
+from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
+from penstock.workloads.pipeline.store import CancelAnswer, RunQuery
+from penstock.workloads.pipeline.views import item_view, view_of
 
 STATUS = click.Choice([status.value for status in PipelineJobStatus], case_sensitive=False)
 OUTCOME = click.Choice([outcome.value for outcome in ItemOutcome], case_sensitive=False)
@@ -30,15 +29,15 @@ _GLANCE = 200
 """Bytes of an item's input that are looked at."""
 
 
-async def run_meant(desk: Desk, text: str) -> PipelineRecord:
+async def run_meant(api: EngineApi, text: str) -> PipelineRecord:
     """The run with this id, or a beginning or end of one that is enough."""
-    job = await meant(desk, text)
+    job = await meant(api, text)
     if pipeline_of(job.request.topic) is None:
         raise NotFound(
             f"job {job.job_id} is no run of a pipeline: its topic is {job.request.topic}",
             hint=f"'penstock show {short_id(job.job_id)}' tells of it",
         )
-    return await desk.pipelines.get(job.job_id)
+    return await api.pipelines.get(job.job_id)
 
 
 @click.command()
@@ -52,7 +51,7 @@ async def run_meant(desk: Desk, text: str) -> PipelineRecord:
     type=click.IntRange(1),
     default=20,
     show_default=True,
-    help="So many at most.",
+    help="Maximum number of results.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
 @as_json
@@ -73,16 +72,16 @@ def runs(
     """List runs of pipelines, newest first."""
 
     async def find() -> list[PipelineRecord]:
-        async with reading_at(place) as desk:
+        async with reading_at(place) as api:
             query = RunQuery(
                 pipeline=name,
                 statuses=tuple(map(PipelineJobStatus, status)),
                 tenant=tenant,
-                retry_of=None if retry_of is None else (await run_meant(desk, retry_of)).id,
-                before=None if before is None else _place(await run_meant(desk, before)),
+                retry_of=None if retry_of is None else (await run_meant(api, retry_of)).id,
+                before=None if before is None else _place(await run_meant(api, before)),
                 limit=limit,
             )
-            return await desk.pipelines.runs(query)
+            return await api.pipelines.runs(query)
 
     found = run(find())
     if json:
@@ -141,7 +140,7 @@ def _note(record: PipelineRecord) -> str:
     type=click.IntRange(1, 1000),
     default=20,
     show_default=True,
-    help="So many at most.",
+    help="Maximum number of results.",
 )
 @as_json
 @placed
@@ -163,15 +162,15 @@ def items(
     """
 
     async def find() -> tuple[list[ItemRecord], list[str]]:
-        async with reading_at(place) as desk:
-            record = await run_meant(desk, job)
+        async with reading_at(place) as api:
+            record = await run_meant(api, job)
             outcomes = tuple(map(ItemOutcome, outcome))
-            found = await desk.pipelines.items(
+            found = await api.pipelines.items(
                 record.id, stage, after=after, limit=limit, outcomes=outcomes
             )
             if json:
                 return found, []
-            return found, await asyncio.gather(*(_glance(desk, one.input) for one in found))
+            return found, await asyncio.gather(*(_glance(api, one.input) for one in found))
 
     found, inputs = run(find())
     if json:
@@ -184,12 +183,12 @@ def items(
             echo(f"there may be more: --after {found[-1].seq}", err=True)
 
 
-async def _glance(desk: Desk, pointer: str) -> str:
+async def _glance(api: EngineApi, pointer: str) -> str:
     """The beginning of what an item was given."""
     if not pointer:
         return ""
     try:
-        data = await desk.read_blob(pointer, 0, _GLANCE)
+        data = await api.read_blob(pointer, 0, _GLANCE)
     except PenstockError as error:
         return error.message
     return " ".join(data.decode("utf-8", "replace").split())
@@ -262,10 +261,10 @@ def cancel(place: Place, job: str, reason: str, timeout: float, json: bool) -> i
     """
 
     async def ask() -> tuple[CancelAnswer, PipelineRecord]:
-        async with desk_at(place) as desk:
-            record = await run_meant(desk, job)
-            answer = await desk.pipelines.cancel(record.id, reason=reason, timeout=timeout)
-            return answer, await desk.pipelines.get(record.id)
+        async with api_at(place) as api:
+            record = await run_meant(api, job)
+            answer = await api.pipelines.cancel(record.id, reason=reason, timeout=timeout)
+            return answer, await api.pipelines.get(record.id)
 
     answer, record = run(ask())
     code, said = _answer(answer, record)

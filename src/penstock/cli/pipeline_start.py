@@ -20,13 +20,13 @@ from penstock.cli.pipeline_follow import (
     say_how_to_go_on,
 )
 from penstock.cli.pipeline_runs import run_meant
-from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.place import Place, api_at, placed, reading_at, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import short_id
 from penstock.core.errors import InvalidRequest, NotRunning, Unavailable
-from penstock.core.run_view import view_of
-from penstock.core.stages import PipelineRecord
-from penstock.ports.desk import Desk
+from penstock.ports.engine_api import EngineApi
+from penstock.workloads.pipeline.records import PipelineRecord
+from penstock.workloads.pipeline.views import view_of
 
 if TYPE_CHECKING:
     from penstock.app import Client
@@ -86,8 +86,8 @@ def start(
     config = gather(file, pairs)
     options = {"tenant": tenant, "idempotency_key": key}
 
-    async def begin(desk: Desk) -> PipelineRecord:
-        return await desk.pipelines.start(name, config, tenant=tenant, idempotency_key=key)
+    async def begin(api: EngineApi) -> PipelineRecord:
+        return await api.pipelines.start(name, config, tenant=tenant, idempotency_key=key)
 
     try:
         if not place.connect and follows is not False and run(_nobody(place)):
@@ -101,7 +101,7 @@ async def _nobody(place: Place) -> bool:
     """Whether no engine is running. Asked first: an engine that is lost later on may have
     begun the run, which must not be begun here once more."""
     try:
-        async with desk_at(place):
+        async with api_at(place):
             return False
     except NotRunning:
         return True
@@ -121,9 +121,9 @@ def retry_failed(place: Place, job: str, follows: bool | None, strict: bool, jso
     it until it ends, as with 'start'.
     """
 
-    async def begin(desk: Desk) -> PipelineRecord:
-        old = await run_meant(desk, job)
-        return await desk.pipelines.retry_failed(old.id)
+    async def begin(api: EngineApi) -> PipelineRecord:
+        old = await run_meant(api, job)
+        return await api.pipelines.retry_failed(old.id)
 
     return _begin(place, begin, bool(follows), strict, json)
 
@@ -144,18 +144,18 @@ def watch(place: Place, job: str, strict: bool, json: bool) -> int:
     found: list[str] = []
 
     async def work() -> int:
-        async with reading_at(place) as desk:
-            record = await run_meant(desk, job)
+        async with reading_at(place) as api:
+            record = await run_meant(api, job)
             found.append(record.id)
             shown = print_events if json else follow
-            return await ending(desk, await shown(desk, record), place, strict=strict)
+            return await ending(api, await shown(api, record), place, strict=strict)
 
     return _detachable(place, found, work)
 
 
 def _begin(
     place: Place,
-    begin: Callable[[Desk], Awaitable[PipelineRecord]],
+    begin: Callable[[EngineApi], Awaitable[PipelineRecord]],
     follows: bool,
     strict: bool,
     json: bool,
@@ -164,11 +164,11 @@ def _begin(
     begun: list[str] = []
 
     async def work() -> int:
-        async with desk_at(place) as desk:
-            record = await begin(desk)
+        async with api_at(place) as api:
+            record = await begin(api)
             begun.append(record.id)
             if follows:
-                return await _to_the_end(desk, record, place, strict, json)
+                return await _to_the_end(api, record, place, strict, json)
         print_json(view_of(record)) if json else echo(record.id)
         return Exit.OK
 
@@ -193,7 +193,7 @@ def _detachable(
 
 
 async def _to_the_end(
-    desk: Desk,
+    api: EngineApi,
     record: PipelineRecord,
     place: Place,
     strict: bool,
@@ -201,10 +201,10 @@ async def _to_the_end(
     board: Board | None = None,
 ) -> int:
     """`board`: that of a run whose engine is this process."""
-    ended = await follow(desk, record, silent=json, board=board)
+    ended = await follow(api, record, silent=json, board=board)
     if json:
         print_json(view_of(ended))
-    return await ending(desk, ended, place, strict=strict, here=board is not None)
+    return await ending(api, ended, place, strict=strict, here=board is not None)
 
 
 def _here(
@@ -223,8 +223,8 @@ def _here(
 
     async def on_start(client: Client, record: PipelineRecord) -> None:
         board = Board(record)
-        async with Interrupts(client.desk.pipelines, board):
-            codes.append(await _to_the_end(client.desk, record, place, strict, json, board))
+        async with Interrupts(client.api.pipelines, board):
+            codes.append(await _to_the_end(client.api, record, place, strict, json, board))
 
     data = place.settings().data_dir
     run(run_here(name, config, data=data, on_start=on_start, **options))

@@ -18,8 +18,8 @@ from penstock.cli.pipeline_runs import run_meant
 from penstock.cli.place import Place, placed, reading_at, run
 from penstock.cli.words import moment, short_id, span
 from penstock.core.errors import PenstockError
-from penstock.core.run_view import view_of
-from penstock.core.stages import PipelineRecord
+from penstock.workloads.pipeline.records import PipelineRecord
+from penstock.workloads.pipeline.views import view_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,13 +55,13 @@ def status(place: Place, job: str, json: bool) -> None:
 
 
 async def _look(place: Place, text: str) -> Look:
-    async with reading_at(place) as desk:
-        record = await run_meant(desk, text)
+    async with reading_at(place) as api:
+        record = await run_meant(api, text)
         try:
-            schema = (await desk.pipelines.show(record.pipeline)).config_schema
+            schema = (await api.pipelines.show(record.pipeline)).config_schema
         except PenstockError:  # nobody serves it any more
             schema = {}
-        why = "" if record.is_final else await desk.why(record.id)
+        why = "" if record.is_final else await api.why(record.id)
         return Look(record, why, said(record.config, schema))
 
 

@@ -1,4 +1,4 @@
-"""Where the engine that a command is about can be found, and opening its Desk.
+"""Where the engine that a command is about can be found, and opening its EngineApi.
 
 `--data`, `--connect` and `--token` can stand before the command or after it.
 """
@@ -19,7 +19,7 @@ from penstock.cli.terminal import echo
 if TYPE_CHECKING:
     from penstock.app import App, Client
     from penstock.config import Settings
-    from penstock.ports.desk import Desk
+    from penstock.ports.engine_api import EngineApi
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -92,14 +92,14 @@ async def client_at(place: Place, app: App | None = None) -> AsyncIterator[Clien
 
 
 @asynccontextmanager
-async def desk_at(place: Place) -> AsyncIterator[Desk]:
+async def api_at(place: Place) -> AsyncIterator[EngineApi]:
     async with client_at(place) as client:
-        yield client.desk
+        yield client.api
 
 
 @asynccontextmanager
-async def reading_at(place: Place) -> AsyncIterator[Desk]:
-    """The running engine's Desk; if none runs, one that reads its folder."""
+async def reading_at(place: Place) -> AsyncIterator[EngineApi]:
+    """The running engine's EngineApi; if none runs, one that reads its folder."""
     from penstock.app import connect
     from penstock.app.offline import offline
     from penstock.core.errors import NotRunning
@@ -112,11 +112,11 @@ async def reading_at(place: Place) -> AsyncIterator[Desk]:
         if place.connect or not settings.database.is_file():
             raise
         echo(f"penstock: no engine is running; reading {settings.data_dir}", err=True)
-        async with offline(settings) as desk:
-            yield desk
+        async with offline(settings) as api:
+            yield api
         return
     try:
-        yield client.desk
+        yield client.api
     finally:
         await session.__aexit__(None, None, None)
 

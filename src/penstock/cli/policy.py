@@ -1,4 +1,4 @@
-"""`penstock policy`: check safety rules, see those in force, ask why and what if."""
+"""`penstock policy`: check, show, explain and simulate safety rules."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.cli.groups import Commands
 from penstock.cli.ids import meant
 from penstock.cli.paper import Listing, emit, print_json
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import moment, plural, short_id
 from penstock.core.verdict import Decision, SafetyVerdict
-from penstock.ports.policy import Explanation, PolicyView, RuleTrace, RuleView, Simulation
+from penstock.ports.engine_api import Explanation, PolicyView, RuleTrace, RuleView, Simulation
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -37,7 +37,7 @@ COLOURS = {
 @click.group(cls=Commands)
 @placed
 def policy() -> None:
-    """Check, see and try out the safety rules."""
+    """Check, show, explain and simulate safety rules."""
 
 
 @policy.command()
@@ -46,27 +46,22 @@ def policy() -> None:
 def check(file: str, json: bool) -> None:
     """Check a rule file.
 
-    Needs no engine. A file that is wrong is refused with the line and the key; rules that
-    can never match are warned of.
+    Needs no engine. An error names the rule and the key.
     """
-    from penstock.control.policy_desk import view
-    from penstock.control.reach import warnings_of
+    from penstock.control.policy import view
 
     _, rules = _read(file)
-    views, warnings = list(map(view, rules.rules)), list(warnings_of(rules))
+    views = list(map(view, rules.rules))
     if json:
         print_json(
             {
                 "snapshot": rules.snapshot,
                 "default": rules.default,
                 "rules": msgspec.to_builtins(views),
-                "warnings": [{"rule": rule, "problem": problem} for rule, problem in warnings],
             }
         )
         return
     emit(f"{file}: {plural(len(views), 'rule')}, snapshot {rules.snapshot}", _rules(views, rules))
-    for rule, problem in warnings:
-        echo(f"penstock: warning: rule {rule}: {problem}", err=True)
 
 
 @policy.command()
@@ -83,7 +78,7 @@ def show(place: Place, json: bool) -> None:
 @placed
 @click.pass_obj
 def reload(place: Place, json: bool) -> None:
-    """Read the rule file again, now.
+    """Reload the rule file now.
 
     The engine does so by itself when the file has changed and then been still for a second.
     A file that is wrong is refused, and the rules in force stay.
@@ -97,7 +92,7 @@ def reload(place: Place, json: bool) -> None:
 @placed
 @click.pass_obj
 def explain(place: Place, job: str, json: bool) -> None:
-    """Tell why a job is judged as it is.
+    """Explain the decision on a job.
 
     Shows how it was judged, how the rules in force judge it now, and every rule that was
     tried, with what it wanted and found. Of the environment only names are shown.
@@ -116,13 +111,13 @@ def explain(place: Place, job: str, json: bool) -> None:
     type=click.IntRange(1, 1_000_000),
     default=10_000,
     show_default=True,
-    help="Look at this many jobs, the newest.",
+    help="How many of the newest jobs to judge.",
 )
 @as_json
 @placed
 @click.pass_obj
 def simulate(place: Place, file: str, limit: int, json: bool) -> None:
-    """Tell which past jobs other rules would have judged otherwise.
+    """Show which past jobs other rules would have judged differently.
 
     Changes nothing.
     """
@@ -139,7 +134,7 @@ def simulate(place: Place, file: str, limit: int, json: bool) -> None:
 
 def _read(file: str) -> tuple[str, RuleSet]:
     """A rule file's text, and the rules in it. Raises Misconfigured."""
-    from penstock.control.rules import parse_rules, read_text
+    from penstock.control.policy import parse_rules, read_text
 
     text = read_text(Path(file))
     rules = parse_rules(text, file)
@@ -147,23 +142,23 @@ def _read(file: str) -> tuple[str, RuleSet]:
 
 
 async def _current(place: Place) -> PolicyView:
-    async with desk_at(place) as desk:
-        return await desk.policy.current()
+    async with api_at(place) as api:
+        return await api.policy.current()
 
 
 async def _reload(place: Place) -> PolicyView:
-    async with desk_at(place) as desk:
-        return await desk.policy.reload()
+    async with api_at(place) as api:
+        return await api.policy.reload()
 
 
 async def _explain(place: Place, text: str) -> Explanation:
-    async with desk_at(place) as desk:
-        return await desk.policy.explain((await meant(desk, text)).job_id)
+    async with api_at(place) as api:
+        return await api.policy.explain((await meant(api, text)).job_id)
 
 
 async def _simulate(place: Place, text: str, limit: int) -> Simulation:
-    async with desk_at(place) as desk:
-        return await desk.policy.simulate(text, limit)
+    async with api_at(place) as api:
+        return await api.policy.simulate(text, limit)
 
 
 # -- printing -------------------------------------------------------------------------------
@@ -177,7 +172,7 @@ def _print_policy(found: PolicyView, json: bool) -> None:
     source = found.source or "built-in: no rule file is set"
     emit(f"{source}, snapshot {found.snapshot}, since {loaded}", _rules(found.rules, found))
     if found.problem:
-        echo(f"penstock: the file as it now is was not taken: {found.problem}", err=True)
+        echo(f"penstock: the current file was not accepted: {found.problem}", err=True)
 
 
 def _rules(views: Sequence[RuleView], whole: PolicyView | RuleSet) -> Listing:
@@ -220,7 +215,7 @@ def _print_explanation(told: Explanation) -> None:
 def _verdict(verdict: SafetyVerdict) -> Text:
     from rich.text import Text
 
-    from penstock.control.policy_desk import effect_of
+    from penstock.control.policy import effect_of
 
     effect = effect_of(verdict.approval, verdict.rate, verdict.constraints)
     return Text.assemble(

@@ -14,14 +14,14 @@ from penstock.cli.fleet import print_pools
 from penstock.cli.groups import Commands
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, as_json
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo, harmless
 from penstock.cli.words import plural
 from penstock.core.errors import NotFound
-from penstock.ports.desk import Desk, PoolView
+from penstock.ports.engine_api import EngineApi, PoolView
 
 _LOOK = 0.25
-"""Seconds between looks at a pool that is drained."""
+"""Seconds between checks of a pool that is being drained."""
 
 
 @click.group(cls=Commands)
@@ -39,8 +39,8 @@ def list_pools(place: Place, json: bool) -> None:
 
 
 async def _list(place: Place) -> list[PoolView]:
-    async with desk_at(place) as desk:
-        return await desk.pools()
+    async with api_at(place) as api:
+        return await api.pools()
 
 
 @pool.command()
@@ -49,7 +49,7 @@ async def _list(place: Place) -> list[PoolView]:
 @placed
 @click.pass_obj
 def pause(place: Place, name: str, json: bool) -> None:
-    """Give a pool's workers nothing new.
+    """Stop giving jobs to a pool's workers.
 
     What they have, they finish. It stays so over a restart, until it is resumed.
     """
@@ -61,8 +61,8 @@ def pause(place: Place, name: str, json: bool) -> None:
 
 
 async def _pause(place: Place, name: str) -> PoolView:
-    async with desk_at(place) as desk:
-        return await desk.pause_pool(name)
+    async with api_at(place) as api:
+        return await api.pause_pool(name)
 
 
 @pool.command()
@@ -71,24 +71,24 @@ async def _pause(place: Place, name: str) -> PoolView:
 @placed
 @click.pass_obj
 def resume(place: Place, name: str, json: bool) -> None:
-    """Give a pool's workers jobs again."""
+    """Resume giving jobs to a pool's workers."""
     view = run(_resume(place, name))
     print_json(msgspec.to_builtins(view)) if json else echo(f"{name} resumed")
 
 
 async def _resume(place: Place, name: str) -> PoolView:
-    async with desk_at(place) as desk:
-        return await desk.resume_pool(name)
+    async with api_at(place) as api:
+        return await api.resume_pool(name)
 
 
 @pool.command()
 @click.argument("name")
-@click.option("--timeout", type=DURATION, help="Wait no longer than this; it stays paused.")
+@click.option("--timeout", type=DURATION, help="Maximum time to wait; the pool stays paused.")
 @as_json
 @placed
 @click.pass_obj
 def drain(place: Place, name: str, timeout: float | None, json: bool) -> int:
-    """Pause a pool and wait until it holds nothing.
+    """Pause a pool and wait until its jobs have ended.
 
     Ctrl-C ends the waiting and leaves it paused.
     """
@@ -109,26 +109,26 @@ def drain(place: Place, name: str, timeout: float | None, json: bool) -> int:
 
 async def _drain(place: Place, name: str, timeout: float | None) -> PoolView:
     end = None if timeout is None else time.monotonic() + timeout
-    async with desk_at(place) as desk:
-        view, told = await desk.pause_pool(name), -1
+    async with api_at(place) as api:
+        view, told = await api.pause_pool(name), -1
         while view.held and (end is None or time.monotonic() < end):
             if view.held != told:
                 _progress(f"{name} is paused and holds {plural(view.held, 'job')} …")
                 told = view.held
             await asyncio.sleep(_LOOK)
-            view = await _look(desk, name)
+            view = await _look(api, name)
         _progress("")
         return view
 
 
-async def _look(desk: Desk, name: str) -> PoolView:
-    for view in await desk.pools():
+async def _look(api: EngineApi, name: str) -> PoolView:
+    for view in await api.pools():
         if view.name == name:
             return view
     raise NotFound(f"no pool {name!r}", hint="'penstock pool list' shows them")
 
 
 def _progress(text: str) -> None:
-    """One line that is written over, for who looks on."""
+    """A progress line that is overwritten."""
     if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{harmless(text)}", nl=False, err=True)  # noqa: TID251 (our own codes)

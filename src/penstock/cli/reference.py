@@ -34,13 +34,14 @@ an address instead; one over TCP also wants the token, which is read from the da
 unless `--token` gives it (`--token @FILE` keeps it out of the list of processes). These
 options, and `--config`, may stand before the command; all but `--config` also after it.
 
-If no engine is running, `ps`, `show`, `logs`, `result`, `parked`, `dead` and `verify`, and
-`pipeline runs`, `status`, `items`, `watch` and `breakers`, read the data directory itself and
-say so on standard error; `doctor` works too. `pipeline start` then runs the pipeline in its own
-process, and `pipeline list` and `show` tell what is installed. `ask` and `chat` ask a model in
-their own process unless an engine runs that serves one. The other commands need an engine, but
-for `models` and `spool`, which are about folders, and `pipe`, which is about nodes: of its
-commands `node --end-model` and `up` start an engine, and `status` asks a node, or else the engine.
+If no engine is running, `ps`, `show`, `logs`, `steps`, `result`, `approvals`, `dead` and
+`verify`, and `pipeline runs`, `status`, `items`, `watch` and `breakers`, read the data directory
+itself and say so on standard error; `doctor` works too. `pipeline start` then runs the pipeline
+in its own process, and `pipeline list` and `show` tell what is installed. `ask` and `chat` ask a
+model in their own process unless an engine runs that serves one. The other commands need an
+engine, but for `models` and `spool`, which are about folders, and `pipe`, which is about nodes:
+of its commands `node --end-model` and `up` start an engine, and `status` asks a node, or else the
+engine.
 
 ## Which job
 
@@ -66,8 +67,8 @@ Results, ids and listings go to standard output, everything else to standard err
 terminal, a table fits its width; in a pipe nothing is cut short. `NO_COLOR` turns colours
 off, and so does a pipe.
 
-With `--json`, a listing is one JSON document; `logs`, `watch` and `pipeline watch` print JSON
-lines. A job is its record: `job_id`, `state`, `request` (as it was submitted; what it left at
+With `--json`, a listing is one JSON document; `logs`, `steps`, `watch` and `pipeline watch` print
+JSON lines. A job is its record: `job_id`, `state`, `request` (as it was submitted; what it left at
 its default is left out), `attempt`, `worker_id`, `result`, `successor` (the job that retries
 it) and the times, which are seconds since the epoch, UTC. A run of a pipeline is the same
 object as over HTTP.

@@ -8,9 +8,9 @@ from typing import Any
 import click
 import msgspec
 
-from penstock.app.handle import result_of
+from penstock.app.client import outcome_of
 from penstock.cli.exits import Exit
-from penstock.cli.ids import meant
+from penstock.cli.ids import meant, newest_of
 from penstock.cli.paper import print_bytes, print_json, record
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.place import Place, placed, reading_at, run
@@ -18,7 +18,7 @@ from penstock.cli.terminal import escaped, harmless
 from penstock.core.errors import WaitTimedOut
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.desk import Desk
+from penstock.ports.engine_api import EngineApi
 
 
 @click.command()
@@ -56,17 +56,16 @@ async def _result(
     raw: bool,
     json: bool,
 ) -> int:
-    async with reading_at(place) as desk:
-        job = await meant(desk, text)
-        ended = await desk.wait(job.job_id, timeout) if wait else await _last(desk, job)
+    async with reading_at(place) as api:
+        job = await meant(api, text)
+        ended = await api.wait(job.job_id, timeout) if wait else await _last(api, job)
         if json:
-            print_json({**record(ended), "value": await value_of(desk, ended)})
-        return await print_result(desk, ended, output=output, raw=raw, silent=json)
+            print_json({**record(ended), "value": await value_of(api, ended)})
+        return await print_result(api, ended, output=output, raw=raw, silent=json)
 
 
-async def _last(desk: Desk, job: Job) -> Job:
-    while job.successor is not None:
-        job = await desk.get(job.successor)
+async def _last(api: EngineApi, job: Job) -> Job:
+    job = await newest_of(api, job)
     if not job.is_final:
         raise WaitTimedOut(
             f"job {job.job_id} is {job.state}: it has no result yet", hint="--wait waits for it"
@@ -75,12 +74,10 @@ async def _last(desk: Desk, job: Job) -> Job:
 
 
 async def print_result(
-    desk: Desk, job: Job, *, output: str | None = None, raw: bool = False, silent: bool = False
+    api: EngineApi, job: Job, *, output: str | None = None, raw: bool = False, silent: bool = False
 ) -> int:
     """Print, or write, what an ended job returned; raises the JobEnded of any other end."""
-    if job.state is not JobState.SUCCEEDED:
-        await result_of(desk, job)
-    data = await _payload(desk, job)
+    data = (await outcome_of(api, job)).payload
     if output is not None:
         _write(output, data)
     elif not silent:
@@ -88,19 +85,14 @@ async def print_result(
     return Exit.OK
 
 
-async def value_of(desk: Desk, job: Job) -> Any:
+async def value_of(api: EngineApi, job: Job) -> Any:
     """What a job returned, or None."""
     if job.state is not JobState.SUCCEEDED:
         return None
     try:
-        return msgspec.json.decode(await _payload(desk, job))
+        return msgspec.json.decode((await outcome_of(api, job)).payload)
     except _NOT_JSON:
         return None
-
-
-async def _payload(desk: Desk, job: Job) -> bytes:
-    pointer = job.result.result_ptr if job.result is not None else None
-    return await desk.get_blob(pointer) if pointer else b"null"
 
 
 def _write(path: str, data: bytes) -> None:

@@ -8,7 +8,7 @@ from penstock.cli.exits import Exit, exit_of
 from penstock.cli.ids import job_ids, meant
 from penstock.cli.paper import print_json, record
 from penstock.cli.parameters import as_json
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.core.errors import PenstockError
 
@@ -29,10 +29,10 @@ def retry(place: Place, jobs: tuple[str, ...], json: bool) -> int:
 
 async def _retry(place: Place, texts: list[str], json: bool) -> int:
     code, emitted = Exit.OK, []
-    async with desk_at(place) as desk:
+    async with api_at(place) as api:
         for text in texts:
             try:
-                job = await desk.retry((await meant(desk, text)).job_id)
+                job = await api.retry((await meant(api, text)).job_id)
             except PenstockError as error:
                 echo(f"penstock: {error.message}", err=True)
                 code = code or exit_of(error)

@@ -22,14 +22,14 @@ from penstock.cli.terminal import echo, echo_content
 from penstock.cli.words import short_id
 from penstock.core.errors import NotRunning, PenstockError
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.desk import Logged
+from penstock.ports.engine_api import Logged
 
 if TYPE_CHECKING:
-    from penstock.app.client import Client
-    from penstock.app.containers import Container, Ran
-    from penstock.app.handle import JobHandle
+    from penstock.app.client import Client, JobHandle
+    from penstock.app.containers import Container
     from penstock.config import Settings
     from penstock.core.job import Job
+    from penstock.workloads.container.executor import Ran
 
 _ENDS = {
     JobState.CANCELLED: Exit.CANCELLED,
@@ -153,7 +153,7 @@ async def _engine(place: Place, detach: bool) -> AsyncIterator[Client]:
             if place.connect or detach:
                 raise
             client = await stack.enter_async_context(_own_engine(place.settings()))
-        yield client  # a connection that is lost from here on is lost: its engine has the job
+        yield client  # if it is lost from here on, it is waited for: it has the job
 
 
 def _own_engine(settings: Settings) -> AbstractAsyncContextManager[Client]:
@@ -164,7 +164,7 @@ def _own_engine(settings: Settings) -> AbstractAsyncContextManager[Client]:
     return App().run(settings=settings)
 
 
-async def _show(handle: JobHandle, *, silent: bool) -> None:
+async def _show(handle: JobHandle[Any], *, silent: bool) -> None:
     """What the container writes, as it comes: each stream to ours."""
     async for update in handle.afollow():
         if isinstance(update, Logged) and not silent:
@@ -175,7 +175,7 @@ async def _show(handle: JobHandle, *, silent: bool) -> None:
 async def _told(
     client: Client, job: Job, output: Path | None, json: bool, interrupted: bool
 ) -> int:
-    from penstock.app.containers import ran, result_pointer
+    from penstock.workloads.container.executor import ran, result_pointer
 
     pointer = result_pointer(job)
     end = ran(job, await client.aread(pointer) if pointer else b"")

@@ -1,4 +1,4 @@
-"""`penstock schedule`: jobs that come again and again."""
+"""`penstock schedule`: jobs submitted at the times of a cron expression."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ import msgspec
 from penstock.cli.groups import Commands
 from penstock.cli.paper import Listing, emit, print_json, record
 from penstock.cli.parameters import DURATION, PRIORITY, as_json, read_object, read_source, several
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import moment, span
 from penstock.core.job import Job, RetryPolicy
-from penstock.ports.desk import Desk
-from penstock.ports.schedules import CatchUp, Schedule, ScheduleView
+from penstock.ports.engine_api import CatchUp, EngineApi, Schedule, ScheduleView
 
 CATCH_UP = click.Choice([one.value for one in CatchUp])
-tenanted = click.option("--tenant", default="default", help="Whom it belongs to.")
+tenanted = click.option("--tenant", default="default", help="Its tenant.")
 _AHEAD = 3
-"""How many of its next times are shown."""
+"""How many of its next times to show."""
 
 
 @click.group(cls=Commands)
 def schedule() -> None:
-    """Make, list and change recurring jobs."""
+    """Create, list and change schedules (cron)."""
 
 
 @schedule.command()
@@ -43,15 +42,17 @@ def schedule() -> None:
     type=CATCH_UP,
     default=CatchUp.LAST.value,
     show_default=True,
-    help="Which times to make up for that passed while no engine ran.",
+    help="What to do about times missed while no engine ran.",
 )
-@click.option("--no-overlap", is_flag=True, help="Not while the job before has not ended.")
-@click.option("--paused", is_flag=True, help="Fire nothing until it is resumed.")
-@click.option("--priority", type=PRIORITY, help="How urgent its jobs are.")
+@click.option(
+    "--no-overlap", is_flag=True, help="Skip a time while the previous job has not ended."
+)
+@click.option("--paused", is_flag=True, help="Create it paused.")
+@click.option("--priority", type=PRIORITY, help="Priority of its jobs.")
 @several("--env", "Passed on to its jobs; may be repeated.")
 @several("--label", "Kept with its jobs; may be repeated.")
-@click.option("--timeout", type=DURATION, help="How long one attempt may run.")
-@click.option("--retries", type=click.IntRange(0), help="How often to try again.")
+@click.option("--timeout", type=DURATION, help="Maximum run time of one attempt.")
+@click.option("--retries", type=click.IntRange(0), help="Maximum number of retries.")
 @click.option("--idempotent/--not-idempotent", default=None, help="Whether they may run twice.")
 @click.option("--capability", help="What its jobs do, as safety rules know it.")
 @click.option("--risk-tag", "risk_tags", multiple=True, help="For safety rules; may be repeated.")
@@ -75,14 +76,14 @@ def put(
     json: bool,
     **options: Any,
 ) -> None:
-    """Make or change a recurring job.
+    """Create or change a schedule.
 
     CRON is five fields, minute hour day month weekday ('30 7 * * mon-fri'), six with seconds
     in front, or @hourly, @daily, @weekly, @monthly, @yearly.
     """
     payload = None if given is None else read_object("--input", read_source("--input", given))
 
-    async def make(desk: Desk) -> ScheduleView:
+    async def make(api: EngineApi) -> ScheduleView:
         from penstock.core.job import JobRequest
 
         made = Schedule(
@@ -91,7 +92,7 @@ def put(
             request=JobRequest(
                 job_id="",
                 topic=topic,
-                context_ptr=await _pointer(desk, payload),
+                context_ptr=await _pointer(api, payload),
                 tenant=tenant,
                 **_fields(options),
             ),
@@ -101,20 +102,20 @@ def put(
             tenant=tenant,
             paused=paused,
         )
-        return await desk.schedules.put(made)
+        return await api.schedules.put(made)
 
     _tell(run(_asked(place, make)), json)
 
 
-async def _pointer(desk: Desk, payload: dict[str, Any] | None) -> str:
+async def _pointer(api: EngineApi, payload: dict[str, Any] | None) -> str:
     from penstock.app.client import encode_input
 
-    return "" if payload is None else await desk.put_blob(encode_input(payload))
+    return "" if payload is None else await api.put_blob(encode_input(payload))
 
 
 def _fields(said: dict[str, Any]) -> dict[str, Any]:
     """The command's options as fields of a JobRequest, without those not given."""
-    from penstock.workloads.function.options import checked
+    from penstock.workloads.function.definition import checked
 
     renamed = {"label": "labels"}
     options = {
@@ -128,9 +129,9 @@ def _fields(said: dict[str, Any]) -> dict[str, Any]:
     return checked(options)
 
 
-async def _asked(place: Place, question: Callable[[Desk], Awaitable[Any]]) -> Any:
-    async with desk_at(place) as desk:
-        return await question(desk)
+async def _asked(place: Place, question: Callable[[EngineApi], Awaitable[Any]]) -> Any:
+    async with api_at(place) as api:
+        return await question(api)
 
 
 def _tell(view: ScheduleView, json: bool) -> None:
@@ -153,8 +154,8 @@ def _next(view: ScheduleView, now: float) -> str:
 @placed
 @click.pass_obj
 def list_schedules(place: Place, json: bool) -> None:
-    """List the recurring jobs."""
-    found: list[ScheduleView] = run(_asked(place, lambda desk: desk.schedules.list()))
+    """List the schedules."""
+    found: list[ScheduleView] = run(_asked(place, lambda api: api.schedules.list()))
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
@@ -196,8 +197,8 @@ def _listing(found: list[ScheduleView], now: float) -> Listing:
 @placed
 @click.pass_obj
 def show(place: Place, name: str, tenant: str, json: bool) -> None:
-    """Tell when one fires, what it submits, and how it went."""
-    view: ScheduleView = run(_asked(place, lambda desk: desk.schedules.get(name, tenant)))
+    """Show a schedule, its next times and its last job."""
+    view: ScheduleView = run(_asked(place, lambda api: api.schedules.get(name, tenant)))
     if json:
         print_json(msgspec.to_builtins(view))
         return
@@ -232,7 +233,7 @@ _MISSED = {
 
 
 def _ahead(view: ScheduleView) -> Iterator[str]:
-    """Its next times, on its own wall clock."""
+    """Its next times, in its time zone."""
     from penstock.core.calendar import Calendar, zone
 
     known = view.schedule
@@ -248,11 +249,11 @@ def _ahead(view: ScheduleView) -> Iterator[str]:
 @placed
 @click.pass_obj
 def pause(place: Place, name: str, tenant: str, json: bool) -> None:
-    """Stop one from firing, until it is resumed.
+    """Pause a schedule.
 
     Times that pass meanwhile are not made up for.
     """
-    _tell(run(_asked(place, lambda desk: desk.schedules.pause(name, tenant))), json)
+    _tell(run(_asked(place, lambda api: api.schedules.pause(name, tenant))), json)
 
 
 @schedule.command()
@@ -262,8 +263,8 @@ def pause(place: Place, name: str, tenant: str, json: bool) -> None:
 @placed
 @click.pass_obj
 def resume(place: Place, name: str, tenant: str, json: bool) -> None:
-    """Let a paused one fire again, from its next time on."""
-    _tell(run(_asked(place, lambda desk: desk.schedules.pause(name, tenant, paused=False))), json)
+    """Resume a paused schedule, from its next time on."""
+    _tell(run(_asked(place, lambda api: api.schedules.pause(name, tenant, paused=False))), json)
 
 
 @schedule.command()
@@ -273,8 +274,8 @@ def resume(place: Place, name: str, tenant: str, json: bool) -> None:
 @placed
 @click.pass_obj
 def fire(place: Place, name: str, tenant: str, json: bool) -> None:
-    """Submit its job now, besides its times; prints the id."""
-    job: Job = run(_asked(place, lambda desk: desk.schedules.fire(name, tenant)))
+    """Submit its job now, in addition to its times; prints the id."""
+    job: Job = run(_asked(place, lambda api: api.schedules.fire(name, tenant)))
     print_json(record(job)) if json else echo(job.job_id)
 
 
@@ -285,6 +286,6 @@ def fire(place: Place, name: str, tenant: str, json: bool) -> None:
 @placed
 @click.pass_obj
 def delete(place: Place, name: str, tenant: str, json: bool) -> None:
-    """Forget one. Jobs that it has submitted go on."""
-    run(_asked(place, lambda desk: desk.schedules.delete(name, tenant)))
+    """Delete a schedule. Jobs that it submitted go on."""
+    run(_asked(place, lambda api: api.schedules.delete(name, tenant)))
     print_json({"name": name, "deleted": True}) if json else echo(f"{name} deleted")

@@ -4,126 +4,146 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 from msgspec import Struct
 
 from penstock.cli.approvals import who_may
-from penstock.cli.ids import meant
-from penstock.cli.paper import Listing, emit, print_json, record, styled
+from penstock.cli.ids import meant, newest_of
+from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed, reading_at, run
+from penstock.cli.ps import error_of, listing_of
 from penstock.cli.words import moment, run_time, short_id, span
 from penstock.core.errors import PenstockError
-from penstock.core.job import NO_RETRY, Job, JobRequest
-from penstock.core.llm import PIPE_TOPICS, HopTime
-from penstock.core.stages import pipeline_of
+from penstock.core.job import NO_RETRY, Job, JobRequest, chain_of
 from penstock.core.transition import Transition
-from penstock.ports.desk import Desk
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.engine_api import EngineApi
+from penstock.ports.store import JobQuery, StepCount
+from penstock.workloads.llm.values import PIPE_TOPICS, HopTime
+from penstock.workloads.pipeline.records import pipeline_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _GLANCE = 2000
-"""Characters of a payload that are shown."""
+"""Characters of a payload that are shown, at most."""
+_LINES = 3
+"""Lines of it on a terminal."""
+_MARGIN = 20
+"""Columns for the name of a fact."""
+_SHOWN = 10
+"""Tries, and children, that are shown; the newest."""
+_TRIES = 1000
 
 
 class Dossier(Struct, frozen=True):
-    """What there is to know about one job."""
+    """What there is to know about one job and its retries."""
 
     job: Job
+    """The newest try."""
     why: str
-    history: list[Transition]
-    chain: list[str]
-    """The job and its retries, in order."""
+    tries: list[Job]
+    """All of them, in order; the newest, if there are very many."""
+    histories: list[list[Transition]]
+    """Of the last tries."""
+    children: list[Job]
+    """The newest of them."""
+    child_counts: dict[JobState, int]
     parents: list[tuple[str, str]]
     """The jobs that it waits for, and their states."""
     given: str
     returned: str
+    steps: list[StepCount] = []
+    """How many rows it checkpointed."""
     hops: tuple[HopTime, ...] = ()
     """The way of an answer over the nodes of its model."""
 
 
 @click.command()
 @click.argument("job")
+@click.option("--tries", is_flag=True, help="The history of each try, not of the newest only.")
 @as_json
 @placed
 @click.pass_obj
-def show(place: Place, job: str, json: bool) -> None:
+def show(place: Place, job: str, tries: bool, json: bool) -> None:
     """Tell where a job is, why, and how it came there.
 
-    With --json it is an object of "job", "why", "history" and "chain" (the job and its
-    retries, in order).
+    A job and its retries are one: any of their ids names it, and what is told is of the
+    newest try. With --json it is an object of "job", "why", "history" (all of the newest try),
+    "chain" (the ids of all tries, in order), "children" (how many jobs were submitted inside
+    it, by state) and "steps" (how many rows it checkpointed, by name and outcome).
     """
-    dossier = run(_gather(place, job))
-    if json:
-        print_json(
-            {
-                "job": record(dossier.job),
-                "why": dossier.why,
-                "history": msgspec.to_builtins(dossier.history),
-                "chain": dossier.chain,
-            }
-        )
-    else:
-        _print(dossier)
+    run(_show(place, job, tries, json))
 
 
-async def _gather(place: Place, text: str) -> Dossier:
-    async with reading_at(place) as desk:
-        job = await meant(desk, text)
-        result = job.result.result_ptr if job.result is not None else None
-        return Dossier(
-            job,
-            await desk.why(job.job_id),
-            await desk.history(job.job_id),
-            await _chain(desk, job),
-            [(parent, await _state(desk, parent)) for parent in job.request.after],
-            await _glance(desk, job.request.context_ptr),
-            await _glance(desk, result),
-            await _hops(desk, job, result),
-        )
+async def _show(place: Place, text: str, tries: bool, json: bool) -> None:
+    async with reading_at(place) as api:
+        dossier = await _gather(api, await newest_of(api, await meant(api, text)), tries)
+        if json:
+            print_json(
+                {
+                    "job": record(dossier.job),
+                    "why": dossier.why,
+                    "history": msgspec.to_builtins(dossier.histories[-1]),
+                    "chain": [job.job_id for job in dossier.tries],
+                    "children": msgspec.to_builtins(dossier.child_counts),
+                    "steps": msgspec.to_builtins(dossier.steps),
+                }
+            )
+        else:
+            await _print(api, dossier)
 
 
-async def _chain(desk: Desk, job: Job) -> list[str]:
-    chain, first = [job.job_id], job
-    while first.request.parent_job_id is not None:
-        try:
-            parent = await desk.get(first.request.parent_job_id)
-        except PenstockError:
-            break
-        if parent.successor != first.job_id:
-            break
-        chain.insert(0, parent.job_id)
-        first = parent
-    while job.successor is not None:
-        job = await desk.get(job.successor)
-        chain.append(job.job_id)
-    return chain
+async def _gather(api: EngineApi, job: Job, all_tries: bool) -> Dossier:
+    first, result = chain_of(job.request), job.result.result_ptr if job.result is not None else None
+    tries = await api.find(JobQuery(first_try=first, limit=_TRIES))
+    # A retry that came by now, or of before jobs were known by their first try.
+    tries = [one for one in reversed(tries) if one.seq < job.seq] + [job]
+    counts = await api.count_children(job.job_id)
+    children = JobQuery(child_of=first, limit=_SHOWN)
+    return Dossier(
+        job,
+        await api.why(job.job_id),
+        tries,
+        [await api.history(one.job_id) for one in (tries if all_tries else tries[-1:])],
+        await api.find(children) if counts else [],
+        counts,
+        [(parent, await _state(api, parent)) for parent in job.request.after],
+        await _glance(api, job.request.context_ptr),
+        await _glance(api, result),
+        await api.count_steps(job.job_id),
+        await _hops(api, job, result),
+    )
 
 
-async def _state(desk: Desk, job_id: str) -> str:
+async def _state(api: EngineApi, job_id: str) -> str:
     try:
-        return (await desk.get(job_id)).state.value
+        return (await api.get(job_id)).state.value
     except PenstockError:
         return "gone"
 
 
-async def _glance(desk: Desk, pointer: str | None) -> str:
+async def _glance(api: EngineApi, pointer: str | None) -> str:
     """A payload as far as it fits, or the pointer if it can't be read."""
     if not pointer:
         return ""
     try:
-        text = (await desk.get_blob(pointer)).decode("utf-8", "replace")
+        text = (await api.get_blob(pointer)).decode("utf-8", "replace")
     except PenstockError as error:
         return f"{pointer} ({error.message})"
-    return text if len(text) <= _GLANCE else text[:_GLANCE] + "…"
+    most = min(_GLANCE, _LINES * (console().width - _MARGIN))
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
-async def _hops(desk: Desk, job: Job, pointer: str | None) -> tuple[HopTime, ...]:
+async def _hops(api: EngineApi, job: Job, pointer: str | None) -> tuple[HopTime, ...]:
     if not pointer or not job.request.topic.startswith(PIPE_TOPICS):
         return ()
     try:
-        return msgspec.json.decode(await desk.get_blob(pointer), type=_Way).hops
+        return msgspec.json.decode(await api.get_blob(pointer), type=_Way).hops
     except (PenstockError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
 
@@ -134,15 +154,51 @@ class _Way(Struct, frozen=True):
     hops: tuple[HopTime, ...] = ()
 
 
-def _print(dossier: Dossier) -> None:
+async def _print(api: EngineApi, dossier: Dossier) -> None:
     from rich.text import Text
 
     job, now = dossier.job, time.time()
-    title = Text.assemble("job ", (job.job_id, "bold"), "  ", styled(job.state))
+    first, count = chain_of(job.request), job.request.try_number
+    title = Text.assemble("job ", (first, "bold"), "  ", styled(job.state))
+    if count > 1:
+        title.append(f"  {count:,} tries")
     facts = Listing("", "fact", flexible=("fact",), folded=("fact",), header=False)
     for name, value in _facts(dossier, now):
         facts.add(Text(f"  {name}", "dim"), value)
-    emit(title, facts, "", _history(dossier.history, now))
+    parts: list[RenderableType] = [title, facts]
+    if count > 1:
+        parts += ["", _tries(dossier.tries[-_SHOWN:], now)]
+    if dossier.children:
+        shown = JobQuery(child_of=first, limit=_SHOWN)
+        parts += ["", await listing_of(api, dossier.children, shown, title="CHILD")]
+    for one, history in zip(
+        dossier.tries[-len(dossier.histories) :], dossier.histories, strict=True
+    ):
+        parts.append("")
+        if len(dossier.histories) > 1:
+            head = f"try {one.request.try_number}  {one.job_id}  "
+            parts.append(Text.assemble((head, "bold"), styled(one.state)))
+        parts.append(_history(history, now))
+    emit(*parts)
+
+
+def _tries(tries: list[Job], now: float) -> Listing:
+    wide = console().width >= WIDE
+    listing = Listing(
+        *("TRY", "JOB", "STATE", "AGE", "TOOK", "ERROR"),
+        flexible=("JOB", "ERROR"),
+        right=("TRY", "AGE", "TOOK"),
+    )
+    for job in tries:
+        listing.add(
+            str(job.request.try_number),
+            job.job_id if wide else short_id(job.job_id),
+            styled(job.state),
+            span(now - job.accepted_at),
+            "" if job.started_at is None else span(run_time(job, now)),
+            error_of(job),
+        )
+    return listing
 
 
 def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
@@ -166,8 +222,13 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
     if job.started_at is not None:
         ran = span(run_time(job, now))
         yield "ran" if job.is_final else "runs", f"{ran}, from {moment(job.started_at, now)}"
-    if len(dossier.chain) > 1:
-        yield "retries", " → ".join(_named(name, job.job_id) for name in dossier.chain)
+    if dossier.steps:
+        yield "steps", _steps(dossier.steps)
+    if counts := dossier.child_counts:
+        said = ", ".join(f"{count:,} {state}" for state, count in counts.items())
+        more = sum(counts.values()) > len(dossier.children)
+        where = f"; all: penstock ps --parent {short_id(chain_of(request))}" if more else ""
+        yield "children", f"{said}{where}"
     if (result := job.result) is not None:
         if result.error_code:
             yield "error", f"{result.error_code}: {result.error_message or ''}".rstrip(": ")
@@ -175,6 +236,14 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
             yield "result", dossier.returned
     for index, hop in enumerate(dossier.hops):
         yield "" if index else "hops", _hop(hop)
+
+
+def _steps(counts: list[StepCount]) -> str:
+    """As in `fetch: 980 ok, 20 failed; parse: 7`."""
+    said: dict[str, list[str]] = {}
+    for count in counts:
+        said.setdefault(count.name, []).append(f"{count.rows:,} {count.outcome}".rstrip())
+    return "; ".join(f"{name}: {', '.join(parts)}" for name, parts in said.items())
 
 
 def _hop(hop: HopTime) -> str:
@@ -221,10 +290,6 @@ def _judged(job: Job, now: float) -> Iterator[tuple[str, str]]:
         yield "", f"{vote.by} at {moment(vote.at, now)}{reason}"
 
 
-def _named(job_id: str, this: str) -> str:
-    return f"{short_id(job_id)} (this)" if job_id == this else short_id(job_id)
-
-
 def _asked(request: JobRequest, now: float) -> Iterator[tuple[str, str]]:
     """The fields of a request that say something beyond the defaults."""
     retry = request.retry
@@ -236,7 +301,7 @@ def _asked(request: JobRequest, now: float) -> Iterator[tuple[str, str]]:
         "retry policy": _policy(request) if retry != NO_RETRY else "",
         "idempotent": "yes" if request.idempotent else "",
         "key": request.idempotency_key,
-        "parent": request.parent_job_id,
+        "parent": request.child_of or (request.parent_job_id if not request.first_try else None),
         "workflow": request.workflow_id,
         "step": None if request.step_index is None else str(request.step_index),
         "adapter": request.adapter_id,
@@ -275,22 +340,29 @@ def _pairs(pairs: dict[str, str]) -> str:
 
 
 def _history(history: list[Transition], now: float) -> Listing:
+    """On a narrow terminal, who did it and why are one column, so that both can be read."""
+    wide = console().width >= WIDE
+    columns = ("#", "TIME", "AFTER", "EVENT", "STATE", "BY", "REASON")
+    last = "REASON" if wide else "BY: REASON"
     listing = Listing(
-        *("#", "TIME", "AFTER", "EVENT", "STATE", "BY", "REASON"),
-        flexible=("REASON",),
-        folded=("REASON",),
+        *(columns if wide else (*columns[1:5], last)),
+        flexible=(last,),
+        folded=(last,),
         right=("#", "AFTER"),
     )
     before: float | None = None
     for entry in history:
-        listing.add(
+        reason = " ".join(filter(None, (entry.worker_id and f"to {entry.worker_id}", entry.reason)))
+        cells = (
             str(entry.n),
             moment(entry.at, now),
             "" if before is None else span(entry.at - before),
             f"{entry.event} {entry.attempt}" if entry.worker_id else entry.event.value,
             styled(entry.after),
-            entry.actor,
-            " ".join(filter(None, (entry.worker_id and f"to {entry.worker_id}", entry.reason))),
         )
+        if wide:
+            listing.add(*cells, entry.actor, reason)
+        else:
+            listing.add(*cells[1:], ": ".join(filter(None, (entry.actor, reason))))
         before = entry.at
     return listing

@@ -12,7 +12,7 @@ import msgspec
 from penstock.cli.groups import nearest
 from penstock.cli.parameters import read_object, read_source
 from penstock.core.errors import InvalidRequest
-from penstock.core.llm import Sampling
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.options import SpoolOptions
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -22,14 +22,15 @@ from penstock.cli.spool_jobs import check_folder, placed
 from penstock.cli.words import plural, size
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.config import ModelConfig, ServerConfig, Sync
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.workspace import Workspace
 
 if TYPE_CHECKING:
     from penstock.cli.service import Stop
     from penstock.cli.spool_screen import Screen
-    from penstock.core.llm import ModelFacts
-    from penstock.ports.runner import Runner
+    from penstock.workloads.llm.runner import Runner
+    from penstock.workloads.llm.values import ModelFacts
     from penstock.workloads.spool.serving.events import Event
     from penstock.workloads.spool.serving.server import Server
 log = logging.getLogger("penstock.cli")
@@ -134,16 +135,16 @@ def _checked(kind: type[C], **said: Any) -> C:
 
 
 async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbose: bool) -> int:
-    from penstock.app.models import make_runner
     from penstock.cli.service import Stop
     from penstock.cli.spool_screen import Screen
+    from penstock.workloads.spool.llama.runner import LlamaRunner
     from penstock.workloads.spool.serving.server import Server
 
     stop = Stop()
     stop.listen()
     with Screen(json=json) as screen, told():
         keep_journal(verbose=verbose)
-        name, runner = _default(engine), make_runner(engine)
+        name, runner = _default(engine), LlamaRunner(engine)
         try:
             server = Server(config, runner)
             if not await _started(server, runner, name, screen, stop):
@@ -157,8 +158,8 @@ async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbo
 def _default(engine: ModelConfig) -> str:
     """The model that is loaded first. Raises if one that was named is no good, or none is there,
     or nothing can load it."""
+    from penstock.workloads.llm.models.served import served
     from penstock.workloads.spool.llama.trial import engine_version
-    from penstock.workloads.spool.models.served import served
 
     models = served(engine)
     if not models:

@@ -23,7 +23,7 @@ from penstock.cli.place import Place, client_at, placed, run
 from penstock.cli.result import print_result, value_of
 from penstock.cli.terminal import echo
 from penstock.core.job import ParentPolicy, RetryPolicy, Unique
-from penstock.ports.desk import Desk
+from penstock.ports.engine_api import EngineApi
 
 
 @click.command()
@@ -45,7 +45,8 @@ from penstock.ports.desk import Desk
 @click.option("--retries", type=click.IntRange(0), help="How often to try again if it fails.")
 @click.option("--idempotent/--not-idempotent", default=None, help="Whether it may run twice.")
 @click.option("--tenant", help="Whom it belongs to.")
-@click.option("--parent", metavar="JOB", help="The job that it is part of.")
+@click.option("--parent", metavar="JOB", help="The job that it is a child of: it ends with it.")
+@click.option("--detached", is_flag=True, default=None, help="It goes on if its parent fails.")
 @click.option("--workflow", metavar="ID", help="The workflow that it is a step of.")
 @click.option("--step", type=click.IntRange(0), help="Its place in the workflow.")
 @click.option(
@@ -123,15 +124,15 @@ async def _submit(
     submitted: list[str],
 ) -> int:
     async with client_at(place, _application(app)) as client:
-        handle = await client.asubmit(topic, payload, **await _named(client.desk, options))
+        handle = await client.asubmit(topic, payload, **await _named(client.api, options))
         submitted.append(handle.job_id)
         if not patience[0]:
             print_json(record(handle.record)) if json else echo(handle.job_id)
             return Exit.OK
         job = await handle.await_end(patience[1])
         if json:
-            print_json({**record(job), "value": await value_of(client.desk, job)})
-        return await print_result(client.desk, job, silent=json)
+            print_json({**record(job), "value": await value_of(client.api, job)})
+        return await print_result(client.api, job, silent=json)
 
 
 async def _submit_each(
@@ -143,7 +144,7 @@ async def _submit_each(
     json: bool,
 ) -> int:
     async with client_at(place, _application(app)) as client:
-        handles = await client.asubmit_many(topic, inputs, **await _named(client.desk, options))
+        handles = await client.asubmit_many(topic, inputs, **await _named(client.api, options))
     if json:
         print_json([record(handle.record) for handle in handles])
     else:
@@ -151,13 +152,13 @@ async def _submit_each(
     return Exit.OK
 
 
-async def _named(desk: Desk, options: dict[str, Any]) -> dict[str, Any]:
+async def _named(api: EngineApi, options: dict[str, Any]) -> dict[str, Any]:
     """The same, with whole ids of the jobs that it names."""
     named = dict(options)
     if "parent" in named:
-        named["parent"] = await meant_or_given(desk, named["parent"])
+        named["parent"] = await meant_or_given(api, named["parent"])
     if "after" in named:
-        named["after"] = [await meant_or_given(desk, text) for text in named["after"]]
+        named["after"] = [await meant_or_given(api, text) for text in named["after"]]
     return named
 
 

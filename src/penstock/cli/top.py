@@ -15,17 +15,21 @@ from msgspec import Struct
 from penstock.cli.fleet import STATUS
 from penstock.cli.paper import Listing, console, emit, print_json, record, styled
 from penstock.cli.parameters import DURATION, as_json
-from penstock.cli.place import Place, desk_at, placed, run
-from penstock.cli.words import short_id, span
-from penstock.core.job import Job
-from penstock.lifecycles.canonical import TERMINAL, WAITING, JobState
-from penstock.ports.desk import Desk, EngineStatus, WorkerView
+from penstock.cli.place import Place, api_at, placed, run
+from penstock.cli.ps import listing_of, why_open
+from penstock.cli.words import plural, short_id, span
+from penstock.core.job import Job, chain_of
+from penstock.lifecycles.canonical import HELD, TERMINAL, WAITING, JobState
+from penstock.ports.engine_api import EngineApi, EngineStatus, WorkerView
 from penstock.ports.store import JobQuery
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-_OLDEST = 8
+_SHOWN = 8
+"""Groups of waiting jobs, and running jobs."""
+_WAITING = 50
+"""The oldest waiting jobs, which are looked at."""
 _WORKERS = 10
 
 
@@ -35,8 +39,10 @@ class Glance(Struct, frozen=True):
     at: float
     status: EngineStatus
     workers: list[WorkerView]
+    running: Listing | None
+    """The jobs that workers have had for longest."""
     waiting: list[tuple[Job, str]]
-    """The oldest of those looked at, with their reasons."""
+    """The oldest, with their reasons."""
 
     @property
     def accepted(self) -> int:
@@ -59,32 +65,36 @@ def top(place: Place, interval: float, once: bool, json: bool) -> None:
 
 
 async def _top(place: Place, interval: float, once: bool, json: bool) -> None:
-    async with desk_at(place) as desk:
-        glance = await _look(desk)
+    async with api_at(place) as api:
+        glance = await _look(api)
         if json:
             print_json(_as_json(glance))
         elif once:
             emit(_page(glance, None))
         else:
-            await _live(desk, glance, interval)
+            await _live(api, glance, interval)
 
 
-async def _live(desk: Desk, glance: Glance, interval: float) -> None:
+async def _live(api: EngineApi, glance: Glance, interval: float) -> None:
     from rich.live import Live
 
     with Live(_page(glance, None), console=console(), screen=True, auto_refresh=False) as live:
         while True:
             await asyncio.sleep(interval)
-            before, glance = glance, await _look(desk)
+            before, glance = glance, await _look(api)
             live.update(_page(glance, before), refresh=True)
 
 
-async def _look(desk: Desk) -> Glance:
-    waiting = tuple(s for s in JobState if s in WAITING)
-    query = JobQuery(states=waiting, oldest_first=True, limit=_OLDEST)
-    status, workers, oldest = await asyncio.gather(desk.status(), desk.workers(), desk.find(query))
-    reasons = await asyncio.gather(*(desk.why(job.job_id) for job in oldest))
-    return Glance(time.time(), status, workers, list(zip(oldest, reasons, strict=True)))
+async def _look(api: EngineApi) -> Glance:
+    waits = JobQuery(states=tuple(WAITING), oldest_first=True, limit=_WAITING)
+    runs = JobQuery(states=tuple(HELD), oldest_first=True, limit=_SHOWN)
+    status, workers, waiting, running = await asyncio.gather(
+        api.status(), api.workers(), api.find(waits), api.find(runs)
+    )
+    reasons = await asyncio.gather(*(why_open(api, job) for job in waiting))
+    listing = await listing_of(api, running, runs, title="RUNNING") if running else None
+    explained = list(zip(waiting, reasons, strict=True))
+    return Glance(time.time(), status, workers, listing, explained)
 
 
 def _as_json(glance: Glance) -> dict[str, Any]:
@@ -101,6 +111,8 @@ def _page(glance: Glance, before: Glance | None) -> RenderableType:
 
     parts: list[RenderableType] = [_title(glance), Text(), _states(glance)]
     parts += [Text(), _rates(glance, before)]
+    if glance.running is not None:
+        parts += [Text(), glance.running]
     if glance.waiting:
         parts += [Text(), _waiting(glance)]
     if glance.workers:
@@ -139,6 +151,8 @@ def _rates(glance: Glance, before: Glance | None) -> RenderableType:
 
     status = glance.status
     counts = f"waiting {status.waiting:,}   held {status.held:,}   ended {status.finished:,}"
+    if status.retried:
+        counts += f"   retried tries {status.retried:,}"
     if before is None:
         return Text(counts)
     elapsed = max(0.001, glance.at - before.at)
@@ -148,17 +162,22 @@ def _rates(glance: Glance, before: Glance | None) -> RenderableType:
 
 
 def _waiting(glance: Glance) -> RenderableType:
+    """One line for those that wait for the same: how many, or the id of a single one."""
     listing = Listing(
         *("WAITING", "STATE", "TOPIC", "SINCE", "WHY"),
         flexible=("WAITING", "TOPIC", "WHY"),
         right=("SINCE",),
     )
+    groups: dict[tuple[JobState, str, str], list[Job]] = {}
     for job, why in glance.waiting:
+        groups.setdefault((job.state, job.request.topic, why), []).append(job)
+    for (state, topic, why), jobs in list(groups.items())[:_SHOWN]:
+        oldest = jobs[0]
         listing.add(
-            short_id(job.job_id),
-            styled(job.state),
-            job.request.topic,
-            span(glance.at - job.accepted_at),
+            short_id(chain_of(oldest.request)) if len(jobs) == 1 else plural(len(jobs), "job"),
+            styled(state),
+            topic,
+            span(glance.at - oldest.accepted_at),
             why,
         )
     return listing

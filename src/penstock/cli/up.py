@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -14,10 +13,10 @@ from penstock.cli.journal import keep_journal
 from penstock.cli.place import Place, placed
 from penstock.cli.terminal import echo
 from penstock.cli.words import plural
-from penstock.core.llm import model_of
-from penstock.core.pipes import LABEL
 from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.store import Durability
+from penstock.workloads.llm.values import model_of
+from penstock.workloads.pipes.status import LABEL
 
 if TYPE_CHECKING:
     from penstock.app import App
@@ -133,11 +132,11 @@ async def _serve(
     stop.listen()
     executors = [] if no_worker else make_executors(app, settings)
     engine = Engine(settings, executors, any_port=any_port)
-    await engine.start()
     if app is not None:
         portal = Portal(asyncio.get_running_loop())
         engine.on_failure = portal.fail
-        app.bind(Client(engine.desk, portal, time.time, app.functions))
+        engine.on_open = lambda: app.bind(Client(engine.api, portal, app.functions))
+    await engine.start()
     try:
         topics = sorted({topic for executor in executors for topic in executor.topics})
         echo(await _banner(place, engine, topics))
@@ -153,7 +152,7 @@ async def _serve(
 async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
     from penstock import __version__
 
-    settings, status = engine.settings, await engine.desk.status()
+    settings, status = engine.settings, await engine.api.status()
     durability = settings.durability
     rules = f"{settings.rules} ({status.rules})" if settings.rules else "none: all jobs allowed"
     facts = [
@@ -164,7 +163,7 @@ async def _banner(place: Place, engine: Engine, topics: list[str]) -> str:
         ("http", f"{engine.url} (read {engine.url}/docs)" if engine.url else "off"),
         ("worker", _worker(engine, topics)),
     ]
-    for worker in await engine.desk.workers():
+    for worker in await engine.api.workers():
         if worker.local and LABEL in worker.labels:
             facts.append(("node", f"{worker.labels[LABEL]}, of {settings.pipe_model}"))
     if waiting := sum(n for state, n in status.tally.items() if state not in TERMINAL):

@@ -10,10 +10,10 @@ import msgspec
 from penstock.cli.exits import Exit
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, as_json
-from penstock.cli.place import Place, desk_at, placed, reading_at, run
+from penstock.cli.place import Place, api_at, placed, reading_at, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import plural, span
-from penstock.ports.desk import Cleaned
+from penstock.ports.engine_api import Cleaned
 from penstock.ports.store import Verified
 
 _SHOWN = 50
@@ -42,8 +42,8 @@ def verify(place: Place, json: bool) -> int:
 
 
 async def _verify(place: Place) -> Verified:
-    async with reading_at(place) as desk:
-        return await desk.verify()
+    async with reading_at(place) as api:
+        return await api.verify()
 
 
 def report(verified: Verified) -> list[str]:
@@ -88,5 +88,5 @@ def prune(place: Place, older_than: float, json: bool) -> None:
 
 
 async def _prune(place: Place, older_than: float) -> Cleaned:
-    async with desk_at(place) as desk:
-        return await desk.prune(older_than)
+    async with api_at(place) as api:
+        return await api.prune(older_than)

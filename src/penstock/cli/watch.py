@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.app.handle import result_of
+from penstock.app.client import outcome_of
 from penstock.cli.exits import Exit
 from penstock.cli.ids import meant
 from penstock.cli.paper import STYLES, console, print_line
-from penstock.cli.place import Place, desk_at, placed, run
+from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.words import moment, short_id
 from penstock.core.job import Job
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.desk import Desk, JobUpdate, Logged, Moved, Progressed
+from penstock.ports.engine_api import EngineApi, JobUpdate, Logged, Moved, Progressed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,57 +42,57 @@ def watch(place: Place, job: str, json: bool) -> int:
 
 
 async def _watch(place: Place, text: str, json: bool) -> int:
-    async with desk_at(place) as desk:
-        job = await meant(desk, text)
+    async with api_at(place) as api:
+        job = await meant(api, text)
         while True:
             if json:
-                async for update in _updates(desk, job.job_id):
+                async for update in _updates(api, job.job_id):
                     print_line(update)
             else:
-                await _view(desk, job)
-            job = await desk.get(job.job_id)
+                await _view(api, job)
+            job = await api.get(job.job_id)
             if job.successor is None:
                 break
-            job = await desk.get(job.successor)
+            job = await api.get(job.successor)
         if job.state is not JobState.SUCCEEDED:
-            await result_of(desk, job)
+            await outcome_of(api, job)
         return Exit.OK
 
 
-async def _updates(desk: Desk, job_id: str) -> AsyncIterator[JobUpdate]:
-    """All that happened so far, in its order, and then what `Desk.follow` tells."""
+async def _updates(api: EngineApi, job_id: str) -> AsyncIterator[JobUpdate]:
+    """All that happened so far, in its order, and then what `EngineApi.follow` tells."""
     told, read = 0, 0
-    for update in await _past(desk, job_id):
+    for update in await _past(api, job_id):
         match update:
             case Moved(entry):
                 told = entry.n
             case Logged(line):
                 read = line.n
         yield update
-    async for update in desk.follow(job_id, read):
+    async for update in api.follow(job_id, read):
         if isinstance(update, Moved):
             # Moves made before we began to follow are in neither, or in both.
-            for entry in (await desk.history(job_id))[told : update.transition.n]:
+            for entry in (await api.history(job_id))[told : update.transition.n]:
                 told = entry.n
                 yield Moved(entry)
         else:
             yield update
-    for entry in (await desk.history(job_id))[told:]:
+    for entry in (await api.history(job_id))[told:]:
         yield Moved(entry)
 
 
-async def _past(desk: Desk, job_id: str) -> list[JobUpdate]:
+async def _past(api: EngineApi, job_id: str) -> list[JobUpdate]:
     timed: list[tuple[float, JobUpdate]] = [
-        (entry.at, Moved(entry)) for entry in await desk.history(job_id)
+        (entry.at, Moved(entry)) for entry in await api.history(job_id)
     ]
     after = 0
-    while lines := await desk.read_log(job_id, after):
+    while lines := await api.read_log(job_id, after):
         timed += [(line.at, Logged(line)) for line in lines]
         after = lines[-1].n
     return [update for _, update in sorted(timed, key=itemgetter(0))]
 
 
-async def _view(desk: Desk, job: Job) -> None:
+async def _view(api: EngineApi, job: Job) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     page = console()
@@ -110,7 +110,7 @@ async def _view(desk: Desk, job: Job) -> None:
     )
     with bar:
         task = bar.add_task(title, total=None, said="")
-        async for update in _updates(desk, job.job_id):
+        async for update in _updates(api, job.job_id):
             _tell(bar, task, page, update)
 
 

@@ -14,7 +14,7 @@ from penstock.cli.place import Place, client_at, placed
 from penstock.core.errors import NotRunning
 
 if TYPE_CHECKING:
-    from penstock.app.site import Site
+    from penstock.app.worker_process import WorkerProcess
 
 log = logging.getLogger("penstock.cli")
 
@@ -75,7 +75,7 @@ def worker(
     """
     from penstock.app import App, load_app
     from penstock.app.application import engine_address
-    from penstock.app.site import Site
+    from penstock.app.worker_process import WorkerProcess
     from penstock.cli.service import run_service
     from penstock.core.check import check_name, check_pairs
 
@@ -95,7 +95,7 @@ def worker(
     application = load_app(app) if app else App()
     address, token = engine_address(place.connect, place.data, place.secret)
     keep_journal(verbose=verbose)
-    site = Site(
+    site = WorkerProcess(
         application,
         address,
         settings,
@@ -108,7 +108,7 @@ def worker(
     run_service(_serve(place, site, str(address)))
 
 
-async def _serve(place: Place, site: Site, address: str) -> None:
+async def _serve(place: Place, site: WorkerProcess, address: str) -> None:
     from penstock.cli.service import Stop, leave_at_once
 
     stop = Stop()
@@ -130,7 +130,7 @@ async def _drained(working: asyncio.Task[None]) -> None:
     await asyncio.wait({working})
 
 
-async def _work(place: Place, site: Site, address: str) -> None:
+async def _work(place: Place, site: WorkerProcess, address: str) -> None:
     await engine_there(place, address)
     options = site.options
     log.info(

@@ -10,7 +10,6 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,7 +18,7 @@ from msgspec import Struct
 
 from penstock.config.rules import RULES, allowed, check_together
 from penstock.config.settings import Pool, Settings
-from penstock.core.errors import Misconfigured
+from penstock.core.errors import Misconfigured, did_you_mean
 
 FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
@@ -137,7 +136,7 @@ def _from_flags(flags: Mapping[str, Any]) -> Layer:
 def _convert(layer: Layer, key: str, value: Any) -> Any:
     if key not in TYPES:
         raise Misconfigured(
-            f"{layer.place([key])}: there is no setting {key!r}", hint=_nearest(key, TYPES)
+            f"{layer.place([key])}: there is no setting {key!r}", hint=did_you_mean(key, TYPES)
         )
     try:
         return _checked(layer, key, value)
@@ -180,7 +179,7 @@ def _typed(value: Any, kind: Any, layer: Layer, inner: list[str]) -> Any:
     inner = [*inner, *(part for part in re.split(r"[.\[\]]+", where) if part)]
     if unknown := re.fullmatch(r"Object contains unknown field (.*)", message):
         inner = [*inner, unknown[1]]
-        raise _Wrong(inner, "there is no such key", _nearest(unknown[1], Pool.__struct_fields__))
+        raise _Wrong(inner, "unknown key", did_you_mean(unknown[1], Pool.__struct_fields__))
     problem = message[0].lower() + message[1:]
     raise _Wrong(inner, problem, "" if inner or kind is Pool else allowed(kind))
 
@@ -205,12 +204,6 @@ def _path(folder: Path, value: Any) -> Path:
     if not text or "\0" in text:
         raise ValueError(f"{text!r} is not a path")
     return Path(os.path.realpath(folder / os.path.expanduser(text)))
-
-
-def _nearest(key: str, known: Any) -> str:
-    if near := get_close_matches(key, known, 1):
-        return f"did you mean {near[0]!r}?"
-    return "known are " + ", ".join(sorted(known))
 
 
 def _line_of(text: str, key: Sequence[str]) -> int | None:

@@ -28,7 +28,7 @@ from msgspec.inspect import (
 from penstock.config.settings import MAX_SOCKET_PATH, Pool, Settings, fits_socket
 from penstock.core.check import check_name, check_pairs
 from penstock.core.errors import InvalidRequest
-from penstock.core.source import Source, parse_source
+from penstock.core.pointer import Source, parse_source
 from penstock.workloads.pipes.ranges import parse_layers
 
 _GLOB = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,200}", re.ASCII)

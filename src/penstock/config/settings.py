@@ -32,6 +32,16 @@ class UnknownTopics(StrEnum):
     HOLD = "hold"
 
 
+class LogLevel(StrEnum):
+    """How grave a record of Python's `logging` is."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
 class PipeDtype(StrEnum):
     """What a split model is computed in."""
 
@@ -105,8 +115,13 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Seconds of silence after which a worker counts as lost."""
     lost_grace: GraceSeconds = 3.0
     """Seconds a worker has to come back after its connection dropped; at most the lease."""
+    reconnect_timeout: GraceSeconds = 60.0
+    """Seconds that a client's call waits for an engine that was lost, unless it has a timeout."""
     kill_grace: GraceSeconds = 5.0
     """Seconds that work has to end by itself after it was asked to, before it is killed."""
+    drain_timeout: GraceSeconds = 30.0
+    """Seconds that running jobs have to end by themselves when their engine or worker stops; after
+    that they are asked to end."""
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] = 5
     """How often an idempotent job may lose its worker before it ends TIMEOUT."""
     inline_limit: Annotated[int, Meta(ge=0, le=12_000)] = 4096
@@ -220,10 +235,22 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Seconds that a node which leaves gives the jobs it has."""
     max_log_lines: Annotated[int, Meta(ge=0, le=10_000_000)] = 10_000
     """How many lines of output are kept of each job."""
+    log_level: LogLevel = LogLevel.INFO
+    """Records of Python's `logging` from this level on, made inside a job, go to its log. What a
+    job prints always does."""
+    max_steps: Annotated[int, Meta(ge=0, le=1_000_000_000)] = 1_000_000
+    """How many rows a job may checkpoint; a row that replaces another counts once."""
+    max_step_bytes: Size = 1 << 30
+    """Bytes that the checkpointed rows of a job may have."""
 
     @property
     def database(self) -> Path:
         return self.data_dir / "penstock.db"
+
+    @property
+    def lock_file(self) -> Path:
+        """Locked by the process that has the engine."""
+        return self.database.with_suffix(".lock")
 
     @property
     def pipeline_database(self) -> Path:

@@ -1,4 +1,4 @@
-"""Jobs that wait for others to end (`after`). Pure; the store is asked by whoever holds it.
+"""Jobs that wait for others to end (`after`). Pure; whoever holds the ledger asks it.
 
 A parent that is retried has not ended: its retry stands in for it. A parent that is in the
 store no more counts as one that did not succeed.
@@ -6,8 +6,11 @@ store no more counts as one that did not succeed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from graphlib import CycleError, TopologicalSorter
+from itertools import islice
 
+from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job, JobRequest, ParentPolicy
 from penstock.lifecycles.canonical import JobState
 
@@ -18,6 +21,15 @@ _NAMED = 3
 def has_parents(request: JobRequest) -> bool:
     """Whether a job waits for others; the retry of one that ran has done that already."""
     return bool(request.after) and not request.retry_number
+
+
+def waits_for(
+    parents: Collection[str], state_of: Callable[[str], str], count: int | None = None
+) -> str:
+    """The jobs that a job waits for, in a sentence; there are `count`, if not all are given."""
+    named = [f"{parent_id} ({state_of(parent_id)})" for parent_id in islice(parents, _NAMED)]
+    more = (count or len(parents)) - len(named)
+    return "it waits for " + ", ".join(named) + (f" and {more} more" if more else "")
 
 
 class Dependencies:
@@ -132,8 +144,18 @@ class Dependencies:
         if (doom := self.doomed.get(seq)) is not None:
             return f"it is about to be cancelled: {doom}"
         left = self._left.get(seq)
-        if not left:
-            return None
-        named = [f"{parent_id} ({state_of(parent_id)})" for parent_id in list(left)[:_NAMED]]
-        more = len(left) - len(named)
-        return "it waits for " + ", ".join(named) + (f" and {more} more" if more else "")
+        return waits_for(left, state_of) if left else None
+
+
+def check_cycles(after: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise InvalidRequest for jobs that would wait for each other for ever.
+
+    Only jobs that come together can form a circle: what is there already waits for
+    nothing that comes later.
+    """
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        circle = error.args[1][::-1]  # it begins and ends with the same job
+        shown = circle if len(circle) <= 6 else [*circle[:3], "…", *circle[-2:]]
+        raise InvalidRequest("after", f"dependency cycle: {' waits for '.join(shown)}") from None

@@ -1,12 +1,16 @@
-"""How a result becomes a move, and a failed job its retry. Pure but for chance and ids."""
+"""How jobs end: a result becomes a move, a failed job gets its retry, and a lost one
+goes to another worker or ends. Pure but for chance, ids and the start log.
+"""
 
 from __future__ import annotations
 
-from penstock.core.ids import IdSource
-from penstock.core.job import Job, JobResult
-from penstock.core.policy import may_retry, retry_of
-from penstock.core.transition import Accept, Move
+from collections.abc import Callable
+
+from penstock.control.open_jobs import OpenJobs
+from penstock.core.job import IdSource, Job, JobResult, Timeouts, may_retry, retry_of
+from penstock.core.ledger import Accept, Move
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
+from penstock.ports.start_log import StartLogs
 
 _EVENTS: dict[JobState, tuple[JobEvent, Role]] = {
     JobState.SUCCEEDED: (JobEvent.SUCCEED, Role.WORKER),
@@ -66,3 +70,47 @@ def _reason(result: JobResult) -> str:
     if result.error_message:
         said += f": {result.error_message[:200]}"
     return said
+
+
+class Losses:
+    """Gives a job to another worker where that is safe, and ends it where it is not."""
+
+    def __init__(
+        self,
+        open_jobs: OpenJobs,
+        starts: StartLogs,
+        limits: Timeouts,
+        ids: IdSource,
+        chance: Callable[[], float],
+    ) -> None:
+        self._open_jobs, self._starts, self._limits = open_jobs, starts, limits
+        self._ids, self._chance = ids, chance
+
+    def lose(self, job: Job, why: str, now: float) -> list[Move]:
+        """Let it wait for another worker, or return the move that ends it."""
+        if self._may_go_on(job):
+            self._open_jobs.orphan(job, why)
+            return []
+        return [self.expire(job, "WORKER_LOST", why, now)]
+
+    def _may_go_on(self, job: Job) -> bool:
+        if job.request.idempotent:
+            defaults = self._open_jobs.topic_defaults.get(job.request.topic)
+            most = defaults.max_attempts if defaults is not None else None
+            uncharged = job.uncharged + (job.job_id in self._open_jobs.uncharged)
+            charged = job.attempt - uncharged
+            begun_too_often = charged >= (most or self._limits.max_attempts)
+            return job.state is JobState.DISPATCHED or not begun_too_often
+        return job.state is JobState.DISPATCHED and self._starts.revoke(job.job_id, job.attempt)
+
+    def expire(self, job: Job, code: str, why: str, now: float) -> Move:
+        """End it TIMEOUT, with its retry if its policy wants one."""
+        result = JobResult(
+            job_id=job.job_id,
+            status=JobState.TIMEOUT,
+            worker_id=job.worker_id,
+            attempt=job.attempt,
+            error_code=code,
+            error_message=why,
+        )
+        return ending(job, result, now, self._ids, self._chance())

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
+from penstock.control.ledger import Ledger
 from penstock.core.errors import NotFound
 from penstock.core.job import Job
-from penstock.core.transition import Answer
+from penstock.core.journal import Stride
+from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.bus import (
     PROGRESS,
     AnyMessage,
@@ -23,8 +25,8 @@ from penstock.ports.bus import (
     JobProgress,
     Subscription,
 )
-from penstock.ports.desk import JobUpdate, Logged, Moved, Progressed, Streamed
-from penstock.ports.store import LogLine, Store
+from penstock.ports.engine_api import JobUpdate, Logged, Moved, Progressed, Streamed
+from penstock.ports.store import LogLine
 
 _KEPT = 1 << 20
 """Characters of a job's pieces that are kept for readers who come late."""
@@ -55,37 +57,89 @@ class Told:
             self.kept.append(piece)
 
 
+class JobSet:
+    """Jobs that one caller waits for together; a job that is retried ends with its last try."""
+
+    def __init__(self, feed: Feed, enough: Callable[[dict[str, Job]], bool]) -> None:
+        self._feed, self._enough = feed, enough
+        self._asked: dict[str, str] = {}
+        """By the try that is awaited, the id under which the caller knows the job."""
+        self.ended: dict[str, Job] = {}
+        """The final records, in the order of their ends for those that ended meanwhile."""
+        self._done = asyncio.Event()
+
+    def add(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            self._await(job_id, job_id)
+
+    def _await(self, job_id: str, asked: str) -> None:
+        self._asked[job_id] = asked
+        self._feed.listen(job_id, self._tell)
+
+    def find(self, job: Job) -> str | None:
+        """What the store says of a job, read after `add`. Returns the retry to be read next."""
+        if not job.is_final or job.job_id not in self._asked:
+            return None
+        self._feed.forget(job.job_id, self._tell)
+        self._tell(job)
+        return job.successor
+
+    def _tell(self, job: Job) -> None:
+        asked = self._asked.pop(job.job_id)
+        if job.successor is not None:
+            self._await(job.successor, asked)
+            return
+        self.ended[asked] = job
+        if not self._asked or self._enough(self.ended):
+            self._done.set()
+
+    async def wait(self, linger: float) -> None:
+        """Until enough have ended, and a moment longer for those that end together with them."""
+        await self._done.wait()
+        if self._asked and linger:
+            await asyncio.sleep(linger)
+
+    def close(self) -> None:
+        for job_id in self._asked:
+            self._feed.forget(job_id, self._tell)
+
+
 class Feed:
     """Waiters and readers, by job."""
 
-    def __init__(self, store: Store, is_held: Callable[[str], bool] = lambda job_id: True) -> None:
+    def __init__(self, store: Ledger, is_held: Callable[[str], bool] = lambda job_id: True) -> None:
         self._store = store
         self._is_held = is_held
         """Whether a worker has this job: what one says of another comes too late."""
-        self._waiters: dict[str, list[asyncio.Future[Job]]] = defaultdict(list)
+        self._waiters: dict[str, list[Callable[[Job], None]]] = defaultdict(list)
         self._readers: dict[str, list[Updates]] = defaultdict(list)
         self._progress: dict[str, Progressed] = {}
         self._told: dict[str, Told] = {}
 
-    def hear(self, moved: Sequence[Answer]) -> None:
+    def hear(self, strides: Sequence[Stride]) -> None:
         """After a commit."""
         if not (self._waiters or self._readers or self._progress or self._told):
             return
-        for answer in moved:
-            job = answer.job
-            assert job is not None
-            job_id = job.request.job_id
-            if self._readers and job_id in self._readers:
-                for entry in answer.transitions:
-                    self._tell(job_id, Moved(entry))
-                if job.finished_at is not None:
-                    self._tell(job_id, None)
-            if job.finished_at is not None:
-                self._progress.pop(job_id, None)
-                self._told.pop(job_id, None)
-                for waiter in self._waiters.pop(job_id, ()):
-                    if not waiter.done():
-                        waiter.set_result(job)
+        for stride in strides:
+            ends = stride.path.after in TERMINAL
+            if not (ends or self._readers):
+                continue
+            for job in stride.jobs:
+                job_id = job.request.job_id
+                if self._readers and job_id in self._readers:
+                    for entry in stride.transitions(job):
+                        self._tell(job_id, Moved(entry))
+                    if ends:
+                        self._tell(job_id, None)
+                if ends:
+                    self._end(job)
+
+    def _end(self, job: Job) -> None:
+        job_id = job.request.job_id
+        self._progress.pop(job_id, None)
+        self._told.pop(job_id, None)
+        for tell in self._waiters.pop(job_id, ()):
+            tell(job)
 
     def _tell(self, job_id: str, update: JobUpdate | None) -> None:
         for reader in self._readers[job_id]:
@@ -131,21 +185,34 @@ class Feed:
         return self._progress.get(job_id)
 
     async def ended(self, job_id: str) -> Job:
-        """The final record of a job, once it has ended. Raises NotFound."""
-        waiter: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
-        waiters = self._waiters[job_id]
-        waiters.append(waiter)
+        """The final record of a job, once it has ended; its retries are others. Raises NotFound."""
+        end: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+
+        def tell(job: Job) -> None:
+            if not end.done():
+                end.set_result(job)
+
+        self.listen(job_id, tell)
         try:
             # Read after registering: the job may end while the store is read.
             job = await self._store.get(job_id)
-            if job is None and not waiter.done():
+            if job is None and not end.done():
                 raise NotFound(f"no job {job_id!r}", hint="'penstock ps' lists the jobs there are")
-            return job if job is not None and job.is_final else await waiter
+            return job if job is not None and job.is_final else await end
         finally:
-            if waiter in waiters:
-                waiters.remove(waiter)
+            self.forget(job_id, tell)
+
+    def listen(self, job_id: str, tell: Callable[[Job], None]) -> None:
+        """Call `tell` with the final record of a job, once, when it ends after this."""
+        self._waiters[job_id].append(tell)
+
+    def forget(self, job_id: str, tell: Callable[[Job], None]) -> None:
+        waiters = self._waiters.get(job_id)
+        if waiters is not None:
+            if tell in waiters:
+                waiters.remove(tell)
             if not waiters:
-                self._waiters.pop(job_id, None)
+                del self._waiters[job_id]
 
     @contextmanager
     def reading(self, job_id: str) -> Generator[asyncio.Queue[JobUpdate | None]]:

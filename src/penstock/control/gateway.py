@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from difflib import get_close_matches
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from msgspec.structs import replace
 
-from penstock.control.board import Board
-from penstock.control.parents import check_cycles
-from penstock.core.caller import OWNER
+from penstock.control.dependencies import check_cycles
+from penstock.control.ledger import Committed, Ledger
+from penstock.control.open_jobs import OpenJobs
 from penstock.core.check import check_request
 from penstock.core.errors import (
     Conflict,
@@ -20,19 +19,30 @@ from penstock.core.errors import (
     TooMany,
     UnknownTopic,
     UnreadablePointer,
+    did_you_mean,
 )
-from penstock.core.ids import IdSource
-from penstock.core.job import Job, JobRequest, JobResult
+from penstock.core.job import (
+    IdSource,
+    Job,
+    JobRequest,
+    JobResult,
+    chain_of,
+    completed,
+    difference,
+    has_child_key,
+    next_child_key,
+)
+from penstock.core.ledger import Accept, Answer, Move, Verdict
 from penstock.core.pointer import check_size, decode_data
-from penstock.core.policy import completed, difference
-from penstock.core.transition import Accept, Move, Verdict
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobEvent, JobState, Role
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
-from penstock.ports.desk import Bulk, Submitted
-from penstock.ports.store import JobQuery, Store
+from penstock.ports.engine_api import OWNER, Bulk, Submitted
+from penstock.ports.store import JobQuery
 
 _GATEWAY = Role.GATEWAY.value
+_READ = 1_000
+"""Parents that are looked up at once."""
 _BREATH = 1000
 """Requests of a batch that are checked before others get the event loop."""
 _LAST = (1 << 62) - 1
@@ -50,19 +60,19 @@ class Gateway:
 
     def __init__(
         self,
-        store: Store,
+        store: Ledger,
         blobs: Blobs,
-        board: Board,
+        open_jobs: OpenJobs,
         clock: Clock,
         *,
-        check_input: Callable[[str, bytes], None] = lambda topic, payload: None,
+        checks: Mapping[str, Callable[[str, bytes], None]] | None = None,
         refuse_unknown: bool = True,
         max_input: int = 64 << 20,
         max_waiting: int = 0,
         ids: IdSource | None = None,
     ) -> None:
-        self.store, self.blobs, self.board, self.clock = store, blobs, board, clock
-        self._check_input, self._max_input = check_input, max_input
+        self.store, self.blobs, self.open_jobs, self.clock = store, blobs, open_jobs, clock
+        self._checks, self._max_input = checks or {}, max_input
         self._max_waiting = max_waiting
         self._refuse_unknown = refuse_unknown
         self._ids = ids or IdSource()
@@ -70,23 +80,58 @@ class Gateway:
 
     # -- in -----------------------------------------------------------------------
 
-    async def submit(self, requests: Sequence[JobRequest], *, by: str = "") -> Submitted:
-        """Accept all durably, or none. See `penstock.ports.desk.Desk.submit`."""
+    def begin(self, request: JobRequest, *, by: str = "", fresh: bool = False) -> Committed | None:
+        """Admit one plain request: the future is done when it is a durable job.
+
+        `fresh`: nobody has used its id before, so that it is not looked up.
+
+        None for a request that needs more than one commit, as one that may have been accepted
+        before, waits for others, or has its input elsewhere: that is for `submit`.
+        """
+        pointer, limiter = request.context_ptr, self.open_jobs.limiter
+        if (
+            (request.job_id and not fresh)
+            or request.idempotency_key is not None
+            or request.after
+            or request.child_of is not None
+            or (pointer and not pointer.startswith("data:"))
+            or (limiter.limits and limiter.limits_queues)
+        ):
+            return None
+        accept = self._admissible(request, self.clock.now(), by, fresh=fresh)
+        if accept.request.unique is not None:
+            return None
+        if not self._max_waiting:
+            return self.store.begin((accept,))
+        self._check_room(1)
+        job_id, coming = accept.request.job_id, self.open_jobs.coming
+        committed = self.store.begin((accept,))
+        coming[job_id] = accept.request
+        committed.add_done_callback(lambda done: coming.pop(job_id, None))
+        return committed
+
+    async def submit(
+        self, requests: Sequence[JobRequest], *, by: str = "", fresh: bool = False
+    ) -> Submitted:
+        """Accept all durably, or none. See `penstock.ports.engine_api.EngineApi.submit`."""
         now = self.clock.now()
         many = len(requests) > 1
         accepts: list[Accept] = []
+        elsewhere: list[str] = []
         for request in requests:
-            accepts.append(self._admissible(request, now, by, all_or_none=many))
+            accepts.append(self._admissible(request, now, by, fresh=fresh, all_or_none=many))
+            if (pointer := request.context_ptr) and not pointer.startswith("data:"):
+                elsewhere.append(pointer)
             if len(accepts) % _BREATH == 0:
                 await asyncio.sleep(0)
-        for request in requests:
-            if (pointer := request.context_ptr) and not pointer.startswith("data:"):
-                await self._check_elsewhere(pointer)
+        for pointer in elsewhere:
+            await self._check_elsewhere(pointer)
+        await self._resolve_parents(accepts)
         admitted = [accept.request for accept in accepts]
         if many:
             _check_batch_conflicts(admitted)
         children = [request for request in admitted if request.after]
-        parents = self.board.keeping_parents(children) if children else _FREE
+        parents = self.open_jobs.keeping_parents(children) if children else _FREE
         with self._room_for(admitted), parents:
             if children:
                 await self._check_parents(admitted)
@@ -94,84 +139,156 @@ class Gateway:
             answers = await self.store.apply(accepts)
         jobs: list[Job] = []
         new: set[str] = set()
-        for answer, request in zip(answers, admitted, strict=True):
-            if answer.job is None:
+        for answer, accept in zip(answers, accepts, strict=True):
+            if answer.job is not None and not answer.moved:
+                _check_repeat(accept.request, answer.job.request)
+                answer = await self._run_again(accept, answer)
+            if (job := answer.job) is None:
                 continue  # another one of the batch is in conflict
-            if not answer.moved:
-                _check_repeat(request, answer.job.request)
-            else:
-                new.add(answer.job.job_id)
-            jobs.append(answer.job)
+            if answer.verdict is Verdict.MOVED:
+                new.add(job.request.job_id)
+            jobs.append(job)
         assert len(jobs) == len(admitted)
         return Submitted(jobs, frozenset(new))
 
-    def _admissible(self, request: JobRequest, now: float, by: str, *, all_or_none: bool) -> Accept:
-        fresh = not request.job_id
+    async def _run_again(self, accept: Accept, answer: Answer) -> Answer:
+        """What a child that was submitted before is answered with.
+
+        The same job; but a retry of the parent runs anew what had ended without success before
+        that retry was made, under the next key.
+        """
+        request = accept.request
+        parent = self.open_jobs.held.get(request.parent_job_id or "")
+        if parent is None or parent.request.first_try is None or not has_child_key(request):
+            return answer
+        key = request.idempotency_key or ""
+        while not answer.moved and await self._is_spent(answer.job, parent.accepted_at):
+            key = next_child_key(key)
+            request = replace(request, job_id=self._ids.next(accept.at), idempotency_key=key)
+            (answer,) = await self.store.apply([replace(accept, request=request, fresh=True)])
+        return answer
+
+    async def _is_spent(self, child: Job | None, before: float) -> bool:
+        """Whether a child ended without success before this time, or is about to."""
+        while child is not None and child.successor is not None:
+            child = await self.store.get(child.successor)
+        if child is None or child.state is JobState.SUCCEEDED:
+            return False
+        if child.finished_at is None:
+            return child.cancel_requested
+        return child.finished_at <= before
+
+    def _admissible(
+        self,
+        request: JobRequest,
+        now: float,
+        by: str,
+        *,
+        fresh: bool = False,
+        all_or_none: bool = False,
+    ) -> Accept:
         principal = by
         if not by or (by == OWNER.principal and request.principal):
             principal = request.principal  # the owner may submit on somebody's behalf
-        if fresh:
+        if not request.job_id:
+            fresh = True
             request = replace(request, job_id=self._ids.next(now), principal=principal)
         elif request.principal != principal:
             request = replace(request, principal=principal)
-        request = completed(request, self.board.offers.get(request.topic))
+        request = completed(request, self.open_jobs.topic_defaults.get(request.topic))
         check_request(request, now)
         if request.topic not in self._known:
             self._check_topic(request.topic)
-        self._check_payload(request.topic, request.context_ptr)
+        self._check_payload(request)
         return Accept(request, now, actor_for(by), fresh=fresh, all_or_none=all_or_none)
+
+    async def _resolve_parents(self, accepts: list[Accept]) -> None:
+        """Name the job that each is a child of by its first try; refuse it if that has failed."""
+        resolved: dict[tuple[str, str | None], Job | None] = {}
+        for index, accept in enumerate(accepts):
+            request = accept.request
+            if (child_of := request.child_of) is None:
+                continue
+            named = (child_of, request.parent_job_id)
+            if named not in resolved:
+                resolved[named] = await self._parent(*named)
+            if (parent := resolved[named]) is None or parent.request.tenant != request.tenant:
+                continue  # of another engine, or another's: nothing follows from it
+            if not request.detached and parent.is_final:
+                _check_succeeded(parent)
+            if (chain := chain_of(parent.request)) != child_of:
+                accepts[index] = replace(accept, request=replace(request, child_of=chain))
+
+    async def _parent(self, child_of: str, parent_id: str | None) -> Job | None:
+        """The try of a job in which another is submitted."""
+        parent = self.open_jobs.held.get(parent_id or child_of)
+        if parent is None and parent_id is not None:
+            parent = await self.store.get(parent_id)
+        if parent is None or child_of not in (parent.job_id, chain_of(parent.request)):
+            parent = await self.store.get(child_of)
+        return parent
 
     async def _check_parents(self, requests: Sequence[JobRequest]) -> None:
         """What a job waits for must be there, or come with it, and lead nowhere back."""
         batch = {request.job_id: request for request in requests}
+        tenants: dict[str, str] = {}
+        others = {one: None for request in requests for one in request.after if one not in batch}
+        wanted = list(others)
+        for begin in range(0, len(wanted), _READ):
+            found = await self.store.get_many(wanted[begin : begin + _READ])
+            tenants |= {parent_id: job.request.tenant for parent_id, job in found.items()}
+        tenants |= {parent_id: parent.tenant for parent_id, parent in batch.items()}
         for request in requests:
             for index, parent_id in enumerate(request.after):
-                parent = batch.get(parent_id)
-                if parent is None:
-                    job = await self.store.get(parent_id)
-                    parent = None if job is None else job.request
-                if parent is None or parent.tenant != request.tenant:
+                if tenants.get(parent_id) != request.tenant:
                     raise InvalidRequest(f"after[{index}]", f"there is no job {parent_id!r}")
-        check_cycles({request.job_id: request.after for request in requests})
+        # A circle leads through jobs that come together.
+        check_cycles({one: tuple(p for p in batch[one].after if p in batch) for one in batch})
 
     def _room_for(self, requests: Sequence[JobRequest]) -> AbstractContextManager[None]:
         """Refuse what would make a queue too long; keep its room until it is stored."""
-        if not (self._max_waiting or self.board.limiter.limits_queues):
+        if not (self._max_waiting or self.open_jobs.limiter.limits_queues):
             return _FREE
-        if self._max_waiting:
-            waiting = self.board.waiting() + len(self.board.coming)
-            if waiting + len(requests) > self._max_waiting:
-                raise TooMany(
-                    f"{waiting} jobs are waiting already; at most {self._max_waiting} may",
-                    retry_after=_FULL_RETRY,
-                    hint="try again when some have run, or raise max_waiting",
-                )
-        self.board.limiter.check_waiting(requests)
-        return self.board.expecting(requests)
+        self._check_room(len(requests))
+        self.open_jobs.limiter.check_waiting(requests)
+        return self.open_jobs.expecting(requests)
 
-    def _check_payload(self, topic: str, pointer: str) -> None:
+    def _check_room(self, more: int) -> None:
+        waiting = self.open_jobs.waiting() + len(self.open_jobs.coming)
+        if waiting + more > self._max_waiting > 0:
+            raise TooMany(
+                f"queue is full (max_waiting={self._max_waiting}, {waiting} waiting)",
+                retry_after=_FULL_RETRY,
+                hint="try again when some have run, or raise max_waiting",
+            )
+
+    def _check_payload(self, request: JobRequest) -> None:
         """What is at hand is checked now."""
-        if not pointer:
-            self._check_input(topic, b"")
-        elif pointer.startswith("data:"):
-            with _named("context_ptr"):
-                payload = decode_data(pointer)
-            self._check_input(topic, payload)
+        topic, pointer = request.topic, request.context_ptr
+        if pointer and not pointer.startswith("data:"):
+            return
+        try:
+            payload = decode_data(pointer) if pointer else b""
+        except UnreadablePointer as error:
+            raise _in_field("context_ptr", error) from error
+        if (check := self._checks.get(topic)) is not None and not request.takes_results:
+            check(topic, payload)
 
     async def _check_elsewhere(self, pointer: str) -> None:
         """What is elsewhere must at least be readable."""
-        with _named("context_ptr"):
+        try:
             stat = await self.blobs.stat(pointer)
+        except UnreadablePointer as error:
+            raise _in_field("context_ptr", error) from error
         check_size("input", stat.size, self._max_input)
 
     def _check_topic(self, topic: str) -> None:
-        if self._refuse_unknown and not self.board.knows(topic):
-            near = get_close_matches(topic, sorted(self.board.topics), 1)
-            meant = f"did you mean {near[0]}? " if near else ""
+        if self._refuse_unknown and not self.open_jobs.knows(topic):
+            meant = did_you_mean(topic, self.open_jobs.topics, "")
             raise UnknownTopic(
                 "topic",
-                f"nothing here serves {topic!r}",
-                hint=meant + "start a worker that does, or set unknown_topics to 'hold'",
+                f"no worker serves {topic!r}",
+                hint=f"{meant} start a worker that does, or set unknown_topics to 'hold'".lstrip(),
             )
         self._known.add(topic)
 
@@ -267,14 +384,13 @@ class Gateway:
         return job
 
     async def retry(self, job_id: str, *, by: str = "") -> Job:
-        """Emit a new job for one that ended badly, linked both ways in one commit."""
-        job = await self.find(job_id)
+        """Emit a new try of a job whose newest try ended badly, linked both ways in one commit."""
+        job = await self._latest(job_id)
+        which = f"job {job_id}" if job.job_id == job_id else f"job {job_id}, now {job.job_id},"
         if not job.is_final:
-            raise Conflict(f"job {job_id} is {job.state}: it has not ended yet")
+            raise Conflict(f"{which} is {job.state}: it has not ended yet")
         if job.state is JobState.SUCCEEDED:
-            raise Conflict(f"job {job_id} SUCCEEDED: there is nothing to retry")
-        if job.successor is not None:
-            raise Conflict(f"job {job_id} was already retried as {job.successor}")
+            raise Conflict(f"{which} SUCCEEDED: there is nothing to retry")
         move = self._retry_move(job, self.clock.now(), by)
         (answer,) = await self.store.apply([move])
         if not answer.moved:
@@ -301,6 +417,8 @@ class Gateway:
             job.request,
             job_id=self._ids.next(now),
             parent_job_id=job.job_id,
+            first_try=chain_of(job.request),
+            try_number=job.request.try_number + 1,
             idempotency_key=None,
             run_at=None,
             deadline=None,
@@ -319,13 +437,9 @@ class Gateway:
         )
 
 
-@contextmanager
-def _named(field: str) -> Generator[None]:
+def _in_field(field: str, error: UnreadablePointer) -> UnreadablePointer:
     """A pointer that can't be read is blamed on the field that has it."""
-    try:
-        yield
-    except UnreadablePointer as error:
-        raise UnreadablePointer(field, error.problem, hint=error.hint) from error
+    return UnreadablePointer(field, error.problem, hint=error.hint)
 
 
 def actor_for(by: str) -> str:
@@ -373,6 +487,14 @@ def _check_same(request: JobRequest, held: JobRequest) -> None:
         raise Conflict(
             f"{taken} is taken by a different request: {field} differs",
             hint="use another id or key, or submit exactly the same request",
+        )
+
+
+def _check_succeeded(parent: Job) -> None:
+    if parent.state is not JobState.SUCCEEDED:
+        raise Conflict(
+            f"its parent {parent.job_id} ended {parent.state} and can have no more children",
+            hint="submit it with detached=True, or without a parent",
         )
 
 

@@ -1,28 +1,96 @@
-"""What workers say, and what it means for the board and for the jobs they hold."""
+"""Messages between workers and the control plane: messages that come become moves,
+and what is to be done goes out, after its commit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 
-from penstock.control.board import Board
-from penstock.control.endings import ending
-from penstock.control.losses import Losses
-from penstock.control.orders import Orders
-from penstock.core.ids import IdSource
-from penstock.core.job import Job, JobResult
-from penstock.core.transition import Move
+from penstock.control.endings import Losses, ending
+from penstock.control.open_jobs import OpenJobs, Wait
+from penstock.core.job import IdSource, Job, JobResult, Timeouts, run_limit
+from penstock.core.ledger import Move
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.bus import (
     AnyMessage,
+    Bus,
+    Confirmed,
     Credit,
+    Dismissed,
+    Dispatch,
     Farewell,
     Finished,
     Handshake,
     Heartbeat,
+    JobCancel,
+    Reintroduce,
+    Resumed,
     Returned,
+    Settled,
     Started,
+    Waiting,
+    Welcomed,
     WorkerFacts,
+    jobs_of,
 )
+
+Attempt = tuple[str, int]
+"""(job_id, attempt)"""
+
+
+class Orders:
+    """Speaks to each worker on its own subject."""
+
+    def __init__(self, bus: Bus, limits: Timeouts, start_logs: str = "") -> None:
+        self._bus, self._limits, self._start_logs = bus, limits, start_logs
+
+    def dispatch(self, jobs: Iterable[Job]) -> None:
+        """Give each job to the worker that its record names."""
+        batches: dict[str, list[Dispatch]] = defaultdict(list)
+        for job in jobs:
+            request = job.request
+            timeout = run_limit(job, self._limits.timeout)
+            constraints = None if job.verdict is None else job.verdict.constraints
+            order = Dispatch(request, job.attempt, timeout, request.deadline, constraints)
+            batches[job.worker_id or ""].append(order)
+        for worker_id, batch in batches.items():
+            self._bus.publish(jobs_of(worker_id), batch)
+
+    def end(self, worker_id: str | None, attempt: Attempt, reason: str) -> None:
+        self._say(worker_id, JobCancel(*attempt, reason, Role.SCHEDULER.value))
+
+    def confirm(self, starts: Iterable[tuple[str, Attempt]]) -> None:
+        """Let workers begin what is durably theirs."""
+        for worker_id, attempts in _by_worker(starts).items():
+            self._say(worker_id, Confirmed(tuple(attempts)))
+
+    def settle(self, results: Iterable[tuple[str, Attempt]]) -> None:
+        """Let workers forget results that are durable, or known to be late."""
+        for worker_id, attempts in _by_worker(results).items():
+            self._say(worker_id, Settled(tuple(attempts)))
+
+    def resume(self, job: Job) -> None:
+        self._say(job.worker_id, Resumed(job.job_id, job.attempt))
+
+    def welcome(self, worker_id: str, session: str) -> None:
+        self._say(worker_id, Welcomed(session, self._start_logs))
+
+    def dismiss(self, worker_id: str, session: str, reason: str) -> None:
+        self._say(worker_id, Dismissed(session, reason))
+
+    def ask_who(self, worker_id: str) -> None:
+        self._say(worker_id, Reintroduce())
+
+    def _say(self, worker_id: str | None, message: AnyMessage) -> None:
+        self._bus.publish(jobs_of(worker_id or ""), [message])
+
+
+def _by_worker(pairs: Iterable[tuple[str, Attempt]]) -> dict[str, list[Attempt]]:
+    grouped: dict[str, list[Attempt]] = defaultdict(list)
+    for worker_id, attempt in pairs:
+        grouped[worker_id].append(attempt)
+    return grouped
 
 
 class Intake:
@@ -30,13 +98,13 @@ class Intake:
 
     def __init__(
         self,
-        board: Board,
+        open_jobs: OpenJobs,
         orders: Orders,
         losses: Losses,
         ids: IdSource,
         chance: Callable[[], float],
     ) -> None:
-        self._board, self._roster, self._orders = board, board.roster, orders
+        self._open_jobs, self._roster, self._orders = open_jobs, open_jobs.roster, orders
         self._losses, self._ids, self._chance = losses, ids, chance
         self.on_their_way: set[tuple[str, int]] = set()
         """Attempts sent to workers after they introduced themselves, and before we read it."""
@@ -45,8 +113,7 @@ class Intake:
         """The moves that a message asks for."""
         match message:
             case Finished(result):
-                self._roster.heard(result.worker_id or "", monotonic)
-                self._roster.release(result.worker_id, result.job_id, result.attempt)
+                self.release(result, monotonic)
                 return [self._finish(result, now)]
             case Started(job_id, attempt, worker_id):
                 actor = f"{Role.WORKER}:{worker_id}"
@@ -56,38 +123,47 @@ class Intake:
                 self._hear(worker_id, monotonic)
             case WorkerFacts(worker_id, session, facts):
                 self._hear(worker_id, monotonic)
-                record = self._roster.workers.get(worker_id)
-                if record is not None and record.session == session:
-                    record.facts = facts
+                self._roster.set_facts(worker_id, session, facts)
             case Credit(worker_id, limit):
-                if (record := self._roster.workers.get(worker_id)) is not None:
-                    record.limit = limit
+                self._roster.set_limit(worker_id, limit)
+            case Waiting(job_id, attempt, _, jobs, count):
+                if self._open_jobs.is_live(job_id, attempt):
+                    if count:
+                        self._open_jobs.wait(self._open_jobs.held[job_id], Wait(jobs, count))
+                    else:
+                        self._open_jobs.resuming[job_id] = None
             case Returned(job_id, attempt, _, reason, charged):
-                if self._board.is_live(job_id, attempt):
+                if self._open_jobs.is_live(job_id, attempt):
                     if not charged:
-                        self._board.forgive(job_id)
-                    return self._take_back(self._board.held[job_id], reason, now)
+                        self._open_jobs.uncharged.add(job_id)
+                    return self._take_back(self._open_jobs.held[job_id], reason, now)
             case Handshake():
                 return self._greet(message, now, monotonic)
             case Farewell():
                 self._see_off(message, monotonic)
         return []
 
+    def release(self, result: JobResult, monotonic: float) -> None:
+        """The worker that ended a job has room for another."""
+        self._roster.heard(result.worker_id or "", monotonic)
+        self._roster.release(result.worker_id, result.job_id, result.attempt)
+
     def _take_back(self, job: Job, reason: str, now: float) -> list[Move]:
         """What did not begin, or can go on elsewhere, waits for another worker."""
         if job.state is JobState.RUNNING:
             return self._losses.lose(job, reason, now)
-        self._board.set_adrift(job, reason)
+        self._open_jobs.orphan(job, reason)
         return []
 
     def still_has(self, started: Started, monotonic: float) -> bool:
         """Whether a worker may keep what it says it starts: nobody else has it yet."""
         job_id, attempt = started.job_id, started.attempt
-        given_up = job_id in self._board.adrift
-        if not self._board.reclaim(job_id, attempt):
+        given_up = job_id in self._open_jobs.orphaned
+        if not self._open_jobs.reclaim(job_id, attempt):
             return False
         if given_up:
-            self._roster.hold(started.worker_id, job_id, attempt, monotonic)
+            self._roster.hold(started.worker_id, job_id, attempt)
+            self._roster.heard(started.worker_id, monotonic)
         return True
 
     def _hear(self, worker_id: str, monotonic: float) -> None:
@@ -96,45 +172,44 @@ class Intake:
             self._orders.ask_who(worker_id)
 
     def _finish(self, result: JobResult, now: float) -> Move:
-        job = self._board.held.get(result.job_id)
+        job = self._open_jobs.held.get(result.job_id)
         return ending(job, result, now, self._ids, self._chance())
 
     # -- coming -------------------------------------------------------------------
 
     def _greet(self, hello: Handshake, now: float, monotonic: float) -> list[Move]:
-        board, roster = self._board, self._roster
+        open_jobs, roster = self._open_jobs, self._roster
         record = roster.worker(hello.worker_id)
         if record.ready and record.session not in ("", hello.session):
             reason = f"a worker {hello.worker_id} is here already (process {record.pid})"
             self._orders.dismiss(hello.worker_id, hello.session, reason)
             return []
-        roster.pool(hello.pool)
         unknown = {
             job_id: attempt
             for job_id, attempt in record.held.items()
-            if (job_id, attempt) not in hello.held and board.is_live(job_id, attempt)
+            if (job_id, attempt) not in hello.held and open_jobs.is_live(job_id, attempt)
         }
         over_the_same_link = (record.session, record.link) == (hello.session, hello.link)
-        record.greet(hello, monotonic)
+        roster.greet(hello, monotonic)
         for attempt in list(unknown.items()):
             # It only says once more who it is, or was given this since: it can't know yet.
             if over_the_same_link or attempt in self.on_their_way:
-                record.held.update([attempt])
+                roster.hold(hello.worker_id, *attempt)
                 del unknown[attempt[0]]
-        board.learn(hello.topics, hello.offers)
+        open_jobs.learn(hello.topics, hello.topic_defaults)
         self._orders.welcome(hello.worker_id, hello.session)
         self._give_back(hello)
-        lost = [board.held[job_id] for job_id in unknown]
+        lost = [open_jobs.held[job_id] for job_id in unknown]
         why = f"worker {hello.worker_id} came back without it"
         return [move for job in lost for move in self._losses.lose(job, why, now)]
 
     def _give_back(self, hello: Handshake) -> None:
         """A worker that comes back keeps what is still its own, and drops the rest."""
         for job_id, attempt in hello.held:
-            if not self._board.reclaim(job_id, attempt):
+            if not self._open_jobs.reclaim(job_id, attempt):
                 self._roster.release(hello.worker_id, job_id, attempt)
                 self._orders.end(hello.worker_id, (job_id, attempt), "this attempt is not live")
-            elif self._board.held[job_id].cancel_requested:
+            elif self._open_jobs.held[job_id].cancel_requested:
                 reason = "cancelled while the worker was away"
                 self._orders.end(hello.worker_id, (job_id, attempt), reason)
 
@@ -146,10 +221,10 @@ class Intake:
             return
         if farewell.lost:
             if farewell.link == record.link:  # not a connection that it has replaced since
-                record.missing_since = monotonic
+                self._roster.set_missing(record, monotonic)
         elif record.held and farewell.gone:
-            record.missing_since = float("-inf")
+            self._roster.set_missing(record, float("-inf"))
         elif record.held:
-            record.draining = True
+            self._roster.drain(record)
         else:
-            del self._roster.workers[farewell.worker_id]
+            self._roster.forget(record)

@@ -18,11 +18,11 @@ from contextlib import suppress
 from typing import TypeVar
 from weakref import WeakSet
 
+from penstock.control.ledger import Ledger
 from penstock.core.errors import InvalidRequest
-from penstock.core.transition import Answer
+from penstock.core.journal import Stride
 from penstock.ports.clock import Clock
-from penstock.ports.desk import EventBatch
-from penstock.ports.store import Store
+from penstock.ports.engine_api import EventBatch
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class JournalHub:
     """Tells readers what happens, from any place in the journal on."""
 
     def __init__(
-        self, store: Store, clock: Clock, *, kept: int = _KEPT, pulse: float = _PULSE
+        self, store: Ledger, clock: Clock, *, kept: int = _KEPT, pulse: float = _PULSE
     ) -> None:
         self._store, self._clock, self._pulse = store, clock, pulse
         self._readers: WeakSet[JournalReader] = WeakSet()
@@ -66,7 +66,7 @@ class JournalHub:
     def readers(self) -> int:
         return len(self._readers)
 
-    def hear(self, moved: Sequence[Answer]) -> None:
+    def hear(self, strides: Sequence[Stride]) -> None:
         """After a commit."""
         if self._task is not None:
             self._moved.set()

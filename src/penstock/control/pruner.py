@@ -1,35 +1,47 @@
-"""Forgets what is old: finished jobs beyond their retention, and blobs nobody points to."""
+"""Deletes finished jobs beyond their retention, and unreferenced blobs."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import chain
+from typing import Protocol
 
-from penstock.control.batches import BatchKeeper
-from penstock.control.uploads import PREFIX
+from penstock.control.guard import UPLOADS
+from penstock.control.ledger import Ledger
 from penstock.core.errors import PenstockError
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
-from penstock.ports.desk import Cleaned
-from penstock.ports.pipelines import PipelineStore
-from penstock.ports.store import Store
+from penstock.ports.engine_api import Cleaned
 
 log = logging.getLogger(__name__)
 
 _CHUNK = 1000
 _TRY_AGAIN = 60.0
-"""Seconds after which a clean-up that failed is tried again."""
+"""Seconds after which a failed run is retried."""
 _BLOB_AGE = 3600.0
 """Blobs younger than this are left alone: their job may be about to be accepted."""
 
 
+class Records(Protocol):
+    """Records that a workload keeps beside its jobs, and that are deleted with them."""
+
+    def needs_since(self) -> float:
+        """Jobs that ended from this time on are still needed."""
+
+    async def prune(self, before: float) -> object:
+        """Delete the records of what ended before a time."""
+
+    async def pointers(self) -> list[str]:
+        """Blobs that the records refer to."""
+
+
 class Pruner:
-    """A service that looks once an hour, and does the same on request."""
+    """A service that prunes once an hour, and on request."""
 
     def __init__(
         self,
-        store: Store,
+        store: Ledger,
         blobs: Blobs,
         clock: Clock,
         *,
@@ -37,15 +49,14 @@ class Pruner:
         interval: float = 3600.0,
         needed: Callable[[], Iterable[str]] = tuple,
         awaited: Container[str] = (),
-        runs: PipelineStore | None = None,
-        batches: BatchKeeper | None = None,
+        records: Sequence[Records] = (),
     ) -> None:
         """`needed`: pointers that no job has yet, as those of schedules.
         `awaited`: ids of jobs that others wait for, as it is at any time."""
         self._store, self._blobs, self._clock = store, blobs, clock
         self._retention, self._interval = retention, interval
         self._needed, self._awaited = needed, awaited
-        self._runs, self._batches = runs, batches
+        self._records = records
 
     async def run(self) -> None:
         pause = self._interval
@@ -65,39 +76,25 @@ class Pruner:
         now = self._clock.now()
         jobs = transitions = lines = 0
         while True:
-            # In small commits, so that nobody waits long behind one.
-            before = self._spared(now - older_than)
+            # In small commits, so that other writes do not wait long.
+            before = min((kept.needs_since() for kept in self._records), default=float("inf"))
+            before = min(before, now - older_than)
             pruned = await self._store.prune(before, _CHUNK, self._awaited)
             jobs += pruned.jobs
             transitions += pruned.transitions
             lines += pruned.log_lines
-            if pruned.jobs < _CHUNK:
+            if pruned.jobs < _CHUNK and not pruned.steps:
                 break
-        if self._batches is not None:
-            await self._batches.prune(now - older_than)
+        pointers = [await self._store.pointers(), self._needed()]
+        for kept in self._records:
+            await kept.prune(now - older_than)
+            pointers.append(await kept.pointers())
         await self._forget_uploads(now)
-        keep = chain(
-            await self._store.pointers(), self._needed(), await self._prune_runs(now - older_than)
-        )
-        blobs = await self._blobs.collect(keep, now - _BLOB_AGE)
+        blobs = await self._blobs.collect(chain.from_iterable(pointers), now - _BLOB_AGE)
         return Cleaned(jobs, transitions, lines, blobs)
 
-    def _spared(self, finished_before: float) -> float:
-        """A batch that has not ended will tell what came of its jobs: they stay until then."""
-        if self._batches is None:
-            return finished_before
-        return min(finished_before, self._batches.needs_since())
-
-    async def _prune_runs(self, finished_before: float) -> list[str]:
-        """Forget the records of runs; returns the blobs that others still need."""
-        if self._runs is None:
-            return []
-        while await self._runs.prune(finished_before, _CHUNK) >= _CHUNK:
-            pass
-        return await self._runs.pointers()
-
     async def _forget_uploads(self, now: float) -> None:
-        """Who brought a blob matters until a job refers to it, or it is gone."""
-        for name, at in (await self._store.recall_all(PREFIX)).items():
+        """The uploader of a blob is kept until a job can refer to it."""
+        for name, at in (await self._store.recall_all(UPLOADS)).items():
             if float(at) < now - _BLOB_AGE:
                 await self._store.forget(name)

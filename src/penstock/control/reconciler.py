@@ -1,12 +1,11 @@
-"""Mends what nobody else will: timeouts, lost workers, deadlines.
+"""Finds and repairs timeouts, lost workers and passed deadlines.
 
-`findings` is the judgement, a pure function of the board, two times and the limits of held
-jobs; `Reconciler` is the loop that acts on it. How long a job may be held is counted on the
-monotonic clock, from when it was first seen here: a wall clock that is set ends nothing that
-runs. A worker is lost when its lease ran out in silence, or when its
-connection dropped and it did not come back in time. If the reconciler itself was held up
-(a suspended laptop, a stalled disk), it does not blame the workers for the silence: their
-leases, and the limits of what they hold, are extended by what it slept too long.
+`findings` decides, as a pure function of the open jobs, two times and the time limits of held jobs;
+`Reconciler` is the loop that acts on it. How long a job may be held is counted on the monotonic
+clock, from when it was first seen here, so a change of the wall clock ends no running job. A
+worker is lost when its lease expired, or when its connection dropped and it did not come back in
+time. If the reconciler itself was delayed (a suspended laptop, a stalled disk), it extends the
+leases and the time limits of held jobs by that delay.
 """
 
 from __future__ import annotations
@@ -18,22 +17,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.control.board import Board
-from penstock.control.endings import cancellation
-from penstock.control.limits import Limits
-from penstock.control.losses import Losses
-from penstock.control.roster import WorkerRecord
+from penstock.control.endings import Losses, cancellation
+from penstock.control.ledger import Ledger
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.store_retry import apply_storable
+from penstock.control.workers import WorkerRecord
 from penstock.core.errors import StoreFailed
-from penstock.core.ids import IdSource
-from penstock.core.job import Job
-from penstock.core.policy import run_limit
-from penstock.core.transition import Answer, Change
+from penstock.core.job import IdSource, Job, Timeouts, run_limit
+from penstock.core.ledger import Answer, Change
 from penstock.lifecycles.canonical import JobState, Role
 from penstock.ports.bus import Bus, JobCancel, jobs_of
 from penstock.ports.clock import Clock
-from penstock.ports.starts import NoStarts, Starts
-from penstock.ports.store import Store
+from penstock.ports.start_log import NoStartLogs, StartLogs
 
 log = logging.getLogger(__name__)
 
@@ -84,26 +79,30 @@ Finding = Overdue | TooLate | Unwanted | Lost
 
 
 def held_until(
-    board: Board, limits: Limits, now: float, monotonic: float, known: Mapping[str, HeldUntil]
+    open_jobs: OpenJobs,
+    timeouts: Timeouts,
+    now: float,
+    monotonic: float,
+    known: Mapping[str, HeldUntil],
 ) -> dict[str, HeldUntil]:
     """The limit of each held job; it stands until the job starts or goes to another worker."""
     held = {}
-    for job_id, job in board.held.items():
+    for job_id, job in open_jobs.held.items():
         limit = known.get(job_id)
         if limit is None or (limit.attempt, limit.state) != (job.attempt, job.state):
-            limit = _limit_of(job, limits, now, monotonic)
+            limit = _limit_of(job, timeouts, now, monotonic)
         held[job_id] = limit
     return held
 
 
-def _limit_of(job: Job, limits: Limits, now: float, monotonic: float) -> HeldUntil:
-    request, grace = job.request, limits.kill_grace + _SLACK
+def _limit_of(job: Job, timeouts: Timeouts, now: float, monotonic: float) -> HeldUntil:
+    request, grace = job.request, timeouts.kill_grace + _SLACK
     if job.state is JobState.DISPATCHED:
-        seconds = request.dispatch_timeout or limits.dispatch_timeout
+        seconds = request.dispatch_timeout or timeouts.dispatch_timeout
         code = "NOT_STARTED"
         why = f"worker {job.worker_id} did not start it within {seconds:g} s"
     else:
-        limit = run_limit(job, limits.timeout)
+        limit = run_limit(job, timeouts.timeout)
         seconds = limit + grace
         code, why = "TIMEOUT", f"it ran for more than {limit:g} s"
     if request.deadline is not None and request.deadline - now + grace <= seconds:
@@ -113,35 +112,39 @@ def _limit_of(job: Job, limits: Limits, now: float, monotonic: float) -> HeldUnt
 
 
 def findings(
-    board: Board, limits: Limits, now: float, monotonic: float, held: Mapping[str, HeldUntil]
+    open_jobs: OpenJobs,
+    timeouts: Timeouts,
+    now: float,
+    monotonic: float,
+    held: Mapping[str, HeldUntil],
 ) -> Iterator[Finding]:
     """Everything that is wrong at this moment. Pure."""
-    for worker in board.roster.workers.values():
-        if (why := _why_lost(worker, limits, monotonic)) is not None:
+    for worker in open_jobs.roster.workers.values():
+        if (why := _why_lost(worker, timeouts, monotonic)) is not None:
             yield Lost(worker, why)
-    for job in board.held.values():
-        if (why := board.adrift.get(job.job_id)) is not None:
+    for job in open_jobs.held.values():
+        if (why := open_jobs.orphaned.get(job.job_id)) is not None:
             if job.cancel_requested:
                 yield Unwanted(job, why)
         elif (limit := held.get(job.job_id)) is not None and monotonic > limit.until:
             yield Overdue(job, limit.code, limit.why)
-    yield from map(TooLate, _too_late(board, now))
+    yield from map(TooLate, _too_late(open_jobs, now))
 
 
-def _too_late(board: Board, now: float) -> Iterator[int]:
-    for seq, deadline in board.deadlines.items():
-        if deadline <= now and board.waits(seq):
+def _too_late(open_jobs: OpenJobs, now: float) -> Iterator[int]:
+    for seq, deadline in open_jobs.deadlines.items():
+        if deadline <= now and open_jobs.waits(seq):
             yield seq
 
 
-def _why_lost(worker: WorkerRecord, limits: Limits, monotonic: float) -> str | None:
+def _why_lost(worker: WorkerRecord, timeouts: Timeouts, monotonic: float) -> str | None:
     if worker.local and worker.missing_since is None:
         return None
     if worker.missing_since is not None:
-        if monotonic - worker.missing_since >= limits.lost_grace:
+        if monotonic - worker.missing_since >= timeouts.lost_grace:
             return f"worker {worker.worker_id} lost its connection and did not come back"
-    elif monotonic - worker.heard_at > limits.lease:
-        return f"worker {worker.worker_id} was silent for more than {limits.lease:g} s"
+    elif monotonic - worker.heard_at > timeouts.lease:
+        return f"worker {worker.worker_id} was silent for more than {timeouts.lease:g} s"
     return None
 
 
@@ -150,24 +153,32 @@ class Reconciler:
 
     def __init__(
         self,
-        store: Store,
+        store: Ledger,
         bus: Bus,
-        board: Board,
+        open_jobs: OpenJobs,
         clock: Clock,
-        limits: Limits,
+        timeouts: Timeouts,
         *,
         nudge: Callable[[], None] = lambda: None,
         has_word_from: Callable[[str], bool] = lambda worker_id: False,
         has_word_of: Callable[[str], bool] = lambda job_id: False,
-        starts: Starts | None = None,
+        starts: StartLogs | None = None,
         ids: IdSource | None = None,
         chance: Callable[[], float] = random.random,
         interval: float = 0.5,
     ) -> None:
-        self.store, self.bus, self.board, self.clock, self.limits = store, bus, board, clock, limits
+        self.store, self.bus, self.open_jobs, self.clock, self.timeouts = (
+            store,
+            bus,
+            open_jobs,
+            clock,
+            timeouts,
+        )
         self._nudge = nudge
         self._has_word_from, self._has_word_of = has_word_from, has_word_of
-        self._losses = Losses(board, starts or NoStarts(), limits, ids or IdSource(), chance)
+        self._losses = Losses(
+            open_jobs, starts or NoStartLogs(), timeouts, ids or IdSource(), chance
+        )
         self._interval = interval
         self._last = clock.monotonic()
         self._held_until: dict[str, HeldUntil] = {}
@@ -186,15 +197,15 @@ class Reconciler:
         self._last, before = self.clock.monotonic(), self._last
         self._forgive(self._last - before - self._interval)
         # Read before anything is judged: a worker may come back while the store is slow.
-        late = await self._read(list(_too_late(self.board, self.clock.now())))
+        late = await self._read(list(_too_late(self.open_jobs, self.clock.now())))
         monotonic = self._last = self.clock.monotonic()
         now = self.clock.now()
-        held = held_until(self.board, self.limits, now, monotonic, self._held_until)
+        held = held_until(self.open_jobs, self.timeouts, now, monotonic, self._held_until)
         self._held_until = held
         changes: list[Change] = []
         found = [
             finding
-            for finding in findings(self.board, self.limits, now, monotonic, held)
+            for finding in findings(self.open_jobs, self.timeouts, now, monotonic, held)
             if not self._may_be_outdated(finding)
         ]
         for finding in found:
@@ -216,7 +227,7 @@ class Reconciler:
 
     def _forgive(self, overslept: float) -> None:
         if overslept > self._interval:
-            for worker in self.board.roster.workers.values():
+            for worker in self.open_jobs.roster.workers.values():
                 worker.heard_at += overslept
                 if worker.missing_since is not None:
                     worker.missing_since += overslept
@@ -245,21 +256,21 @@ class Reconciler:
         log.warning("%s; it held %d jobs", why, len(worker.held))
         changes: list[Change] = []
         for job_id, attempt in list(worker.held.items()):
-            job = self.board.held.get(job_id)
+            job = self.open_jobs.held.get(job_id)
             if job is None or job.attempt != attempt:
                 continue
             if job.cancel_requested:
                 changes.append(cancellation(job, "CANCELLED", f"cancelled; {why}", now))
             else:
                 changes.extend(self._losses.lose(job, why, now))
-        worker.draining = True  # until it introduces itself again
+        self.open_jobs.roster.drain(worker)  # until it introduces itself again
         self._nudge()
         return changes
 
     def _forget(self, worker: WorkerRecord) -> None:
         """Once all that it held is seen to, and unless it came back meanwhile."""
         if worker.draining and not worker.held:
-            self.board.roster.workers.pop(worker.worker_id, None)
+            self.open_jobs.roster.forget(worker)
 
     def _tell(self, answers: list[Answer]) -> None:
         """The worker that still holds what just ended is told to let go of it."""

@@ -1,29 +1,92 @@
 """The safety kernel: a pure decision on each job, before anything may run it.
 
-A kernel that cannot answer raises, and the job stays where it is: silence is never an
-allow, and never a denial either.
+A kernel that cannot answer raises, and the job stays where it is: an error is neither an
+allow nor a denial.
+
+A condition on something that the job does not state does not match, not even `*`. A missing
+cost estimate counts as the highest cost, so that leaving it out gains nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import translate
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from penstock.control.conditions import (
-    Check,
-    costs_at_least,
-    costs_at_most,
-    has_env_key,
-    has_label,
-    has_priority,
-    one_of,
-    some_risk_tag,
-)
 from penstock.core.job import JobRequest, Priority
 from penstock.core.verdict import ApprovalTerms, Constraints, Decision, Rate, SafetyVerdict
-from penstock.ports.policy import Condition, RuleTrace
+from penstock.ports.engine_api import Condition, RuleTrace
+
+_SHOWN = 200
+
+
+class Check(NamedTuple):
+    """One condition of a rule, ready to be tested often, and how to describe it."""
+
+    field: str
+    wanted: str
+    passes: Callable[[JobRequest], bool]
+    found: Callable[[JobRequest], str]
+
+
+def _any_of(
+    field: str, globs: Sequence[str], values: Callable[[JobRequest], Iterable[str]]
+) -> Check:
+    """One of the job's values matches one of the globs."""
+    matches = matcher(globs)
+    return Check(
+        field,
+        ", ".join(globs),
+        lambda request: any(map(matches, values(request))),
+        lambda request: _shown(values(request)),
+    )
+
+
+def _label(name: str) -> Callable[[JobRequest], Iterable[str]]:
+    return lambda request: (request.labels[name],) if name in request.labels else ()
+
+
+def _cost(request: JobRequest) -> float:
+    return math.inf if request.estimated_cost is None else request.estimated_cost
+
+
+def _say_cost(request: JobRequest) -> str:
+    cost = request.estimated_cost
+    return "no estimate, which counts as the highest" if cost is None else f"{cost:g}"
+
+
+def _shown(values: Iterable[str]) -> str:
+    text = ", ".join(value or '""' for value in values) or "nothing"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def matcher(globs: Iterable[str]) -> Callable[[str], bool]:
+    """Whether one of the globs matches a text; case matters, and a star crosses dots."""
+    plain = frozenset(glob for glob in globs if not is_pattern(glob))
+    patterns = [translate(glob) for glob in globs if is_pattern(glob)]
+    if not patterns:
+        return plain.__contains__
+    match = re.compile("|".join(patterns)).match
+    return lambda text: text in plain or match(text) is not None
+
+
+def is_pattern(glob: str) -> bool:
+    return any(sign in glob for sign in "*?[")
+
+
+VALUES: Mapping[str, Callable[[JobRequest], Iterable[str]]] = {
+    "topics": lambda job: (job.topic,),
+    "tenants": lambda job: (job.tenant,),
+    "principals": lambda job: filter(None, (job.principal,)),
+    "capabilities": lambda job: filter(None, (job.capability,)),
+    "risk_tags": lambda job: job.risk_tags,
+    "priorities": lambda job: (job.priority,),
+}
+"""The conditions of which any glob may match any of these values of a job."""
 
 EFFECTS: Mapping[str, Decision] = {
     "approval": Decision.REQUIRE_APPROVAL,
@@ -64,35 +127,32 @@ class Rule(Struct, frozen=True):
 
     def checks(self) -> Iterator[Check]:
         """Its conditions: that on the topic, if there is one, comes first."""
-        if self.topics:
-            yield one_of("topics", self.topics, lambda request: request.topic)
-        if self.tenants:
-            yield one_of("tenants", self.tenants, lambda request: request.tenant)
-        if self.principals:
-            yield one_of("principals", self.principals, lambda request: request.principal)
-        if self.capabilities:
-            yield one_of("capabilities", self.capabilities, lambda request: request.capability)
-        if self.risk_tags:
-            yield some_risk_tag(self.risk_tags)
-        for name, globs in self.labels.items():
-            yield has_label(name, (globs,) if isinstance(globs, str) else globs)
-        for glob in self.env_keys:
-            yield has_env_key(glob)
-        if self.priorities:
-            yield has_priority(self.priorities)
-        if self.min_cost is not None:
-            yield costs_at_least(self.min_cost)
-        if self.max_cost is not None:
-            yield costs_at_most(self.max_cost)
+        for field, values in VALUES.items():
+            if globs := getattr(self, field):
+                yield _any_of(field, globs, values)
+        for name, wanted in self.labels.items():
+            globs = (wanted,) if isinstance(wanted, str) else wanted
+            yield _any_of(f"labels.{name}", globs, _label(name))
+        for glob in self.env_keys:  # names only: values are never looked at
+            yield _any_of("env_keys", (glob,), lambda job: sorted(job.env))
+        least, most = self.min_cost, self.max_cost
+        if least is not None:
+            said = f"{least:g} or more"
+            yield Check("min_cost", said, lambda job: _cost(job) >= least, _say_cost)
+        if most is not None:
+            said = f"{most:g} or less"
+            yield Check("max_cost", said, lambda job: _cost(job) <= most, _say_cost)
 
     def verdict(self, snapshot: str) -> SafetyVerdict:
         """What it says, which is the same for every job. Raises ValueError."""
         for effect, decision in EFFECTS.items():
             given = getattr(self, effect) is not None
             if given and decision is not self.decision:
-                raise ValueError(f"rule {self.id}: {effect} goes with {decision}")
+                raise ValueError(
+                    f"rule {self.id}: {effect} is only allowed with decision '{decision}'"
+                )
             if not given and decision is self.decision and effect != "approval":
-                raise ValueError(f"rule {self.id}: {decision} needs {effect}")
+                raise ValueError(f"rule {self.id}: decision '{decision}' requires {effect}")
         asks = self.decision is Decision.REQUIRE_APPROVAL
         return SafetyVerdict(
             self.decision,

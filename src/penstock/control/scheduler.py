@@ -10,28 +10,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 
 import msgspec
+from msgspec import Struct, field
 
-from penstock.control.board import Board
-from penstock.control.buckets import Bucket
-from penstock.control.intake import Intake
-from penstock.control.judge import Judge, Judged
-from penstock.control.limiter import Gate
-from penstock.control.limits import Limits
-from penstock.control.losses import Losses
-from penstock.control.orders import Orders
-from penstock.control.placement import Places
+from penstock.control.backlog import QueueKey
+from penstock.control.endings import Losses
+from penstock.control.intake import Intake, Orders
+from penstock.control.judge import Judge, Judged, WaitingJobs
+from penstock.control.ledger import Ledger
+from penstock.control.limits import Bucket, Gate
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.safety import SafetyKernel
 from penstock.control.store_retry import RetryingStore, apply_storable
-from penstock.control.waiting import WaitingRoom
-from penstock.core.errors import StoreFailed
-from penstock.core.ids import IdSource
-from penstock.core.job import Job, JobResult, Offer
-from penstock.core.transition import Answer, Change, Move, Verdict
-from penstock.lifecycles.canonical import WAITING, JobEvent, JobState, Role
+from penstock.control.workers import Placement
+from penstock.core.errors import StoreFailed, Unavailable
+from penstock.core.job import IdSource, Job, JobResult, Timeouts, TopicDefaults
+from penstock.core.journal import Stride
+from penstock.core.ledger import Answer, BulkAnswer, BulkMove, Change, Move, Verdict
+from penstock.core.transition import BIRTH
+from penstock.core.verdict import Decision
+from penstock.lifecycles.canonical import HELD, WAITING, JobEvent, JobState, Role
 from penstock.ports.bus import (
     HANDSHAKE,
     HEARTBEAT,
@@ -43,10 +45,9 @@ from penstock.ports.bus import (
     Started,
     WorkerFacts,
 )
-from penstock.ports.clock import Clock
+from penstock.ports.clock import Clock, wait_at_most
 from penstock.ports.failpoint import failpoint
-from penstock.ports.starts import NoStarts, Starts
-from penstock.ports.store import Store
+from penstock.ports.start_log import NoStartLogs, StartLogs
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +57,18 @@ _MOST_A_TURN = 500
 """Messages taken in, and jobs dispatched, in one commit at most: while the engine is busy
 with some, its workers are busy with others."""
 _NOT_STORABLE = "RESULT_NOT_STORABLE"
-_LOOK = 1.0
-"""Seconds between looks at the wall clock while something waits for a time: it may be set, and
-it goes on while the computer sleeps."""
+_GATHER = 0.002
+"""Seconds that new jobs are gathered, to be scheduled in one commit, after a turn in which no
+worker had room for one."""
+_WAITING = frozenset({JobEvent.ACCEPT, JobEvent.SCHEDULE})
+"""Events after which a job waits for a worker."""
 _KERNEL_RETRY = 1.0
 """Seconds between tries while the safety kernel can't answer."""
 
 
 class _Served(msgspec.Struct):
     topics: list[str]
-    offers: dict[str, Offer]
+    topic_defaults: dict[str, TopicDefaults] = {}
 
 
 class Scheduler:
@@ -73,25 +76,25 @@ class Scheduler:
 
     def __init__(
         self,
-        store: Store,
+        store: Ledger,
         bus: Bus,
-        board: Board,
+        open_jobs: OpenJobs,
         kernel: SafetyKernel,
         clock: Clock,
-        limits: Limits,
+        limits: Timeouts,
         *,
-        starts: Starts | None = None,
+        starts: StartLogs | None = None,
         ids: IdSource | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.store, self.bus, self.board, self.kernel = store, bus, board, kernel
+        self.store, self.bus, self.open_jobs, self.kernel = store, bus, open_jobs, kernel
         self.clock = clock
         self._retrying = RetryingStore(store, clock)
-        starts = starts or NoStarts()
+        starts = starts or NoStartLogs()
         self.orders = Orders(bus, limits, starts.folder)
         ids = ids or IdSource()
-        losses = Losses(board, starts, limits, ids, chance)
-        self.intake = Intake(board, self.orders, losses, ids, chance)
+        losses = Losses(open_jobs, starts, limits, ids, chance)
+        self.intake = Intake(open_jobs, self.orders, losses, ids, chance)
         self._inbox: list[AnyMessage] = []
         self._in_hand: list[AnyMessage] = []
         """What the turn that is under way took in."""
@@ -99,11 +102,18 @@ class Scheduler:
         """Workers whose introduction is in the inbox."""
         self._wake = asyncio.Event()
         self._next_ready: float | None = None
-        self._judge = Judge(board, kernel)
-        self._waiting_room = WaitingRoom(board, self._retrying)
+        self._judge = Judge(open_jobs, kernel)
+        self._placement = Placement(open_jobs.roster)
+        self._waiting_jobs = WaitingJobs(open_jobs, self._retrying)
         self._rules_changed = False
-        board.limiter.monotonic = clock.monotonic
-        board.limiter.on_change = self.rejudge
+        self._gather_until = 0.0
+        """Until then new jobs wait for more of them: those before found no worker."""
+        self._gathered: asyncio.TimerHandle | None = None
+        self._turning = False
+        self._dispatch_pending = False
+        """Whether a commit is under way that gives jobs to workers as it accepts them."""
+        open_jobs.limiter.monotonic = clock.monotonic
+        open_jobs.limiter.on_change = self.rejudge
 
     @property
     def trouble(self) -> str:
@@ -120,10 +130,12 @@ class Scheduler:
         ]
         try:
             await self._recall_served()
+            self.store.dispatcher = self
             while True:
                 await self.turn()
                 await self._until_needed()
         finally:
+            self.store.dispatcher = None
             stop_listening()
             for reader in readers:
                 await reader.close()
@@ -133,15 +145,15 @@ class Scheduler:
         known = await self._retrying.recall(_SERVED)
         if known is not None:
             served = msgspec.json.decode(known, type=_Served)
-            self.board.recall(served.topics, served.offers)
+            self.open_jobs.recall(served.topics, served.topic_defaults)
 
     async def _remember_served(self) -> None:
-        served = _Served(sorted(self.board.topics), self.board.offers)
-        self.board.served_is_new = False
+        served = _Served(sorted(self.open_jobs.topics), self.open_jobs.topic_defaults)
+        self.open_jobs.served_is_new = False
         try:
             await self.store.remember(_SERVED, msgspec.json.encode(served))
         except StoreFailed as error:
-            self.board.served_is_new = True
+            self.open_jobs.served_is_new = True
             log.error("can't remember what is served here: %s", error)
 
     async def beat(self, messages: list[AnyMessage]) -> None:
@@ -160,17 +172,27 @@ class Scheduler:
         self._inbox.extend(messages)
         self._wake.set()
 
-    def hear(self, moved: Sequence[Answer]) -> None:
+    def hear(self, strides: Sequence[Stride]) -> None:
         """After a commit, by whoever made it: pass on cancels, and wake for new work."""
-        for answer in moved:
-            job = answer.job
-            assert job is not None
-            if job.cancel_requested and any(
-                entry.event is JobEvent.REQUEST_CANCEL for entry in answer.transitions
-            ):
-                attempt = (job.job_id, job.attempt)
-                self.orders.end(job.worker_id, attempt, answer.transitions[-1].reason)
-        self._wake.set()
+        unjudged = self.open_jobs.unjudged
+        for stride in strides:
+            if stride.path.after in HELD:
+                if any(event is JobEvent.REQUEST_CANCEL for _, event, _ in stride.path.steps):
+                    for job in stride.jobs:
+                        self.orders.end(job.worker_id, (job.job_id, job.attempt), stride.reason)
+            elif stride.path.steps[-1][1] in _WAITING:
+                if stride.path is not BIRTH or any(job.seq in unjudged for job in stride.jobs):
+                    self._gather()  # else all were given to workers in the same commit
+            else:
+                self._wake.set()
+
+    def _gather(self) -> None:
+        """Wake for new jobs; a little later, if those before them found no worker just now."""
+        if self.clock.monotonic() >= self._gather_until:
+            self._wake.set()
+        elif self._gathered is None:
+            loop = asyncio.get_running_loop()
+            self._gathered = loop.call_later(_GATHER, self._wake.set)
 
     def has_word_from(self, worker_id: str) -> bool:
         """Whether a worker has said something that no commit tells of yet."""
@@ -191,99 +213,151 @@ class Scheduler:
 
     async def _until_needed(self) -> None:
         pauses = [] if self._next_ready is None else [self._next_ready - self.clock.now()]
-        if self.board.doubtful:
+        if self.open_jobs.doubtful:
             pauses.append(_KERNEL_RETRY)
-        if (expires := self.board.next_expiry()) is not None:
+        if (expires := self.open_jobs.next_expiry()) is not None:
             pauses.append(expires - self.clock.now())
-        if (opens_in := self.board.limiter.opens_in()) is not None:
+        if (opens_in := self.open_jobs.limiter.opens_in()) is not None:
             pauses.append(opens_in)
         if not pauses:
             await self._wake.wait()
         else:
-            pause = min(max(0.0, min(pauses)), _LOOK)
-            waiter = asyncio.ensure_future(self._wake.wait())
-            sleeper = asyncio.ensure_future(self.clock.sleep(pause))
-            try:
-                await asyncio.wait((waiter, sleeper), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                waiter.cancel()
-                sleeper.cancel()
+            pause = min(max(0.0, min(pauses)), self.clock.recheck)
+            await wait_at_most(self.clock, pause, self._wake)
 
     # -- a turn -------------------------------------------------------------------
 
     async def turn(self) -> None:
         """Take in what came, decide, commit, and send what the commit allows."""
+        self._turning = True
+        try:
+            await self._turn()
+        finally:
+            self._turning = False
+
+    async def _turn(self) -> None:
         self._wake.clear()
+        if self._gathered is not None:
+            self._gathered.cancel()
+            self._gathered = None
         now = self.clock.now()
+        reported = self._take_in(now)
+        if self.open_jobs.resuming:
+            self._resume()
+        if self.open_jobs.served_is_new:
+            await self._remember_served()
+        if self._rules_changed and not self._dispatch_pending:
+            self._rules_changed = False
+            self.open_jobs.judge_all_again()
+        changes = reported.changes
+        decided = _Range(len(changes))
+        changes.extend(await self._waiting_jobs.call_up(now))
+        judged = self._judge.sit(now)
+        changes.extend(judged.moves)
+        await self._waiting_jobs.ask_for_parents(judged)
+        if self._waiting_jobs.is_not_done:
+            self._wake.set()
+        self._next_ready = self.open_jobs.backlog.wake(now)
+        picked, taken = await self._pick()
+        if judged.passed and not picked:
+            self._gather_until = self.clock.monotonic() + _GATHER
+        given = self._dispatch(picked, judged, now)
+        moves, admitted = judged.admissions({job.seq for job, _ in picked}, now)
+        changes.extend(moves)
+        decided.end = len(changes)
+        changes.extend(given.moves)
+        bulk = [*reported.bulk(now), *admitted, *given.bulk.values()]
+        if not (changes or bulk):
+            self._in_hand = []
+            return
+        answers, bulk_answers = await self._commit(changes, bulk)
+        ended = bulk_answers[: len(reported.succeeded)]
+        await self._end_unstorable(reported, answers, ended, now)
+        self._in_hand = []
+        self._confirm([(message, answers[index]) for index, message in reported.asked])
+        self._settle(reported.results())
+        gone = bulk_answers[len(bulk) - len(given.bulk) :]
+        if not self._send(answers[decided.end :], gone):
+            self.open_jobs.limiter.retract(taken)
+        self._begin_anew(answers[decided.start : decided.end])
+        for told in bulk_answers[len(ended) : len(ended) + len(admitted)]:
+            self._begin_anew([answer for _, answer in told.others])
+        await self._note_refused(reported, answers, ended)
+
+    def _take_in(self, now: float) -> _Reported:
+        """What workers have said since the last turn."""
         inbox = self._in_hand = self._inbox[:_MOST_A_TURN]
         self._inbox = self._inbox[_MOST_A_TURN:]
         if self._inbox:
             self._wake.set()
         self._met.clear()
-        changes: list[Change] = []
-        asked: list[tuple[int, Started]] = []
+        reported = _Reported()
+        monotonic = self.clock.monotonic()
         for message in inbox:
             try:
-                moves = self.intake.take_in(message, now, self.clock.monotonic())
+                if type(message) is Finished and _is_plain_success(message.result):
+                    self.intake.release(message.result, monotonic)
+                    reported.succeeded[message.result.worker_id or ""].append(message.result)
+                    continue
+                moves = self.intake.take_in(message, now, monotonic)
             except Exception:  # a worker's mistake must not end the engine
                 log.exception("dropping a message that can't be handled: %r", message)
                 continue
             if type(message) is Started and message.confirm:
-                asked.append((len(changes), message))
-            changes.extend(moves)
+                reported.asked.append((len(reported.changes), message))
+            reported.changes.extend(moves)
+            reported.single = len(reported.changes)
         self.intake.on_their_way.clear()
-        if self.board.served_is_new:
-            await self._remember_served()
-        finished = len(changes)
-        if self._rules_changed:
-            self._rules_changed = False
-            self.board.judge_all_again()
-        changes.extend(await self._waiting_room.call_up(now))
-        judged = self._judge.sit(now)
-        changes.extend(judged.moves)
-        await self._waiting_room.ask_for_parents(judged)
-        if self._waiting_room.is_not_done:
-            self._wake.set()
-        decided = len(changes)
-        self._next_ready = self.board.backlog.wake(now)
-        picked, taken = await self._pick()
-        changes.extend(self._dispatch(job, worker_id, judged, now) for job, worker_id in picked)
-        dispatched = len(changes)
-        changes.extend(judged.admissions({job.seq for job, _ in picked}, now))
-        if not changes:
-            self._in_hand = []
-            return
-        answers = await self._commit(changes)
-        await self._end_unstorable(changes[:finished], answers[:finished], now)
-        self._in_hand = []
-        self._confirm([(message, answers[index]) for index, message in asked])
-        self._settle(changes[:finished])
-        if not self._send(answers[decided:dispatched]):
-            self.board.limiter.retract(taken)
-        self._begin_anew(answers[finished:decided])
-        self._begin_anew(answers[dispatched:])
-        await self._note_refused(changes[:finished], answers[:finished])
+        return reported
 
-    async def _commit(self, changes: list[Change]) -> list[Answer]:
-        """Commit, however long the disk refuses: what workers reported must not be lost."""
-        return await apply_storable(self._retrying.apply, changes)
+    def _resume(self) -> None:
+        """Let jobs go on that have what they waited for, before others take the room."""
+        open_jobs = self.open_jobs
+        for job_id in list(open_jobs.resuming):
+            job = open_jobs.held[job_id]
+            if open_jobs.may_go_on(job):
+                open_jobs.go_on(job)
+                self.orders.resume(job)
+
+    async def _commit(
+        self, changes: Sequence[Change], bulk: Sequence[BulkMove] = ()
+    ) -> tuple[list[Answer], list[BulkAnswer]]:
+        """Commit, however long the storage refuses: what workers reported must not be lost."""
+        try:
+            return await self._retrying.commit(changes, bulk)
+        except Unavailable:
+            raise
+        except Exception:  # something can't be stored: it must not keep back the rest
+            singles = [move.one(n) for move in bulk for n in range(len(move.job_ids))]
+            answers = await apply_storable(self._retrying.apply, [*changes, *singles])
+        told = iter(answers[len(changes) :])
+        bulk_answers = []
+        for move in bulk:
+            each = list(enumerate(islice(told, len(move.job_ids))))
+            moved = [answer.job for _, answer in each if answer.moved and answer.job is not None]
+            bulk_answers.append(BulkAnswer(moved, [(n, a) for n, a in each if not a.moved]))
+        return answers[: len(changes)], bulk_answers
 
     async def _end_unstorable(
-        self, changes: Sequence[Change], answers: Sequence[Answer], now: float
+        self,
+        reported: _Reported,
+        answers: Sequence[Answer],
+        ended: Sequence[BulkAnswer],
+        now: float,
     ) -> None:
         """Let a job fail whose result can't be stored as it is."""
         failures: list[Change] = []
-        for change, answer in zip(changes, answers, strict=True):
-            if answer.job is None and isinstance(change, Move) and change.result is not None:
-                result = JobResult(
-                    job_id=change.job_id,
+        for result, answer in reported.refused(answers, ended):
+            if answer.job is None:
+                failed = JobResult(
+                    job_id=result.job_id,
                     status=JobState.FAILED,
-                    worker_id=change.result.worker_id,
-                    attempt=change.result.attempt,
+                    worker_id=result.worker_id,
+                    attempt=result.attempt,
                     error_code=_NOT_STORABLE,
                     error_message="its result or error holds a value that can't be stored",
                 )
-                failures += self.intake.take_in(Finished(result), now, self.clock.monotonic())
+                failures += self.intake.take_in(Finished(failed), now, self.clock.monotonic())
         if failures:
             await self._commit(failures)
 
@@ -291,22 +365,83 @@ class Scheduler:
         """What was decided about a waiting job was overtaken by something else."""
         for answer in answers:
             if answer.verdict is Verdict.REFUSED and answer.job is not None:
-                self.board.judge_again(answer.job)
+                self.open_jobs.judge_again(answer.job)
                 self._wake.set()
 
     # -- dispatch -----------------------------------------------------------------
+
+    def dispatch_accepted(self, jobs: Sequence[Job]) -> Sequence[BulkMove]:
+        """Give jobs to workers in the commit that accepts them: see `control.ledger.Dispatcher`.
+
+        Only where nothing is to be weighed: no rule or limit is set, nothing else waits, and
+        workers have room for all of them. Otherwise they wait for the next turn.
+        """
+        open_jobs = self.open_jobs
+        if (
+            self._rules_changed
+            or len(jobs) > _MOST_A_TURN
+            or len(open_jobs.backlog)
+            or open_jobs.unjudged
+            or open_jobs.orphaned
+            or open_jobs.limiter.in_use
+            or not all(map(self._can_dispatch_at_once, jobs))
+        ):
+            return ()
+        if not self._turning:
+            self._placement.refresh()
+        picked: list[tuple[Job, str]] = []
+        for job in jobs:
+            worker_id = self._placement.find(QueueKey.of(job))
+            if worker_id is None or (
+                self._turning and not self._is_still_available(worker_id, job)
+            ):
+                return ()
+            picked.append((job, worker_id))
+        self._dispatch_pending = True
+        return list(self._dispatch(picked, Judged(), self.clock.now()).bulk.values())
+
+    def _is_still_available(self, worker_id: str, job: Job) -> bool:
+        """Whether a worker did not go or pause since the turn that is under way began."""
+        worker = self.open_jobs.roster.workers.get(worker_id)
+        return (
+            worker is not None
+            and worker.ready
+            and worker.pool not in self.open_jobs.roster.paused
+            and job.request.topic not in worker.paused_topics
+        )
+
+    def _can_dispatch_at_once(self, job: Job) -> bool:
+        request, kernel = job.request, self.kernel
+        if request.after or request.run_at is not None or request.deadline is not None:
+            return False
+        try:
+            return kernel.built_in and kernel.decide(request).decision is Decision.ALLOW
+        except Exception:  # the turn says so
+            return False
+
+    def dispatch_committed(self, answers: Sequence[BulkAnswer]) -> None:
+        self._dispatch_pending = False
+        if self._rules_changed:  # the turn that was to take notice waits for this
+            self._wake.set()
+        self._send((), answers)
 
     async def _pick(self) -> tuple[list[tuple[Job, str]], Collection[Bucket]]:
         """Who goes where, and the buckets of limits that they fill."""
         if self._rules_changed:
             return [], ()  # what waits was let pass by others
-        roster, backlog, limiter = self.board.roster, self.board.backlog, self.board.limiter
+        roster, backlog, limiter = (
+            self.open_jobs.roster,
+            self.open_jobs.backlog,
+            self.open_jobs.limiter,
+        )
         for bucket in limiter.freed():
             backlog.open(bucket)
-        places = Places(roster.workers.values(), roster.pools, roster.paused)
-        gate = Gate(limiter, places.find)
-        place = gate.place if limiter.in_use else places.find
-        chosen = dict(islice(backlog.pick(place, places.has_room), _MOST_A_TURN))
+        placement = self._placement
+        placement.refresh()
+        gate = Gate(limiter, placement.find)
+        place = gate.place if limiter.in_use else placement.find
+        picks = backlog.pick(place, placement.has_room, placement.freed)
+        chosen = dict(islice(picks, _MOST_A_TURN))
         if not chosen:
             return [], ()
         if len(chosen) == _MOST_A_TURN:
@@ -316,81 +451,104 @@ class Scheduler:
             worker_id = chosen[job.seq]
             if worker_id not in roster.workers:  # it was lost while the records were read
                 self._put_back(job)
-            elif self.board.may_go_out(job):
+            elif self.open_jobs.may_go_out(job):
                 picked.append((job, worker_id))
         if len(picked) < len(chosen):
             limiter.retract(gate.taken)
             self._wake.set()
         return picked, gate.taken.keys()
 
-    def _dispatch(self, job: Job, worker_id: str, judged: Judged, now: float) -> Move:
-        pool = self.board.roster.workers[worker_id].pool
-        events: tuple[JobEvent, ...]
-        match job.state:
-            case JobState.PENDING:
-                events = (JobEvent.SCHEDULE, JobEvent.DISPATCH)
-            case JobState.SCHEDULED:
-                events = (JobEvent.DISPATCH,)
-            case _:
-                events = (JobEvent.REDISPATCH,)
-        reason = self.board.adrift.get(job.job_id, "")
-        news = judged.news.get(job.seq) if judged.news else None
+    def _dispatch(self, picked: Sequence[tuple[Job, str]], judged: Judged, now: float) -> _Given:
+        """The moves that give these jobs to their workers; alike ones together."""
+        given = _Given()
+        workers, orphaned, news = (
+            self.open_jobs.roster.workers,
+            self.open_jobs.orphaned,
+            judged.news,
+        )
+        for job, worker_id in picked:
+            if orphaned or job.seq in news:
+                given.moves.append(self._dispatch_one(job, worker_id, judged, now))
+                continue
+            key = (worker_id, job.state)
+            move = given.bulk.get(key)
+            if move is None:
+                move = given.bulk[key] = BulkMove(
+                    job_ids=[],
+                    events=_DISPATCHING[job.state],
+                    actor=_SCHEDULER,
+                    at=now,
+                    versions=[],
+                    worker_id=worker_id,
+                    pool=workers[worker_id].pool,
+                )
+            assert move.versions is not None
+            move.job_ids.append(job.request.job_id)
+            move.versions.append(job.version)
+        return given
+
+    def _dispatch_one(self, job: Job, worker_id: str, judged: Judged, now: float) -> Move:
+        job_id = job.job_id
+        news = judged.news.get(job.seq)
         return Move(
-            job.job_id,
-            events,
+            job_id,
+            _DISPATCHING.get(job.state, (JobEvent.REDISPATCH,)),
             _SCHEDULER,
             now,
-            reason,
+            self.open_jobs.orphaned.get(job_id, ""),
             version=job.version,
             worker_id=worker_id,
-            pool=pool,
+            pool=self.open_jobs.roster.workers[worker_id].pool,
             verdict=None if news is None else news.verdict,
             hold=None if news is None else news.hold,
+            uncharged=job_id in self.open_jobs.uncharged,
         )
 
-    def _send(self, answers: Sequence[Answer]) -> bool:
+    def _send(self, answers: Sequence[Answer], bulk: Sequence[BulkAnswer]) -> bool:
         """Give out what was committed; False if some of it was not."""
-        given: list[Job] = []
-        all_moved = True
-        for answer in answers:
-            job = answer.job
-            if job is not None and answer.moved:
-                if self.board.is_live(job.job_id, job.attempt):
-                    given.append(job)
-                    if job.worker_id in self._met:
-                        self.intake.on_their_way.add((job.job_id, job.attempt))
-                continue
-            all_moved = False
+        moved = [answer.job for answer in answers if answer.moved and answer.job is not None]
+        others = [answer for answer in answers if not answer.moved]
+        for one in bulk:
+            moved += one.moved
+            others += [answer for _, answer in one.others]
+        open_jobs, met = self.open_jobs, self._met
+        given = [job for job in moved if open_jobs.is_live(job.request.job_id, job.attempt)]
+        if met:
+            for job in given:
+                if job.worker_id in met:
+                    self.intake.on_their_way.add((job.job_id, job.attempt))
+        for answer in others:
             self._wake.set()
-            if job is not None:
-                self._put_back(job)
+            if answer.job is not None:
+                self._put_back(answer.job)
         if given:
             self.orders.dispatch(given)
             failpoint("after-dispatch")
         for job in given:
-            if self.board.held[job.job_id].cancel_requested:
+            if open_jobs.held[job.request.job_id].cancel_requested:
                 # The order to end it was given before there was anything to end.
                 attempt = (job.job_id, job.attempt)
                 self.orders.end(job.worker_id, attempt, "cancelled while it was dispatched")
-        return all_moved
+        return not others
 
     def _put_back(self, job: Job) -> None:
         """A job that came up and was not given out waits again."""
         if job.state in WAITING:
-            self.board.judge_again(job)
-        elif self.board.may_go_out(job):
-            self.board.set_adrift(job, self.board.adrift[job.job_id])
+            self.open_jobs.judge_again(job)
+        elif self.open_jobs.may_go_out(job):
+            self.open_jobs.orphan(job, self.open_jobs.orphaned[job.job_id])
 
-    def _settle(self, changes: Sequence[Change]) -> None:
+    def _settle(self, results: Iterable[JobResult]) -> None:
         """Tell workers elsewhere which of their results are safe, or known to be late."""
-        workers = self.board.roster.workers
-        results: list[tuple[str, tuple[str, int]]] = []
-        for change in changes:
-            if isinstance(change, Move) and (result := change.result) is not None:
-                record = workers.get(result.worker_id or "")
-                if result.worker_id and (record is None or not record.local):
-                    results.append((result.worker_id, (result.job_id, result.attempt)))
-        self.orders.settle(results)
+        workers = self.open_jobs.roster.workers
+        settled: list[tuple[str, tuple[str, int]]] = []
+        for result in results:
+            worker_id = result.worker_id
+            if worker_id:
+                record = workers.get(worker_id)
+                if record is None or not record.local:
+                    settled.append((worker_id, (result.job_id, result.attempt)))
+        self.orders.settle(settled)
 
     def _confirm(self, asked: Sequence[tuple[Started, Answer]]) -> None:
         """Let workers begin whose start is durable; the others must drop the job."""
@@ -405,18 +563,86 @@ class Scheduler:
                 durable.append((message.worker_id, attempt))
         self.orders.confirm(durable)
 
-    async def _note_refused(self, changes: Sequence[Change], answers: Sequence[Answer]) -> None:
+    async def _note_refused(
+        self, reported: _Reported, answers: Sequence[Answer], ended: Sequence[BulkAnswer]
+    ) -> None:
         """A result that came too late, or for a dead attempt, is logged and changes nothing."""
         notes: list[Change] = []
-        for change, answer in zip(changes, answers, strict=True):
-            if answer.moved or not isinstance(change, Move) or answer.job is None:
-                continue
-            if change.result is not None and answer.why:
-                said = f"{change.result.status} of attempt {change.attempt} ignored: {answer.why}"
-                actor = f"{Role.WORKER}:{change.result.worker_id}"
-                notes.append(Move(change.job_id, (JobEvent.NOTE,), actor, change.at, said))
+        for result, answer in reported.refused(answers, ended):
+            if answer.job is not None and answer.why:
+                said = f"{result.status} of attempt {result.attempt} ignored: {answer.why}"
+                actor = f"{Role.WORKER}:{result.worker_id}"
+                now = self.clock.now()
+                notes.append(Move(result.job_id, (JobEvent.NOTE,), actor, now, said))
         if notes:
             await self._commit(notes)
+
+
+class _Reported(Struct):
+    """What workers said, as changes."""
+
+    changes: list[Change] = field(default_factory=list)
+    single: int = 0
+    """How many of the changes come from here."""
+    succeeded: defaultdict[str, list[JobResult]] = field(default_factory=lambda: defaultdict(list))
+    """Plain successes, by worker."""
+    asked: list[tuple[int, Started]] = field(default_factory=list)
+    """StartLogs that must be confirmed, each with the place of its change."""
+
+    def bulk(self, now: float) -> list[BulkMove]:
+        return [
+            BulkMove(
+                job_ids=[result.job_id for result in results],
+                events=_SUCCEED,
+                actor=f"{Role.WORKER}:{worker_id}",
+                at=now,
+                attempts=[result.attempt for result in results],
+                results=results,
+            )
+            for worker_id, results in self.succeeded.items()
+        ]
+
+    def results(self) -> Iterator[JobResult]:
+        """Every result that was reported."""
+        for change in self.changes[: self.single]:
+            if type(change) is Move and change.result is not None:
+                yield change.result
+        for results in self.succeeded.values():
+            yield from results
+
+    def refused(
+        self, answers: Sequence[Answer], ended: Sequence[BulkAnswer]
+    ) -> Iterator[tuple[JobResult, Answer]]:
+        """The results that did not end their job, and why."""
+        for change, answer in zip(self.changes[: self.single], answers, strict=False):
+            if not answer.moved and type(change) is Move and change.result is not None:
+                yield change.result, answer
+        for results, told in zip(self.succeeded.values(), ended, strict=True):
+            for index, answer in told.others:
+                yield results[index], answer
+
+
+class _Given(Struct):
+    """The moves that give jobs to workers."""
+
+    moves: list[Change] = field(default_factory=list)
+    bulk: dict[tuple[str, JobState], BulkMove] = field(default_factory=dict)
+
+
+class _Range(Struct):
+    start: int
+    end: int = 0
+
+
+_SUCCEED = (JobEvent.SUCCEED,)
+_DISPATCHING: dict[JobState, tuple[JobEvent, ...]] = {
+    JobState.PENDING: (JobEvent.SCHEDULE, JobEvent.DISPATCH),
+    JobState.SCHEDULED: (JobEvent.DISPATCH,),
+}
+
+
+def _is_plain_success(result: JobResult) -> bool:
+    return result.status is JobState.SUCCEEDED and result.error_code is None
 
 
 def _sender(message: AnyMessage) -> str | None:

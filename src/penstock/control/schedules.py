@@ -1,8 +1,8 @@
-"""Submits recurring jobs when their time has come.
+"""Schedules: jobs that are submitted at the times of a cron expression.
 
 A firing submits its job under a key made of the schedule's name and the time it fires for,
-and then remembers that this time is dealt with. Whatever dies in between, the time is fired
-for again and the gateway answers with the job that is already there: no time has two jobs.
+and then remembers that this time is done. Whatever dies in between, the time is fired for
+again and the gateway answers with the job that is already there: no time has two jobs.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ import asyncio
 import builtins
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.control.recurrence import (
-    Kept,
-    Recurrence,
-    checked,
-    iso,
-    owed,
-    request_of,
-    same_times,
-)
+from penstock.control.guard import Guard, Uploads
+from penstock.control.ledger import Ledger
 from penstock.core.calendar import Calendar
+from penstock.core.check import check_name, check_request
 from penstock.core.errors import (
     Conflict,
     InvalidRequest,
@@ -35,9 +32,9 @@ from penstock.core.errors import (
     UnknownTopic,
 )
 from penstock.core.job import Job, JobRequest
-from penstock.ports.clock import Clock
-from penstock.ports.schedules import Schedule, ScheduleView
-from penstock.ports.store import JobQuery, Store
+from penstock.ports.clock import Clock, wait_at_most
+from penstock.ports.engine_api import CatchUp, KeyRole, Schedule, ScheduleView
+from penstock.ports.store import JobQuery
 
 log = logging.getLogger(__name__)
 
@@ -45,185 +42,273 @@ Submit = Callable[[Sequence[JobRequest]], Awaitable[list[Job]]]
 
 _FACTS = "schedule/"
 _LATE = 60.0
-"""Seconds after which a time counts as missed: we were asleep, or the clock was set."""
+"""Seconds after which a time counts as missed, as after sleep or a clock change."""
 _LOOK = 60.0
-"""Seconds between looks at the clock, which may be set while we sleep."""
+"""Seconds between checks of the wall clock, which may be changed meanwhile."""
 _AT_ONCE = 50
-"""Times that one schedule makes up for before the others have their turn."""
+"""Missed times that one schedule fires for before the others have their turn."""
+MOST_MISSED = 1000
+"""How many missed times are fired for; older ones are dropped."""
+_FIRST_RETRY, _LAST_RETRY = 1.0, 300.0
+"""Seconds after which a job that could not be submitted is tried again: first, at most."""
+_SET_BACK = 60.0
+_NOT_FOR_ALL = ("idempotency_key", "run_at", "deadline")
+"""Fields of a request that can't be right for more than one job."""
 
 
-class ScheduleKeeper:
-    """Keeps the schedules and fires them. It checks nothing about who asks."""
+class StoredSchedule(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A schedule as it is stored."""
 
-    def __init__(self, store: Store, submit: Submit, clock: Clock) -> None:
-        self._store, self._submit, self._clock = store, submit, clock
-        self._known: dict[tuple[str, str], Recurrence] = {}
-        self._changing = asyncio.Lock()
+    schedule: Schedule
+    by: str
+    """Who made it: the principal of its jobs."""
+    done: float
+    """Every time up to this one is done."""
+    last_at: float | None = None
+    last_job_id: str | None = None
+    fired: int = 0
+    skipped: int = 0
+    problem: str = ""
+
+
+class ScheduleState:
+    """A schedule, and when to check it next."""
+
+    def __init__(self, kept: StoredSchedule, calendar: Calendar | None) -> None:
+        self.kept, self.calendar = kept, calendar
+        self.tried: float | None = None
+        """The time for which it could not be submitted."""
+        self.said = ""
+        """What to report after firing for missed times."""
+        self._retry_at: float | None = None
+        self._pause = _FIRST_RETRY
+        self._due_at = self._next(kept.done)
+
+    def _next(self, time: float) -> float | None:
+        if self.calendar is None or self.kept.schedule.paused:
+            return None
+        return self.calendar.next(time)
+
+    @property
+    def wakes_at(self) -> float | None:
+        return self._due_at if self._retry_at is None else self._retry_at
+
+    def advance(self, kept: StoredSchedule) -> None:
+        self.kept = kept
+        self.tried = self._retry_at = None
+        self._pause = _FIRST_RETRY
+        self._due_at = self._next(kept.done)
+
+    def hold_back(self, time: float | None, now: float, error: Exception) -> None:
+        """Retry later. This is not stored: after a restart the time is still due."""
+        pause = error.retry_after if isinstance(error, TooMany) else self._pause
+        self._pause = min(self._pause * 2, _LAST_RETRY)
+        self._retry_at = now + min(max(pause, _FIRST_RETRY), _LAST_RETRY)
+        self.tried = time
+        when = "" if time is None else f"not submitted for {iso(time)}: "
+        self.kept = replace(
+            self.kept, problem=f"{when}{error}; tried again at {iso(self._retry_at)}"
+        )
+
+    def view(self, now: float) -> ScheduleView:
+        kept, problem = self.kept, self.kept.problem
+        if kept.done > now + _SET_BACK and not problem:
+            problem = (
+                f"the clock was set back; what is before {iso(kept.done)} was dealt with "
+                "(pause and resume it to begin now)"
+            )
+        return ScheduleView(
+            schedule=kept.schedule,
+            next_at=self._next(max(kept.done, now)),
+            last_at=kept.last_at,
+            last_job_id=kept.last_job_id,
+            fired=kept.fired,
+            skipped=kept.skipped,
+            problem=problem,
+        )
+
+
+class DueTimes(NamedTuple):
+    """The times to fire for, oldest first, and what to report."""
+
+    times: list[float]
+    until: float
+    """The newest time considered, fired for or not."""
+    said: str = ""
+
+
+def due_times(
+    calendar: Calendar,
+    catch_up: CatchUp,
+    done: float,
+    now: float,
+    *,
+    punctual: float,
+    tried: float | None = None,
+) -> DueTimes | None:
+    """Which of the times in (done, now] to fire for; None if there are none.
+
+    Times before `punctual` were missed, and `catch_up` says what becomes of them. One that
+    was `tried` and could not be submitted is not missed as long as none came after it.
+    """
+    times, more = calendar.last(MOST_MISSED, done, now)
+    if not times:
+        return None
+    missed = [time for time in times if time < punctual]
+    if missed and missed[-1] == times[-1] == tried:
+        missed.pop()
+    in_time = times[len(missed) :]
+    match catch_up:
+        case CatchUp.SKIP:
+            return DueTimes(in_time, times[-1])
+        case CatchUp.LAST:
+            return DueTimes(missed[-1:] + in_time, times[-1])
+        case CatchUp.ALL:
+            dropped = f"more than {MOST_MISSED} times were missed: the oldest were dropped"
+            return DueTimes(missed + in_time, times[-1], dropped if more else "")
+
+
+def iso(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def request_of(schedule: Schedule, by: str, time: float | None) -> JobRequest:
+    """The request to submit for one of its times, or for a manual firing (None)."""
+    key = None if time is None else f"schedule:{schedule.name}:{iso(time)}"
+    return replace(schedule.request, idempotency_key=key, principal=by)
+
+
+def same_times(one: Schedule, other: Schedule) -> bool:
+    return (one.cron, one.timezone, one.paused) == (other.cron, other.timezone, other.paused)
+
+
+def checked(schedule: Schedule, now: float) -> Schedule:
+    """The schedule, checked, with a request that can be submitted repeatedly."""
+    check_name("name", schedule.name)
+    check_name("tenant", schedule.tenant)
+    request = replace(
+        schedule.request, job_id="", tenant=schedule.tenant, retry_number=0, schedule=schedule.name
+    )
+    for field in _NOT_FOR_ALL:
+        if getattr(request, field) is not None:
+            raise InvalidRequest(
+                f"request.{field}",
+                "can't be the same for all jobs of a schedule",
+                hint="leave it out; a schedule gives each job its time and key",
+            )
+    try:
+        check_request(replace(request, job_id="any"), now)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"request.{error.field}", error.problem, hint=error.hint) from None
+    return replace(schedule, request=request)
+
+
+class ScheduleRunner:
+    """All schedules, in memory, and the service that fires them."""
+
+    def __init__(self, store: Ledger, submit: Submit, clock: Clock) -> None:
+        self.store, self.submit, self.clock = store, submit, clock
+        self.known: dict[tuple[str, str], ScheduleState] = {}
+        """By tenant and name."""
+        self.changing = asyncio.Lock()
         self._changed = asyncio.Event()
 
     async def restore(self) -> None:
-        """Take up what is stored. One that can't be read or understood harms no other."""
-        facts = await self._store.recall_all(_FACTS)
+        """Load the stored schedules. An unreadable one does not affect the others."""
+        facts = await self.store.recall_all(_FACTS)
         for name, value in facts.items():
             try:
-                kept = msgspec.json.decode(value, type=Kept)
+                kept = msgspec.json.decode(value, type=StoredSchedule)
             except msgspec.MsgspecError as error:
                 log.error("can't read the stored %s: %s", name, error)
                 continue
             schedule = kept.schedule
             try:
-                known = Recurrence(kept, Calendar(schedule.cron, schedule.timezone))
+                known = ScheduleState(kept, Calendar(schedule.cron, schedule.timezone))
             except InvalidRequest as error:  # a zone that the machine no longer knows
-                known = Recurrence(replace(kept, problem=str(error)), None)
-            self._known[schedule.tenant, schedule.name] = known
-
-    # -- asked by callers ---------------------------------------------------------
-
-    async def put(self, schedule: Schedule, *, by: str) -> ScheduleView:
-        """Make or change one. Times before this moment are owed only to the same cron."""
-        now = self._clock.now()
-        schedule = checked(schedule, now)
-        calendar = Calendar(schedule.cron, schedule.timezone)
-        async with self._changing:
-            held = self._known.get((schedule.tenant, schedule.name))
-            if held is None:
-                kept = Kept(schedule=schedule, by=by, done=now)
-            else:
-                done = held.kept.done if same_times(held.kept.schedule, schedule) else now
-                kept = replace(held.kept, schedule=schedule, by=by, done=done, problem="")
-            return await self._replace(Recurrence(kept, calendar))
-
-    async def list(self) -> builtins.list[ScheduleView]:
-        now = self._clock.now()
-        return [self._known[key].view(now) for key in sorted(self._known)]
-
-    async def get(self, name: str, tenant: str = "default") -> ScheduleView:
-        return self._find(name, tenant).view(self._clock.now())
-
-    async def pause(
-        self, name: str, tenant: str = "default", *, paused: bool = True
-    ) -> ScheduleView:
-        """Stop it or let it go on. What would have come meanwhile is left out."""
-        async with self._changing:
-            known = self._find(name, tenant)
-            kept = known.kept
-            if kept.schedule.paused is paused:
-                return known.view(self._clock.now())
-            schedule = replace(kept.schedule, paused=paused)
-            kept = replace(kept, schedule=schedule, done=self._clock.now(), problem="")
-            return await self._replace(Recurrence(kept, known.calendar))
-
-    async def fire(self, name: str, tenant: str = "default", *, by: str) -> Job:
-        """Submit its job now, besides its times, in the name of who asks."""
-        async with self._changing:
-            known = self._find(name, tenant)
-            (job,) = await self._submit([request_of(known.kept.schedule, by, None)])
-            fired = replace(known.kept, last_job_id=job.job_id, fired=known.kept.fired + 1)
-            await self._remember(fired)
-            known.kept = fired
-            return job
-
-    async def delete(self, name: str, tenant: str = "default") -> None:
-        async with self._changing:
-            self._find(name, tenant)
-            await self._store.forget(f"{_FACTS}{tenant}/{name}")
-            del self._known[tenant, name]
+                known = ScheduleState(replace(kept, problem=str(error)), None)
+            self.known[schedule.tenant, schedule.name] = known
 
     def pointers(self) -> Iterable[str]:
-        """The inputs that jobs to come will need: not to be pruned."""
-        return [known.kept.schedule.request.context_ptr for known in self._known.values()]
+        """The inputs of future jobs, which must not be pruned."""
+        return [known.kept.schedule.request.context_ptr for known in self.known.values()]
 
-    def _find(self, name: str, tenant: str) -> Recurrence:
-        known = self._known.get((tenant, name))
-        if known is None:
-            raise NotFound(
-                f"no schedule {name!r}", hint="'penstock schedule list' lists those there are"
-            )
-        return known
-
-    async def _replace(self, known: Recurrence) -> ScheduleView:
-        await self._remember(known.kept)
+    async def use(self, known: ScheduleState) -> ScheduleView:
+        """Store a new or changed schedule, then fire by it."""
+        await self.remember(known.kept)
         schedule = known.kept.schedule
-        self._known[schedule.tenant, schedule.name] = known
+        self.known[schedule.tenant, schedule.name] = known
         self._changed.set()
-        return known.view(self._clock.now())
+        return known.view(self.clock.now())
 
-    async def _remember(self, kept: Kept) -> None:
-        name = f"{_FACTS}{kept.schedule.tenant}/{kept.schedule.name}"
-        await self._store.remember(name, msgspec.json.encode(kept))
-
-    # -- the service --------------------------------------------------------------
+    async def remember(self, kept: StoredSchedule) -> None:
+        await self.store.remember(_fact(kept.schedule), msgspec.json.encode(kept))
 
     async def run(self) -> None:
-        """Fire what is due, then sleep until something is, or something changes."""
-        punctual = self._clock.now()  # what is older was missed while nobody was here
+        """Fire what is due, then sleep until the next time or change."""
+        punctual = self.clock.now()  # what is older was missed while nobody was here
         while True:
             self._changed.clear()
-            now = self._clock.now()
-            for known in [*self._known.values()]:
+            now = self.clock.now()
+            for known in [*self.known.values()]:
                 if (wake := known.wakes_at) is not None and wake <= now:
-                    await self._attend(known, punctual)
+                    await self._check(known, punctual)
             await self._rest()
-            punctual = self._clock.now() - _LATE
+            punctual = self.clock.now() - _LATE
 
     async def _rest(self) -> None:
-        wakes = [at for known in self._known.values() if (at := known.wakes_at) is not None]
+        wakes = [at for known in self.known.values() if (at := known.wakes_at) is not None]
         if not wakes:
             await self._changed.wait()
             return
-        seconds = min(max(0.0, min(wakes) - self._clock.now()), _LOOK)
-        changed = asyncio.ensure_future(self._changed.wait())
-        asleep = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait((changed, asleep), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
-            asleep.cancel()
+        look = max(_LOOK, self.clock.recheck)
+        seconds = min(max(0.0, min(wakes) - self.clock.now()), look)
+        await wait_at_most(self.clock, seconds, self._changed)
 
-    async def _attend(self, known: Recurrence, punctual: float) -> None:
-        """Fire one schedule for what it owes; its troubles stay its own."""
+    async def _check(self, known: ScheduleState, punctual: float) -> None:
+        """Fire one schedule for its due times; an error affects no other schedule."""
         try:
-            await self._pay(known, punctual)
+            await self._fire_due(known, punctual)
         except Exception as error:
             schedule = known.kept.schedule
             if not isinstance(error, PenstockError):
                 log.exception("schedule %s of %s", schedule.name, schedule.tenant)
-            known.hold_back(known.tried, self._clock.now(), error)
+            known.hold_back(known.tried, self.clock.now(), error)
 
-    async def _pay(self, known: Recurrence, punctual: float) -> None:
+    async def _fire_due(self, known: ScheduleState, punctual: float) -> None:
         kept, schedule = known.kept, known.kept.schedule
         assert known.calendar is not None
-        debt = owed(
+        due = due_times(
             known.calendar,
             schedule.catch_up,
             kept.done,
-            self._clock.now(),
+            self.clock.now(),
             punctual=punctual,
             tried=known.tried,
         )
-        if debt is None:  # the clock was set back
+        if due is None:  # the clock was set back
             known.advance(kept)
             return
-        if debt.said:
-            known.said = debt.said
-            log.warning("schedule %s of %s: %s", schedule.name, schedule.tenant, debt.said)
-        for time in debt.times[:_AT_ONCE]:
-            async with self._changing:
+        if due.said:
+            known.said = due.said
+            log.warning("schedule %s of %s: %s", schedule.name, schedule.tenant, due.said)
+        for time in due.times[:_AT_ONCE]:
+            async with self.changing:
                 if not self._is_current(known) or not await self._fire_for(known, time):
                     return
-        if len(debt.times) <= _AT_ONCE:
-            async with self._changing:
-                if self._is_current(known) and (known.said or known.kept.done < debt.until):
+        if len(due.times) <= _AT_ONCE:
+            async with self.changing:
+                if self._is_current(known) and (known.said or known.kept.done < due.until):
                     problem, known.said = known.said or known.kept.problem, ""
-                    await self._keep(known, replace(known.kept, done=debt.until, problem=problem))
+                    await self._keep(known, replace(known.kept, done=due.until, problem=problem))
 
-    def _is_current(self, known: Recurrence) -> bool:
-        """Whether nobody changed or deleted it since we looked."""
+    def _is_current(self, known: ScheduleState) -> bool:
+        """Whether it was not changed or deleted meanwhile."""
         schedule = known.kept.schedule
-        return self._known.get((schedule.tenant, schedule.name)) is known
+        return self.known.get((schedule.tenant, schedule.name)) is known
 
-    async def _fire_for(self, known: Recurrence, time: float) -> bool:
-        """Fire for one time; False if that has to wait, and all that follows with it."""
+    async def _fire_for(self, known: ScheduleState, time: float) -> bool:
+        """Fire for one time; False if it must be retried later, before all that follow."""
         kept = known.kept
         if not kept.schedule.overlap and (busy := await self._unfinished(kept.last_job_id)):
             await self._skip(known, time, f"job {busy} of the time before has not ended")
@@ -232,7 +317,7 @@ class ScheduleKeeper:
         try:
             job = await self._submitted(request)
         except (TooMany, Unavailable, UnknownTopic) as error:
-            known.hold_back(time, self._clock.now(), error)
+            known.hold_back(time, self.clock.now(), error)
             return False
         except PenstockError as error:
             problem = f"refused for {iso(time)}: {error}"
@@ -252,26 +337,26 @@ class ScheduleKeeper:
         await self._keep(known, fired)
         return True
 
-    async def _skip(self, known: Recurrence, time: float, why: str) -> None:
+    async def _skip(self, known: ScheduleState, time: float, why: str) -> None:
         kept, problem = known.kept, f"skipped {iso(time)}: {why}"
         await self._keep(known, replace(kept, done=time, skipped=kept.skipped + 1, problem=problem))
 
     async def _submitted(self, request: JobRequest) -> Job:
-        """The job of this firing, also if it was submitted before the schedule was changed."""
+        """Submit the job of this firing; if it was submitted before, return that job."""
         try:
-            (job,) = await self._submit([request])
+            (job,) = await self.submit([request])
         except Conflict:
             key = request.idempotency_key
             query = JobQuery(tenant=request.tenant, idempotency_key=key, limit=1)
-            if not (found := await self._store.find(query)):
+            if not (found := await self.store.find(query)):
                 raise
             job = found[0]
         return job
 
     async def _unfinished(self, job_id: str | None) -> str | None:
-        """The job in which a job goes on, if that has not ended."""
+        """The unfinished job of a chain of retries, if any."""
         while job_id is not None:
-            job = await self._store.get(job_id)
+            job = await self.store.get(job_id)
             if job is None:
                 return None
             if not job.is_final:
@@ -279,6 +364,87 @@ class ScheduleKeeper:
             job_id = job.successor
         return None
 
-    async def _keep(self, known: Recurrence, kept: Kept) -> None:
-        await self._remember(kept)
+    async def _keep(self, known: ScheduleState, kept: StoredSchedule) -> None:
+        await self.remember(kept)
         known.advance(kept)
+
+
+class ScheduleService:
+    """See `penstock.ports.engine_api.Schedules`."""
+
+    def __init__(self, runner: ScheduleRunner, guard: Guard, uploads: Uploads) -> None:
+        self._runner, self._guard, self._uploads = runner, guard, uploads
+
+    async def put(self, schedule: Schedule) -> ScheduleView:
+        """Create or change a schedule. Earlier times stay due only if its times do not change."""
+        guard, runner = self._guard, self._runner
+        with guard.doing("schedule.put", schedule.name, role=KeyRole.OPERATE):
+            guard.require(KeyRole.SUBMIT, "schedule.put")  # it submits in their name
+            tenant = guard.tenant(schedule.tenant)
+            request = guard.stamped(replace(schedule.request, tenant=tenant))
+            await self._uploads.check(request.context_ptr)
+            now = runner.clock.now()
+            schedule = checked(replace(schedule, tenant=tenant, request=request), now)
+            calendar = Calendar(schedule.cron, schedule.timezone)
+            async with runner.changing:
+                held = runner.known.get((tenant, schedule.name))
+                if held is None:
+                    kept = StoredSchedule(schedule=schedule, by=guard.by, done=now)
+                else:
+                    done = held.kept.done if same_times(held.kept.schedule, schedule) else now
+                    kept = replace(held.kept, schedule=schedule, by=guard.by, done=done, problem="")
+                return await runner.use(ScheduleState(kept, calendar))
+
+    async def list(self) -> builtins.list[ScheduleView]:
+        now, known = self._runner.clock.now(), self._runner.known
+        return [known[key].view(now) for key in sorted(known) if self._guard.caller.sees(key[0])]
+
+    async def get(self, name: str, tenant: str = "default") -> ScheduleView:
+        return self._find(name, tenant).view(self._runner.clock.now())
+
+    async def pause(
+        self, name: str, tenant: str = "default", *, paused: bool = True
+    ) -> ScheduleView:
+        """Pause or resume. Times in between are skipped."""
+        action, runner = "schedule.pause" if paused else "schedule.resume", self._runner
+        with self._guard.doing(action, name, role=KeyRole.OPERATE):
+            async with runner.changing:
+                known, now = self._find(name, tenant), runner.clock.now()
+                kept = known.kept
+                if kept.schedule.paused is paused:
+                    return known.view(now)
+                schedule = replace(kept.schedule, paused=paused)
+                kept = replace(kept, schedule=schedule, done=now, problem="")
+                return await runner.use(ScheduleState(kept, known.calendar))
+
+    async def fire(self, name: str, tenant: str = "default") -> Job:
+        """Submit its job now, in addition to its times, as the caller."""
+        guard, runner = self._guard, self._runner
+        with guard.doing("schedule.fire", name, role=KeyRole.OPERATE):
+            guard.require(KeyRole.SUBMIT, "schedule.fire")
+            async with runner.changing:
+                known = self._find(name, tenant)
+                (job,) = await runner.submit([request_of(known.kept.schedule, guard.by, None)])
+                fired = replace(known.kept, last_job_id=job.job_id, fired=known.kept.fired + 1)
+                await runner.remember(fired)
+                known.kept = fired
+                return job
+
+    async def delete(self, name: str, tenant: str = "default") -> None:
+        runner = self._runner
+        with self._guard.doing("schedule.delete", name, role=KeyRole.OPERATE):
+            async with runner.changing:
+                schedule = self._find(name, tenant).kept.schedule
+                await runner.store.forget(_fact(schedule))
+                del runner.known[schedule.tenant, schedule.name]
+
+    def _find(self, name: str, tenant: str) -> ScheduleState:
+        meant = self._guard.tenant(tenant)
+        known = self._runner.known.get((meant, name))
+        if known is None or not self._guard.caller.sees(meant):
+            raise NotFound(f"no schedule {name!r}", hint="'penstock schedule list' shows them")
+        return known
+
+
+def _fact(schedule: Schedule) -> str:
+    return f"{_FACTS}{schedule.tenant}/{schedule.name}"

@@ -11,11 +11,11 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from penstock.control.ledger import Ledger
 from penstock.core.errors import StoreFailed, Unavailable
 from penstock.core.job import Job
-from penstock.core.transition import Answer, Change, Verdict
-from penstock.ports.clock import Clock
-from penstock.ports.store import Store
+from penstock.core.ledger import Answer, BulkAnswer, BulkMove, Change, Verdict
+from penstock.ports.clock import Clock, backoff
 
 log = logging.getLogger(__name__)
 
@@ -35,30 +35,36 @@ class Retry:
 
     async def __call__(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer of `ask`, however often it raises StoreFailed before that."""
-        pause = _FIRST_PAUSE
+        pauses = backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 answer = await ask()
             except StoreFailed as error:
+                pause = next(pauses)
                 self.trouble = str(error)
                 log.error("can't %s: %s; trying again in %g s", what, error, pause)
                 await self._clock.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 self.trouble = ""
                 return answer
 
 
 class RetryingStore:
-    """The part of a Store that the scheduler needs; each call waits until it succeeds."""
+    """The part of a Ledger that the scheduler needs; each call waits until it succeeds."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: Ledger, clock: Clock) -> None:
         self._store = store
         self.retry = Retry(clock)
 
     async def apply(self, changes: Sequence[Change]) -> list[Answer]:
         what = f"commit {len(changes)} changes"
         return await self.retry(what, lambda: self._store.apply(changes))
+
+    async def commit(
+        self, changes: Sequence[Change], bulk: Sequence[BulkMove]
+    ) -> tuple[list[Answer], list[BulkAnswer]]:
+        what = f"commit {len(changes) + len(bulk)} changes"
+        return await self.retry(what, lambda: self._store.commit(changes, bulk, patient=True))
 
     async def get(self, job_id: str) -> Job | None:
         return await self.retry(f"read job {job_id}", lambda: self._store.get(job_id))

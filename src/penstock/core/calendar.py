@@ -27,7 +27,7 @@ from cronsim import CronSim, CronSimError
 from penstock.core.errors import InvalidRequest
 
 MAX_CRON = 200
-_WEEK = 7 * 86_400.0
+_DAY = 86_400.0
 _FIRST_LOOK = 600.0
 
 MACROS = {
@@ -60,9 +60,27 @@ class Calendar:
         self._fixed = not self._expression.split()[2].startswith("*")
 
     def after(self, time: float) -> Iterator[float]:
-        """Its times after a time, one by one, without end or until fifty years bring none."""
-        start = float(math.floor(time))
-        return self._by_wall_clock(start) if self._fixed else self._by_real_time(start)
+        """Its times after a time; ends when there is none for fifty years."""
+        time = float(math.floor(time))
+        repeated: deque[float] = deque()
+        """When the wall clock will show times for the second time."""
+        # What the wall clock shows again within a day is shown from an hour or so ago on.
+        start = time + min(self._offset(time), self._offset(time + _DAY))
+        for wall in CronSim(self._expression, datetime.fromtimestamp(start, UTC)):
+            local = wall.replace(tzinfo=self._zone)
+            first, second = local.timestamp(), local.replace(fold=1).timestamp()
+            while repeated and repeated[0] < first:
+                if (again := repeated.popleft()) > time:
+                    yield again
+            if second < first:  # the wall clock leaves it out
+                if not self._fixed:
+                    continue
+                first = self._turn(second, first)
+            elif second > first and not self._fixed:
+                repeated.append(second)
+            if first > time:  # else it was shown before, or is another one that was left out
+                time = first
+                yield first
 
     def next(self, time: float) -> float | None:
         return next(self.after(time), None)
@@ -82,57 +100,13 @@ class Calendar:
                 return list(found)[1 if more else 0 :], more
             look *= 4
 
-    def _by_wall_clock(self, time: float) -> Iterator[float]:
-        for wall in self._walls(self._wall(time)):
-            instant = self._instant(wall)
-            if instant > time:  # else it is the second showing, or another time left out
-                time = instant
-                yield instant
-
-    def _by_real_time(self, time: float) -> Iterator[float]:
-        """From one turn of the clocks to the next: in between, local time is UTC and so much."""
-        offset = self._offset(time)
-        while True:
-            turn = None
-            for wall in self._walls(_utc(time + offset)):
-                instant = _seconds(wall) - offset
-                turn = self._turn(time, instant, offset)
-                if turn is not None:
-                    break
-                time = instant
-                yield instant
-            if turn is None:
-                return
-            time, offset = turn - 1, self._offset(turn)
-
-    def _walls(self, after: datetime) -> Iterator[datetime]:
-        return CronSim(self._expression, after)
-
-    def _wall(self, time: float) -> datetime:
-        return datetime.fromtimestamp(time, self._zone).replace(tzinfo=None)
-
     def _offset(self, time: float) -> float:
-        return _seconds(self._wall(time)) - time
+        wall = datetime.fromtimestamp(time, self._zone)
+        return wall.replace(tzinfo=UTC).timestamp() - time
 
-    def _instant(self, wall: datetime) -> float:
-        """When the wall clock first shows this, or the turn at which it leaves this out."""
-        local = wall.replace(tzinfo=self._zone, fold=0)
-        instant = local.timestamp()
-        if self._wall(instant) == wall:
-            return instant
-        before_turn = local.replace(fold=1).timestamp()
-        return self._bisect(before_turn, instant, self._offset(before_turn))
-
-    def _turn(self, begin: float, end: float, offset: float) -> float | None:
-        """The first moment in (begin, end] that has another offset."""
-        while begin < end:
-            probe = min(begin + _WEEK, end)
-            if self._offset(probe) != offset:
-                return self._bisect(begin, probe, offset)
-            begin = probe
-        return None
-
-    def _bisect(self, begin: float, end: float, offset: float) -> float:
+    def _turn(self, begin: float, end: float) -> float:
+        """The moment in (begin, end] at which the UTC offset changes."""
+        offset = self._offset(begin)
         while end - begin > 1:
             middle = float((begin + end) // 2)
             if self._offset(middle) == offset:
@@ -143,14 +117,14 @@ class Calendar:
 
 
 def zone(name: str) -> ZoneInfo:
-    """The time zone of this name. Raises InvalidRequest for one that there is not."""
+    """The time zone of this name. Raises InvalidRequest if it is unknown."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         near = get_close_matches(name[:60].lower(), _zone_names(), 1, 0.7)
         raise InvalidRequest(
             "timezone",
-            f"there is no time zone {name[:60]!r}",
+            f"unknown time zone {name[:60]!r}",
             hint=f"did you mean {_zone_names()[near[0]]}?"
             if near
             else "a name of the IANA database, as UTC or Europe/Berlin",
@@ -159,14 +133,14 @@ def zone(name: str) -> ZoneInfo:
 
 @cache
 def _zone_names() -> dict[str, str]:
-    """The names there are, by what they are in lower case and by their last part."""
+    """All zone names, by lower-case name and by lower-case city."""
     names = sorted(available_timezones() - {"localtime", "posixrules", "Factory"})
     places = {name.rpartition("/")[2].lower(): name for name in names}
     return places | {name.lower(): name for name in names}
 
 
 def _expression(cron: str) -> str:
-    """The same, checked, with six fields."""
+    """The expression, checked, with six fields."""
     shown = repr(cron if len(cron) <= 60 else cron[:57] + "...")
     if len(cron) > MAX_CRON:
         raise InvalidRequest("cron", f"{shown} is longer than {MAX_CRON} characters", hint=_SHAPE)
@@ -201,12 +175,4 @@ def _expression(cron: str) -> str:
 
 
 _EXAMPLE = datetime(2000, 1, 1)
-"""The calendar repeats itself within the fifty years that cronsim looks ahead from here."""
-
-
-def _utc(time: float) -> datetime:
-    return datetime.fromtimestamp(time, UTC).replace(tzinfo=None)
-
-
-def _seconds(wall: datetime) -> float:
-    return wall.replace(tzinfo=UTC).timestamp()
+"""Any date that occurs, occurs within the 50 years that cronsim looks ahead from here."""

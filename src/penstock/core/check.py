@@ -1,4 +1,4 @@
-"""What a request may contain. Each refusal names the field and says what is allowed."""
+"""Validation of requests. Each error names the field and says what is allowed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_PAIRS = 64
 MAX_KEY = 128
 MAX_VALUE = 4096
 MAX_POINTER = 16_384
-MAX_PARENTS = 1000
+MAX_PARENTS = 100_000
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@~\[\]-]{0,199}", re.ASCII)
 _TOPIC = re.compile(r"job(\.[A-Za-z0-9_-]+)+", re.ASCII)
@@ -29,7 +29,7 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def check_request(request: JobRequest, now: float) -> None:
-    """Raise InvalidRequest for the first field that is not acceptable."""
+    """Raise InvalidRequest for the first invalid field."""
     check_id("job_id", request.job_id)
     check_topic(request.topic)
     check_name("tenant", request.tenant)
@@ -40,11 +40,20 @@ def check_request(request: JobRequest, now: float) -> None:
     if len(request.context_ptr) > MAX_POINTER:
         raise InvalidRequest("context_ptr", f"longer than {MAX_POINTER} characters")
     _check_whole("context_ptr", request.context_ptr)
-    for field in ("parent_job_id", "workflow_id"):
-        if (value := getattr(request, field)) is not None:
-            check_id(field, value)
-    if request.parent_job_id == request.job_id:
-        raise InvalidRequest("parent_job_id", "a job can't be its own parent")
+    if request.workflow_id is not None:
+        check_id("workflow_id", request.workflow_id)
+    if request.parent_job_id is not None:
+        check_id("parent_job_id", request.parent_job_id)
+        if request.parent_job_id == request.job_id:
+            raise InvalidRequest("parent_job_id", "a job can't be its own parent")
+    if request.child_of is not None:
+        check_id("child_of", request.child_of)
+        if request.child_of == request.job_id:
+            raise InvalidRequest("child_of", "a job can't be its own parent")
+    if request.first_try is not None:
+        raise InvalidRequest("first_try", "is set by the engine")
+    if request.try_number != 1:
+        raise InvalidRequest("try_number", "is set by the engine")
     if request.adapter_id is not None:
         check_name("adapter_id", request.adapter_id)
     if request.idempotency_key is not None:
@@ -65,6 +74,8 @@ def check_request(request: JobRequest, now: float) -> None:
         check_retry(request.retry)
     if request.after:
         _check_after(request)
+    elif request.takes_results:
+        raise InvalidRequest("takes_results", "there is no job in after to take a result of")
     if request.unique is not None:
         _check_text("unique.key", request.unique.key, MAX_KEY * 2, empty=False)
         if request.unique.period is not None:
@@ -84,7 +95,7 @@ def _check_after(request: JobRequest) -> None:
 
 
 def _check_for_rules(request: JobRequest) -> None:
-    """What safety rules look at."""
+    """The fields that safety rules test."""
     if request.principal:
         check_name("principal", request.principal)
     if request.capability is not None:

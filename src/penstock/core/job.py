@@ -1,5 +1,6 @@
 """The canonical job: what is asked (`JobRequest`), what came of it (`JobResult`), and
-the record of both (`Job`).
+the record of both (`Job`); and the rules that follow from them alone: order, defaults, retries,
+unique keys, ids.
 
 All values are frozen; `msgspec.structs.replace` makes a changed copy. Times are seconds
 since the epoch, UTC, and are read from a Clock, never here.
@@ -7,16 +8,21 @@ since the epoch, UTC, and are read from a Clock, never here.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 
+import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from penstock.core.verdict import Hold, SafetyVerdict
-from penstock.lifecycles.canonical import TERMINAL, JobState
+from penstock.core.verdict import Constraints, Hold, SafetyVerdict
+from penstock.lifecycles.canonical import TERMINAL, WAITING, JobState
 
 
 class Priority(StrEnum):
-    """A hint to the scheduler; `penstock.core.policy.rank` gives it its meaning."""
+    """A hint to the scheduler; `rank` gives it its meaning."""
 
     CRITICAL = "critical"
     INTERACTIVE = "interactive"
@@ -66,8 +72,8 @@ class Unique(Struct, frozen=True, gc=False, omit_defaults=True):
     """Seconds from its acceptance, whatever became of it, instead of a scope."""
 
 
-class Offer(Struct, frozen=True, gc=False, omit_defaults=True):
-    """What whoever serves a topic wants its jobs to have, unless a caller says otherwise."""
+class TopicDefaults(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Defaults of a topic's jobs, set by the workers that serve it; a caller may override them."""
 
     timeout: float | None = None
     retry: RetryPolicy = NO_RETRY
@@ -106,11 +112,11 @@ class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     idempotent: bool = False
     """Whether the same job may safely run again after its worker was lost mid-run."""
     complete: bool = False
-    """The submitter knew what the topic offers; nothing is to be filled in from it."""
+    """Do not apply the topic's defaults."""
     retry_number: int = 0
     """0 for what a caller submitted, n for the n-th retry that the engine emitted."""
     principal: str = ""
-    """Who submitted it: said by the door, never by the caller."""
+    """Who submitted it: set from the key, never by the caller."""
     capability: str | None = None
     """What it is going to do, in a word that safety rules know, as `repo.write`."""
     risk_tags: tuple[str, ...] = ()
@@ -119,9 +125,19 @@ class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True
     after: tuple[str, ...] = ()
     """Jobs that must have ended before this one may start."""
     if_parent_fails: ParentPolicy = ParentPolicy.CANCEL
+    takes_results: bool = False
+    """Whether `{"$result_of": id}` in its input stands for the result of a job in `after`."""
     unique: Unique | None = None
     schedule: str | None = None
     """The name of the schedule that submitted it."""
+    first_try: str | None = None
+    """Set by the engine on a retry: the first job of the chain of tries."""
+    try_number: int = 1
+    """Set by the engine on a retry, by policy or by hand: 2 for the second try."""
+    child_of: str | None = None
+    """The job inside which it was submitted, by its first try; a retry of it keeps this."""
+    detached: bool = False
+    """Whether it goes on when the job that it is a child of ends without success."""
 
 
 class JobResult(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -139,6 +155,8 @@ class JobResult(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True)
     """The classes of the exception, most special first: what a RetryPolicy matches."""
     retry_after: float | None = None
     """Seconds, when the job itself asked to be tried again."""
+    traceback: str | None = None
+    """Where the exception was raised, as Python prints it: the last 8,000 characters."""
 
 
 class Job(Struct, frozen=True, gc=False, kw_only=True):
@@ -167,6 +185,10 @@ class Job(Struct, frozen=True, gc=False, kw_only=True):
     """What the safety kernel said; None while it has not, or where no rules are set."""
     hold: Hold | None = None
     """The approval that it waits for, or had."""
+    uncharged: int = 0
+    """How many of its attempts don't count as losses: they ended through no fault of the job."""
+    pages: tuple[int, ...] = ()
+    """The journal pages that hold its transitions."""
 
     @property
     def job_id(self) -> str:
@@ -175,3 +197,295 @@ class Job(Struct, frozen=True, gc=False, kw_only=True):
     @property
     def is_final(self) -> bool:
         return self.state in TERMINAL
+
+
+# -- rules ------------------------------------------------------------------------------------
+
+HEAD_START: dict[Priority, float] = {
+    Priority.CRITICAL: 3600.0,
+    Priority.INTERACTIVE: 300.0,
+    Priority.BATCH: 0.0,
+}
+"""Seconds of waiting time that a priority is worth."""
+
+RETRY_REQUESTED = "RETRY"
+"""The error code of a job that raised `penstock.Retry`."""
+
+IN_VAIN = frozenset(
+    {
+        "BAD_INPUT",
+        "UNKNOWN_TOPIC",
+        "NOT_IMPORTABLE",
+        "RESULT_NOT_STORABLE",
+        "RESULT_TOO_LARGE",
+        "RESULT_WRONG_TYPE",
+        "UNREADABLE_POINTER",
+        "TOO_LARGE",
+        "OUTPUT_LIMIT",
+        "CONSTRAINT_NOT_ENFORCED",
+    }
+)
+"""Errors that a retry would repeat: not retried unless the policy names them."""
+
+
+class Timeouts(Struct, frozen=True, kw_only=True):
+    """Timeouts of the control plane."""
+
+    timeout: float = 3600.0
+    """Seconds an attempt may run, unless the job says otherwise."""
+    dispatch_timeout: float = 300.0
+    """Seconds a worker may hold a job before it starts it."""
+    lease: float = 15.0
+    """Seconds that a silent worker is still presumed alive."""
+    lost_grace: float = 3.0
+    """Seconds a worker has to come back after its connection dropped."""
+    kill_grace: float = 5.0
+    """Seconds that work has to end by itself after it was asked to."""
+    max_attempts: int = 5
+    """How often an idempotent job may lose its worker before it ends TIMEOUT."""
+
+
+def completed(request: JobRequest, defaults: TopicDefaults | None) -> JobRequest:
+    """Fill in what the caller left open with the topic's defaults."""
+    if request.complete or defaults is None:
+        return request
+    return replace(
+        request,
+        timeout=defaults.timeout if request.timeout is None else request.timeout,
+        retry=defaults.retry if request.retry == NO_RETRY else request.retry,
+        priority=defaults.priority if request.priority is Priority.BATCH else request.priority,
+        idempotent=request.idempotent or defaults.idempotent,
+        unique=request.unique or defaults.unique,
+        complete=True,
+    )
+
+
+def ready_at(request: JobRequest, accepted_at: float) -> float:
+    """The time from which a job may start."""
+    return accepted_at if request.run_at is None else max(accepted_at, request.run_at)
+
+
+def rank(request: JobRequest, accepted_at: float) -> float:
+    """The order within a tenant: the lowest goes first.
+
+    All waiting jobs age alike, so comparing "waited so long plus head start" at any
+    moment is comparing this fixed number. A batch job is therefore overtaken only by
+    interactive jobs that came less than five minutes after it, and never starves.
+    """
+    return ready_at(request, accepted_at) - HEAD_START[request.priority]
+
+
+def backoff(retry: RetryPolicy, number: int, chance: float) -> float:
+    """Seconds to wait before retry `number` (1 is the first); `chance` is in [0, 1)."""
+    steps = min(number - 1, 64)
+    delay = min(retry.delay * retry.factor**steps, retry.max_delay)
+    return delay * (1 - retry.jitter * chance)
+
+
+def may_retry(job: Job, result: JobResult) -> bool:
+    """Whether the retry policy and the safety rules allow a retry."""
+    request = job.request
+    retry = request.retry
+    most = constraints_of(job).max_retries
+    if request.retry_number >= (retry.retries if most is None else min(retry.retries, most)):
+        return False
+    if result.status not in (JobState.FAILED, JobState.TIMEOUT):
+        return False
+    return is_retryable(retry, result)
+
+
+def is_retryable(retry: RetryPolicy, result: JobResult) -> bool:
+    """Whether another try could help, by the kind of error alone."""
+    if result.error_code == RETRY_REQUESTED:
+        return True
+    kinds = {result.error_code or "", *result.error_kinds}
+    if kinds & set(retry.never):
+        return False
+    if retry.on:
+        return bool(kinds & set(retry.on))
+    return result.error_code not in IN_VAIN
+
+
+def retry_of(job: Job, result: JobResult, job_id: str, now: float, chance: float) -> JobRequest:
+    """The retry of a job: the same request with a new id, parent and time."""
+    request = job.request
+    number = request.retry_number + 1
+    after = result.retry_after
+    delay = backoff(request.retry, number, chance) if after is None else after
+    return replace(
+        request,
+        job_id=job_id,
+        parent_job_id=request.job_id,
+        first_try=chain_of(request),
+        try_number=request.try_number + 1,
+        idempotency_key=None,
+        run_at=now + delay,
+        retry_number=number,
+    )
+
+
+def chain_of(request: JobRequest) -> str:
+    """The id by which a job and its retries are known: that of the first try."""
+    return request.first_try or request.job_id
+
+
+def constraints_of(job: Job) -> Constraints:
+    """The constraints that the safety rules set for this job."""
+    verdict = job.verdict
+    return _FREE if verdict is None or verdict.constraints is None else verdict.constraints
+
+
+_FREE = Constraints()
+
+
+def run_limit(job: Job, default_timeout: float) -> float:
+    """Maximum run time of one attempt in seconds, by the job and by the safety rules."""
+    limit = default_timeout if job.request.timeout is None else job.request.timeout
+    most = constraints_of(job).max_runtime
+    return limit if most is None else min(limit, most)
+
+
+def keeps_out(held: Job, now: float) -> bool:
+    """Whether a job's unique key excludes a new job with the same key now."""
+    unique = held.request.unique
+    if unique is None:
+        return False
+    if unique.period is not None:
+        return now < held.accepted_at + unique.period
+    if unique.scope is UniqueScope.WAITING:
+        return held.state in WAITING
+    return not held.is_final
+
+
+_MAY_DIFFER = frozenset({"job_id", "run_at", "deadline", "retry_number", "complete", "principal"})
+"""Fields that may differ in a repeated request: generated ids, times relative to now."""
+_CHILD_MAY_DIFFER = _MAY_DIFFER | {"parent_job_id"}
+
+
+def difference(request: JobRequest, held: JobRequest) -> str | None:
+    """The first field in which a repeated request differs from the stored one, if any."""
+    if request.tenant != held.tenant:
+        return "tenant"
+    if has_child_key(request) and request.idempotency_key == held.idempotency_key:
+        return None  # the key says what is asked; a retry of the parent may ask otherwise
+    may_differ = _MAY_DIFFER
+    if request.child_of is not None and request.child_of == held.child_of:
+        may_differ = _CHILD_MAY_DIFFER  # asked for in another try of the same parent
+    for name in JobRequest.__struct_fields__:
+        if name not in may_differ and getattr(request, name) != getattr(held, name):
+            return name
+    return None
+
+
+def child_key(chain: str, digest: bytes, number: int) -> str:
+    """The idempotency key of a child that was submitted without one: by the chain of its parent,
+    the digest of topic and input, and which of those with the same digest it is."""
+    return f"{_CHILD_KEY}{chain}:{digest.hex()}:{number}"
+
+
+_CHILD_KEY = "child:"
+
+
+def has_child_key(request: JobRequest) -> bool:
+    """Whether the key of a request is such a key."""
+    key = request.idempotency_key
+    return key is not None and request.child_of is not None and key.startswith(_CHILD_KEY)
+
+
+def next_child_key(key: str) -> str:
+    """The key under which a child that failed in an earlier try of its parent runs again."""
+    stem, tilde, number = key.partition("~")
+    return f"{stem}~{int(number) + 1 if tilde else 1}"
+
+
+def request_hash(request: JobRequest) -> str:
+    """Hash of the whole request; an approval is bound to it."""
+    encoded = msgspec.json.encode(request, order="deterministic")
+    return hashlib.sha256(encoded).hexdigest()
+
+
+# -- ids --------------------------------------------------------------------------------------
+
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
+_MASK = (1 << 80) - 1
+_LOW = (1 << 20) - 1
+
+
+def _encode(value: int, pairs: int) -> str:
+    return "".join([_PAIRS[value >> shift & 1023] for shift in range(10 * (pairs - 1), -1, -10)])
+
+
+class IdSource:
+    """Makes job ids that are unique and sort by time; never goes back, even if the clock does.
+
+    An id is a ULID in lower case: 48 bits of milliseconds, 80 bits that start at random in each
+    millisecond and count up within it. So a store's index grows at its right edge only.
+    """
+
+    def __init__(self, entropy: Callable[[], int] = lambda: secrets.randbits(79)) -> None:
+        self._entropy = entropy
+        self._millis = -1
+        self._stem = ""
+        """What ids have in common while only the last 20 bits of the count change."""
+        self._count = 0
+
+    def next(self, now: float) -> str:
+        millis = int(now * 1000)
+        if millis > self._millis:
+            self._millis = millis
+            self._count = self._entropy()
+            self._begin()
+        else:
+            self._count = (self._count + 1) & _MASK
+            if not self._count & _LOW:
+                self._begin()
+        low = self._count & _LOW
+        return self._stem + _PAIRS[low >> 10] + _PAIRS[low & 1023]
+
+    def _begin(self) -> None:
+        self._stem = _encode(self._millis, 5) + _encode(self._count >> 20, 6)
+
+
+# -- raised by a job's own code ---------------------------------------------------------------
+
+
+class Retry(Exception):
+    """Raised in a job: try it again, after so many seconds (or by the job's own backoff).
+
+    Given to a stage of a pipeline, `Retry(3)` says how often an item is tried again, and the
+    other arguments say after how long and upon which errors, as `RetryPolicy` has them.
+    """
+
+    def __init__(
+        self,
+        message: str | int = "the job asked to be tried again",
+        *,
+        after: float | None = None,
+        delay: float = 1.0,
+        factor: float = 2.0,
+        max_delay: float = 30.0,
+        jitter: float = 0.5,
+        on: Iterable[type[BaseException] | str] = (),
+        never: Iterable[type[BaseException] | str] = (),
+    ) -> None:
+        retries = message if isinstance(message, int) else 0
+        super().__init__(f"up to {retries} more times" if retries else message)
+        self.after = after
+        self.policy = RetryPolicy(
+            retries,
+            delay,
+            factor,
+            max_delay,
+            jitter,
+            tuple(map(_name, on)),
+            tuple(map(_name, never)),
+        )
+
+
+class Cancelled(Exception):
+    """Raised inside a job that was asked to end; letting it pass is the way to obey."""
+
+
+def _name(kind: type[BaseException] | str) -> str:
+    return kind if isinstance(kind, str) else kind.__name__

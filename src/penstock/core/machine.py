@@ -89,10 +89,6 @@ class StateMachine(Generic[S, E]):
     def is_final(self, state: S) -> bool:
         return state in self.final
 
-    def events_from(self, state: S) -> tuple[E, ...]:
-        """The events that move `state`: what may legally be offered to a user."""
-        return tuple(event for (before, event) in self._moves if before is state)
-
     def __iter__(self) -> Iterator[tuple[S, E, S]]:
         """Every legal move, in the order in which the table was written."""
         for (before, event), after in self._moves.items():

@@ -1,11 +1,20 @@
-"""Pointers that Penstock makes itself: `data:` and `blob:` URIs.
+"""Pointers: the `data:` and `blob:` URIs that Penstock makes, and which others may be followed.
 
-    data:application/json;base64,eyJhIjoxfQ==      the payload itself
+    data:application/json,{"a":1}                  the payload itself
+    data:application/json;base64,IsOpIg==          the same, where it can't be written as it is
     blob:sha256-<64 hex digits>                    a stored blob, named by its content
     blob:sha256-<64 hex digits>;type=image/png     the same, when it isn't JSON
 
-Any `data:` URI of RFC 2397 can be read; the first form is what is written, and is read
-on a path of its own because every small job takes it twice.
+Any `data:` URI of RFC 2397 can be read. JSON of printable ASCII without `%` and `#` needs no
+escaping and is written unchanged, so most jobs pay for no encoding; anything else is base64,
+which is shorter than percent-encoding.
+
+Others' data may be read below the prefixes of an allow-list. A prefix permits what lies below
+it, component by component: `https://host/a` permits `https://host/a` and `https://host/a/b`, but
+neither `https://host/abc` nor a way around through `..`. Anything two programs could read
+differently (an escaped dot, a backslash, a chain of file systems) is refused rather than
+understood. `file:` prefixes are judged here by their text only; who opens the file must also
+resolve symbolic links (see `penstock.adapters.files.foreign`).
 """
 
 from __future__ import annotations
@@ -13,7 +22,7 @@ from __future__ import annotations
 import re
 from binascii import a2b_base64, b2a_base64
 from hashlib import sha256
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
 from msgspec import Struct
 
@@ -23,13 +32,41 @@ JSON = "application/json"
 BINARY = "application/octet-stream"
 FIELD = "pointer"
 
-_DATA_JSON = f"data:{JSON};base64,"
+_DATA_JSON = f"data:{JSON},"
+_BASE64 = ";base64"
 _TOKEN = r"[A-Za-z0-9!#$&^_.+-]+"
 _MEDIA_TYPE = re.compile(rf"{_TOKEN}/{_TOKEN}(;{_TOKEN}={_TOKEN})*", re.ASCII)
 _BLOB = re.compile(r"blob:sha256-([0-9a-f]{64})(?:;type=(.+))?", re.ASCII)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):", re.ASCII)
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_UNCLEAN = re.compile(r"[\x00-\x20\x7f\\]")
+_SEPARATOR = re.compile(r"[/\\?#]")
 _MAX_MEDIA_TYPE = 127
+
+WITHOUT_PLACE = frozenset({"memory"})
+"""Schemes that are allowed as a whole: they have no host, bucket or folder to name."""
+
+INDIRECT = frozenset(
+    {
+        "arrow_hdfs",
+        "asynclocal",
+        "blob",
+        "blockcache",
+        "cached",
+        "data",
+        "dir",
+        "filecache",
+        "generic",
+        "git",
+        "libarchive",
+        "local",
+        "reference",
+        "simplecache",
+        "tar",
+        "zip",
+    }
+)
+"""Schemes that reach the local disk, or another scheme, by a way that isn't checked."""
 
 
 class BlobName(Struct, frozen=True):
@@ -63,20 +100,32 @@ def parse_blob(uri: str) -> BlobName:
     return BlobName(found[1], media_type)
 
 
+def no_such_blob(uri: str) -> UnreadablePointer:
+    return UnreadablePointer(
+        FIELD,
+        f"there is no blob {shown(uri)}",
+        hint="it was never stored here, or its retention has passed",
+    )
+
+
 def encode_data(data: bytes, media_type: str = JSON) -> str:
     """The `data:` URI that carries these bytes."""
     if media_type == JSON:
-        return _DATA_JSON + _to_base64(data)
-    check_media_type(media_type)
-    return f"data:{media_type};base64,{_to_base64(data)}"
+        if data.isascii():
+            text = data.decode()
+            if text.isprintable() and "%" not in text and "#" not in text:
+                return _DATA_JSON + text
+    else:
+        check_media_type(media_type)
+    return f"data:{media_type}{_BASE64},{b2a_base64(data, newline=False).decode()}"
 
 
 def decode_data(uri: str) -> bytes:
     """The bytes that a `data:` URI carries."""
-    if uri.startswith(_DATA_JSON):
-        return _from_base64(uri[len(_DATA_JSON) :])
+    if uri.startswith(_DATA_JSON) and uri.isascii() and "%" not in uri:
+        return uri[len(_DATA_JSON) :].encode()
     head, body = _split_data(uri)
-    if head.endswith(";base64"):
+    if head.endswith(_BASE64):
         return _from_base64(body)
     if not body.isascii():
         raise _malformed("has characters that must be written as %XX")
@@ -87,12 +136,17 @@ def decode_data(uri: str) -> bytes:
 
 def data_media_type(uri: str) -> str:
     """The media type that a `data:` URI declares."""
-    if uri.startswith(_DATA_JSON):
-        return JSON
-    media_type = _split_data(uri)[0].removesuffix(";base64")
+    media_type = _split_data(uri)[0].removesuffix(_BASE64)
     if not media_type:
         return "text/plain;charset=US-ASCII"
     return "text/plain" + media_type if media_type.startswith(";") else media_type
+
+
+def media_type(uri: str) -> str:
+    """The media type of what a pointer names; JSON where it does not say."""
+    if uri.startswith("data:"):
+        return data_media_type(uri)
+    return parse_blob(uri).media_type if uri.startswith("blob:") else JSON
 
 
 def scheme_of(uri: str) -> str:
@@ -139,10 +193,6 @@ def _split_data(uri: str) -> tuple[str, str]:
     return head[len("data:") :], body
 
 
-def _to_base64(data: bytes) -> str:
-    return b2a_base64(data, newline=False).decode("ascii")
-
-
 def _from_base64(text: str) -> bytes:
     try:
         return a2b_base64(text, strict_mode=True)
@@ -152,5 +202,83 @@ def _from_base64(text: str) -> bytes:
 
 def _malformed(problem: str) -> UnreadablePointer:
     return UnreadablePointer(
-        FIELD, f"the data: URI {problem}", hint="data:<media type>;base64,<content>"
+        FIELD,
+        f"the data: URI {problem}",
+        hint="data:<media type>,<text> or data:<media type>;base64,<content>",
     )
+
+
+# -- others' data ---------------------------------------------------------------------------
+
+
+class Source(Struct, frozen=True):
+    """One entry of the allow-list, or where a pointer leads."""
+
+    scheme: str
+    place: tuple[str, ...]
+    """Host (or bucket) first, then the components of the path."""
+
+    def permits(self, other: Source) -> bool:
+        """Whether the other is this one or lies below it."""
+        return other.scheme == self.scheme and other.place[: len(self.place)] == self.place
+
+    @property
+    def path(self) -> str:
+        """What a `file:` source names."""
+        return "/" + "/".join(unquote(part) for part in self.place[1:])
+
+
+def parse_source(prefix: str) -> Source:
+    """Read one entry; raises ValueError, with what is wrong, for one that isn't safe."""
+    try:
+        source = locate(prefix)
+    except UnreadablePointer as error:
+        raise ValueError(error.problem) from None
+    if source.scheme in INDIRECT:
+        raise ValueError(
+            f"'{source.scheme}:' can't be allowed; for local folders write file:///folder"
+        )
+    if "?" in prefix or "#" in prefix:
+        raise ValueError(f"{shown(prefix)} has a '?' or '#'; a prefix ends with a path")
+    place = source.place
+    while place and not place[-1]:
+        place = place[:-1]
+    if not place and source.scheme not in WITHOUT_PLACE:
+        raise ValueError(f"{shown(prefix)} names no host, bucket or folder")
+    return Source(source.scheme, place)
+
+
+def locate(uri: str) -> Source:
+    """Where a pointer leads. Refuses what could be read in two ways."""
+    scheme = scheme_of(uri)
+    if problem := _unclean(uri):
+        raise UnreadablePointer(FIELD, f"{shown(uri)} {problem}", hint="write it out plainly")
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        raise UnreadablePointer(FIELD, f"{shown(uri)} is not a URI") from None
+    host, path = parts.netloc.lower(), parts.path.removeprefix("/")
+    if scheme == "file":
+        host = "" if host == "localhost" else host
+        if host or path == parts.path:
+            raise UnreadablePointer(
+                FIELD, f"{shown(uri)} names no absolute path", hint="file:///folder/name"
+            )
+    return Source(scheme, (host, *path.split("/")) if host or path else ())
+
+
+def _unclean(uri: str) -> str:
+    if _UNCLEAN.search(uri):
+        return "has a space, a backslash or a control character; escape it as %XX"
+    if "::" in uri:
+        return "chains file systems with '::'"
+    if {"..", "."} & set(_SEPARATOR.split(_unescaped(uri))):
+        return "has '.' or '..' in its path"
+    return ""
+
+
+def _unescaped(uri: str) -> str:
+    """The text with every layer of %XX taken off, as a careless server might."""
+    while (plain := unquote(uri)) != uri:
+        uri = plain
+    return uri

@@ -1,30 +1,25 @@
-"""One log entry, the moves that make entries, and the fold that reads them back.
+"""One log entry, what a move does to a state, and the fold that reads a log back.
 
-`advance` is the only place where a job changes: every store calls it with the record it
-holds and the `Move` that somebody wants, and writes down what it answers. `fold` derives
-the same facts from the log alone, by separate code, so that `penstock verify` can compare
-the two over a whole database.
+`penstock.core.ledger` changes jobs. `fold` derives the same facts from the log alone, by
+separate code, so that `penstock verify` can compare the two over a whole database.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from enum import Enum
+from collections.abc import Iterable
 from functools import cache
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.job import Job, JobRequest, JobResult
+from penstock.core.job import Job
 from penstock.core.machine import Step
-from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import (
     ACTORS,
     CANONICAL,
     TERMINAL,
     JobEvent,
     JobState,
-    Role,
 )
 
 
@@ -46,53 +41,6 @@ class Transition(Struct, frozen=True, gc=False, omit_defaults=True):
     """Set where the entry gives the job to a worker."""
 
 
-class Accept(Struct, frozen=True, gc=False):
-    """Make this request a durable PENDING job."""
-
-    request: JobRequest
-    at: float
-    actor: str = Role.GATEWAY.value
-    reason: str = ""
-    fresh: bool = False
-    """The id was just generated here, so nobody can hold it yet."""
-    unless_cancelled: bool = False
-    """Where it follows a move: not if that job was asked to end in the meantime."""
-    all_or_none: bool = False
-    """Refuse every change of the batch if a different request has this one's id or key."""
-
-
-class Move(Struct, frozen=True, gc=False):
-    """Let these events happen to one job, all or none, if the guards hold."""
-
-    job_id: str
-    events: tuple[JobEvent, ...]
-    actor: str
-    at: float
-    reason: str = ""
-    version: int | None = None
-    """Refuse unless the record still has this version."""
-    attempt: int | None = None
-    """Refuse unless this is still the live attempt (the fence)."""
-    worker_id: str | None = None
-    pool: str | None = None
-    result: JobResult | None = None
-    verdict: SafetyVerdict | None = None
-    """What the safety kernel said, where this is the move that follows from it."""
-    hold: Hold | None = None
-    """With PARK and APPROVE: the hold as it is from now on."""
-    then: tuple[Accept, ...] = ()
-    """Accepted in the same commit if, and only if, this moves: a retry, say."""
-
-
-Change = Accept | Move
-
-
-class Verdict(Enum):
-    MOVED = "moved"
-    REPEATED = "repeated"
-    REFUSED = "refused"
-
-
 class Path(Struct, frozen=True, gc=False):
     """The steps that one move is, and what they amount to."""
 
@@ -107,154 +55,11 @@ class Path(Struct, frozen=True, gc=False):
         return self.steps[-1][2]
 
 
-class Entry(Struct, frozen=True, gc=False):
-    """What one move wrote in the log: all of its steps, at one time, by one actor."""
-
-    job_id: str
-    n: int
-    """The number of the last step."""
-    path: Path
-    attempt: int
-    """As it is after the last step."""
-    actor: str
-    at: float
-    reason: str
-    worker_id: str | None
-
-    def transitions(self) -> tuple[Transition, ...]:
-        """Spelled out, step by step; the reason belongs to the last."""
-        steps = self.path.steps
-        attempt = self.attempt - sum(event in _GIVES for _, event, _ in steps)
-        spelled = []
-        for n, (before, event, after) in enumerate(steps, start=self.n - len(steps) + 1):
-            given_to = None
-            if event in _GIVES:
-                attempt += 1
-                given_to = self.worker_id
-            reason = self.reason if n == self.n else ""
-            spelled.append(
-                Transition(
-                    self.job_id,
-                    n,
-                    before,
-                    event,
-                    after,
-                    attempt,
-                    self.actor,
-                    self.at,
-                    reason,
-                    given_to,
-                )
-            )
-        return tuple(spelled)
-
-
-class Answer(Struct, frozen=True, gc=False):
-    """What became of one change, and the record as it now is."""
-
-    verdict: Verdict
-    job: Job | None
-    entry: Entry | None = None
-    why: str = ""
-
-    @property
-    def moved(self) -> bool:
-        return self.verdict is Verdict.MOVED
-
-    @property
-    def transitions(self) -> tuple[Transition, ...]:
-        return () if self.entry is None else self.entry.transitions()
-
-
-_MOVED, _REPEATED, _REFUSED = Verdict.MOVED, Verdict.REPEATED, Verdict.REFUSED
 _ENDS_OF_WORK = frozenset({JobEvent.SUCCEED, JobEvent.FAIL})
-_GIVES = frozenset({JobEvent.DISPATCH, JobEvent.REDISPATCH})
-
-
-def admit(accept: Accept, seq: int) -> Answer:
-    """The first entry of a job's log."""
-    request = accept.request
-    job = Job(
-        seq=seq,
-        request=request,
-        state=JobState.PENDING,
-        version=1,
-        accepted_at=accept.at,
-        updated_at=accept.at,
-    )
-    entry = Entry(request.job_id, 1, BIRTH, 0, accept.actor, accept.at, accept.reason, None)
-    return Answer(_MOVED, job, entry)
+GIVES = frozenset({JobEvent.DISPATCH, JobEvent.REDISPATCH})
 
 
 BIRTH = Path(((None, CANONICAL.birth, CANONICAL.initial),))
-
-
-def followers(job: Job, move: Move) -> tuple[Accept, ...]:
-    """What is accepted with a move if it moves `job` as it is now."""
-    if not (move.then and job.cancel_requested):
-        return move.then
-    return tuple(accept for accept in move.then if not accept.unless_cancelled)
-
-
-def refusal(batch: Sequence[Change], conflict: Accept, held: Job) -> list[Answer]:
-    """The answers to a batch of which nothing is done, because `held` has the id or key of one."""
-    why = f"job {held.job_id} has the id or key of {conflict.request.job_id}"
-    return [Answer(_REFUSED, held if one is conflict else None, why=why) for one in batch]
-
-
-def advance(job: Job, move: Move) -> Answer:
-    """Apply a move to a record, or say why not. Pure."""
-    if move.version is not None and move.version != job.version:
-        return Answer(_REFUSED, job, why=f"the job has moved on to version {job.version}")
-    if move.attempt is not None and move.attempt != job.attempt:
-        return Answer(_REFUSED, job, why=f"attempt {move.attempt} is not live: {job.attempt} is")
-    plan = plan_of(job.state, move.events, move.actor.partition(":")[0])
-    if plan.refusal:
-        return Answer(_REFUSED, job, why=plan.refusal)
-    if plan.is_empty or (plan.asks and job.cancel_requested):
-        return Answer(_REPEATED, job)
-
-    at = max(move.at, job.updated_at)
-    then = followers(job, move) if move.then else ()
-    reason = move.reason
-    attempt, worker_id, pool = job.attempt, job.worker_id, job.pool
-    dispatched_at, started_at, finished_at = job.dispatched_at, job.started_at, job.finished_at
-    result = job.result
-    if plan.gives:
-        attempt += 1
-        worker_id, pool = move.worker_id, move.pool
-        dispatched_at = at
-        started_at = at if plan.restarts else None
-    if plan.starts:
-        started_at = at
-    if plan.ends:
-        finished_at = at
-        result = move.result
-        if then:
-            reason = f"{reason} (retried as {then[0].request.job_id})".lstrip()
-    version = job.version + plan.length
-    changed = Job(
-        seq=job.seq,
-        request=job.request,
-        state=plan.after,
-        version=version,
-        accepted_at=job.accepted_at,
-        updated_at=at,
-        attempt=attempt,
-        worker_id=worker_id,
-        pool=pool,
-        dispatched_at=dispatched_at,
-        started_at=started_at,
-        finished_at=finished_at,
-        cancel_requested=job.cancel_requested or plan.asks,
-        result=result,
-        successor=then[0].request.job_id if then else job.successor,
-        verdict=job.verdict if move.verdict is None else move.verdict,
-        hold=job.hold if move.hold is None else move.hold,
-    )
-    given_to = worker_id if plan.gives else None
-    entry = Entry(job.request.job_id, version, plan.path, attempt, move.actor, at, reason, given_to)
-    return Answer(_MOVED, changed, entry)
 
 
 class Plan(Struct, frozen=True, gc=False):
@@ -272,6 +77,11 @@ class Plan(Struct, frozen=True, gc=False):
     starts: bool = False
     asks: bool = False
     ends: bool = False
+    is_plain: bool = False
+    """It moves a job on, and nothing but its state and the guards need be looked at."""
+
+
+_PLAIN = frozenset({JobEvent.SCHEDULE})
 
 
 @cache
@@ -293,16 +103,20 @@ def plan_of(state: JobState, events: tuple[JobEvent, ...], role: str) -> Plan:
         before, state = state, CANONICAL.after(state, event)
         steps.append((before, event, state))
     happened = {event for _, event, _ in steps}
+    gives = bool(happened & GIVES)
+    ends = state in TERMINAL and first not in TERMINAL
+    asks = JobEvent.REQUEST_CANCEL in happened
     return Plan(
         Path(tuple(steps)),
         is_empty=not steps,
         length=len(steps),
         after=state,
-        gives=bool(happened & _GIVES),
+        gives=gives,
         restarts=first is JobState.RUNNING,
         starts=JobEvent.START in happened,
-        asks=JobEvent.REQUEST_CANCEL in happened,
-        ends=state in TERMINAL and first not in TERMINAL,
+        asks=asks,
+        ends=ends,
+        is_plain=happened == _PLAIN or ((gives or ends) and not asks),
     )
 
 

@@ -16,7 +16,7 @@ class Decision(StrEnum):
     ALLOW = "allow"
     DENY = "deny"
     REQUIRE_APPROVAL = "require_approval"
-    """Parked until enough people say yes."""
+    """Held until enough people approve it."""
     THROTTLE = "throttle"
     """Allowed, but no faster than a rate."""
     ALLOW_WITH_CONSTRAINTS = "allow_with_constraints"
@@ -24,7 +24,7 @@ class Decision(StrEnum):
 
 
 class Rate(Struct, frozen=True):
-    """So many in so many seconds; all of them may come at once."""
+    """`count` in any `per` seconds; all of them may start at once."""
 
     count: int
     per: float
@@ -37,40 +37,40 @@ _UNITS = {1.0: "s", 60.0: "m", 3600.0: "h", 86400.0: "d"}
 
 
 class Constraints(Struct, frozen=True, omit_defaults=True):
-    """The limits within which a job was allowed. None is no limit."""
+    """Constraints under which a job was allowed; None is no limit."""
 
     max_runtime: float | None = None
     """Seconds one attempt may run."""
     max_retries: int | None = None
     max_concurrent: int | None = None
-    """How many jobs of one tenant may run at once under the rule that said so."""
+    """Maximum number of running jobs of one tenant under this rule."""
     max_memory: int | None = None
     """Bytes."""
     max_output: int | None = None
-    """Bytes that the result may have."""
+    """Maximum size of the result in bytes."""
     network: tuple[str, ...] | None = None
-    """Hosts that it may reach; an empty list is no network at all."""
+    """Hosts that it may connect to; an empty list means no network."""
     read_only: bool = False
     """It may not write to the file system."""
 
 
 class ApprovalTerms(Struct, frozen=True, omit_defaults=True):
-    """How many people must say yes, who may, and for how long they may be waited for."""
+    """How many approvals are needed, from whom, and how soon."""
 
     needed: int = 1
     approvers: tuple[str, ...] = ()
-    """Globs of principals; none means whoever has the role."""
+    """Globs of principals; none means anybody with the role."""
     expires: float = 86_400.0
-    """Seconds; a job that nobody approved by then is denied."""
+    """Time limit for collecting approvals, in seconds; then the job is denied."""
     self_approval: bool = False
-    """Whether who submitted a job may approve it, too."""
+    """Whether the submitter may approve the job."""
 
     def may_approve(self, principal: str) -> bool:
         return not self.approvers or any(fnmatchcase(principal, glob) for glob in self.approvers)
 
 
 class SafetyVerdict(Struct, frozen=True, omit_defaults=True):
-    """A decision, the rule that spoke, and the snapshot of the rules it spoke from."""
+    """A decision, the rule that made it, and the snapshot of the rules."""
 
     decision: Decision
     rule_id: str
@@ -82,12 +82,12 @@ class SafetyVerdict(Struct, frozen=True, omit_defaults=True):
 
     @property
     def allows(self) -> bool:
-        """Whether the job may go on without anybody's word."""
+        """Whether the job may run without approval."""
         return self.decision not in (Decision.DENY, Decision.REQUIRE_APPROVAL)
 
 
 class Vote(Struct, frozen=True, omit_defaults=True):
-    """One person's yes."""
+    """One person's approval."""
 
     by: str
     at: float
@@ -95,10 +95,10 @@ class Vote(Struct, frozen=True, omit_defaults=True):
 
 
 class Hold(Struct, frozen=True, omit_defaults=True):
-    """Why a job is parked: whose word it needs, until when, and who has spoken.
+    """Why a job is awaiting approval: from whom, until when, and who has approved.
 
-    It is bound to the request and to the rules: if either is another one, it counts for
-    nothing and is asked for again.
+    It is bound to the request and to the rules: if either changes, it is void and approval is
+    requested again.
     """
 
     rule_id: str

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 from penstock.core.machine import StateMachine
 
@@ -124,3 +125,13 @@ ACTORS: Mapping[JobEvent, frozenset[Role]] = {
     _E.NOTE: frozenset(Role),
 }
 """Who may cause what. ACCEPT by the scheduler or reconciler is a retry they emit."""
+
+
+class CanonicalEnd(NamedTuple):
+    """The canonical end of a lifecycle that runs inside RUNNING (a pipeline, a container …).
+
+    A terminal state, and the error code to use where the inner job gave none.
+    """
+
+    state: JobState
+    error_code: str | None = None

@@ -12,8 +12,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from penstock.core.machine import StateMachine
-from penstock.lifecycles.canonical import JobState
-from penstock.lifecycles.ends import CanonicalEnd
+from penstock.lifecycles.canonical import CanonicalEnd, JobState
 
 
 class ContainerJobState(StrEnum):

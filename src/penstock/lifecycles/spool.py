@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from penstock.core.machine import StateMachine
-from penstock.lifecycles.canonical import JobState
-from penstock.lifecycles.ends import CanonicalEnd
+from penstock.lifecycles.canonical import CanonicalEnd, JobState
 
 
 class Status(StrEnum):

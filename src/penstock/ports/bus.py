@@ -8,23 +8,46 @@ Subjects are those of the CAP wire, so that another bus can carry the same traff
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from penstock.core.job import JobRequest, JobResult, Offer
+from penstock.core.errors import PenstockError, revived
+from penstock.core.job import JobRequest, JobResult, TopicDefaults
+from penstock.core.ledger import Step
 from penstock.core.verdict import Constraints
+from penstock.ports.store import StepQuery
 
 HANDSHAKE = "sys.handshake"
 HEARTBEAT = "sys.heartbeat"
 RESULT = "sys.job.result"
 PROGRESS = "sys.job.progress"
+CHECKPOINT = "sys.job.checkpoint"
 
 
 def jobs_of(worker_id: str) -> str:
     """The subject on which one worker is given work and told to end it."""
     return f"worker.{worker_id}.jobs"
+
+
+class Refusal(Struct, frozen=True, array_like=True):
+    """An error as part of a message."""
+
+    code: str
+    message: str
+    hint: str = ""
+    facts: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, error: PenstockError) -> Refusal:
+        return cls(error.code, error.message, error.hint, error.facts)
+
+    def revive(self) -> PenstockError:
+        """The error, to be raised."""
+        return revived(self.code, self.message, self.hint, self.facts)
 
 
 class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -51,7 +74,7 @@ class Handshake(Message, frozen=True, gc=False):
     """Tells two processes that use the same name apart."""
     link: int = 0
     """Which of its connections this came over."""
-    offers: Mapping[str, Offer] = {}
+    topic_defaults: Mapping[str, TopicDefaults] = {}
     """What jobs of a topic should have unless their caller says otherwise."""
 
 
@@ -59,8 +82,8 @@ class Welcomed(Message, frozen=True, gc=False):
     """The engine knows the worker of this session: it may take work now."""
 
     session: str
-    books: str = ""
-    """The folder of start books, for workers on the engine's machine."""
+    start_logs: str = ""
+    """The folder of start logs, for workers on the engine's machine."""
 
 
 class Dismissed(Message, frozen=True, gc=False):
@@ -143,6 +166,25 @@ class Confirmed(Message, frozen=True, gc=False):
     """(job_id, attempt)"""
 
 
+class Waiting(Message, frozen=True, gc=False):
+    """A running attempt waits for other jobs, and holds no slot meanwhile; with a count of 0, it
+    asks to go on."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+    jobs: tuple[str, ...] = ()
+    """Some of those that it waits for."""
+    count: int = 0
+
+
+class Resumed(Message, frozen=True, gc=False):
+    """An attempt that waited may go on: its limits have room for it."""
+
+    job_id: str
+    attempt: int
+
+
 class Returned(Message, frozen=True, gc=False):
     """Handed back, before it started or where it can go on: give it to another."""
 
@@ -191,6 +233,49 @@ class JobPiece(Message, frozen=True, gc=False):
     text: str
 
 
+class Checkpointed(Message, frozen=True, gc=False):
+    """Keep these rows of a running attempt.
+
+    A worker sends the next ones of an attempt when it has the answer to these, and the same
+    again after it lost the connection.
+    """
+
+    job_id: str
+    attempt: int
+    worker_id: str
+    n: int
+    """Grows from one message of a worker to the next."""
+    rows: tuple[Step, ...]
+
+
+class CheckpointKept(Message, frozen=True, gc=False):
+    """The rows of this message are durable, or were refused."""
+
+    job_id: str
+    attempt: int
+    n: int
+    refusal: Refusal | None = None
+
+
+class StepsWanted(Message, frozen=True, gc=False):
+    """A worker asks for rows that earlier attempts, or this one, checkpointed."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+    n: int
+    query: StepQuery
+
+
+class StepsRead(Message, frozen=True, gc=False):
+    """A page of them."""
+
+    n: int
+    rows: tuple[Step, ...]
+    more: bool
+    """Whether there are rows after these."""
+
+
 AnyMessage = (
     Handshake
     | Welcomed
@@ -204,12 +289,18 @@ AnyMessage = (
     | JobCancel
     | Started
     | Confirmed
+    | Waiting
+    | Resumed
     | Returned
     | Finished
     | Settled
     | JobProgress
     | JobLog
     | JobPiece
+    | Checkpointed
+    | CheckpointKept
+    | StepsWanted
+    | StepsRead
 )
 
 Handler = Callable[[list[AnyMessage]], Awaitable[None]]
@@ -224,12 +315,69 @@ class Bus(Protocol):
     def publish(self, subject: str, messages: Sequence[AnyMessage]) -> None:
         """Hand the messages over; delivery happens later and never blocks the caller."""
 
-    def subscribe(
-        self, subject: str, handler: Handler, *, group: str | None = None
-    ) -> Subscription:
+    def subscribe(self, subject: str, handler: Handler) -> Subscription:
         """Deliver to `handler` whatever has gathered, in order, one call at a time.
 
-        Subscribers with the same group share a subject's messages; others each get all.
+        Each subscriber of a subject gets all of its messages.
         """
 
     async def close(self) -> None: ...
+
+
+log = logging.getLogger(__name__)
+
+
+class Reader:
+    """A Subscription within this process: a task that hands over whatever has gathered.
+
+    A handler that fails is given what comes next."""
+
+    def __init__(self, subject: str, handler: Handler, forget: Callable[[Reader], None]) -> None:
+        self.subject, self._handler, self._forget = subject, handler, forget
+        self._gathered: list[AnyMessage] = []
+        self._wake = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"bus {subject}")
+
+    def take(self, messages: Sequence[AnyMessage]) -> None:
+        self._gathered.extend(messages)
+        self._wake.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            batch, self._gathered = self._gathered, []
+            try:
+                await self._handler(batch)
+            except Exception:
+                log.exception("a reader of %s failed on %d messages", self.subject, len(batch))
+
+    async def close(self) -> None:
+        self._forget(self)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+class MemoryBus:
+    """The Bus within one process: what is published gathers until its reader's next turn."""
+
+    def __init__(self) -> None:
+        self._readers: dict[str, list[Reader]] = {}
+
+    def publish(self, subject: str, messages: Sequence[AnyMessage]) -> None:
+        for reader in self._readers.get(subject, ()):
+            reader.take(messages)
+
+    def subscribe(self, subject: str, handler: Handler) -> Reader:
+        reader = Reader(subject, handler, self._forget)
+        self._readers.setdefault(subject, []).append(reader)
+        return reader
+
+    def _forget(self, reader: Reader) -> None:
+        if reader in (readers := self._readers.get(reader.subject, [])):
+            readers.remove(reader)
+
+    async def close(self) -> None:
+        for readers in list(self._readers.values()):
+            for reader in list(readers):
+                await reader.close()

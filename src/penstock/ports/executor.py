@@ -4,26 +4,31 @@ An executor runs one attempt of one job and tells how it ended. It never touches
 store: everything it may do to the outside goes through its `Context`.
 
 Executors are found through the entry-point group `penstock.executors`; each entry is a
-callable that takes the worker's application (or None) and returns an Executor.
+callable that takes the worker's application (or None) and options, and returns an Executor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import Struct
 
-from penstock.core.job import JobRequest, Offer
+from penstock.core.job import Cancelled, JobRequest, TopicDefaults
+from penstock.core.ledger import Step
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 if TYPE_CHECKING:
-    from penstock.ports.desk import Desk
-    from penstock.ports.pipelines import PipelineStore
+    from penstock.ports.engine_api import EngineApi
+    from penstock.workloads.pipeline.store import PipelineStore
 
 
 class Task(Struct, frozen=True, gc=False):
@@ -52,32 +57,73 @@ class Outcome(Struct, frozen=True, gc=False):
     error_message: str | None = None
     error_kinds: tuple[str, ...] = ()
     retry_after: float | None = None
+    traceback: str | None = None
 
 
-class CancelToken(Protocol):
+class CancelToken:
     """Tells running work that it should end. Safe to use from any thread."""
 
-    @property
-    def requested(self) -> bool: ...
+    __slots__ = ("_event", "_listeners", "_lock", "reason")
+
+    def __init__(self) -> None:
+        self._event: threading.Event | None = None
+        self._listeners: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self.reason = ""
 
     @property
-    def reason(self) -> str: ...
+    def requested(self) -> bool:
+        return bool(self.reason)
+
+    def request(self, reason: str = "cancelled") -> None:
+        """Ask the work to end; the first reason counts."""
+        with self._lock:
+            if not self.reason:
+                self.reason = reason or "cancelled"
+            if self._event is not None:
+                self._event.set()
+            listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener()
+
+    def when_requested(self, listener: Callable[[], object]) -> Callable[[], None]:
+        """Call it once when the end is requested, in whichever thread does that, or now if it
+        has been. Returns a function that takes the listener back."""
+        with self._lock:
+            if not self.reason:
+                self._listeners.append(listener)
+                return lambda: self._forget(listener)
+        listener()
+        return lambda: None
+
+    def _forget(self, listener: Callable[[], object]) -> None:
+        with self._lock:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block a thread until it is requested; False when the time ran out first."""
+        with self._lock:
+            if self.reason:
+                return True
+            if self._event is None:  # most jobs never wait, so most never need an event
+                self._event = threading.Event()
+        return self._event.wait(timeout)
 
     def raise_if_requested(self) -> None:
         """Raise `penstock.Cancelled` if the work should end."""
+        if self.reason:
+            raise Cancelled(self.reason)
 
 
 @dataclass(frozen=True)
-class World:
-    """What lies around a worker, for executors that keep records or submit jobs themselves."""
+class Environment:
+    """What a worker runs in, for executors that keep records or submit jobs themselves."""
 
     worker_id: str
     clock: Clock
     blobs: Blobs
-    desk: Desk
+    api: EngineApi
     """The engine's, with the rights of its owner: child jobs carry their parent's tenant and
     principal."""
     pipelines: PipelineStore
@@ -98,8 +144,31 @@ class TopicPaused(Interrupted):
     executor's `facts()` stop naming the topic under PAUSED, its worker gets no more jobs of it."""
 
 
+JOB_LOGGER = "penstock.job"
+"""The logger that tells each line of a job's log in the worker's process, with the attribute
+`job_id`, if it has a handler."""
+
+IN_JOB_LOG = "in_job_log"
+"""The attribute of a record of any other logger that went to a job's log."""
+
 PAUSED = "paused"
 """The fact that names topics which an executor can't run at present: {topic: why}."""
+
+
+class WaitContext(Protocol):
+    """Lets a running attempt give back its slot while its code waits for other jobs. Each `begin`
+    is followed by one of the others, with the same ids. `begin` and `leave` never block."""
+
+    def begin(self, jobs: Sequence[str]) -> None: ...
+
+    async def end(self, jobs: Sequence[str]) -> None:
+        """Returns when the attempt has a slot and its limits again."""
+
+    def end_sync(self, jobs: Sequence[str]) -> None:
+        """The same, for plain functions: blocks the thread."""
+
+    def leave(self, jobs: Sequence[str]) -> None:
+        """The wait was interrupted: the code goes on at once."""
 
 
 class Context(Protocol):
@@ -123,8 +192,12 @@ class Context(Protocol):
         stops."""
 
     @property
-    def world(self) -> World | None:
+    def environment(self) -> Environment | None:
         """None where there is no engine behind it."""
+
+    @property
+    def waits(self) -> WaitContext | None:
+        """None where there is no slot to give back."""
 
     def progress(self, fraction: float | None = None, message: str = "") -> None: ...
 
@@ -137,16 +210,69 @@ class Context(Protocol):
     def remaining(self) -> float:
         """Seconds until the attempt must have ended."""
 
+    async def checkpoint(self, rows: Sequence[Step]) -> None:
+        """Make these rows durable; returns when they are.
+
+        A row replaces the one with the same name and `n`. All rows of a call that fits one
+        message are kept, or none; more are kept from the first on. Raises Superseded if this
+        attempt is not live any more, and InvalidRequest or TooLarge if a row can't be kept or
+        the job has too many. While the engine is away, it waits.
+        """
+
+    def steps(
+        self,
+        name: str | None = None,
+        *,
+        after: tuple[str, int] | None = None,
+        previous: bool = False,
+    ) -> AsyncIterator[Step]:
+        """The rows that earlier attempts and this one checkpointed, in the order of name and
+        `n`; those of one name, or those after a (name, n). Read in pages. `previous`: those of
+        the try before, in a retry."""
+
+    def checkpoint_sync(self, rows: Sequence[Step]) -> None:
+        """The same as `checkpoint`, for plain functions: blocks the thread."""
+
+    def steps_sync(
+        self,
+        name: str | None = None,
+        *,
+        after: tuple[str, int] | None = None,
+        previous: bool = False,
+    ) -> Iterator[Step]:
+        """The same as `steps`, for plain functions."""
+
+    @overload
+    def step(
+        self,
+        name: str,
+        fn: Callable[P, Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def step(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call `fn`, or give back what it returned in an earlier attempt or try of this job.
+
+        What it returns is kept when this returns. Steps with the same name are numbered. An async
+        function is awaited: `await ctx.step("fetch", fetch, url)`. Raises StepFailed if it failed
+        in an earlier attempt of the same try.
+        """
+
 
 class Executor(Protocol):
-    """It may have more: `async open(world)`, called once before it is given work; `labels`, what
-    its worker is known by besides its own labels, read after that; `facts()`, what the engine
-    shows of it, asked for at most once a second; and `standing`, true if it has something to do
-    besides jobs."""
+    """It may have more: `async open(environment)`, called once before it is given work; `labels`,
+    what its worker is known by besides its own labels, read after that; `facts()`, what the
+    engine shows of it, asked for at most once a second; `lend(topic, count)`, called when a job
+    of it waits for others and takes no room meanwhile (1), and when it goes on (-1); `standing`,
+    true if it has something to do besides jobs; and `abandon()`, called when its engine stops
+    without waiting any longer for jobs that can't be ended."""
 
     topics: tuple[str, ...]
     """The topics (globs) that this executor can run."""
-    offers: Mapping[str, Offer]
+    topic_defaults: Mapping[str, TopicDefaults]
     """What jobs of a topic should have unless their caller says otherwise."""
     resumable: bool
     """Whether an attempt that is ended when its worker stops can be taken up by another; then
@@ -168,7 +294,3 @@ class Executor(Protocol):
 def is_needed(executor: Executor) -> bool:
     """Whether a worker has a use for it: one that serves nothing need not be opened."""
     return bool(executor.topics) or getattr(executor, "standing", False)
-
-
-class ExecutorFactory(Protocol):
-    def __call__(self, app: Any, options: Mapping[str, Any]) -> Executor: ...

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from penstock.control.ledger import Ledger
 from penstock.core.job import Job
-from penstock.core.transition import Answer, Verdict
+from penstock.core.journal import Stride
+from penstock.core.ledger import Answer, Verdict
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.store import JobQuery, LogLine, Store
+from penstock.ports.store import JobQuery, LogLine
 from penstock.testing.samples import T0
 
 
-async def one(store: Store, job_id: str) -> Job:
+async def one(store: Ledger, job_id: str) -> Job:
     job = await store.get(job_id)
     assert job is not None
     return job
 
 
-async def found(store: Store) -> list[Job]:
-    return await store.find(JobQuery(limit=1000))
+async def found(store: Ledger) -> list[Job]:
+    return await store.find(JobQuery(tries=True, limit=1000))
 
 
-async def names(store: Store, **conditions: Any) -> str:
+async def names(store: Ledger, **conditions: Any) -> str:
     jobs = await store.find(JobQuery(**conditions))
     return "".join(job.job_id for job in jobs)
 
@@ -39,3 +41,8 @@ def state_of(answer: Answer) -> JobState | None:
 
 def line(job_id: str, text: str) -> LogLine:
     return LogLine(job_id, 1, T0, "info", text)
+
+
+def ids(strides: Sequence[Stride]) -> list[str]:
+    """The jobs that moved, in order."""
+    return [job.job_id for stride in strides for job in stride.jobs]

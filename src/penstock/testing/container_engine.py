@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 
-from penstock.core.containers import Stream
 from penstock.testing.aio import run_async
 from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
 from penstock.workloads.container.engine import (
@@ -40,6 +39,7 @@ from penstock.workloads.container.engine import (
     NotThere,
     Plan,
 )
+from penstock.workloads.container.job import Stream
 
 MIB = 1 << 20
 PATIENCE = 30.0

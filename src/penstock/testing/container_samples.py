@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.containers import (
+from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
+from penstock.testing.samples import T0
+from penstock.workloads.container.job import (
     Artifact,
     Code,
     ContainerRecord,
@@ -13,9 +15,7 @@ from penstock.core.containers import (
     StreamCount,
     Usage,
 )
-from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
-from penstock.ports.containers import Change, ContainerStore
-from penstock.testing.samples import T0
+from penstock.workloads.container.store import Change, ContainerStore
 
 _S, _E = ContainerJobState, ContainerJobEvent
 _WAY: dict[ContainerJobState, tuple[ContainerJobEvent, ...]] = {

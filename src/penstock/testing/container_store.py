@@ -18,13 +18,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.containers import (
-    Code,
-    ContainerRecord,
-    End,
-    JobError,
-    Priority,
-)
 from penstock.core.errors import (
     Conflict,
     IllegalMove,
@@ -40,10 +33,17 @@ from penstock.lifecycles.container import (
     ContainerJobEvent,
     ContainerJobState,
 )
-from penstock.ports.containers import Change, ContainerStore, RecordQuery
 from penstock.testing.aio import run_async
 from penstock.testing.container_samples import FULL_END, a_record, an_end, bring_to, happen
 from penstock.testing.samples import T0
+from penstock.workloads.container.job import (
+    Code,
+    ContainerRecord,
+    End,
+    JobError,
+    Priority,
+)
+from penstock.workloads.container.store import Change, ContainerStore, RecordQuery
 
 _S, _E = ContainerJobState, ContainerJobEvent
 
@@ -54,7 +54,7 @@ async def names(store: ContainerStore, **conditions: Any) -> str:
 
 
 class ContainerStoreContract(ABC):
-    """The promises of `penstock.ports.containers.ContainerStore`."""
+    """The promises of `penstock.workloads.container.store.ContainerStore`."""
 
     @abstractmethod
     def make(self, folder: Path) -> ContainerStore:

@@ -17,7 +17,6 @@ from contextlib import asynccontextmanager
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.containers import OUTPUT_FOLDER, Stream, Usage
 from penstock.ports.clock import Clock
 from penstock.workloads.container.engine import (
     Attached,
@@ -35,6 +34,7 @@ from penstock.workloads.container.engine import (
     NotThere,
     Plan,
 )
+from penstock.workloads.container.job import OUTPUT_FOLDER, Stream, Usage
 
 _PIPE = 64 << 10
 """Bytes that a container can write, or be sent, before somebody must read."""

@@ -1,23 +1,38 @@
-"""A Context that remembers: for tests of executors and of job functions.
+"""Run a job function in-line, and a Context that records what a job reports.
+
+assert run(shout, "hello") == "HELLO!"
 
 ctx = RecordingContext()
-assert shout(ctx, "hello") == "HELLO!"
+assert ctx.run(shout, "hello") == "HELLO!"
 assert ctx.logged("info") == ["shouting"]
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar, overload
 
+from penstock.app.client import request_fields
 from penstock.core.job import JobRequest
+from penstock.core.ledger import Step
+from penstock.core.steps import check_row
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import World
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken, Environment
+from penstock.ports.steps import RunsSteps
+from penstock.workloads.function.context import running
+from penstock.workloads.function.definition import JobFunction, Mode
+from penstock.workloads.function.output import OUTPUT, leave
+from penstock.workloads.function.signature import Signature
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-class RecordingContext:
-    """Keeps what a job reports, and lets a test wait for it."""
+class RecordingContext(RunsSteps):
+    """The Context of a job that runs in a test: keeps what the job reports."""
 
     def __init__(
         self,
@@ -25,20 +40,90 @@ class RecordingContext:
         *,
         attempt: int = 1,
         timeout: float = 60.0,
-        world: World | None = None,
+        environment: Environment | None = None,
     ) -> None:
         self.request = request or JobRequest(job_id="a-job", topic="job.test")
         self.job_id = self.request.job_id
         self.attempt = attempt
-        self.cancel = Token()
+        self.cancel = CancelToken()
         self.ended_as = JobState.CANCELLED
-        self.world = world
+        self.environment = environment
+        self.waits = None
         self.progressed: list[tuple[float | None, str]] = []
         self.lines: list[tuple[str, str]] = []
         """(level, text) of every line."""
         self.streamed: list[str] = []
+        self.checkpointed: dict[tuple[str, int], Step] = {}
+        """Rows by name and number; a test may put those of an earlier attempt here."""
         self._until = time.monotonic() + timeout
         self._reported = threading.Condition()
+
+    @overload
+    def run(
+        self,
+        function: JobFunction[P, Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+    @overload
+    def run(self, function: JobFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def run(self, function: JobFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run a job function here and now, with this as its Context.
+
+        Arguments and result are checked, encoded and decoded as by an engine. What the function
+        raises is raised. There is no engine: nothing is retried, and no time limit applies.
+        """
+        if function.mode is Mode.ASYNC:
+            if asyncio._get_running_loop() is not None:
+                raise RuntimeError("an event loop is running here: use `await arun(...)`")
+            return asyncio.run(self.arun(function, *args, **kwargs))
+        arguments = self._begin(function, args, kwargs)
+        token = running.set(self)
+        OUTPUT.open()
+        try:
+            value = function.signature.call(function.fn, arguments, self)
+        finally:
+            leave(token, self)
+            OUTPUT.close()
+        return _round_trip(value, function.signature)
+
+    @overload
+    async def arun(
+        self,
+        function: JobFunction[P, Coroutine[Any, Any, T]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T: ...
+    @overload
+    async def arun(
+        self, function: JobFunction[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    async def arun(self, function: JobFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """The same, in the running event loop; a plain function runs in a thread."""
+        if function.mode is not Mode.ASYNC:
+            return await asyncio.to_thread(self.run, function, *args, **kwargs)
+        arguments = self._begin(function, args, kwargs)
+        token = running.set(self)
+        OUTPUT.open()
+        try:
+            value = await function.signature.call(function.fn, arguments, self)
+        finally:
+            leave(token, self)
+            OUTPUT.close()
+        return _round_trip(value, function.signature)
+
+    def _begin(
+        self, function: JobFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The arguments as a worker would decode them."""
+        payload = function.signature.bind(args, kwargs)
+        fields = request_fields(function.submit_defaults, True)
+        fields["job_id"] = fields["job_id"] or self.job_id
+        self.request = JobRequest(topic=function.topic, **fields)
+        self.job_id = self.request.job_id
+        return function.signature.decode(payload)
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         with self._reported:
@@ -55,6 +140,35 @@ class RecordingContext:
             self.streamed.append(text)
             self._reported.notify_all()
 
+    async def checkpoint(self, rows: Sequence[Step]) -> None:
+        self.checkpoint_sync(rows)
+
+    def checkpoint_sync(self, rows: Sequence[Step]) -> None:
+        for index, row in enumerate(rows):
+            check_row(row, f"rows[{index}]")
+        self.checkpointed.update({(row.name, row.n): row for row in rows})
+
+    async def steps(
+        self,
+        name: str | None = None,
+        *,
+        after: tuple[str, int] | None = None,
+        previous: bool = False,
+    ) -> AsyncIterator[Step]:
+        for row in self.steps_sync(name, after=after, previous=previous):
+            yield row
+
+    def steps_sync(
+        self,
+        name: str | None = None,
+        *,
+        after: tuple[str, int] | None = None,
+        previous: bool = False,
+    ) -> Iterator[Step]:
+        for place in sorted(() if previous else self.checkpointed):
+            if name in (None, place[0]) and (after is None or place > after):
+                yield self.checkpointed[place]
+
     def remaining(self) -> float:
         return self._until - time.monotonic()
 
@@ -70,3 +184,33 @@ class RecordingContext:
 
         with self._reported:
             return self._reported.wait_for(reported, timeout)
+
+
+@overload
+def run(
+    function: JobFunction[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+) -> T: ...
+@overload
+def run(function: JobFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+def run(function: JobFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Run a job function here and now: `RecordingContext().run(function, ...)`."""
+    return RecordingContext().run(function, *args, **kwargs)
+
+
+@overload
+async def arun(
+    function: JobFunction[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+) -> T: ...
+@overload
+async def arun(function: JobFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+async def arun(function: JobFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """The same in the running event loop."""
+    return await RecordingContext().arun(function, *args, **kwargs)
+
+
+def _round_trip(value: Any, signature: Signature) -> Any:
+    """A result as a caller of the job gets it.
+
+    Raises InvalidRequest if it can't be stored, or is not what the function says it returns.
+    """
+    return signature.returns.read(*signature.encode_result(value))

@@ -1,4 +1,4 @@
-"""What every `Store` must do for the gate: verdicts, unique keys, counts, facts, audit."""
+"""What every `Ledger` must do for the gate: verdicts, unique keys, counts, facts, audit."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from penstock.control.ledger import Ledger
 from penstock.core.job import Unique, UniqueScope
-from penstock.core.transition import Verdict
+from penstock.core.ledger import Verdict
 from penstock.core.verdict import (
     ApprovalTerms,
     Constraints,
@@ -18,7 +19,7 @@ from penstock.core.verdict import (
     Vote,
 )
 from penstock.lifecycles.canonical import JobEvent, JobState
-from penstock.ports.store import AuditEntry, AuditQuery, JobQuery, Store
+from penstock.ports.store import AuditEntry, AuditQuery, JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.asking import found, names, one, verdicts
 from penstock.testing.samples import T0, accept, move, succeeded
@@ -54,13 +55,13 @@ def unique(key: str = "k", **terms: Any) -> dict[str, Any]:
 
 
 class GateContract:
-    """The promises of `penstock.ports.store.Store` about all that."""
+    """The promises of `penstock.ports.store.Ledger` about all that."""
 
     # -- verdicts and holds -------------------------------------------------------
 
     @run_async
     async def test_a_verdict_and_a_hold_are_kept_with_the_move_that_brings_them(
-        self, store: Store
+        self, store: Ledger
     ) -> None:
         await store.apply([accept("a"), accept("b")])
         await store.apply([move("a", _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD)])
@@ -70,7 +71,7 @@ class GateContract:
         assert (await one(store, "b")).hold is None
 
     @run_async
-    async def test_a_verdict_stays_through_what_follows(self, store: Store) -> None:
+    async def test_a_verdict_stays_through_what_follows(self, store: Ledger) -> None:
         parked = move("a", _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD)
         await store.apply([accept("a"), parked])
         await store.apply([move("a", _E.APPROVE, hold=ONE_VOTE)])
@@ -85,7 +86,7 @@ class GateContract:
         assert (await store.verify()).mismatches == ()
 
     @run_async
-    async def test_parked_is_what_still_waits_for_an_approval(self, store: Store) -> None:
+    async def test_parked_is_what_still_waits_for_an_approval(self, store: Ledger) -> None:
         await store.apply([accept(name, tenant=f"t{i % 2}") for i, name in enumerate("abcde")])
         parked = [move(n, _E.SCHEDULE, _E.PARK, verdict=VERDICT, hold=HOLD) for n in "abcd"]
         await store.apply(parked)
@@ -96,15 +97,15 @@ class GateContract:
                 move("d", _E.APPROVE, hold=ONE_VOTE),
             ]
         )
-        assert await names(store, parked=True) == "da"
-        assert await names(store, parked=True, tenant="t1") == "d"
-        assert await names(store, parked=True, states=(_S.DENIED,)) == ""
-        assert await names(store, parked=False) == "ecb"
+        assert await names(store, awaiting_approval=True) == "da"
+        assert await names(store, awaiting_approval=True, tenant="t1") == "d"
+        assert await names(store, awaiting_approval=True, states=(_S.DENIED,)) == ""
+        assert await names(store, awaiting_approval=False) == "ecb"
 
     # -- unique keys --------------------------------------------------------------
 
     @run_async
-    async def test_a_unique_key_is_taken_until_its_job_has_ended(self, store: Store) -> None:
+    async def test_a_unique_key_is_taken_until_its_job_has_ended(self, store: Ledger) -> None:
         await store.apply([accept("a", **unique())])
         for events in ((), (_E.SCHEDULE, _E.DISPATCH), (_E.START,)):
             if events:
@@ -117,7 +118,7 @@ class GateContract:
         assert verdicts(await store.apply([accept("c", **unique())])) == "R"
 
     @run_async
-    async def test_a_unique_key_is_of_its_tenant_and_no_other_key(self, store: Store) -> None:
+    async def test_a_unique_key_is_of_its_tenant_and_no_other_key(self, store: Ledger) -> None:
         answers = await store.apply(
             [
                 accept("a", tenant="t1", **unique()),
@@ -130,7 +131,7 @@ class GateContract:
         assert verdicts(answers) == "MMMMR"
 
     @run_async
-    async def test_a_unique_key_is_judged_as_the_same_commit_leaves_it(self, store: Store) -> None:
+    async def test_a_unique_key_is_judged_as_the_same_commit_leaves_it(self, store: Ledger) -> None:
         answers = await store.apply(
             [
                 accept("a", **unique()),
@@ -146,7 +147,7 @@ class GateContract:
 
     @run_async
     async def test_a_key_for_the_waiting_is_free_once_its_job_is_with_a_worker(
-        self, store: Store
+        self, store: Ledger
     ) -> None:
         waiting = unique(scope=UniqueScope.WAITING)
         assert verdicts(await store.apply([accept("a", **waiting), accept("b", **waiting)])) == "MR"
@@ -154,7 +155,9 @@ class GateContract:
         assert verdicts(await store.apply([accept("c", **waiting), accept("d", **waiting)])) == "MR"
 
     @run_async
-    async def test_a_key_for_a_time_is_taken_whatever_became_of_its_job(self, store: Store) -> None:
+    async def test_a_key_for_a_time_is_taken_whatever_became_of_its_job(
+        self, store: Ledger
+    ) -> None:
         hourly = unique(period=3600.0)
         await store.apply([accept("a", **hourly), move("a", _E.CANCEL)])
         assert verdicts(await store.apply([accept("b", at=T0 + 3599, **hourly)])) == "R"
@@ -163,7 +166,7 @@ class GateContract:
     @pytest.mark.parametrize("terms", [{}, {"scope": UniqueScope.WAITING}, {"period": 3600.0}])
     @run_async
     async def test_a_retry_has_the_unique_key_of_the_job_that_it_follows(
-        self, store: Store, terms: dict[str, Any]
+        self, store: Ledger, terms: dict[str, Any]
     ) -> None:
         await store.apply([accept("a", **unique(**terms)), move("a", _E.SCHEDULE, _E.DISPATCH)])
         again = accept("b", parent_job_id="a", retry_number=1, **unique(**terms))
@@ -176,7 +179,7 @@ class GateContract:
 
     @run_async
     async def test_a_waiting_job_keeps_others_out_though_a_newer_one_no_longer_does(
-        self, store: Store
+        self, store: Ledger
     ) -> None:
         waiting = unique(scope=UniqueScope.WAITING)
         await store.apply([accept("a", **waiting), move("a", _E.SCHEDULE, _E.DISPATCH)])
@@ -190,7 +193,7 @@ class GateContract:
 
     @run_async
     async def test_a_late_retry_is_refused_if_another_job_has_the_key_now(
-        self, store: Store
+        self, store: Ledger
     ) -> None:
         await store.apply([accept("a", **unique()), move("a", _E.CANCEL)])
         await store.apply([accept("b", **unique())])
@@ -207,7 +210,7 @@ class GateContract:
 
     @run_async
     async def test_a_late_retry_is_not_kept_out_by_the_job_that_it_retries(
-        self, store: Store
+        self, store: Ledger
     ) -> None:
         daily = unique(period=86_400.0)
         await store.apply([accept("a", **daily), move("a", _E.CANCEL)])
@@ -216,7 +219,7 @@ class GateContract:
         assert (await one(store, "b")).state is _S.PENDING
 
     @run_async
-    async def test_what_was_pruned_frees_its_unique_key(self, store: Store) -> None:
+    async def test_what_was_pruned_frees_its_unique_key(self, store: Ledger) -> None:
         forever = unique(period=1e9)
         await store.apply([accept("a", **forever), move("a", _E.CANCEL)])
         await store.prune(T0 + 1, limit=10)
@@ -225,13 +228,13 @@ class GateContract:
     # -- counting -----------------------------------------------------------------
 
     @run_async
-    async def test_the_tally_counts_each_tenant_and_all(self, store: Store) -> None:
+    async def test_the_tally_counts_each_tenant_and_all(self, store: Ledger) -> None:
         await store.apply([accept(name, tenant="t1") for name in "abc"])
         await store.apply([accept("x", tenant="t2"), move("x", _E.CANCEL)])
         await store.apply([move("a", _E.SCHEDULE, _E.DISPATCH), move("b", _E.CANCEL)])
         retry = accept("a2", tenant="t1")
         await store.apply([move("a", _E.FAIL, attempt=1, then=(retry,)), move("c", _E.NOTE)])
-        mine = {_S.PENDING: 2, _S.FAILED: 1, _S.CANCELLED: 1}
+        mine = {_S.PENDING: 2, _S.CANCELLED: 1}
         assert await store.tally("t1") == mine
         assert await store.tally("t2") == {_S.CANCELLED: 1}
         assert await store.tally("t3") == {}
@@ -239,7 +242,27 @@ class GateContract:
         assert (await store.verify()).mismatches == ()
 
     @run_async
-    async def test_what_was_pruned_counts_no_more(self, store: Store) -> None:
+    async def test_a_job_and_its_retries_are_counted_once_and_tries_apart(
+        self, store: Ledger
+    ) -> None:
+        await store.apply([accept(name, tenant="t1") for name in "ab"])
+        await store.apply([move(name, _E.SCHEDULE, _E.DISPATCH) for name in "ab"])
+        again = accept("a2", tenant="t1", first_try="a", parent_job_id="a")
+        end = move("a", _E.FAIL, attempt=1, then=(again,))
+        await store.apply([end, move("b", _E.FAIL, attempt=1)])
+        assert await store.tally("t1") == {_S.PENDING: 1, _S.FAILED: 1}
+        by_hand = accept("b2", tenant="t1", first_try="b", parent_job_id="b")
+        await store.apply([move("b", _E.NOTE, then=(by_hand,)), move("a2", _E.CANCEL)])
+        assert await store.tally() == {_S.PENDING: 1, _S.CANCELLED: 1}
+        assert [await store.retried(tenant) for tenant in (None, "t1", "t2")] == [2, 2, 0]
+        assert (await store.verify()).mismatches == ()
+        await store.prune(T0 + 1, limit=1)
+        assert await store.tally() == {_S.PENDING: 1, _S.CANCELLED: 1}
+        assert await store.retried() == 1
+        assert (await store.verify()).mismatches == ()
+
+    @run_async
+    async def test_what_was_pruned_counts_no_more(self, store: Ledger) -> None:
         await store.apply([accept(name, tenant="t1") for name in "abc"])
         await store.apply([move("a", _E.CANCEL), move("b", _E.CANCEL)])
         await store.prune(T0 + 1, limit=1)
@@ -251,7 +274,7 @@ class GateContract:
     # -- what a tenant may see ----------------------------------------------------
 
     @run_async
-    async def test_a_tenant_refers_to_the_blobs_of_its_own_jobs(self, store: Store) -> None:
+    async def test_a_tenant_refers_to_the_blobs_of_its_own_jobs(self, store: Ledger) -> None:
         given, made = "blob:sha256-" + "a" * 64, "blob:sha256-" + "b" * 64
         await store.apply(
             [
@@ -273,7 +296,7 @@ class GateContract:
     # -- facts --------------------------------------------------------------------
 
     @run_async
-    async def test_facts_are_found_by_how_their_names_begin(self, store: Store) -> None:
+    async def test_facts_are_found_by_how_their_names_begin(self, store: Ledger) -> None:
         for name in ("limit/b", "limit/a", "limits", "key/x", "limit/\u00fc", "LIMIT/c", "limit"):
             await store.remember(name, name.encode())
         assert list(await store.recall_all("limit/")) == ["limit/a", "limit/b", "limit/\u00fc"]
@@ -283,7 +306,7 @@ class GateContract:
         assert await store.recall_all("limit/%") == {}
 
     @run_async
-    async def test_a_forgotten_fact_is_gone(self, store: Store) -> None:
+    async def test_a_forgotten_fact_is_gone(self, store: Ledger) -> None:
         await store.remember("x", b"1")
         assert await store.forget("x") is True
         assert await store.forget("x") is False
@@ -292,7 +315,7 @@ class GateContract:
     # -- the audit log ------------------------------------------------------------
 
     @run_async
-    async def test_audit_entries_are_numbered_and_come_newest_first(self, store: Store) -> None:
+    async def test_audit_entries_are_numbered_and_come_newest_first(self, store: Ledger) -> None:
         full = AuditEntry(T0, "alice", "job.cancel", "a", "t1", "why \u00fc", "refused")
         store.write_audit([full, AuditEntry(T0 + 1, "bob", "key.create")])
         store.write_audit([AuditEntry(T0 + 2, "bob", "key.revoke", "k1")])
@@ -305,7 +328,7 @@ class GateContract:
         )
 
     @run_async
-    async def test_audit_entries_are_found_by_every_condition(self, store: Store) -> None:
+    async def test_audit_entries_are_found_by_every_condition(self, store: Ledger) -> None:
         store.write_audit(
             [
                 AuditEntry(T0, "alice", "job.cancel", "a", "t1"),
@@ -331,7 +354,7 @@ class GateContract:
     # -- finding ------------------------------------------------------------------
 
     @run_async
-    async def test_find_knows_who_asked_and_which_schedule(self, store: Store) -> None:
+    async def test_find_knows_who_asked_and_which_schedule(self, store: Ledger) -> None:
         await store.apply(
             [
                 accept("a", principal="alice", tenant="t1"),
@@ -348,7 +371,7 @@ class GateContract:
         assert await names(store, principal="") == "dc"
 
     @run_async
-    async def test_dead_letters_are_failures_that_nobody_retried(self, store: Store) -> None:
+    async def test_dead_letters_are_failures_that_nobody_retried(self, store: Ledger) -> None:
         await store.apply([accept(n, tenant="t2" if n == "e" else "t1") for n in "abcdef"])
         await store.apply([move(n, _E.SCHEDULE, _E.DISPATCH) for n in "abcde"])
         await store.apply(
@@ -369,7 +392,7 @@ class GateContract:
         assert await names(store, dead=True) == "eb"
 
     @run_async
-    async def test_find_by_the_time_of_acceptance(self, store: Store) -> None:
+    async def test_find_by_the_time_of_acceptance(self, store: Ledger) -> None:
         times = {"a": 5, "b": 1, "c": 3, "d": 9}
         await store.apply([accept(name, at=T0 + at) for name, at in times.items()])
         assert await names(store, accepted_from=T0 + 3) == "dca"
@@ -377,7 +400,7 @@ class GateContract:
         assert await names(store, accepted_from=T0 + 3, accepted_to=T0 + 9) == "ca"
 
     @run_async
-    async def test_pages_go_on_from_where_the_last_one_ended(self, store: Store) -> None:
+    async def test_pages_go_on_from_where_the_last_one_ended(self, store: Ledger) -> None:
         for i in range(12):
             await store.apply([accept(f"{i:02}", tenant=f"t{i % 3}")])
             if i % 2:
@@ -388,7 +411,7 @@ class GateContract:
         assert oldest[:12] == [f"{i:02}" for i in range(12)]
         assert oldest[12:], "what came meanwhile is at the end"
 
-    async def _pages(self, store: Store, oldest_first: bool) -> list[str]:
+    async def _pages(self, store: Ledger, oldest_first: bool) -> list[str]:
         """All of three tenants' jobs in two states, while more are added."""
         seen: list[str] = []
         place: dict[str, Any] = {}
@@ -403,6 +426,6 @@ class GateContract:
         return seen
 
     @run_async
-    async def test_a_page_of_nothing_is_empty(self, store: Store) -> None:
+    async def test_a_page_of_nothing_is_empty(self, store: Ledger) -> None:
         await store.apply([accept("a")])
         assert await names(store, limit=0) == ""

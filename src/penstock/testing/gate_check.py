@@ -12,9 +12,9 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from penstock.control.buckets import Bucket, Sorter
-from penstock.core.job import Job, ParentPolicy
-from penstock.core.policy import request_hash
+from penstock.control.limits import Bucket, Sorter
+from penstock.control.safety import ALLOW_ALL
+from penstock.core.job import Job, ParentPolicy, request_hash
 from penstock.core.verdict import Decision
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 from penstock.testing.history import (
@@ -79,8 +79,9 @@ def _check_rules(history: History) -> Iterator[Violation]:
                 in_force = in_force[-1:]
             case Committed(entry) if in_force and entry.event is JobEvent.DISPATCH:
                 verdict = history.records[entry.job_id].verdict
-                if verdict is None or verdict.snapshot not in in_force:
-                    by = "nothing" if verdict is None else verdict.snapshot
+                # Of those that were never judged by rules of anybody, no verdict is kept.
+                by = ALLOW_ALL.snapshot if verdict is None else verdict.snapshot
+                if by not in in_force:
                     said = f"went out by {by} while {', '.join(in_force)} held"
                     yield Violation(Promise.JUDGED, entry.job_id, said)
 

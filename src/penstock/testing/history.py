@@ -17,9 +17,10 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from penstock.core.job import Job, JobRequest
+from penstock.core.ledger import Step
 from penstock.core.transition import BrokenLog, Folded, Transition, fold
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState, Role
-from penstock.ports.limits import Limit
+from penstock.ports.engine_api import Limit
 from penstock.ports.store import Mismatch
 
 
@@ -44,6 +45,8 @@ class Promise(StrEnum):
     JUDGED = "what goes out was let pass by the rules in force"
     APPROVED = "what people must approve goes out only with their word, under the same rules"
     WITHIN = "no more are with workers than a limit says"
+    CHECKPOINT = "a checkpoint that was acknowledged is there for every later reader"
+    CHECKPOINT_LIVE = "only the live attempt of a job checkpoints"
     AFTER = "a job goes out after those it waits for, and only if they ended as it wants"
 
 
@@ -114,6 +117,29 @@ class Finished(Struct, frozen=True):
     worker_id: str
 
 
+class StepsCommitted(Struct, frozen=True):
+    """Rows of an attempt became durable; before the moves of the same commit."""
+
+    job_id: str
+    attempt: int
+
+
+class Checkpointed(Struct, frozen=True):
+    """A running job was told that a row is durable."""
+
+    job_id: str
+    attempt: int
+    place: tuple[str, int]
+
+
+class StepsRead(Struct, frozen=True):
+    """A running job read the rows that there are."""
+
+    job_id: str
+    attempt: int
+    places: tuple[tuple[str, int], ...]
+
+
 class GaveBack(Struct, frozen=True):
     """A worker handed a job back that it had not begun."""
 
@@ -165,6 +191,9 @@ Event = (
     | Heard
     | Began
     | Finished
+    | StepsCommitted
+    | Checkpointed
+    | StepsRead
     | GaveBack
     | Absent
     | CutOff
@@ -194,6 +223,7 @@ class History(Struct):
     events: list[Event] = field(default_factory=list)
     records: Mapping[str, Job] = field(default_factory=dict)
     logs: Mapping[str, Sequence[Transition]] = field(default_factory=dict)
+    steps: Mapping[str, Sequence[Step]] = field(default_factory=dict)
     quiescent: bool = True
     """Whether everything was given the time to come to its end."""
     waiting: Sequence[str] = ()
@@ -216,6 +246,7 @@ def check(history: History) -> list[Violation]:
         *_check_links(history),
         *_check_runs(history),
         *_check_order(history),
+        *_check_checkpoints(history),
         *(_check_presence(history) if history.presence_known else ()),
     ]
 
@@ -408,6 +439,34 @@ def _what_is_early(event: Event, durable: _Durable) -> tuple[str, str] | None:
         case Heard(entry) if (entry.job_id, entry.n, entry.event) not in durable.entries:
             return entry.job_id, f"entry {entry.n} ({entry.event}) was told"
     return None
+
+
+def _check_checkpoints(history: History) -> Iterator[Violation]:
+    kept: dict[str, dict[tuple[str, int], int]] = defaultdict(dict)
+    """By job and row: the first attempt that wrote it. A late answer to an attempt that is over
+    need not have what its successor wrote."""
+    live: dict[str, int] = {}
+    for event in history.events:
+        match event:
+            case Committed(entry):
+                if entry.event in _GIVING:
+                    live[entry.job_id] = entry.attempt
+                elif _is_end(entry):
+                    live.pop(entry.job_id, None)
+            case StepsCommitted(job_id, attempt) if live.get(job_id) != attempt:
+                said = f"attempt {attempt} wrote while {live.get(job_id)} was live"
+                yield Violation(Promise.CHECKPOINT_LIVE, job_id, said)
+            case Checkpointed(job_id, attempt, place):
+                kept[job_id].setdefault(place, attempt)
+            case StepsRead(job_id, attempt, places) if lost := {
+                place for place, by in kept[job_id].items() if by <= attempt
+            }.difference(places):
+                said = f"attempt {attempt} did not find {sorted(lost)}"
+                yield Violation(Promise.CHECKPOINT, job_id, said)
+    for job_id, held in kept.items():
+        found = history.steps.get(job_id, ())
+        if lost := set(held).difference((step.name, step.n) for step in found):
+            yield Violation(Promise.CHECKPOINT, job_id, f"{sorted(lost)} are gone")
 
 
 def _check_presence(history: History) -> Iterator[Violation]:

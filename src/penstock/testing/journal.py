@@ -1,23 +1,23 @@
-"""What every `Store` must do with its journal, read as one stream of events."""
+"""What every `Ledger` must do with its journal, read as one stream of events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from itertools import pairwise
 
 import pytest
 
-from penstock.core.transition import Answer
+from penstock.control.ledger import Ledger
+from penstock.core.journal import Stride
 from penstock.lifecycles.canonical import JobEvent
-from penstock.ports.store import JournalEvent, Store
+from penstock.ports.store import JournalEvent
 from penstock.testing.aio import run_async
 from penstock.testing.samples import T0, accept, move, succeeded
 
 _E = JobEvent
 
 
-async def lives(store: Store) -> None:
+async def lives(store: Ledger) -> None:
     """Two jobs, six moves, ten transitions."""
     await store.apply([accept("a", tenant="t1", topic="job.one"), accept("b")])
     await store.apply([move("a", _E.SCHEDULE, _E.DISPATCH), move("b", _E.SCHEDULE, _E.DISPATCH)])
@@ -34,14 +34,14 @@ class JournalContract:
 
     @run_async
     async def test_events_are_every_transition_in_the_order_of_the_commits(
-        self, store: Store
+        self, store: Ledger
     ) -> None:
         assert (await store.events(0), await store.last_event()) == ([], 0)
-        heard: list[Answer] = []
+        heard: list[Stride] = []
         store.listen(heard.extend)
         await lives(store)
         events = await store.events(0)
-        happened = [step for answer in heard for step in answer.transitions]
+        happened = [step for s in heard for job in s.jobs for step in s.transitions(job)]
         assert [event.transition for event in events] == happened
         assert len(events) == 10
         cursors = [event.cursor for event in events]
@@ -51,7 +51,7 @@ class JournalContract:
         assert (events[1].tenant, events[1].topic) == ("default", "job.test")
 
     @run_async
-    async def test_a_reader_resumes_after_any_event(self, store: Store) -> None:
+    async def test_a_reader_resumes_after_any_event(self, store: Ledger) -> None:
         await lives(store)
         events = await store.events(0)
         for index, event in enumerate(events, start=1):
@@ -61,7 +61,7 @@ class JournalContract:
     @pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
     @run_async
     async def test_pages_of_events_have_no_gap_no_repeat_and_part_no_move(
-        self, store: Store, limit: int
+        self, store: Ledger, limit: int
     ) -> None:
         await lives(store)
         whole = await store.events(0)
@@ -73,12 +73,11 @@ class JournalContract:
         for page in pages:
             assert limit <= len(page) or page is pages[-1]
             assert len(page) < limit + 2
-        for page, after in pairwise(pages):
-            last, first = page[-1].cursor, after[0].cursor
-            assert last >> 4 != first >> 4
+        parted = {_E.SCHEDULE, _E.START}  # each is the first of two events of one move
+        assert not [page for page in pages if page[-1].transition.event in parted]
 
     @run_async
-    async def test_a_reader_that_follows_sees_each_event_once(self, store: Store) -> None:
+    async def test_a_reader_that_follows_sees_each_event_once(self, store: Ledger) -> None:
         at, seen = await store.last_event(), []
         for round_ in range(5):
             await store.apply([accept(f"j{round_}"), move(f"j{round_}", _E.SCHEDULE, _E.DISPATCH)])
@@ -89,7 +88,7 @@ class JournalContract:
         assert seen == [(f"j{i}", n) for i in range(5) for n in (1, 2, 3)]
 
     @run_async
-    async def test_a_listener_finds_the_events_of_what_it_hears(self, store: Store) -> None:
+    async def test_a_listener_finds_the_events_of_what_it_hears(self, store: Ledger) -> None:
         asked: list[asyncio.Future[list[JournalEvent]]] = []
         store.listen(lambda _: asked.append(asyncio.ensure_future(store.events(0))))
         await store.apply([accept("a"), accept("a"), move("a", _E.START)])
@@ -98,7 +97,9 @@ class JournalContract:
         assert len(asked) == 2
 
     @run_async
-    async def test_no_cursor_is_given_twice_though_its_event_was_pruned(self, store: Store) -> None:
+    async def test_no_cursor_is_given_twice_though_its_event_was_pruned(
+        self, store: Ledger
+    ) -> None:
         await store.apply([accept("old")])
         await store.apply([accept("a"), move("a", _E.CANCEL)])
         at = await store.last_event()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
-from penstock.core.llm import (
+from penstock.workloads.llm.runner import Loading, Watch
+from penstock.workloads.llm.values import (
     Chat,
     Choice,
     Embedding,
@@ -18,7 +19,6 @@ from penstock.core.llm import (
     Said,
     Usage,
 )
-from penstock.ports.runner import Loading, Watch
 
 
 class FakeRunner:

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.errors import Superseded
-from penstock.core.stages import ErrorClass, ItemOutcome, ItemRecord
-from penstock.ports.pipelines import PipelineStore, StageItems
 from penstock.testing.aio import run_async
 from penstock.testing.pipeline_samples import begun, ended_items, listed_items, record_of, save_of
 from penstock.testing.samples import T0
+from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord
+from penstock.workloads.pipeline.store import PipelineStore, StageItems
 
 _O = ItemOutcome
 

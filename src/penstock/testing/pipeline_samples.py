@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
+from penstock.testing.samples import T0
+from penstock.workloads.pipeline.records import (
     ErrorClass,
     ItemOutcome,
     ItemRecord,
@@ -13,9 +15,7 @@ from penstock.core.stages import (
     StageKind,
     StageRecord,
 )
-from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
-from penstock.ports.pipelines import Claim, Happening, PipelineStore, Save, StageItems
-from penstock.testing.samples import T0
+from penstock.workloads.pipeline.store import Claim, Happening, PipelineStore, Save, StageItems
 
 _S, _E = PipelineJobStatus, PipelineJobEvent
 _ENDS = {

@@ -9,17 +9,7 @@ import pytest
 
 from penstock.core.errors import Conflict, IllegalMove, NotFound, Superseded
 from penstock.core.machine import Step
-from penstock.core.stages import (
-    Alert,
-    ItemOutcome,
-    RunSummary,
-    StageError,
-    StageKind,
-    StageRecord,
-    StageStatus,
-)
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent, PipelineJobStatus
-from penstock.ports.pipelines import PipelineStore, RunQuery, Saved
 from penstock.testing.aio import run_async
 from penstock.testing.pipeline_samples import (
     a_stage,
@@ -32,6 +22,16 @@ from penstock.testing.pipeline_samples import (
     save_of,
 )
 from penstock.testing.samples import T0
+from penstock.workloads.pipeline.records import (
+    Alert,
+    ItemOutcome,
+    RunSummary,
+    StageError,
+    StageKind,
+    StageRecord,
+    StageStatus,
+)
+from penstock.workloads.pipeline.store import PipelineStore, RunQuery, Saved
 
 _S, _E = PipelineJobStatus, PipelineJobEvent
 _SOME_EVENTS = tuple(event for event in PipelineJobEvent if event is not _E.CREATE)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
+from penstock.testing.aio import run_async
+from penstock.testing.pipeline_samples import a_run, begun, bring_to, listed_items, save_of
+from penstock.testing.samples import T0
+from penstock.workloads.pipeline.records import (
     AlertRule,
     Breaker,
     BreakerState,
@@ -15,11 +19,7 @@ from penstock.core.stages import (
     StageInfo,
     StageKind,
 )
-from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
-from penstock.ports.pipelines import Happening, PipelineStore, StageItems
-from penstock.testing.aio import run_async
-from penstock.testing.pipeline_samples import a_run, begun, bring_to, listed_items, save_of
-from penstock.testing.samples import T0
+from penstock.workloads.pipeline.store import Happening, PipelineStore, StageItems
 
 _S, _K = PipelineJobStatus, PipelineEventKind
 

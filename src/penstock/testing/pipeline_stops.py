@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from penstock.core.errors import Superseded
-from penstock.core.stages import STALE_MESSAGE, PipelineEventKind, StageError, StageStatus
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent, PipelineJobStatus
-from penstock.ports.pipelines import PipelineStore, Saved
 from penstock.testing.aio import run_async
 from penstock.testing.pipeline_samples import (
     a_run,
@@ -20,6 +18,13 @@ from penstock.testing.pipeline_samples import (
     save_of,
 )
 from penstock.testing.samples import T0
+from penstock.workloads.pipeline.records import (
+    STALE_MESSAGE,
+    PipelineEventKind,
+    StageError,
+    StageStatus,
+)
+from penstock.workloads.pipeline.store import PipelineStore, Saved
 
 _S, _E = PipelineJobStatus, PipelineJobEvent
 

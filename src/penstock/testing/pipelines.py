@@ -23,12 +23,7 @@ from penstock.core.errors import (
     Superseded,
     Unavailable,
 )
-from penstock.core.stages import (
-    PipelineEventKind,
-    PipelineRecord,
-)
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent, PipelineJobStatus
-from penstock.ports.pipelines import Claim, Happening, PipelineStore, RunQuery
 from penstock.testing.aio import run_async
 from penstock.testing.pipeline_items import ItemsContract
 from penstock.testing.pipeline_samples import (
@@ -43,6 +38,11 @@ from penstock.testing.pipeline_saves import SavesContract
 from penstock.testing.pipeline_shelves import ShelvesContract
 from penstock.testing.pipeline_stops import StopsContract
 from penstock.testing.samples import T0
+from penstock.workloads.pipeline.records import (
+    PipelineEventKind,
+    PipelineRecord,
+)
+from penstock.workloads.pipeline.store import Claim, Happening, PipelineStore, RunQuery
 
 _S, _E = PipelineJobStatus, PipelineJobEvent
 
@@ -52,7 +52,7 @@ async def names(store: PipelineStore, **conditions: Any) -> str:
 
 
 class PipelineStoreContract(SavesContract, StopsContract, ItemsContract, ShelvesContract, ABC):
-    """The promises of `penstock.ports.pipelines.PipelineStore`."""
+    """The promises of `penstock.workloads.pipeline.store.PipelineStore`."""
 
     @abstractmethod
     def make(self, folder: Path) -> PipelineStore:

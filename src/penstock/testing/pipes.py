@@ -7,7 +7,9 @@ from contextlib import aclosing
 
 from msgspec.structs import replace
 
-from penstock.core.llm import (
+from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.runner import Loading, Watch
+from penstock.workloads.llm.values import (
     Embedding,
     EmbeddingResult,
     Generation,
@@ -17,8 +19,6 @@ from penstock.core.llm import (
     Piece,
     Said,
 )
-from penstock.ports.runner import Loading, Watch
-from penstock.testing.llm import FakeRunner
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, SegmentState
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.core.job import Job, JobRequest, JobResult
-from penstock.core.transition import Accept, Move, admit, advance
+from penstock.core.ledger import Accept, Decider, Known, Move, advance
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 
 T0 = 1_700_000_000.0
@@ -72,7 +72,8 @@ def a_job(
     **fields: Any,
 ) -> Job:
     """A job that came to a state by the shortest way, all of it at one moment."""
-    job = admit(accept(job_id, at, **fields), seq).job
+    (answer,) = Decider({}, Known(), seq, 1).decide([accept(job_id, at, **fields)])
+    job = answer.job
     assert job is not None
     for event in _WAY[state]:
         result = JobResult(job_id=job_id, status=state) if state in TERMINAL else None

@@ -1,4 +1,4 @@
-"""A container worker's HTTP API before a desk in memory, which runs what a test tells it to."""
+"""A container worker's HTTP API before a api in memory, which runs what a test tells it to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from yarl import URL
 from penstock.api.container.options import ContainerHttpOptions
 from penstock.api.container.server import ContainerServer
 from penstock.api.options import HttpOptions
-from penstock.core.containers import (
+from penstock.lifecycles.container import ContainerJobState
+from penstock.ports.clock import SystemClock
+from penstock.workloads.container.job import (
     Artifact,
     Code,
     ContainerRecord,
@@ -30,9 +32,7 @@ from penstock.core.containers import (
     StreamCount,
     Usage,
 )
-from penstock.lifecycles.container import ContainerJobState
-from penstock.ports.clock import SystemClock
-from penstock.ports.containers import (
+from penstock.workloads.container.store import (
     Cancelled,
     LogPage,
     Receipt,
@@ -80,8 +80,8 @@ class Labelled(msgspec.Struct):
     priority: Priority | None = None
 
 
-class MemoryDesk:
-    """An honest desk: it keeps jobs, and a test starts, feeds and ends them."""
+class MemoryContainerApi:
+    """An honest api: it keeps jobs, and a test starts, feeds and ends them."""
 
     def __init__(self, *, most_queued: int = 100, kept: int = 1 << 20) -> None:
         self.runs: dict[str, Run] = {}
@@ -356,10 +356,10 @@ def a_job(job_id: str = "job-1", **fields: Any) -> dict[str, Any]:
 
 
 class ContainerHouse:
-    """A desk, its server, and a session with it."""
+    """A api, its server, and a session with it."""
 
-    def __init__(self, desk: MemoryDesk, server: ContainerServer) -> None:
-        self.desk, self.server = desk, server
+    def __init__(self, api: MemoryContainerApi, server: ContainerServer) -> None:
+        self.api, self.server = api, server
         self.token = server.options.token
         self.session: aiohttp.ClientSession
         self._writers: list[asyncio.StreamWriter] = []
@@ -417,12 +417,15 @@ class ContainerHouse:
 
 @asynccontextmanager
 async def container_house(
-    desk: MemoryDesk | None = None, *, limits: Mapping[str, Any] | None = None, **options: Any
+    api: MemoryContainerApi | None = None,
+    *,
+    limits: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> AsyncIterator[ContainerHouse]:
-    desk = desk or MemoryDesk()
+    api = api or MemoryContainerApi()
     http = HttpOptions(**{"grace": 0.5, **(limits or {})})
     given = ContainerHttpOptions(port=0, limits=http, **options)
-    house = ContainerHouse(desk, ContainerServer(desk, given, clock=SystemClock()))
+    house = ContainerHouse(api, ContainerServer(api, given, clock=SystemClock()))
     await house.server.start()
     house.session = aiohttp.ClientSession(auto_decompress=False)
     try:

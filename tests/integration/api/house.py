@@ -20,11 +20,11 @@ from penstock.api.health import Health
 from penstock.api.options import HttpOptions
 from penstock.api.server import HttpServer
 from penstock.app.application import make_executors
-from penstock.app.door import EngineDoor
 from penstock.app.engine import Engine
 from penstock.config import Settings, load
-from penstock.core.caller import KeyRole
+from penstock.control.engine_api import EngineAuthenticator
 from penstock.ports.clock import SystemClock
+from penstock.ports.engine_api import KeyRole
 from penstock.ports.store import JobQuery
 
 RULES = """
@@ -87,10 +87,10 @@ class House:
             writer.close()
         await self.session.close()
         await self.server.close()
-        await self.engine.desk.cancel_many(JobQuery())  # or its worker would finish it first
+        await self.engine.api.cancel_many(JobQuery())  # or its worker would finish it first
 
     async def key(self, name: str, *roles: KeyRole, tenant: str | None = None) -> str:
-        made = await self.engine.desk.keys.create(name, roles, tenant=tenant)
+        made = await self.engine.api.keys.create(name, roles, tenant=tenant)
         return made.token
 
     async def call(
@@ -198,7 +198,7 @@ async def house(
 ) -> AsyncIterator[House]:
     settings = prepared(folder)
     async with Engine(settings, make_executors(an_app(), settings), listen=False) as engine:
-        door = EngineDoor(engine.parts.keys, engine.desk)
+        door = EngineAuthenticator(engine.parts.keys, engine.api)
         http = HttpOptions(**{"port": 0, "grace": 0.5, **options})
         server = HttpServer(door, http, clock=SystemClock(), health=health)
         async with House(engine, server, settings.token_file.read_text()) as one:

@@ -12,12 +12,10 @@ import msgspec
 from msgspec.structs import replace
 from tests.integration.api.house import House
 
-from penstock.adapters.memory.pipelines import MemoryPipelineStore
 from penstock.api.health import Health
 from penstock.api.options import HttpOptions
 from penstock.api.server import HttpServer
 from penstock.app.engine import Engine
-from penstock.core.caller import OWNER, Caller, KeyRole
 from penstock.core.errors import (
     IllegalMove,
     InvalidRequest,
@@ -25,7 +23,10 @@ from penstock.core.errors import (
     NotFound,
     NotPermitted,
 )
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobEvent
+from penstock.ports.clock import SystemClock
+from penstock.ports.engine_api import OWNER, Caller, EngineApi, KeyRole, Session
+from penstock.workloads.pipeline.records import (
     Breaker,
     BreakerState,
     ItemOutcome,
@@ -39,11 +40,15 @@ from penstock.core.stages import (
     StageRecord,
     StageStatus,
 )
-from penstock.lifecycles.pipeline import PipelineJobEvent
-from penstock.ports.clock import SystemClock
-from penstock.ports.desk import Desk
-from penstock.ports.door import Guest
-from penstock.ports.pipelines import CancelAnswer, Claim, Happening, RunQuery, Save, StageItems
+from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.store import (
+    CancelAnswer,
+    Claim,
+    Happening,
+    RunQuery,
+    Save,
+    StageItems,
+)
 
 _E, _K = PipelineJobEvent, PipelineEventKind
 NEWS = PipelineInfo(
@@ -60,7 +65,7 @@ T0 = 1_000.0
 
 
 class StorePipelines:
-    """See `penstock.ports.pipelines.Pipelines`: what a store can answer, for one caller."""
+    """`penstock.workloads.pipeline.store.Pipelines` over a store, for one caller."""
 
     def __init__(self, store: MemoryPipelineStore, caller: Caller = OWNER) -> None:
         self.store, self.caller = store, caller
@@ -88,7 +93,7 @@ class StorePipelines:
         info = await self.show(name)
         for field in config or {}:
             if field != "feeds":
-                raise InvalidRequest(f"config.{field}", "there is no such field")
+                raise InvalidRequest(f"config.{field}", "unknown field")
         if not self.caller.sees(tenant):
             raise NotPermitted(f"tenant: not {tenant!r}")
         job_id = idempotency_key or f"run-{len(await self.store.find(RunQuery(limit=10_000)))}"
@@ -174,8 +179,8 @@ class StorePipelines:
             raise NotPermitted(f"it takes the role {role}")
 
 
-class StoreDesk:
-    """A Desk with pipelines only."""
+class StoreEngineApi:
+    """An EngineApi with pipelines only."""
 
     def __init__(self, store: MemoryPipelineStore, caller: Caller = OWNER) -> None:
         self.pipelines = StorePipelines(store, caller)
@@ -192,23 +197,25 @@ CALLERS = {
 }
 
 
-class StoreDoor:
+class StoreAuthenticator:
     """Everybody's name is their key."""
 
     def __init__(self, store: MemoryPipelineStore) -> None:
-        self.desks = {name: StoreDesk(store, caller) for name, caller in CALLERS.items()}
+        self.apis = {name: StoreEngineApi(store, caller) for name, caller in CALLERS.items()}
 
-    def enter(self, token: str) -> Guest:
-        if token not in self.desks:
+    def authenticate(self, token: str) -> Session:
+        if token not in self.apis:
             raise NotAuthenticated("this key opens nothing")
-        return Guest(CALLERS[token], cast("Desk", self.desks[token]))
+        return Session(CALLERS[token], cast("EngineApi", self.apis[token]))
 
 
 class RunHouse(House):
     """A House whose engine is a store of runs."""
 
-    def __init__(self, store: MemoryPipelineStore, door: StoreDoor, server: HttpServer) -> None:
-        super().__init__(cast("Engine", _Behind(door.desks["owner"])), server, "owner")
+    def __init__(
+        self, store: MemoryPipelineStore, door: StoreAuthenticator, server: HttpServer
+    ) -> None:
+        super().__init__(cast("Engine", _Behind(door.apis["owner"])), server, "owner")
         self.store, self.door = store, door
 
     # -- what happens -------------------------------------------------------------
@@ -244,7 +251,7 @@ class RunHouse(House):
 
 
 class _Behind(msgspec.Struct):
-    desk: StoreDesk
+    api: StoreEngineApi
 
 
 def _stages() -> tuple[StageRecord, ...]:
@@ -263,7 +270,7 @@ def a_run(job_id: str, **fields: Any) -> PipelineRecord:
 async def run_house(**options: Any) -> AsyncIterator[RunHouse]:
     store = MemoryPipelineStore()
     await store.declare([NEWS])
-    door = StoreDoor(store)
+    door = StoreAuthenticator(store)
     http = HttpOptions(**{"port": 0, "grace": 0.5, **options})
     server = HttpServer(door, http, clock=SystemClock(), health=Health)
     async with RunHouse(store, door, server) as one:

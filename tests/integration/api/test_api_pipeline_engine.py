@@ -13,14 +13,14 @@ import pytest
 from tests.integration.api import tiny
 from tests.integration.api.house import Answer, House, house
 
-from penstock.adapters.http.desk import HttpDesk
-from penstock.adapters.http.sse import Event, EventParser
-from penstock.core.caller import KeyRole
+from penstock.adapters.http.connection import Event, EventParser
+from penstock.adapters.http.engine_api import HttpEngineApi
 from penstock.core.errors import NotFound, PipelineBusy
-from penstock.core.stages import PipelineInfo
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import RunQuery
+from penstock.ports.engine_api import KeyRole
 from penstock.testing.aio import run_async
+from penstock.workloads.pipeline.records import PipelineInfo
+from penstock.workloads.pipeline.store import RunQuery
 
 FOREVER = {"numbers": [1], "pause": 3600}
 
@@ -256,25 +256,25 @@ async def test_what_is_only_to_be_looked_at_is_not_to_be_changed(tmp_path: Path)
 
 
 @asynccontextmanager
-async def a_client(one: House) -> AsyncIterator[HttpDesk]:
-    desk = HttpDesk(one.url, one.token)
-    await desk.connect()
+async def a_client(one: House) -> AsyncIterator[HttpEngineApi]:
+    api = HttpEngineApi(one.url, one.token)
+    await api.connect()
     try:
-        yield desk
+        yield api
     finally:
-        await desk.close()
+        await api.close()
 
 
 @run_async
 async def test_the_client_sees_what_the_engine_sees(tmp_path: Path) -> None:
-    async with house(tmp_path) as one, a_client(one) as desk:
-        here, there = one.engine.desk.pipelines, desk.pipelines
+    async with house(tmp_path) as one, a_client(one) as api:
+        here, there = one.engine.api.pipelines, api.pipelines
         declared = msgspec.json.encode(await here.list())
         assert await there.list() == msgspec.json.decode(declared, type=list[PipelineInfo])
         started = await there.start("tiny", {"numbers": [4]})
         events = [event async for event in there.stream(started.id)]
         assert events == [event async for event in here.stream(started.id)]
-        await one.engine.desk.wait(started.id, 20)
+        await one.engine.api.wait(started.id, 20)
         record = await there.get(started.id)
         assert record == await here.get(started.id)
         assert record.status is PipelineJobStatus.COMPLETED

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.api.run_house import T0, RunHouse, a_run, run_house
 from tests.support.waiting import soon
 
-from penstock.adapters.http.desk import HttpDesk
-from penstock.adapters.http.sse import Event, EventParser
+from penstock.adapters.http.connection import Event, EventParser
+from penstock.adapters.http.engine_api import HttpEngineApi
 from penstock.core.errors import (
     Conflict,
     InvalidRequest,
@@ -22,8 +22,9 @@ from penstock.core.errors import (
     PipelineBusy,
 )
 from penstock.core.pointer import encode_data
-from penstock.core.run_view import RunView
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.testing.aio import run_async
+from penstock.workloads.pipeline.records import (
     Breaker,
     BreakerState,
     ErrorClass,
@@ -33,9 +34,8 @@ from penstock.core.stages import (
     PipelineEventKind,
     PipelineRecord,
 )
-from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import RunQuery
-from penstock.testing.aio import run_async
+from penstock.workloads.pipeline.store import RunQuery
+from penstock.workloads.pipeline.views import RunView
 
 _K = PipelineEventKind
 
@@ -337,7 +337,7 @@ async def test_a_cancel_says_whether_it_was_accepted_and_what_the_status_is_now(
         )
         running = await one.call("POST", "/v1/runs/r1/cancel", {"timeout": 0})
         assert (running.json["accepted"], running.json["status"]) == (True, "RUNNING")
-        assert one.door.desks["owner"].pipelines.asked == [("enough", 10.0), ("", 0.0)]
+        assert one.door.apis["owner"].pipelines.asked == [("enough", 10.0), ("", 0.0)]
         assert (await one.call("GET", "/v1/runs/r1")).json["cancel_requested"] is True
 
 
@@ -549,19 +549,19 @@ async def test_breakers_are_listed_and_closed_by_hand() -> None:
 
 
 @asynccontextmanager
-async def a_client(one: RunHouse, token: str = "owner") -> AsyncIterator[HttpDesk]:
-    desk = HttpDesk(one.url, token)
-    await desk._line.open()  # this house has no status to ask for
+async def a_client(one: RunHouse, token: str = "owner") -> AsyncIterator[HttpEngineApi]:
+    api = HttpEngineApi(one.url, token)
+    await api._http.open()  # this house has no status to ask for
     try:
-        yield desk
+        yield api
     finally:
-        await desk.close()
+        await api.close()
 
 
 @run_async
 async def test_a_client_is_answered_as_if_the_engine_were_here() -> None:
-    async with run_house() as one, a_client(one) as desk:
-        here, there = one.door.desks["owner"].pipelines, desk.pipelines
+    async with run_house() as one, a_client(one) as api:
+        here, there = one.door.apis["owner"].pipelines, api.pipelines
         assert await there.list() == await here.list()
         assert await there.show("news") == await here.show("news")
         started = await there.start("news", {"feeds": []}, idempotency_key="r0")
@@ -588,9 +588,9 @@ async def test_a_client_is_answered_as_if_the_engine_were_here() -> None:
 
 @run_async
 async def test_a_client_is_refused_as_if_the_engine_were_here() -> None:
-    async with run_house() as one, a_client(one) as desk, a_client(one, "looker") as looker:
+    async with run_house() as one, a_client(one) as api, a_client(one, "looker") as looker:
         await one.begin()
-        there = desk.pipelines
+        there = api.pipelines
         with pytest.raises(PipelineBusy) as busy:
             await there.start("news")
         assert busy.value.running == "r1"
@@ -609,22 +609,22 @@ async def test_a_client_is_refused_as_if_the_engine_were_here() -> None:
 
 @run_async
 async def test_a_client_pages_through_more_than_one_call_gives() -> None:
-    async with run_house() as one, a_client(one) as desk:
+    async with run_house() as one, a_client(one) as api:
         await one.begin()
         await one.put_items([ItemRecord(seq=n, key=f"{n}") for n in range(1203)])
         for n in range(602):
             await one.store.create(a_run(f"r-{n}", created_at=T0 - 1 - n // 3))
-        items = await desk.pipelines.items("r1", "ingest", limit=1201)
+        items = await api.pipelines.items("r1", "ingest", limit=1201)
         assert [item.seq for item in items] == list(range(1201))
-        runs = await desk.pipelines.runs(RunQuery(limit=5000))
+        runs = await api.pipelines.runs(RunQuery(limit=5000))
         assert len({run.id for run in runs}) == len(runs) == 603
 
 
 @run_async
 async def test_a_client_follows_a_run_over_lost_connections_without_gap_or_repeat() -> None:
-    async with run_house() as one, a_client(one) as desk:
+    async with run_house() as one, a_client(one) as api:
         await one.begin()
-        stream = desk.pipelines.stream("r1")
+        stream = api.pipelines.stream("r1")
         async with aclosing(stream):  # type: ignore[type-var]
             seen = [await anext(stream) for _ in range(2)]
             for n in range(1, 6):
@@ -635,5 +635,5 @@ async def test_a_client_follows_a_run_over_lost_connections_without_gap_or_repea
             await one.finish()
             seen += [event async for event in stream]
         assert seen == await one.store.events("r1")
-        again = [event async for event in desk.pipelines.stream("r1", after=seen[-1].id)]
+        again = [event async for event in api.pipelines.stream("r1", after=seen[-1].id)]
         assert again == []

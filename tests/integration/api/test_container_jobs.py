@@ -11,7 +11,7 @@ import pytest
 from tests.integration.api.container_house import (
     CREATED,
     ContainerHouse,
-    MemoryDesk,
+    MemoryContainerApi,
     a_job,
     container_house,
 )
@@ -20,8 +20,8 @@ from tests.support.waiting import soon
 
 from penstock.api.container.strictness import ENDS, REFUSALS
 from penstock.api.container.views import moment
-from penstock.core.containers import Code, JobError
 from penstock.testing.aio import run_async
+from penstock.workloads.container.job import Code, JobError
 
 NINE = [
     "job_id",
@@ -45,7 +45,7 @@ async def test_a_submission_is_answered_as_the_protocol_says() -> None:
         assert answer.status == 202
         assert answer.body == b'{"accepted":true,"job_id":"job-1","state":"queued"}'
         assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
-        assert json.loads(house.desk.runs["job-1"].record.body) == a_job()
+        assert json.loads(house.api.runs["job-1"].record.body) == a_job()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ async def test_a_refusal_is_answered_as_the_protocol_says(
     async with container_house() as house:
         answer = await house.call("POST", "/jobs", {**a_job(), **change})
         assert (answer.status, answer.body) == (400, body)
-        assert house.desk.runs == {}
+        assert house.api.runs == {}
 
 
 INVALID_BODY = (
@@ -159,7 +159,7 @@ async def test_an_id_that_json_cant_repeat_is_left_out_of_the_refusal() -> None:
 async def test_a_taken_id_a_full_queue_and_a_draining_worker_are_refused_with_their_status() -> (
     None
 ):
-    async with container_house(MemoryDesk(most_queued=1)) as house:
+    async with container_house(MemoryContainerApi(most_queued=1)) as house:
         await house.submit()
         taken = await house.call("POST", "/jobs", a_job())
         assert taken.status == 409
@@ -170,7 +170,7 @@ async def test_a_taken_id_a_full_queue_and_a_draining_worker_are_refused_with_th
         full = await house.call("POST", "/jobs", a_job("job-2"))
         assert (full.status, full.headers["Retry-After"]) == (429, "3")
         assert full.json["error"] == {"code": "QUEUE_FULL", "message": "full"}
-        house.desk.drain(True)
+        house.api.drain(True)
         draining = await house.call("POST", "/jobs", a_job("job-2"))
         assert (draining.status, draining.headers["Retry-After"]) == (503, "30")
         assert draining.json["error"]["code"] == "DRAINING"
@@ -194,10 +194,10 @@ async def test_the_same_idempotency_key_is_the_same_job() -> None:
 async def test_a_submission_that_waits_is_answered_with_the_finished_record() -> None:
     async with container_house() as house:
         asked = asyncio.create_task(house.call("POST", "/jobs?wait=60", a_job()))
-        await soon(lambda: house.desk.waiters)
-        house.desk.start("job-1")
-        house.desk.write("job-1", "stdout", b"hello\n")
-        house.desk.end("job-1")
+        await soon(lambda: house.api.waiters)
+        house.api.start("job-1")
+        house.api.write("job-1", "stdout", b"hello\n")
+        house.api.end("job-1")
         answer = await asked
         assert (answer.status, answer.json["state"]) == (200, "finished")
         assert answer.json["stdout"] == "hello\n"
@@ -208,12 +208,12 @@ async def test_a_submission_that_can_not_wait_is_accepted_all_the_same() -> None
     async with container_house(limits={"max_waiting": 1}) as house:
         await house.submit("first")
         waiting = asyncio.create_task(house.call("GET", "/jobs/first?wait=60"))
-        await soon(lambda: house.desk.waiters)
+        await soon(lambda: house.api.waiters)
         answer = await house.call("POST", "/jobs?wait=60", a_job())
         assert (answer.status, answer.json["accepted"]) == (202, True)
         assert (await house.call("GET", "/jobs/first?wait=60")).status == 429
         assert (await house.call("GET", "/jobs/first")).status == 200
-        house.desk.end("first")
+        house.api.end("first")
         assert (await waiting).json["state"] == "finished"
 
 
@@ -229,14 +229,14 @@ async def test_a_record_has_the_protocols_nine_keys_first_and_to_the_byte_when_s
             b'"started_at":null,"finished_at":null,"exit_code":null,"stdout":"","stderr":"",'
             b'"error":null}'
         )
-        house.desk.start("job-1")
-        house.desk.write("job-1", "stdout", 'grüße "1"\n'.encode())
+        house.api.start("job-1")
+        house.api.write("job-1", "stdout", 'grüße "1"\n'.encode())
         assert (await house.call("GET", "/jobs/job-1")).body == (
             b'{"job_id":"job-1","state":"running","created_at":"2023-11-14T22:13:20.123Z",'
             b'"started_at":"2023-11-14T22:13:21.123Z","finished_at":null,"exit_code":null,'
             b'"stdout":"","stderr":"","error":null}'
         )
-        house.desk.end("job-1", 3, JobError(Code.NON_ZERO_EXIT, "exit code 3"))
+        house.api.end("job-1", 3, JobError(Code.NON_ZERO_EXIT, "exit code 3"))
         assert (await house.call("GET", "/jobs/job-1")).body == (
             '{"job_id":"job-1","state":"failed","created_at":"2023-11-14T22:13:20.123Z",'
             '"started_at":"2023-11-14T22:13:21.123Z","finished_at":"2023-11-14T22:13:22.623Z",'
@@ -255,10 +255,10 @@ async def test_a_record_tells_more_after_the_protocols_keys_and_never_values_of_
         told = answer.json
         assert (told["position"], told["waiting_for"]) == (1, "a free place")
         assert (told["labels"], told["priority"]) == ({"team": "blue"}, "high")
-        house.desk.start("job-1")
-        house.desk.write("job-1", "stderr", b"x" * 10)
-        house.desk.leave("job-1", {"a.txt": b"1"})
-        house.desk.end("job-1")
+        house.api.start("job-1")
+        house.api.write("job-1", "stderr", b"x" * 10)
+        house.api.leave("job-1", {"a.txt": b"1"})
+        house.api.end("job-1")
         answer = await house.call("GET", "/jobs/job-1")
         told = answer.json
         assert list(told)[:9] == NINE
@@ -275,10 +275,10 @@ async def test_a_record_tells_more_after_the_protocols_keys_and_never_values_of_
 @run_async
 async def test_a_timeout_is_marked_by_a_line_in_stderr() -> None:
     async with container_house() as house:
-        house.desk.add("late")
-        house.desk.start("late")
-        house.desk.write("late", "stderr", b"working")
-        house.desk.end("late", None, JobError(Code.TIMEOUT, "stopped after 10 s"))
+        house.api.add("late")
+        house.api.start("late")
+        house.api.write("late", "stderr", b"working")
+        house.api.end("late", None, JobError(Code.TIMEOUT, "stopped after 10 s"))
         told = (await house.call("GET", "/jobs/late")).json
         assert told["stderr"] == "working\n[worker] stopped after 10 s"
         assert (told["exit_code"], told["error"]["code"]) == (None, "TIMEOUT")
@@ -293,9 +293,9 @@ async def test_strict_says_every_end_in_the_protocols_codes(code: Code) -> None:
         assert REFUSALS.get(code, code) in {*_REFUSALS_OF_THE_PROTOCOL}
         return
     async with container_house(compat_strict=True) as house:
-        house.desk.add("job")
-        house.desk.start("job")
-        house.desk.end("job", None, JobError(code, "it failed", "a.field"))
+        house.api.add("job")
+        house.api.start("job")
+        house.api.end("job", None, JobError(code, "it failed", "a.field"))
         told = (await house.call("GET", "/jobs/job")).json
         assert list(told) == NINE
         assert told["error"] == {"code": ENDS.get(code, code), "message": "it failed"}
@@ -321,16 +321,16 @@ _REFUSALS_OF_THE_PROTOCOL = (
 @run_async
 async def test_strict_keeps_the_exit_code_of_a_memory_kill() -> None:
     async with container_house(compat_strict=True) as house:
-        house.desk.add("job")
-        house.desk.start("job")
-        house.desk.end("job", 137, JobError(Code.OOM_KILLED, "over 256 MB"))
+        house.api.add("job")
+        house.api.start("job")
+        house.api.end("job", 137, JobError(Code.OOM_KILLED, "over 256 MB"))
         told = (await house.call("GET", "/jobs/job")).json
         assert (told["exit_code"], told["error"]["code"]) == (137, "NON_ZERO_EXIT")
 
 
 @run_async
 async def test_strict_refusals_have_the_protocols_keys_and_codes_only() -> None:
-    async with container_house(MemoryDesk(most_queued=0), compat_strict=True) as house:
+    async with container_house(MemoryContainerApi(most_queued=0), compat_strict=True) as house:
         runtime = {"mode": "image", "image": "a", "limits": {"memory_mb": 1}}
         answer = await house.call("POST", "/jobs", {**a_job(), "runtime": runtime})
         assert answer.body == (
@@ -400,9 +400,9 @@ async def test_a_wait_ends_with_the_job_or_with_its_time() -> None:
         early = await house.call("GET", "/jobs/job-1?wait=0.01")
         assert (early.status, early.json["state"]) == (200, "queued")
         asked = asyncio.create_task(house.call("GET", "/jobs/job-1?wait=1000"))
-        await soon(lambda: house.desk.waiters)
-        house.desk.start("job-1")
-        house.desk.end("job-1")
+        await soon(lambda: house.api.waiters)
+        house.api.start("job-1")
+        house.api.end("job-1")
         assert (await asked).json["state"] == "finished"
         assert (await house.call("GET", "/jobs/none?wait=5")).status == 404
 
@@ -414,9 +414,9 @@ async def test_a_wait_is_broken_off_when_the_client_leaves() -> None:
         for path in ("/jobs/job-1?wait=100", "/jobs/job-1/logs?wait=100"):
             _, writer = await house.connect()
             writer.write(house.head("GET", path))
-            await soon(lambda: house.desk.waiters)
+            await soon(lambda: house.api.waiters)
             writer.close()
-            await soon(lambda: not house.desk.waiters)
+            await soon(lambda: not house.api.waiters)
         assert house.server.waiting == 0
 
 
@@ -440,13 +440,13 @@ async def test_a_queued_job_is_cancelled_at_once() -> None:
 async def test_a_running_job_is_asked_to_end_and_an_ended_one_is_left_as_it_is() -> None:
     async with container_house() as house:
         await house.submit()
-        house.desk.start("job-1")
+        house.api.start("job-1")
         answer = await house.call("DELETE", "/jobs/job-1")
         assert answer.status == 202
         assert answer.body == (
             b'{"job_id":"job-1","state":"running","note":"cancellation requested"}'
         )
-        house.desk.end("job-1")
+        house.api.end("job-1")
         answer = await house.call("DELETE", "/jobs/job-1")
         assert answer.status == 202
         assert answer.body == (
@@ -467,12 +467,12 @@ async def test_a_job_that_was_cancelled_before_is_not_cancelled_twice() -> None:
 async def test_a_delete_that_waits_is_answered_when_the_container_is_gone() -> None:
     async with container_house() as house:
         await house.submit()
-        house.desk.start("job-1")
+        house.api.start("job-1")
         early = await house.call("DELETE", "/jobs/job-1?wait=0.01")
         assert (early.status, early.json["state"]) == (202, "running")
         asked = asyncio.create_task(house.call("DELETE", "/jobs/job-1?wait=60"))
-        await soon(lambda: house.desk.waiters)
-        house.desk.end("job-1", None, JobError(Code.CANCELLED, "cancelled"))
+        await soon(lambda: house.api.waiters)
+        house.api.end("job-1", None, JobError(Code.CANCELLED, "cancelled"))
         answer = await asked
         assert (answer.status, answer.json["state"]) == (200, "failed")
 
@@ -508,8 +508,8 @@ async def test_jobs_are_found_by_state_label_image_and_code() -> None:
     async with container_house() as house:
         await house.submit("blue", labels={"team": "blue", "url": "http://x:1/"})
         await house.submit("red", labels={"team": "red"}, runtime={"mode": "image", "image": "b:1"})
-        house.desk.start("blue")
-        house.desk.end("blue", 1, JobError(Code.OOM_KILLED, "no"))
+        house.api.start("blue")
+        house.api.end("blue", 1, JobError(Code.OOM_KILLED, "no"))
         assert await _ids(house, "?state=queued") == ["red"]
         assert await _ids(house, "?state=queued&state=failed") == ["red", "blue"]
         assert await _ids(house, "?label=team:blue") == ["blue"]
@@ -548,4 +548,4 @@ async def test_a_wait_that_is_no_time_is_refused(wait: str) -> None:
         for method, path in (("GET", "/jobs/job-1"), ("DELETE", "/jobs/job-1"), ("POST", "/jobs")):
             answer = await house.call(method, f"{path}?wait={wait}")
             assert (answer.status, answer.json["error"]["field"]) == (400, "wait")
-        assert house.desk.runs["job-1"].record.state == "queued"
+        assert house.api.runs["job-1"].record.state == "queued"

@@ -8,20 +8,24 @@ from base64 import b64decode
 from typing import Any
 
 import pytest
-from tests.integration.api.container_house import ContainerHouse, MemoryDesk, container_house
+from tests.integration.api.container_house import (
+    ContainerHouse,
+    MemoryContainerApi,
+    container_house,
+)
 from tests.support.waiting import soon
 
-from penstock.core.containers import Code, JobError
 from penstock.testing.aio import run_async
+from penstock.workloads.container.job import Code, JobError
 
 EURO = "€".encode()
 
 
-def running(**fields: Any) -> MemoryDesk:
-    desk = MemoryDesk(**fields)
-    desk.add("job")
-    desk.start("job")
-    return desk
+def running(**fields: Any) -> MemoryContainerApi:
+    api = MemoryContainerApi(**fields)
+    api.add("job")
+    api.start("job")
+    return api
 
 
 async def _get(house: ContainerHouse, query: str = "") -> dict[str, Any]:
@@ -37,7 +41,7 @@ async def _get(house: ContainerHouse, query: str = "") -> dict[str, Any]:
 @run_async
 async def test_a_stream_is_read_by_offset() -> None:
     async with container_house(running()) as house:
-        house.desk.write("job", "stdout", b"hello world")
+        house.api.write("job", "stdout", b"hello world")
         answer = await house.call("GET", "/jobs/job/logs?stream=stdout")
         assert answer.body == (
             b'{"job_id":"job","stream":"stdout","offset":0,"next":11,"skipped":0,"end":false,'
@@ -48,7 +52,7 @@ async def test_a_stream_is_read_by_offset() -> None:
         assert (await _get(house, "?stream=stdout&offset=-500"))["text"] == "hello world"
         assert (await _get(house, "?stream=stdout&offset=11"))["text"] == ""
         assert (await _get(house, "?stream=stderr"))["text"] == ""
-        house.desk.end("job")
+        house.api.end("job")
         last = await _get(house, "?stream=stdout&offset=11")
         assert (last["text"], last["next"], last["end"]) == ("", 11, True)
 
@@ -56,15 +60,15 @@ async def test_a_stream_is_read_by_offset() -> None:
 @run_async
 async def test_without_a_stream_both_are_told_each_for_itself() -> None:
     async with container_house(running()) as house:
-        house.desk.write("job", "stdout", b"out")
-        house.desk.write("job", "stderr", b"error")
+        house.api.write("job", "stdout", b"out")
+        house.api.write("job", "stderr", b"error")
         answer = await house.call("GET", "/jobs/job/logs?stdout_offset=1&stderr_offset=-2")
         assert answer.body == (
             b'{"job_id":"job",'
             b'"stdout":{"offset":1,"next":3,"skipped":0,"end":false,"text":"ut"},'
             b'"stderr":{"offset":3,"next":5,"skipped":0,"end":false,"text":"or"},"end":false}'
         )
-        house.desk.end("job")
+        house.api.end("job")
         assert (await _get(house))["end"] is True
 
 
@@ -72,7 +76,7 @@ async def test_without_a_stream_both_are_told_each_for_itself() -> None:
 async def test_bytes_come_as_they_are_in_base64() -> None:
     async with container_house(running()) as house:
         data = bytes(range(256))
-        house.desk.write("job", "stdout", data)
+        house.api.write("job", "stdout", data)
         told = await _get(house, "?stream=stdout&encoding=base64&limit=200")
         assert b64decode(told["base64"]) == data[:200]
         assert (told["next"], "text" in told) == (200, False)
@@ -83,7 +87,7 @@ async def test_bytes_come_as_they_are_in_base64() -> None:
 async def test_a_character_is_never_cut_in_two() -> None:
     async with container_house(running()) as house:
         data = "aé€😀\n".encode() * 40
-        house.desk.write("job", "stdout", data[:-3])
+        house.api.write("job", "stdout", data[:-3])
         text, offset = "", 0
         for _ in range(200):
             told = await _get(house, f"?stream=stdout&offset={offset}&limit=5")
@@ -91,28 +95,28 @@ async def test_a_character_is_never_cut_in_two() -> None:
             text, offset = text + told["text"], told["next"]
             if told["end"]:
                 break
-            if offset > len(data) - 8 and not house.desk.runs["job"].ended:
-                house.desk.write("job", "stdout", data[-3:])
-                house.desk.end("job")
+            if offset > len(data) - 8 and not house.api.runs["job"].ended:
+                house.api.write("job", "stdout", data[-3:])
+                house.api.end("job")
         assert text.encode() == data
 
 
 @run_async
 async def test_half_a_character_waits_for_its_rest_and_is_told_at_the_end() -> None:
     async with container_house(running()) as house:
-        house.desk.write("job", "stdout", b"a" + EURO[:2])
+        house.api.write("job", "stdout", b"a" + EURO[:2])
         first = await _get(house, "?stream=stdout")
         assert (first["text"], first["next"]) == ("a", 1)
         held = await _get(house, "?stream=stdout&offset=1")
         assert (held["text"], held["next"], held["end"]) == ("", 1, False)
         asked = asyncio.create_task(_get(house, "?stream=stdout&offset=1&wait=60"))
-        await soon(lambda: house.desk.waiters)
+        await soon(lambda: house.api.waiters)
         assert not asked.done()  # half a character is nothing to answer with
-        house.desk.write("job", "stdout", EURO[2:])
+        house.api.write("job", "stdout", EURO[2:])
         told = await asked
         assert (told["text"], told["next"]) == ("€", 4)
-        house.desk.write("job", "stdout", EURO[:1])
-        house.desk.end("job")
+        house.api.write("job", "stdout", EURO[:1])
+        house.api.end("job")
         last = await _get(house, "?stream=stdout&offset=4")
         assert (last["text"], last["next"], last["end"]) == ("\ufffd", 5, True)
 
@@ -120,8 +124,8 @@ async def test_half_a_character_waits_for_its_rest_and_is_told_at_the_end() -> N
 @run_async
 async def test_what_is_not_kept_is_counted_and_cut_between_characters() -> None:
     async with container_house(running(kept=20)) as house:
-        house.desk.write("job", "stdout", EURO * 100)  # kept: 10 bytes, and the last 10
-        house.desk.end("job")
+        house.api.write("job", "stdout", EURO * 100)  # kept: 10 bytes, and the last 10
+        house.api.end("job")
         text, skipped, offset, end = "", 0, 0, False
         for _ in range(10):
             told = await _get(house, f"?stream=stdout&offset={offset}")
@@ -142,17 +146,17 @@ async def test_a_wait_is_answered_by_the_next_byte_the_end_or_the_time() -> None
         early = await _get(house, "?stream=stdout&wait=0.01")
         assert (early["text"], early["end"]) == ("", False)
         for query in ("?stream=stdout&wait=60", "?wait=60"):
-            offset = len(house.desk.runs["job"].written["stdout"])  # type: ignore[index]
+            offset = len(house.api.runs["job"].written["stdout"])  # type: ignore[index]
             place = f"&offset={offset}" if "stream" in query else f"&stdout_offset={offset}"
             asked = asyncio.create_task(_get(house, query + place))
-            await soon(lambda: house.desk.waiters)
-            house.desk.write("job", "stdout", b"x")
+            await soon(lambda: house.api.waiters)
+            house.api.write("job", "stdout", b"x")
             told = await asked
             assert (told if "stream" in query else told["stdout"])["text"] == "x"
         asked = asyncio.create_task(_get(house, "?stream=stderr&wait=60"))
         both = asyncio.create_task(_get(house, "?stdout_offset=2&wait=60"))
-        await soon(lambda: house.desk.waiters == 3)
-        house.desk.end("job")
+        await soon(lambda: house.api.waiters == 3)
+        house.api.end("job")
         assert (await asked)["end"] is True
         assert (await both)["end"] is True
         assert (await _get(house, "?stdout_offset=2&wait=60"))["end"] is True
@@ -160,13 +164,13 @@ async def test_a_wait_is_answered_by_the_next_byte_the_end_or_the_time() -> None
 
 @run_async
 async def test_a_stream_that_is_over_does_not_end_the_wait_for_the_other() -> None:
-    desk = running()
-    async with container_house(desk) as house:
+    api = running()
+    async with container_house(api) as house:
         asked = asyncio.create_task(_get(house, "?wait=60"))
-        await soon(lambda: desk.waiters == 2)
-        desk.write("job", "stderr", b"x")
+        await soon(lambda: api.waiters == 2)
+        api.write("job", "stderr", b"x")
         assert (await asked)["stderr"]["text"] == "x"
-        await soon(lambda: not desk.waiters)
+        await soon(lambda: not api.waiters)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +209,7 @@ async def test_logs_of_an_unknown_job_are_not_found(query: str) -> None:
 async def test_the_bytes_themselves_can_be_downloaded() -> None:
     async with container_house(running(kept=600_000)) as house:
         data = bytes(range(256)) * 4000
-        house.desk.write("job", "stderr", data)
+        house.api.write("job", "stderr", data)
         answer = await house.call("GET", "/jobs/job/logs?stream=stderr&raw")
         assert answer.body == data[:300_000] + data[-300_000:]
         assert answer.headers["Content-Type"] == "application/octet-stream"
@@ -261,22 +265,22 @@ async def _follow(house: ContainerHouse, query: str = "?follow=sse", last: str =
 async def test_output_is_told_as_it_comes_until_the_end() -> None:
     async with container_house(running()) as house:
         events = await _follow(house)
-        house.desk.write("job", "stdout", b"one\n")
+        house.api.write("job", "stdout", b"one\n")
         assert await events.next() == (
             "stdout",
             {"offset": 0, "next": 4, "text": "one\n", "skipped": 0},
         )
         assert events.id == "4-0"
-        house.desk.write("job", "stderr", EURO[:2])
-        house.desk.write("job", "stdout", b"two")
+        house.api.write("job", "stderr", EURO[:2])
+        house.api.write("job", "stdout", b"two")
         assert (await events.next() or ("",))[0] == "stdout"
         assert events.id == "7-0"
-        house.desk.write("job", "stderr", EURO[2:])
+        house.api.write("job", "stderr", EURO[2:])
         kind, told = await events.next() or ("", {})
         assert (kind, told["text"], events.id) == ("stderr", "€", "7-3")
-        house.desk.close("job")  # the streams are over, the record is not
-        await soon(lambda: house.desk.waiters == 1)
-        house.desk.end("job", 3, JobError(Code.NON_ZERO_EXIT, "exit code 3"))
+        house.api.close("job")  # the streams are over, the record is not
+        await soon(lambda: house.api.waiters == 1)
+        house.api.end("job", 3, JobError(Code.NON_ZERO_EXIT, "exit code 3"))
         assert await events.next() == (
             "end",
             {
@@ -294,13 +298,13 @@ async def test_output_is_told_as_it_comes_until_the_end() -> None:
 @run_async
 async def test_who_comes_back_goes_on_where_they_were_and_is_sent_away_at_the_end() -> None:
     async with container_house(running()) as house:
-        house.desk.write("job", "stdout", b"one two")
-        house.desk.write("job", "stderr", b"error")
+        house.api.write("job", "stdout", b"one two")
+        house.api.write("job", "stderr", b"error")
         events = await _follow(house, last="4-2")
         told = dict([await events.next() or ("", {}), await events.next() or ("", {})])
         assert told["stdout"]["text"] == "two"
         assert told["stderr"]["text"] == "ror"
-        house.desk.end("job")
+        house.api.end("job")
         again = await _follow(house, last=events.id)
         assert (await again.next() or ("",))[0] == "end"
         headers = {"Accept": "text/event-stream", "Last-Event-ID": again.id}
@@ -320,8 +324,8 @@ async def test_an_id_that_no_stream_gave_is_refused(last: str) -> None:
 @run_async
 async def test_one_stream_can_be_followed_from_its_tail() -> None:
     async with container_house(running()) as house:
-        house.desk.write("job", "stdout", b"hello world")
-        house.desk.write("job", "stderr", b"error")
+        house.api.write("job", "stdout", b"hello world")
+        house.api.write("job", "stderr", b"error")
         events = await _follow(house, "?follow=sse&stream=stdout&offset=-5")
         assert (await events.next() or ("", {}))[1] == {
             "offset": 6,
@@ -329,7 +333,7 @@ async def test_one_stream_can_be_followed_from_its_tail() -> None:
             "text": "world",
             "skipped": 0,
         }
-        house.desk.end("job")
+        house.api.end("job")
         assert (await events.next() or ("",))[0] == "end"
 
 
@@ -346,7 +350,7 @@ async def test_a_stream_of_a_silent_job_gives_signs_of_life() -> None:
 @run_async
 async def test_a_browser_gets_events_by_its_accept_header() -> None:
     async with container_house(running()) as house:
-        house.desk.end("job")
+        house.api.end("job")
         headers = {"Accept": "text/event-stream"}
         answer = await house.call("GET", "/jobs/job/logs", headers=headers)
         assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
@@ -369,10 +373,10 @@ async def test_readers_that_leave_or_take_nothing_are_dropped_and_hold_up_nobody
         assert (full.status, full.json["error"]["code"]) == (429, "TOO_MANY")
         leaving.close()
         await soon(lambda: house.server.streams == 1)
-        house.desk.write("job", "stdout", b"x" * (16 << 20))
+        house.api.write("job", "stdout", b"x" * (16 << 20))
         assert (await house.call("GET", "/jobs/job")).status == 200
         await soon(lambda: house.server.streams == 0)
-        await soon(lambda: not house.desk.waiters)
+        await soon(lambda: not house.api.waiters)
 
 
 @run_async
@@ -380,9 +384,9 @@ async def test_a_closing_server_ends_its_streams() -> None:
     async with container_house(running()) as house:
         events = await _follow(house)
         waiting = asyncio.create_task(house.call("GET", "/jobs/job?wait=60"))
-        await soon(lambda: house.desk.waiters == 3)
+        await soon(lambda: house.api.waiters == 3)
         await house.server.close()
         assert await events.next() is None
         answer = await waiting
         assert (answer.status, answer.json["error"]["code"]) == (503, "UNAVAILABLE")
-        assert house.desk.waiters == 0
+        assert house.api.waiters == 0

@@ -22,15 +22,19 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
     unsupported_method,
 )
-from tests.integration.api.container_house import ContainerHouse, MemoryDesk, container_house
+from tests.integration.api.container_house import (
+    ContainerHouse,
+    MemoryContainerApi,
+    container_house,
+)
 
 from penstock.api.container.surface import TELLING, operations
 from penstock.api.container.wording import Wording
 from penstock.api.openapi import document
-from penstock.ports.containers import ContainerDesk
+from penstock.workloads.container.store import ContainerApi
 
 schema = schemathesis.openapi.from_dict(
-    document(operations(cast("ContainerDesk", None), Wording()), TELLING)
+    document(operations(cast("ContainerApi", None), Wording()), TELLING)
 )
 CHECKS = [
     not_a_server_error,
@@ -52,13 +56,13 @@ class Behind:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        desk = MemoryDesk(most_queued=10_000)
-        desk.add("a-job")
-        desk.start("a-job")
-        desk.write("a-job", "stdout", "grüße".encode() * 10)
-        desk.leave("a-job", {"a.txt": b"hello"})
-        desk.end("a-job")
-        async with container_house(desk, limits={"head_timeout": 60.0}) as self.house:
+        api = MemoryContainerApi(most_queued=10_000)
+        api.add("a-job")
+        api.start("a-job")
+        api.write("a-job", "stdout", "grüße".encode() * 10)
+        api.leave("a-job", {"a.txt": b"hello"})
+        api.end("a-job")
+        async with container_house(api, limits={"head_timeout": 60.0}) as self.house:
             self._ready.set()
             await self._over.wait()
 

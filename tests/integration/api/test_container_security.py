@@ -8,7 +8,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.integration.api.container_house import MemoryDesk, a_job, container_house
+from tests.integration.api.container_house import MemoryContainerApi, a_job, container_house
 
 from penstock.api.container.options import ContainerHttpOptions
 from penstock.api.container.server import ContainerServer
@@ -25,7 +25,7 @@ PAGE = "http://dashboard.example:10000"
 @run_async
 async def test_with_a_token_only_health_answers_without_it() -> None:
     async with container_house(token="sésame") as house:
-        house.desk.add("job")
+        house.api.add("job")
         paths = ["/jobs", "/jobs/job", "/jobs/job/logs", "/jobs/job/logs?follow=sse"]
         paths += ["/jobs/job/artifacts", "/jobs/job/artifacts/a", "/info", "/metrics"]
         paths += ["/openapi.json", "/docs"]
@@ -58,7 +58,7 @@ async def test_what_is_no_token_is_refused_and_not_repeated(
 @run_async
 async def test_without_a_token_it_listens_on_loopback_only(host: str) -> None:
     server = ContainerServer(
-        MemoryDesk(), ContainerHttpOptions(host=host, port=0), clock=SystemClock()
+        MemoryContainerApi(), ContainerHttpOptions(host=host, port=0), clock=SystemClock()
     )
     with pytest.raises(Misconfigured) as refused:
         await server.start()
@@ -102,7 +102,7 @@ async def test_pages_from_elsewhere_may_read_and_change_nothing_unless_they_are_
             for method, path in (("POST", "/drain"), ("DELETE", "/jobs/x"), ("POST", "/jobs")):
                 answer = await house.call(method, path, headers=headers)
                 assert (answer.status, answer.json["error"]["code"]) == (403, "ORIGIN_NOT_ALLOWED")
-        assert not house.desk.draining
+        assert not house.api.draining
         asked = await house.call("OPTIONS", "/jobs", headers={"Origin": PAGE})
         assert (asked.status, asked.body) == (204, b"")
         assert "Access-Control-Allow-Origin" not in asked.headers
@@ -128,7 +128,7 @@ async def test_any_page_may_call_where_that_is_allowed_as_in_the_protocol() -> N
             assert told["Vary"] == "Access-Control-Request-Headers"
         origin = {"Origin": PAGE}
         assert (await house.call("POST", "/jobs", a_job(), headers=origin)).status == 202
-        house.desk.end("job-1")
+        house.api.end("job-1")
         for path in (
             "/health",
             "/jobs/job-1",
@@ -155,7 +155,7 @@ async def test_without_a_token_any_page_may_read_and_only_listed_ones_submit() -
         # A name that was made to point here is no way around that.
         rebound = {"Origin": "http://evil.example", "Host": "evil.example"}
         assert (await house.call("POST", "/jobs", a_job(), headers=rebound)).status == 421
-        assert house.desk.runs == {}
+        assert house.api.runs == {}
         asks = {"Access-Control-Request-Method": "POST"}
         asked = await house.call("OPTIONS", "/jobs", headers={**origin, **asks})
         assert asked.headers["Access-Control-Allow-Methods"] == "GET,HEAD"
@@ -237,7 +237,7 @@ async def test_what_is_no_request_is_answered_with_json_too(data: bytes) -> None
 async def test_a_failure_of_the_worker_tells_nothing_but_where_to_look(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Broken(MemoryDesk):
+    class Broken(MemoryContainerApi):
         async def get(self, job_id: str) -> None:  # type: ignore[override]
             raise RuntimeError("a secret path")
 
@@ -267,7 +267,7 @@ async def test_a_body_over_its_limit_is_refused_in_the_protocols_shape() -> None
         assert b" 413 " in await asyncio.wait_for(reader.readline(), 10)
         chunked = house.head("POST", "/jobs", "Transfer-Encoding: chunked", "Connection: close")
         assert b" 413 " in (await house.raw(chunked + b"1770\r\n" + b"x" * 6000))[:20]
-        assert list(house.desk.runs) == ["job-1"]
+        assert list(house.api.runs) == ["job-1"]
 
 
 @run_async

@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
-from tests.integration.api.container_house import ContainerHouse, MemoryDesk, a_job
+from tests.integration.api.container_house import ContainerHouse, MemoryContainerApi, a_job
 
-from penstock.adapters.memory.containers import MemoryContainerStore
 from penstock.api.container.options import ContainerHttpOptions
 from penstock.api.container.server import ContainerServer
-from penstock.core.containers import Stream
 from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
 from penstock.testing.containers import FakeEngine, Say, Script
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.job import Stream
 from penstock.workloads.container.standing.worker import Worker
+from penstock.workloads.container.storage.memory import MemoryContainerStore
 
 EURO = "€".encode()
 SCRIPTS = {
@@ -50,7 +50,7 @@ async def working(folder: Path) -> AsyncIterator[ContainerHouse]:
     worker = Worker(config, engine, MemoryContainerStore(), sandboxes, clock)
     await worker.start()
     server = ContainerServer(worker, ContainerHttpOptions(port=0), clock=clock)
-    house = ContainerHouse(cast("MemoryDesk", worker), server)
+    house = ContainerHouse(cast("MemoryContainerApi", worker), server)
     await server.start()
     house.session = aiohttp.ClientSession()
     try:

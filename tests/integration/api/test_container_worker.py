@@ -6,7 +6,7 @@ import json
 from hashlib import sha256
 from itertools import pairwise
 
-from tests.integration.api.container_house import MemoryDesk, container_house
+from tests.integration.api.container_house import MemoryContainerApi, container_house
 from tests.support.rows import every
 from tests.support.waiting import soon
 
@@ -15,13 +15,13 @@ from penstock.testing.aio import run_async
 LARGE = bytes(range(256)) * 4096
 
 
-def with_files() -> MemoryDesk:
-    desk = MemoryDesk()
-    desk.add("job")
-    desk.start("job")
-    desk.leave("job", {"a.txt": b"hello", "sub/ä b.bin": LARGE, "empty": b"", "x%2Fy": b"odd"})
-    desk.end("job")
-    return desk
+def with_files() -> MemoryContainerApi:
+    api = MemoryContainerApi()
+    api.add("job")
+    api.start("job")
+    api.leave("job", {"a.txt": b"hello", "sub/ä b.bin": LARGE, "empty": b"", "x%2Fy": b"odd"})
+    api.end("job")
+    return api
 
 
 # -- artifacts ----------------------------------------------------------------------------
@@ -82,7 +82,7 @@ async def test_every_file_that_was_opened_is_closed() -> None:
             await house.call(method, path, headers=headers)
         _, writer = await house.connect()
         writer.write(house.head("GET", path))
-        opened = house.desk.runs["job"].opened
+        opened = house.api.runs["job"].opened
         await soon(lambda: len(opened) == 5)
         writer.transport.abort()
         await soon(lambda: all(file.closed for file in opened))
@@ -157,7 +157,7 @@ async def test_health_and_info_begin_with_the_protocols_keys_and_end_there_when_
 async def test_a_degraded_worker_answers_200_unless_it_is_asked_strictly() -> None:
     async with container_house() as house:
         assert (await house.call("GET", "/health?strict=true")).status == 200
-        house.desk.problems = ("no engine answers",)
+        house.api.problems = ("no engine answers",)
         answer = await house.call("GET", "/health")
         assert (answer.status, answer.json["status"]) == (200, "degraded")
         assert answer.json["problems"] == ["no engine answers"]
@@ -168,9 +168,9 @@ async def test_a_degraded_worker_answers_200_unless_it_is_asked_strictly() -> No
 async def test_a_worker_is_drained_and_takes_jobs_again() -> None:
     async with container_house() as house:
         assert (await house.call("POST", "/drain")).body == b'{"draining":true}'
-        assert house.desk.draining
+        assert house.api.draining
         assert (await house.call("DELETE", "/drain")).body == b'{"draining":false}'
-        assert not house.desk.draining
+        assert not house.api.draining
 
 
 @run_async

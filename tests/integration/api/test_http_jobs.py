@@ -11,9 +11,9 @@ from urllib.parse import quote
 import pytest
 from tests.integration.api.house import House, house
 
-from penstock.core.caller import KeyRole
 from penstock.core.pointer import decode_data
 from penstock.ports.clock import SystemClock
+from penstock.ports.engine_api import KeyRole
 from penstock.testing.aio import run_async
 
 
@@ -487,7 +487,9 @@ async def test_cancel_and_retry_one_and_many(tmp_path: Path) -> None:
         assert again.json["request"]["parent_job_id"] == failed["job_id"]
         await ended(one, again.json["job_id"])
         twice = await one.call("POST", f"/v1/jobs/{failed['job_id']}/retry")
-        assert twice.status == 409
+        assert twice.status == 201
+        assert twice.json["request"]["parent_job_id"] == again.json["job_id"]
+        await ended(one, twice.json["job_id"])
         many = await one.call("POST", "/v1/jobs:retry", {"topic": "job.text.fail"})
         assert (many.status, many.json["done"]) == (200, 1)
         await one.submit("job.text.slow")
@@ -508,7 +510,7 @@ async def test_a_parked_job_is_approved_by_somebody_else_once(tmp_path: Path) ->
         path = f"/v1/jobs/{job['job_id']}"
         parked: list[Any] = []
         while not parked:
-            parked = (await one.call("GET", "/v1/jobs?parked=true")).json["jobs"]
+            parked = (await one.call("GET", "/v1/jobs?awaiting_approval=true")).json["jobs"]
         hold = parked[0]["hold"]
         assert hold["terms"].get("needed", 1) == 1
         own = await one.call("POST", f"{path}/approve", token=ann)
@@ -538,7 +540,7 @@ async def test_a_rejected_job_is_denied(tmp_path: Path) -> None:
     async with house(tmp_path) as one:
         bea = await one.key("bea", KeyRole.APPROVE)
         job = await one.submit("job.text.risky")
-        while not (await one.call("GET", "/v1/jobs?parked=true")).json["jobs"]:
+        while not (await one.call("GET", "/v1/jobs?awaiting_approval=true")).json["jobs"]:
             pass
         no = await one.call("POST", f"/v1/jobs/{job['job_id']}/reject", {"reason": "no"}, token=bea)
         assert (no.status, no.json["state"]) == (200, "DENIED")

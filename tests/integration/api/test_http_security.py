@@ -20,8 +20,8 @@ from penstock.api.health import Health
 from penstock.api.operation import PUBLIC
 from penstock.api.operations import OPERATIONS
 from penstock.api.options import HttpOptions
-from penstock.core.caller import KeyRole
 from penstock.core.errors import Misconfigured
+from penstock.ports.engine_api import KeyRole
 from penstock.testing.aio import run_async
 
 # -- keys ---------------------------------------------------------------------------------
@@ -305,7 +305,7 @@ async def test_closing_ends_streams_cleanly_and_waits_with_503(tmp_path: Path) -
         assert (await asyncio.wait_for(reader.read(-1), 10)).endswith(b"0\r\n\r\n")
         writer.close()
         answer = await waiting
-        assert (answer.status, answer.json["code"]) == (503, "UNAVAILABLE")
+        assert (answer.status, answer.json["code"]) == (503, "ENGINE_UNAVAILABLE")
         with pytest.raises(ConnectionRefusedError):
             await one.connect()
 
@@ -324,12 +324,34 @@ async def test_who_stops_waiting_is_not_waited_for(tmp_path: Path) -> None:
 @run_async
 async def test_a_stream_ends_when_its_key_is_revoked(tmp_path: Path) -> None:
     async with house(tmp_path, head_timeout=0.2) as one:
-        made = await one.engine.desk.keys.create("ann", (KeyRole.SUBMIT,))
+        made = await one.engine.api.keys.create("ann", (KeyRole.SUBMIT,))
         reader, writer = await one.connect()
         writer.write(one.head("GET", "/v1/events", token=made.token))
         assert b" 200 " in await asyncio.wait_for(reader.readline(), 10)
-        await one.engine.desk.keys.revoke(made.key.key_id)
+        await one.engine.api.keys.revoke(made.key.key_id)
         await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), 10)
+
+
+@run_async
+async def test_a_connection_serves_each_request_by_its_own_key(tmp_path: Path) -> None:
+    async with house(tmp_path) as one:
+        made = await one.engine.api.keys.create("ann", (KeyRole.SUBMIT,))
+        reader, writer = await one.connect()
+
+        async def status(token: str) -> bytes:
+            writer.write(one.head("GET", "/v1/keys", token=token))
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+            length = re.search(rb"content-length: (\d+)", head)
+            assert length is not None
+            await reader.readexactly(int(length[1]))
+            return head.split()[1]
+
+        assert [await status(one.token), await status(made.token)] == [b"200", b"403"]
+        assert [await status(made.token), await status(one.token)] == [b"403", b"200"]
+        assert [await status(made.token), await status("nonsense")] == [b"403", b"401"]
+        assert await status(made.token) == b"403"
+        await one.engine.api.keys.revoke(made.key.key_id)
+        assert [await status(made.token), await status(one.token)] == [b"401", b"200"]
 
 
 @run_async

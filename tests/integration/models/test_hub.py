@@ -23,9 +23,9 @@ from penstock.core.errors import (
     StoreFull,
     Unavailable,
 )
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.spool.models.pulling import pull
-from penstock.workloads.spool.models.shelf import ModelShelf
+from penstock.workloads.llm.models.pulling import pull
+from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 MODEL = gguf(tensors=(((1024, 256), 0),))
 """A megabyte, so that it comes in several pieces."""

@@ -13,10 +13,10 @@ import pytest
 from tests.models import gguf
 
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.spool.models import package
-from penstock.workloads.spool.models.package import Package, pull_package
-from penstock.workloads.spool.models.shelf import ModelShelf
+from penstock.workloads.llm.models import package
+from penstock.workloads.llm.models.package import Package, pull_package
+from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 MODEL = gguf()
 TINY = Package("penstock-tiny==1.0", "Tiny", hashlib.sha256(MODEL).hexdigest())

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.core.llm import EngineUnavailable, LlmCode, LlmFailure
-from penstock.ports.runner import Loading
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.runner import Loading
+from penstock.workloads.llm.values import EngineUnavailable, LlmCode, LlmFailure
 from penstock.workloads.spool.llama import fleet as fleets
 from penstock.workloads.spool.llama.engine import Engine
 from penstock.workloads.spool.llama.fleet import Fleet, back_off

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.llm import Chat, Completion, LlmCode, LlmFailure, Message
+from penstock.workloads.llm.values import Chat, Completion, LlmCode, LlmFailure, Message
 from penstock.workloads.spool.llama.holding import DEEPEST, LARGEST, check_held
 
 

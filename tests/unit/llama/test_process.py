@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.llm import LlmFailure
 from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import LlmFailure
 from penstock.workloads.spool.llama import child, process
 from penstock.workloads.spool.llama.process import EngineProcess, Purpose
 from penstock.workloads.spool.llama.sizing import Size

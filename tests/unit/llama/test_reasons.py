@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.llm import LlmCode
+from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.spool.llama import reasons
 from penstock.workloads.spool.llama.cgroups import memory_kills, memory_limit_of
 from penstock.workloads.spool.llama.process import Purpose

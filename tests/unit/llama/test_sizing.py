@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.spool.config import ModelConfig
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.models.gguf import GgufFacts
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.spool.llama.sizing import Machine, embedding_size_of, shown, size_of
-from penstock.workloads.spool.models.gguf import GgufFacts
 
 GIB = 1 << 30
 MACHINE = Machine(cores=4, memory=16 * GIB)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.spool.llama import trial
 
 # What an empty Debian does: the linker finds no OpenMP library unless somebody says where one is.

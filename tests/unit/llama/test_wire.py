@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.llm import (
+from penstock.workloads.llm.values import (
     Chat,
     Completion,
     ImagePart,

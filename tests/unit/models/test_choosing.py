@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.core.errors import InvalidRequest, NotFound
-from penstock.workloads.spool.models.choosing import Remote, choose, projector_among
+from penstock.workloads.llm.models.choosing import Remote, choose, projector_among
 
 
 def remotes(*paths: str) -> list[Remote]:

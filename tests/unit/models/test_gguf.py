@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.models import gguf
 
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.spool.models.gguf import GgufFacts, name_for, projector_of, read_facts
+from penstock.workloads.llm.models.gguf import GgufFacts, name_for, projector_of, read_facts
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 LLAMA = {
     "llama.context_length": 4096,

@@ -19,11 +19,11 @@ from penstock.core.errors import (
     StoreFailed,
     StoreFull,
 )
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.spool.config import ModelConfig
-from penstock.workloads.spool.models.served import served
-from penstock.workloads.spool.models.shelf import ModelShelf
-from penstock.workloads.spool.models.staging import staging
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.models.served import served
+from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.workloads.llm.models.staging import staging
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 
 @pytest.fixture

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.lifecycles.spool import Status
+from penstock.ports.clock import Clock
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.work import Work
 from penstock.workloads.spool.workspace import Workspace
 
 
-class StoppedClock:
+class StoppedClock(Clock):
     """Stands still until it is told otherwise."""
 
     def __init__(self, now: float = 1736700000.0) -> None:

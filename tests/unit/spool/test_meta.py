@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Priority
-from penstock.core.llm import Sampling
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.meta import (

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.spool.spooled import files_of, new_workspace, put, queued
 
 from penstock.core.errors import Conflict, InvalidRequest, NotFound
-from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import Status
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.ending import cancel, retry
 from penstock.workloads.spool.meta import read_meta, read_options

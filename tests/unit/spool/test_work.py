@@ -21,8 +21,8 @@ from penstock.core.errors import (
     StoreFull,
     TooLarge,
 )
-from penstock.core.llm import Sampling
 from penstock.lifecycles.spool import FOLDERS, Status
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool import disk, mounts
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.ids import IdSource, order_of

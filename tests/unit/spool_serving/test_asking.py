@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.core.llm import Chat, Completion, LlmFailure, Message, Sampling
+from penstock.workloads.llm.values import Chat, Completion, LlmFailure, Message, Sampling
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.options import JobKind, SpoolOptions
 from penstock.workloads.spool.serving.asking import embedding_of, generation_of

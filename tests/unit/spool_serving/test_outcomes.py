@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from penstock.core.llm import (
+from penstock.testing.aio import run_async
+from penstock.workloads.llm.values import (
     Chat,
     Choice,
     Embedding,
@@ -21,7 +22,6 @@ from penstock.core.llm import (
     TokenLogprob,
     Usage,
 )
-from penstock.testing.aio import run_async
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.options import SpoolOptions
 from penstock.workloads.spool.serving.artifacts import embedding_json

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.llm import Piece
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
+from penstock.workloads.llm.values import Piece
 from penstock.workloads.spool.serving.health import Health
 from penstock.workloads.spool.serving.partial import Partial
 from penstock.workloads.spool.serving.pidfile import NAME, original_runs, remove_pid, write_pid

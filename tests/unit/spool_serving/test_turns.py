@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.job import Priority
-from penstock.core.policy import HEAD_START
+from penstock.core.job import HEAD_START, Priority
 from penstock.workloads.spool.ids import order_of
 from penstock.workloads.spool.serving.turns import turn_of
 

@@ -7,32 +7,27 @@ and others' data are read and written in threads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from penstock.adapters.files.folder import BlobFolder
 from penstock.adapters.files.foreign import Foreign
-from penstock.core.errors import UnreadablePointer
-from penstock.core.pointer import (
-    FIELD,
-    JSON,
-    check_size,
-    data_media_type,
-    decode_data,
-    encode_data,
-    parse_blob,
-)
-from penstock.ports.blobs import BlobStat
+from penstock.core.errors import StoreFailed, StoreFull, UnreadablePointer
+from penstock.core.pointer import FIELD, check_size, name_blob, no_such_blob, parse_blob, shown
+from penstock.ports.blobs import Blobs, BlobStat
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class FileBlobs:
-    """`data:` URIs up to `inline_limit` bytes, files below `root` above it.
+class FileBlobs(Blobs):
+    """Stored blobs are files below `root`.
 
     `sources` are the URI prefixes below which others' data may be read; none by default.
     """
@@ -45,79 +40,230 @@ class FileBlobs:
         max_size: int = 64 << 20,
         sources: Sequence[str] = (),
     ) -> None:
-        self._inline_limit = inline_limit
-        self._max_size = max_size
-        self._folder = BlobFolder(root)
+        super().__init__(inline_limit=inline_limit, max_size=max_size)
+        self._folder = BlobFolder(root, max_size)
         self._foreign = Foreign(sources, max_size)
         # Threads of our own: a payload must not queue behind what else uses the loop's.
         self._threads = ThreadPoolExecutor(8, thread_name_prefix="penstock-blobs")
 
-    async def put(self, data: bytes, media_type: str = JSON) -> str:
-        if len(data) <= self._inline_limit:
-            return encode_data(data, media_type)
-        check_size("payload", len(data), self._max_size)
-        return (await self._in_thread(self._folder.keep, data, media_type)).uri
-
-    async def get(self, uri: str) -> bytes:
-        if uri.startswith("data:"):
-            data = decode_data(uri)
-            check_size(FIELD, len(data), self._max_size)
-            return data
-        if uri.startswith("blob:"):
-            return await self._in_thread(self._folder.read, parse_blob(uri), self._max_size)
-        return await self._in_thread(self._foreign.read, uri)
-
     async def stream(self, uri: str, chunk: int = 1 << 20) -> AsyncIterator[bytes]:
         """Piece by piece. A blob's last piece comes only after its hash was checked."""
         if uri.startswith("data:"):
-            data = await self.get(uri)
-            for start in range(0, len(data), chunk):
-                yield data[start : start + chunk]
+            async for piece in super().stream(uri, chunk):
+                yield piece
             return
-        if uri.startswith("blob:"):
-            pieces = self._folder.pieces(parse_blob(uri), chunk)
-        else:
-            pieces = self._foreign.pieces(uri, chunk)
+        pieces = self._at(uri).pieces(uri, chunk)
         while piece := await self._in_thread(next, pieces, b""):
             yield piece
 
     async def read(self, uri: str, start: int, length: int) -> bytes:
         """As the port says; that it is sound can only be told of a whole."""
         if uri.startswith("data:"):
-            return (await self.get(uri))[start : start + length]
-        if uri.startswith("blob:"):
-            return await self._in_thread(self._folder.part, parse_blob(uri), start, length)
-        return await self._in_thread(self._foreign.part, uri, start, length)
+            return await super().read(uri, start, length)
+        return await self._in_thread(self._at(uri).part, uri, start, length)
 
-    async def stat(self, uri: str) -> BlobStat:
-        """Who asks about a blob is about to name it: `collect` then takes it for new."""
-        if uri.startswith("data:"):
-            return BlobStat(uri, len(decode_data(uri)), data_media_type(uri))
-        if uri.startswith("blob:"):
-            name = parse_blob(uri)
-            return BlobStat(uri, await self._in_thread(self._folder.touch, name), name.media_type)
-        return await self._in_thread(self._foreign.stat, uri)
+    async def _put(self, data: bytes, media_type: str) -> str:
+        return await self._in_thread(self._folder.keep, data, media_type)
 
-    async def collect(self, keep: Iterable[str], older_than: float) -> int:
-        """As the port says; also clears what writes that were cut short left behind.
+    async def _get(self, uri: str) -> bytes:
+        return await self._in_thread(self._at(uri).read, uri)
 
-        `older_than` must be earlier than the moment at which `keep` was gathered.
-        """
-        kept = await _digests(keep)
+    async def _stat(self, uri: str) -> BlobStat:
+        return await self._in_thread(self._at(uri).stat, uri)
+
+    async def _collect(self, kept: set[str], older_than: float) -> int:
+        """Also clears what writes that were cut short left behind."""
         return await self._in_thread(self._folder.sweep, kept, older_than)
 
-    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: work(*args, **kwargs))
+    def _at(self, uri: str) -> BlobFolder | Foreign:
+        return self._folder if uri.startswith("blob:") else self._foreign
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
 
-async def _digests(keep: Iterable[str]) -> set[str]:
-    """The digests among these pointers. Gives way now and then: there may be millions."""
-    found: set[str] = set()
-    for number, uri in enumerate(keep, 1):
-        if uri.startswith("blob:"):
-            with suppress(UnreadablePointer):
-                found.add(parse_blob(uri).digest)
-        if number % 1000 == 0:
-            await asyncio.sleep(0)
-    return found
+_OWNERSHIP = "the engine's user must own the data directory and all in it"
+
+
+class BlobFolder:
+    """A folder of files that are named by their content. Everything here blocks.
+
+    A blob is at `<root>/ab/abcdef…`, where the name is the SHA-256 of its bytes. It is written
+    beside its place, flushed, renamed, and its folder flushed, so a name that can be seen has its
+    whole content behind it. Keeping an existing blob again touches it; `sweep` spares what was
+    touched lately, and a lock on `<root>/.lock` keeps a touch from falling between its look and
+    its delete, in any process.
+    """
+
+    def __init__(self, root: Path, max_size: int) -> None:
+        self._root, self._max_size = root, max_size
+        self._durable: set[Path] = set()
+
+    def keep(self, data: bytes, media_type: str) -> str:
+        """When this returns, the blob is on disk, whole, and will be found after a crash."""
+        name = name_blob(data, media_type)
+        path = self._path(name.digest)
+        with _store_errors(path.parent):
+            self._make(self._root)
+            self._make(path.parent)
+            if not self._renew(path, data):
+                _write(path, data)
+            # Also when it was there: who wrote it may not have come this far yet.
+            sync_folder(path.parent)
+        return name.uri
+
+    def read(self, uri: str) -> bytes:
+        with self._opened(uri) as (file, digest):
+            check_size(FIELD, os.fstat(file.fileno()).st_size, self._max_size)
+            data = file.read()
+        if sha256(data).hexdigest() != digest:
+            raise _damaged(uri)
+        return data
+
+    def pieces(self, uri: str, size: int) -> Iterator[bytes]:
+        """The content; the last piece only after the hash of all was checked."""
+        with self._opened(uri) as (file, digest):
+            seen = sha256()
+            piece = file.read(size)
+            while piece:
+                seen.update(piece)
+                ahead = file.read(size)
+                if not ahead and seen.hexdigest() != digest:
+                    raise _damaged(uri)
+                yield piece
+                piece = ahead
+
+    def part(self, uri: str, start: int, length: int) -> bytes:
+        """Some of the content, unchecked: the name is the hash of all of it."""
+        with self._opened(uri) as (file, _):
+            file.seek(start)
+            return file.read(length)
+
+    def stat(self, uri: str) -> BlobStat:
+        """From now on the blob counts as new."""
+        name = parse_blob(uri)
+        path = self._path(name.digest)
+        with _read_errors(uri), self._lock(fcntl.LOCK_SH):
+            size = path.stat().st_size
+            os.utime(path)
+        return BlobStat(uri, size, name.media_type)
+
+    def sweep(self, kept: set[str], older_than: float) -> int:
+        """Delete what is neither kept nor touched since; returns how many blobs."""
+        removed = 0
+        with _store_errors(self._root):
+            for folder in sorted(self._root.glob("[0-9a-f][0-9a-f]")):
+                with self._lock(fcntl.LOCK_EX):
+                    removed += _sweep(folder, kept, older_than)
+        return removed
+
+    def _path(self, digest: str) -> Path:
+        return self._root / digest[:2] / digest
+
+    @contextmanager
+    def _opened(self, uri: str) -> Iterator[tuple[BinaryIO, str]]:
+        digest = parse_blob(uri).digest
+        with _read_errors(uri), self._path(digest).open("rb") as file:
+            yield file, digest
+
+    def _make(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder not in self._durable:
+            sync_folder(folder.parent)
+            self._durable.add(folder)
+
+    def _renew(self, path: Path, data: bytes) -> bool:
+        """Touch the blob if it is there and sound; one that is damaged is to be rewritten."""
+        try:
+            with self._lock(fcntl.LOCK_SH):
+                if path.read_bytes() != data:
+                    return False
+                os.utime(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @contextmanager
+    def _lock(self, kind: int) -> Iterator[None]:
+        handle = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(handle, kind)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Put the bytes at `path`, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(draft, "xb", opener=open_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sweep(folder: Path, kept: set[str], older_than: float) -> int:
+    removed = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name in kept:
+                continue
+            # A draft may be renamed, and so vanish, under our eyes.
+            with suppress(FileNotFoundError):
+                if entry.stat().st_mtime < older_than:
+                    os.unlink(entry.path)
+                    removed += not entry.name.startswith(".")
+    return removed
+
+
+@contextmanager
+def _read_errors(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise no_such_blob(uri) from None
+    except OSError as error:
+        raise UnreadablePointer(
+            FIELD, f"the blob {shown(uri)} can't be read: {error.strerror}", hint=_OWNERSHIP
+        ) from error
+
+
+@contextmanager
+def _store_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFull(
+                f"no space left to store a payload in {folder}",
+                hint="free some space, or run `penstock prune`; then submit again",
+            ) from error
+        raise StoreFailed(
+            f"payloads can't be stored in {folder}: {error.strerror}", hint=_OWNERSHIP
+        ) from error
+
+
+def _damaged(uri: str) -> UnreadablePointer:
+    return UnreadablePointer(
+        FIELD,
+        f"the blob {shown(uri)} is damaged: its content no longer matches its name",
+        hint="submit the payload again, which mends it, or restore it from a backup",
+    )

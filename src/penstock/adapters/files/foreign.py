@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from penstock.core.errors import Misconfigured, PenstockError, UnreadablePointer
-from penstock.core.pointer import BINARY, FIELD, check_size, shown
-from penstock.core.source import Source, locate, parse_source
+from penstock.core.pointer import BINARY, FIELD, Source, check_size, locate, parse_source, shown
 from penstock.ports.blobs import BlobStat
 
 

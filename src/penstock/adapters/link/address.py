@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from penstock.core.errors import Misconfigured
+from penstock.core.errors import Misconfigured, NotRunning
 
 
 class Address(Struct, frozen=True):
@@ -41,6 +41,22 @@ class Address(Struct, frozen=True):
             return ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def check_local(self) -> None:
+        """Raises Misconfigured if it is on another machine."""
+        if not self.is_local:
+            raise Misconfigured(
+                f"{self} is not on this machine: the token and all jobs would be sent "
+                "there without encryption",
+                hint="connect to the engine's HTTPS address, or through a tunnel, as in "
+                "'ssh -L 7077:127.0.0.1:7077 HOST', to tcp://127.0.0.1:7077",
+            )
+
+    def unreachable(self) -> NotRunning:
+        return NotRunning(
+            f"no engine answers at {self}",
+            hint="start one with 'penstock up', or name another with --data or --connect",
+        )
 
     def __str__(self) -> str:
         return f"unix:{self.path}" if self.path else f"tcp://{self.host}:{self.port}"

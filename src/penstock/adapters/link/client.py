@@ -1,7 +1,7 @@
-"""The other end of a link: calls an engine elsewhere, and shares its bus.
+"""A client's end of a link: calls a remote engine, and shares its bus.
 
-A link that is `kept` (a worker's) reconnects by itself for as long as it is open; another
-fails its callers when the connection ends.
+After its first connection, a link that was lost is made again when a call or stream needs it; a
+worker's at once (`keep`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
 
-import msgspec
 from msgspec import Raw
 
 from penstock.adapters.link.address import Address
@@ -34,23 +33,32 @@ from penstock.adapters.link.frames import (
     Unsub,
     Welcome,
     Will,
-    encode,
 )
-from penstock.core.errors import Misconfigured, NotRunning, PenstockError, Unavailable
-from penstock.core.revival import revived
-from penstock.ports.bus import AnyMessage, Handler
-from penstock.ports.reader import Reader
+from penstock.adapters.link.proxy import Decode
+from penstock.adapters.link.renewal import (
+    HANDSHAKE_TIMEOUT,
+    RECONNECT_TIMEOUT,
+    ConnectionLost,
+    Reading,
+    Sending,
+    job_ids,
+    pauses,
+)
+from penstock.core.errors import NotRunning, PenstockError, Unavailable
+from penstock.ports.bus import AnyMessage, Handler, Reader
+from penstock.ports.forking import close_in_children, fileno_of
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_REFUSED_PAUSE = 5.0
+"""Seconds until a worker asks an engine again that refused it."""
 _BUFFERED = 10_000
-"""Messages kept while a kept link is down; what matters more is kept by the worker."""
+"""Messages kept while the link is down; a worker keeps its results itself."""
 
 
 class Link:
-    """One connection to an engine: a Bus, and a way to call its Desk."""
+    """One connection to an engine: a Bus, and a way to call its EngineApi."""
 
     def __init__(
         self,
@@ -58,62 +66,76 @@ class Link:
         *,
         token: str = "",
         will: Callable[[int], tuple[str, AnyMessage]] | None = None,
+        reconnect_timeout: float | None = RECONNECT_TIMEOUT,
     ) -> None:
+        """`reconnect_timeout`: seconds that a call waits for an engine that was lost; None: for
+        ever."""
         self.address = address
-        self._token, self._will = token, will
+        self._token, self._will, self._reconnect_timeout = token, will, reconnect_timeout
         self.on_connect: Callable[[], None] = lambda: None
         """Called whenever the link has come up."""
         self.number = 0
-        """How many connections there have been: which one this is."""
+        """The number of this connection: how many there have been."""
+        self._opened: FrameProtocol | None = None
+        """The connection, also while the engine has not answered the first frame yet."""
         self._protocol: FrameProtocol | None = None
-        self._ids = itertools.count(1)
+        self._is_closed = False
+        self._call_ids = itertools.count(1)
+        self._job_ids = job_ids()
         self._calls: dict[int, asyncio.Future[Raw]] = {}
-        self._streams: dict[int, asyncio.Queue[Item | End | Failure]] = {}
+        self._streams: dict[int, asyncio.Queue[Item | End | Failure | None]] = {}
         self._readers: dict[str, list[Reader]] = {}
         self._unsent: deque[Pub] = deque(maxlen=_BUFFERED)
         self._welcome: asyncio.Future[None] | None = None
         self._down = asyncio.Event()
-        self._up = asyncio.Event()
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._waiting = 0
+        """Callers that wait for the connection to be made again."""
+        close_in_children(self)
+
+    def filenos(self) -> list[int]:
+        return [] if self._opened is None else [fileno_of(self._opened.transport)]
 
     # -- connecting ---------------------------------------------------------------
 
     async def connect(self) -> None:
         """Connect once. Raises NotRunning, NotPermitted, Misconfigured."""
-        if not self.address.is_local:
-            raise Misconfigured(
-                f"{self.address} is not on this machine: the token and all jobs would be sent "
-                "there without encryption",
-                hint="connect to the engine's HTTPS address, or through a tunnel, as in "
-                "'ssh -L 7077:127.0.0.1:7077 HOST', to tcp://127.0.0.1:7077",
-            )
-        loop = asyncio.get_running_loop()
-        self._welcome = loop.create_future()
+        self.address.check_local()
+        self._opened = None
+        self._welcome = asyncio.get_running_loop().create_future()
         self._down.clear()
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+                protocol = await self._open()
+                protocol.send(Hello(PROTOCOL, self._token))
+                await self._welcome
+        except OSError as error:  # TimeoutError is one
+            self._abandon()
+            raise self.address.unreachable() from error
+        except BaseException:
+            self._abandon()
+            raise
+        self._protocol = protocol
+        self._catch_up(protocol)
+
+    async def _open(self) -> FrameProtocol:
+        loop, address = asyncio.get_running_loop(), self.address
 
         def make() -> FrameProtocol:
-            return FrameProtocol(self._take, self._lost)
+            opened = FrameProtocol(self._take, lambda error: self._lost(opened))
+            self._opened = opened
+            return opened
 
-        try:
-            if self.address.path is not None:
-                _, protocol = await loop.create_unix_connection(make, str(self.address.path))
-            else:
-                _, protocol = await loop.create_connection(
-                    make, self.address.host, self.address.port
-                )
-        except OSError as error:
-            raise NotRunning(
-                f"no engine answers at {self.address}",
-                hint="start one with 'penstock up', or name another with --data or --connect",
-            ) from error
-        protocol.send(Hello(PROTOCOL, self._token))
-        self._protocol = protocol
-        await self._welcome
-        self._catch_up(protocol)
-        self._up.set()
+        if address.path is not None:
+            _, protocol = await loop.create_unix_connection(make, str(address.path))
+        else:
+            _, protocol = await loop.create_connection(make, address.host, address.port)
+        return protocol
 
-    async def ready(self) -> None:
-        """Wait until the link is up."""
-        await self._up.wait()
+    def _abandon(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.abort(ConnectionError("the handshake failed"))
 
     def _catch_up(self, protocol: FrameProtocol) -> None:
         self.number += 1
@@ -128,32 +150,69 @@ class Link:
 
     async def keep(self) -> None:
         """Reconnect whenever the connection is lost, until cancelled."""
-        pause = _FIRST_PAUSE
         while True:
-            if self._protocol is None:
-                try:
-                    await self.connect()
-                    log.info("connected to %s", self.address)
-                    pause = _FIRST_PAUSE
-                except Unavailable:
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 2, _LONGEST_PAUSE)
-                    continue
-            await self._down.wait()
-            log.warning("lost the connection to %s", self.address)
+            try:
+                await self._up()
+            except PenstockError as error:
+                log.error("%s refuses the connection: %s", self.address, error)
+                await asyncio.sleep(_REFUSED_PAUSE)
+            else:
+                await self._down.wait()
 
-    def _lost(self, error: Exception | None) -> None:
-        self._protocol = None
-        self._up.clear()
+    async def ready(self) -> None:
+        """Wait until the link is up."""
+        await self._up()
+
+    async def _connected(self, sending: Sending) -> FrameProtocol:
+        """The connection, made again. Raises EngineUnavailable when the caller's time is over."""
+        try:
+            async with asyncio.timeout(sending.time_left()):
+                return await self._up()
+        except TimeoutError:
+            raise sending.unavailable() from None
+
+    async def _up(self) -> FrameProtocol:
+        self._waiting += 1
+        try:
+            while (protocol := self._protocol) is None:
+                if self._is_closed or not self.number:
+                    raise NotRunning(f"not connected to {self.address}")
+                if self._reconnecting is None or self._reconnecting.done():
+                    self._reconnecting = asyncio.create_task(self._reconnect())
+                reconnecting = self._reconnecting
+                await asyncio.wait((reconnecting,))
+                if not reconnecting.cancelled():
+                    reconnecting.result()
+            return protocol
+        finally:
+            self._waiting -= 1
+
+    async def _reconnect(self) -> None:
+        """Try for as long as somebody waits for it."""
+        log.warning("lost the connection to %s; reconnecting", self.address)
+        for pause in pauses():
+            try:
+                await self.connect()
+            except Unavailable:
+                await asyncio.sleep(pause)
+            else:
+                log.info("connected to %s again", self.address)
+                return
+            if not self._waiting:
+                return
+
+    def _lost(self, protocol: FrameProtocol) -> None:
+        if protocol is not self._opened:
+            return  # another one has taken its place
+        self._opened = self._protocol = None
         self._down.set()
-        lost = NotRunning(f"the connection to {self.address} was lost")
         if self._welcome is not None and not self._welcome.done():
-            self._welcome.set_exception(lost)
+            self._welcome.set_exception(self.address.unreachable())
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(lost)
-        for call_id, queue in self._streams.items():
-            queue.put_nowait(Failure(call_id, lost.code, lost.message))
+                call.set_exception(ConnectionLost())
+        for queue in self._streams.values():
+            queue.put_nowait(None)
 
     def _take(self, frame: AnyFrame) -> None:
         match frame:
@@ -164,10 +223,10 @@ class Link:
                 if (call := self._calls.get(call_id)) is not None and not call.done():
                     call.set_result(value)
             case Failure(0) if self._welcome is not None and not self._welcome.done():
-                self._welcome.set_exception(rebuilt(frame))
+                self._welcome.set_exception(frame.revive())
             case Failure(call_id):
                 if (call := self._calls.get(call_id)) is not None and not call.done():
-                    call.set_exception(rebuilt(frame))
+                    call.set_exception(frame.revive())
                 if (queue := self._streams.get(call_id)) is not None:
                     queue.put_nowait(frame)
             case Item(call_id) | End(call_id):
@@ -178,6 +237,10 @@ class Link:
                     self._welcome.set_result(None)
 
     async def close(self) -> None:
+        self._is_closed = True
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            await asyncio.gather(self._reconnecting, return_exceptions=True)
         for readers in list(self._readers.values()):
             for reader in list(readers):
                 await reader.close()
@@ -188,41 +251,56 @@ class Link:
 
     # -- calling ------------------------------------------------------------------
 
-    async def call(self, method: str, returns: type[T], /, **params: object) -> T:
-        protocol = self._connected()
-        call_id = next(self._ids)
-        future: asyncio.Future[Raw] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = future
-        protocol.send(Call(call_id, method, Raw(encode(params))))
+    async def call(self, method: str, decode: Decode[T], params: Mapping[str, object]) -> T:
+        sending = Sending(self.address, method, params, self._reconnect_timeout, self._job_ids)
+        while True:
+            protocol = self._protocol or await self._connected(sending)
+            try:
+                return decode(await self._send(protocol, method, sending))
+            except ConnectionLost:
+                sending.lost()
+
+    async def _send(self, protocol: FrameProtocol, method: str, sending: Sending) -> Raw:
+        loop = asyncio.get_running_loop()
+        call_id = next(self._call_ids)
+        answer: asyncio.Future[Raw] = loop.create_future()
+        self._calls[call_id] = answer
+        protocol.send(Call.of(call_id, method, sending.params))
+        expiry: asyncio.TimerHandle | None = None
+        if (patience := sending.answer_timeout) is not None:
+            expiry = loop.call_later(patience, _expire, answer, sending)
         try:
-            value = await future
+            return await answer
         except asyncio.CancelledError:
             protocol.send(Stop(call_id))
             raise
         finally:
             del self._calls[call_id]
-        return msgspec.msgpack.decode(value, type=returns)
+            if expiry is not None:
+                expiry.cancel()
 
-    async def stream(self, method: str, yields: Any, /, **params: object) -> AsyncIterator[Any]:
-        protocol = self._connected()
-        call_id = next(self._ids)
-        queue: asyncio.Queue[Item | End | Failure] = asyncio.Queue()
-        self._streams[call_id] = queue
-        protocol.send(Call(call_id, method, Raw(encode(params)), stream=True))
-        decode = msgspec.msgpack.Decoder(yields).decode
-        try:
-            while not isinstance(frame := await queue.get(), End):
-                if isinstance(frame, Failure):
-                    raise rebuilt(frame)
-                yield decode(frame.value)
-        finally:
-            del self._streams[call_id]
-            protocol.send(Stop(call_id))
-
-    def _connected(self) -> FrameProtocol:
-        if self._protocol is None:
-            raise NotRunning(f"not connected to {self.address}")
-        return self._protocol
+    async def stream(
+        self, method: str, decode: Decode[T], params: Mapping[str, object]
+    ) -> AsyncIterator[T]:
+        reading = Reading(self.address, method, params, self._reconnect_timeout)
+        while True:
+            protocol = self._protocol or await self._connected(reading)
+            call_id = next(self._call_ids)
+            queue: asyncio.Queue[Item | End | Failure | None] = asyncio.Queue()
+            self._streams[call_id] = queue
+            protocol.send(Call.of(call_id, method, reading.params, stream=True))
+            try:
+                while (frame := await queue.get()) is not None:  # None: the connection was lost
+                    if isinstance(frame, End):
+                        return
+                    if isinstance(frame, Failure):
+                        raise frame.revive()
+                    value = decode(frame.value)
+                    if reading.is_new(value):
+                        yield value
+            finally:
+                del self._streams[call_id]
+                protocol.send(Stop(call_id))
 
     # -- as a Bus -----------------------------------------------------------------
 
@@ -233,9 +311,7 @@ class Link:
         else:
             self._unsent.append(frame)
 
-    def subscribe(self, subject: str, handler: Handler, *, group: str | None = None) -> Reader:
-        if group is not None:
-            raise ValueError("a link has no groups: each subscriber gets everything")
+    def subscribe(self, subject: str, handler: Handler) -> Reader:
         reader = Reader(subject, handler, self._forget)
         readers = self._readers.setdefault(subject, [])
         readers.append(reader)
@@ -254,5 +330,6 @@ class Link:
                     self._protocol.send(Unsub(subject))
 
 
-def rebuilt(failure: Failure) -> PenstockError:
-    return revived(failure.code, failure.message, failure.hint, failure.facts)
+def _expire(answer: asyncio.Future[Raw], sending: Sending) -> None:
+    if not answer.done():
+        answer.set_exception(sending.unavailable())

@@ -13,12 +13,13 @@ from typing import Any, cast
 import msgspec
 from msgspec import Raw, Struct
 
+from penstock.core.errors import PenstockError, revived
 from penstock.ports.bus import AnyMessage
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME = 128 << 20
 MAX_GREETING = 4 << 10
-"""Of the first frame, before the server knows who sends it."""
+"""Bytes of the first frame, before the client is authenticated."""
 
 
 class Frame(Struct, frozen=True, array_like=True, tag=True):
@@ -66,15 +67,31 @@ class Call(Frame, frozen=True):
     params: Raw
     stream: bool = False
 
+    @classmethod
+    def of(cls, call_id: int, method: str, params: object, *, stream: bool = False) -> Call:
+        """To be sent: the parameters are encoded with the frame."""
+        return cls(call_id, method, cast(Raw, params), stream)
+
 
 class Reply(Frame, frozen=True):
     id: int
     value: Raw
 
+    @classmethod
+    def of(cls, call_id: int, value: object) -> Reply:
+        """To be sent: the value is encoded with the frame."""
+        return cls(call_id, cast(Raw, value))
+
 
 class Item(Frame, frozen=True):
+    """One value of a stream."""
+
     id: int
     value: Raw
+
+    @classmethod
+    def of(cls, call_id: int, value: object) -> Item:
+        return cls(call_id, cast(Raw, value))
 
 
 class End(Frame, frozen=True):
@@ -82,7 +99,7 @@ class End(Frame, frozen=True):
 
 
 class Stop(Frame, frozen=True):
-    """The caller wants no more of this stream or call."""
+    """Cancels a call or stream."""
 
     id: int
 
@@ -94,13 +111,21 @@ class Failure(Frame, frozen=True):
     hint: str = ""
     facts: Mapping[str, Any] = {}
 
+    @classmethod
+    def of(cls, call_id: int, error: PenstockError) -> Failure:
+        return cls(call_id, error.code, error.message, error.hint, error.facts)
+
+    def revive(self) -> PenstockError:
+        """The error, to be raised."""
+        return revived(self.code, self.message, self.hint, self.facts)
+
 
 AnyFrame = (
     Hello | Welcome | Sub | Unsub | Pub | Will | Bye | Call | Reply | Item | End | Stop | Failure
 )
 
 encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(AnyFrame).decode
+decode_frame = msgspec.msgpack.Decoder(AnyFrame).decode
 
 
 def framed(frame: Frame) -> bytes:
@@ -129,10 +154,13 @@ class FrameProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
-        buffer += data
-        start, size = 0, len(buffer)
+        received: bytes | bytearray = data
+        if buffer:  # the rest of a frame
+            buffer += data
+            received = buffer
+        start, size = 0, len(received)
         while size - start >= 4:
-            length = int.from_bytes(buffer[start : start + 4], "big")
+            length = int.from_bytes(received[start : start + 4], "big")
             if length > self.max_frame:
                 self.abort(ValueError(f"a frame of {length} bytes"))
                 return
@@ -140,13 +168,16 @@ class FrameProtocol(asyncio.Protocol):
             if end > size:
                 break
             try:
-                frame = _decode(bytes(buffer[start + 4 : end]))
+                frame = decode_frame(bytes(received[start + 4 : end]))
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 self.abort(error)
                 return
             start = end
             self._on_frame(frame)
-        del buffer[:start]
+        if received is buffer:
+            del buffer[:start]
+        elif start < size:
+            buffer += data[start:]
 
     def send(self, frame: Frame) -> None:
         if self.transport is not None and not self.transport.is_closing():

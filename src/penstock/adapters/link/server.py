@@ -1,7 +1,6 @@
 """The engine's end of a link: bridges the bus, and answers calls.
 
-Who may connect: on a Unix socket, whoever the file's mode lets in (its owner); on TCP,
-whoever knows the token.
+A Unix socket is protected by its file mode (owner only); TCP clients must send the token.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import logging
 import os
 import typing
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -39,35 +39,44 @@ from penstock.adapters.link.frames import (
     Unsub,
     Welcome,
     Will,
-    encode,
 )
-from penstock.adapters.link.pipelines import RECORDS
+from penstock.adapters.link.proxy import RECORDS
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError
 from penstock.ports.bus import AnyMessage, Bus, Subscription
-from penstock.ports.desk import PARTS
-from penstock.ports.pipelines import PipelineStore
+from penstock.ports.engine_api import PARTS
+from penstock.ports.forking import close_in_children, fileno_of
+from penstock.workloads.pipeline.store import PipelineStore
 
 log = logging.getLogger(__name__)
 
-_GREETING_TIMEOUT = 10.0
-"""Seconds within which a connection must have said who it is."""
-_MAX_STRANGERS = 1000
-"""Connections that have not; one more ends the oldest of them."""
+_BEGIN_SUBMIT = ""
+"""Not a name: nobody can call it."""
+_HANDSHAKE_TIMEOUT = 10.0
+"""Seconds within which a connection must send its Hello."""
+_MAX_UNAUTHENTICATED = 1000
+"""Connections without a valid Hello; one more closes the oldest of them."""
 
 
 class LinkServer:
-    """Listens on addresses; each connection is a client, a worker, or both."""
+    """Accepts connections of clients and workers on one or more addresses."""
 
     def __init__(
-        self, bus: Bus, desk: object, token: str, records: PipelineStore | None = None
+        self, bus: Bus, api: object, token: str, records: PipelineStore | None = None
     ) -> None:
         self._bus, self._token = bus, token
-        handlers = {**_public(desk), **_named(RECORDS, records)}
+        handlers = {**_public(api), **_named(RECORDS, records)}
+        if (begin := getattr(api, "begin_submit", None)) is not None:
+            handlers[_BEGIN_SUBMIT] = begin
         self._methods = {name: _Method(handler) for name, handler in handlers.items()}
         self._servers: list[asyncio.Server] = []
         self._connections: set[_Connection] = set()
-        self._strangers: dict[_Connection, None] = {}
+        self._unauthenticated: dict[_Connection, None] = {}
         self._paths: list[str] = []
+        close_in_children(self)
+
+    def filenos(self) -> list[int]:
+        listening = [each.fileno() for server in self._servers for each in server.sockets]
+        return listening + [fileno_of(each.protocol.transport) for each in self._connections]
 
     async def listen(self, address: Address) -> Address:
         """Start to listen; returns the address with the port that was given."""
@@ -93,16 +102,18 @@ class LinkServer:
     def _accept(self, token: str) -> FrameProtocol:
         connection = _Connection(self._bus, self._methods, token, self._forget, self._known)
         self._connections.add(connection)
-        self._strangers[connection] = None
-        if len(self._strangers) > _MAX_STRANGERS:
-            next(iter(self._strangers)).drop("there are too many connections without a greeting")
+        self._unauthenticated[connection] = None
+        if len(self._unauthenticated) > _MAX_UNAUTHENTICATED:
+            next(iter(self._unauthenticated)).drop(
+                "there are too many connections without a greeting"
+            )
         return connection.protocol
 
     def _known(self, connection: _Connection) -> None:
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
 
     def _forget(self, connection: _Connection) -> None:
-        self._strangers.pop(connection, None)
+        self._unauthenticated.pop(connection, None)
         self._connections.discard(connection)
 
     async def close(self) -> None:
@@ -125,16 +136,17 @@ class _Connection:
         known: Callable[[_Connection], None],
     ) -> None:
         self._bus, self._methods, self._token = bus, methods, token
+        self._begin_submit = methods.get(_BEGIN_SUBMIT)
         self._gone, self._known = gone, known
         self.protocol = FrameProtocol(self._take, self._lost)
         self.protocol.max_frame = MAX_GREETING
         self._late = asyncio.get_running_loop().call_later(
-            _GREETING_TIMEOUT, self.drop, "no greeting came in time"
+            _HANDSHAKE_TIMEOUT, self.drop, "handshake timeout"
         )
         self._welcome = False
         self._will: Will | None = None
         self._subscriptions: dict[str, Subscription] = {}
-        self._calls: dict[int, asyncio.Task[None]] = {}
+        self._calls: dict[int, asyncio.Future[Any]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def _take(self, frame: AnyFrame) -> None:
@@ -144,8 +156,10 @@ class _Connection:
         match frame:
             case Pub(subject, messages):
                 self._bus.publish(subject, messages)
-            case Call():
-                self._calls[frame.id] = asyncio.create_task(self._answer(frame))
+            case Call(call_id, "submit") if self._begin_submit is not None:
+                self._submit(frame, self._begin_submit)
+            case Call(call_id):
+                self._calls[call_id] = asyncio.create_task(self._answer(frame))
             case Stop(call_id):
                 if (task := self._calls.get(call_id)) is not None:
                     task.cancel()
@@ -179,7 +193,7 @@ class _Connection:
         self.protocol.close()
 
     def drop(self, why: str) -> None:
-        """End it without a word: nobody known is there."""
+        """Close it at once, without an answer."""
         self.protocol.abort(ConnectionError(why))
 
     def _forwarder(self, subject: str) -> Callable[[list[AnyMessage]], Any]:
@@ -189,6 +203,29 @@ class _Connection:
 
         return forward
 
+    def _submit(self, call: Call, begin: _Method) -> None:
+        """Answer the most frequent call, without a task."""
+        try:
+            begun, read = begin(call.params)
+        except Exception as error:
+            self._fail(call, error)
+            return
+        self._calls[call.id] = begun
+        begun.add_done_callback(partial(self._submitted, call, read))
+
+    def _submitted(
+        self,
+        call: Call,
+        read: Callable[[asyncio.Future[Any]], object],
+        done: asyncio.Future[Any],
+    ) -> None:
+        self._calls.pop(call.id, None)
+        if not done.cancelled():
+            try:
+                self.protocol.send(Reply.of(call.id, read(done)))
+            except Exception as error:
+                self._fail(call, error)
+
     async def _answer(self, call: Call) -> None:
         try:
             method = self._methods.get(call.method)
@@ -197,18 +234,23 @@ class _Connection:
             answer = method(call.params)
             if call.stream:
                 async for value in answer:
-                    self.protocol.send(Item(call.id, Raw(encode(value))))
+                    self.protocol.send(Item.of(call.id, value))
                     await self.protocol.sendable()
                 self.protocol.send(End(call.id))
             else:
-                self.protocol.send(Reply(call.id, Raw(encode(await answer))))
-        except PenstockError as error:
-            self.protocol.send(Failure(call.id, error.code, error.message, error.hint, error.facts))
+                self.protocol.send(Reply.of(call.id, await answer))
         except Exception as error:
-            log.exception("the call %s failed", call.method)
-            self.protocol.send(Failure(call.id, "ERROR", f"{type(error).__name__}: {error}"))
+            self._fail(call, error)
         finally:
             self._calls.pop(call.id, None)
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        if not isinstance(error, PenstockError):
+            log.error("the call %s failed", call.method, exc_info=error)
+            failure = Failure(call.id, "ERROR", f"{type(error).__name__}: {error}")
+        else:
+            failure = Failure.of(call.id, error)
+        self.protocol.send(failure)
 
     def _lost(self, error: Exception | None) -> None:
         self._late.cancel()
@@ -258,11 +300,11 @@ class _Method:
         return self._handler(**msgspec.structs.asdict(arguments))
 
 
-def _public(desk: object) -> dict[str, Callable[..., Any]]:
-    """Everything a caller can ask: the desk's methods, and its parts' as `part.method`."""
-    handlers = _methods(desk)
+def _public(api: object) -> dict[str, Callable[..., Any]]:
+    """Everything a caller can ask: the API's methods, and its parts' as `part.method`."""
+    handlers = _methods(api)
     for part in PARTS:
-        handlers.update(_named(part, getattr(desk, part, None)))
+        handlers.update(_named(part, getattr(api, part, None)))
     return handlers
 
 
@@ -280,4 +322,4 @@ def _methods(thing: object) -> dict[str, Callable[..., Any]]:
     }
 
 
-_NOT_FOR_CALLERS = frozenset({"serving", "listen", "close"})
+_NOT_FOR_CALLERS = frozenset({"serving", "begin_submit", "listen", "close"})

@@ -1,40 +1,34 @@
-"""Opening the database file: one writer, the right durability, the newest schema.
+"""Opening a database file: one writer, the right durability, the newest schema; and readers.
 
 The writer takes a lock file beside the database, so a second engine on the same folder is
-refused rather than left to fight over pages. Readers open the file read-only.
+refused rather than left to fight over pages. Readers open the file read-only. SQL lies in files
+of a package, with what stands in braces filled in.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+import re
+from collections.abc import Callable, Generator, Iterable, Mapping
+from enum import StrEnum
+from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import apsw
 
-from penstock.adapters.sqlite.texts import read_migrations
 from penstock.core.errors import AlreadyRunning, StoreCorrupt, StoreFailed, StoreFull
-from penstock.lifecycles.canonical import CANONICAL, HELD, TERMINAL, JobEvent, JobState
+from penstock.ports.forking import close_in_children
 from penstock.ports.store import Durability
 
-APPLICATION_ID = 0x50454E53  # "PENS": how we know a file to be ours
-STATE_CODES = {state: code for code, state in enumerate(JobState, start=1)}
-"""How a state is stored: its number on the CAP wire. Final states come last."""
-AT_ONCE: tuple[tuple[Any, ...], ...] = (
-    (JobState.PENDING, JobEvent.SCHEDULE, JobEvent.DISPATCH),
-    (JobState.PENDING, JobEvent.SCHEDULE, JobEvent.DENY),
-    (JobState.PENDING, JobEvent.SCHEDULE, JobEvent.PARK),
-    (JobState.DISPATCHED, JobEvent.START, JobEvent.SUCCEED),
-    (JobState.DISPATCHED, JobEvent.START, JobEvent.FAIL),
-)
-"""A state, and the events that usually happen to it together: they share a row."""
-FIRST_FINAL = min(STATE_CODES[state] for state in TERMINAL)
-DEAD = (STATE_CODES[JobState.FAILED], STATE_CODES[JobState.TIMEOUT])
-"""What ended in these, and was not retried, is a dead letter."""
+T = TypeVar("T")
+
 _ELSEWHERE = "choose another folder with --data (of a container worker: with jobs_dir)"
+_MOST_IDLE = 2
+"""Connections kept open for the next long reading: opening one takes a while."""
 _SYNCHRONOUS = {Durability.DISK: "FULL", Durability.OS: "NORMAL", Durability.MEMORY: "OFF"}
 
 
@@ -43,6 +37,8 @@ class Schema(NamedTuple):
 
     application_id: int
     migrations: Callable[[], list[str]]
+    after: Mapping[int, Callable[[apsw.Connection], None]] = {}
+    """What is done after the SQL of a step, in the same transaction."""
 
 
 class WriterLock:
@@ -74,27 +70,28 @@ class WriterLock:
         self._file.truncate(0)
         self._file.write(str(os.getpid()))
         self._file.flush()
+        close_in_children(self)
+
+    def filenos(self) -> list[int]:
+        return [] if self._file.closed else [self._file.fileno()]
 
     def close(self) -> None:
         self._file.close()
 
 
-def open_writer(
-    path: Path, durability: Durability, schema: Schema | None = None
-) -> apsw.Connection:
-    """Open, and bring up to date, a file of jobs or of another schema."""
+def open_writer(path: Path, durability: Durability, schema: Schema) -> apsw.Connection:
+    """Open a file, and bring it up to date."""
     with storage_errors(path):
         connection = apsw.Connection(str(path))
         try:
-            _prepare(connection, path, durability, schema or JOBS)
+            _prepare(connection, path, durability, schema)
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def open_reader(path: Path, schema: Schema | None = None) -> apsw.Connection:
-    schema = schema or JOBS
+def open_reader(path: Path, schema: Schema) -> apsw.Connection:
     with storage_errors(path):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(5000)
@@ -137,13 +134,14 @@ def _check_ours(connection: apsw.Connection, path: Path, schema: Schema) -> None
         )
 
 
-def migrate(connection: apsw.Connection, path: Path, schema: Schema | None = None) -> None:
+def migrate(connection: apsw.Connection, path: Path, schema: Schema) -> None:
     """Bring the schema to the newest version, one numbered file at a time."""
-    schema = schema or JOBS
     version = _known_version(connection, path, schema)
     for number, sql in enumerate(schema.migrations()[version:], start=version + 1):
         with connection:
             connection.execute(sql)
+            if number in schema.after:
+                schema.after[number](connection)
             connection.pragma("application_id", schema.application_id)
             connection.pragma("user_version", number)
 
@@ -165,86 +163,126 @@ def _known_version(connection: apsw.Connection, path: Path, schema: Schema) -> i
     return version
 
 
-def migrations() -> list[str]:
-    """The numbered migration files, in order, with the lifecycle's rules filled in."""
-    return read_migrations("penstock.adapters.sqlite", _rules())
-
-
-JOBS = Schema(APPLICATION_ID, lambda: migrations())  # looked up late: tests replace it
-
-
-def _rules() -> dict[str, str]:
-    codes = STATE_CODES.values()
-    return {
-        "states": _values(enumerate(JobState, start=1)),
-        "paths": _values((code, *path) for code, path in enumerate(_paths(), start=1)),
-        "moves": _values(path for path in _paths() if path[0] is not None),
-        "last_state": str(max(codes)),
-        "first_final": str(FIRST_FINAL),
-        "scheduled": str(STATE_CODES[JobState.SCHEDULED]),
-        "succeeded": str(STATE_CODES[JobState.SUCCEEDED]),
-        "dead": ", ".join(map(str, DEAD)),
-        "held": ", ".join(sorted(str(STATE_CODES[state]) for state in HELD)),
-    }
-
-
-def _paths() -> Iterator[tuple[str | None, str, str]]:
-    """Every legal step, and the steps that are made at once: (before, events, after)."""
-    yield None, CANONICAL.birth, CANONICAL.initial
-    yield from CANONICAL
-    for before, *events in AT_ONCE:
-        after = before
-        for event in events:
-            after = CANONICAL.after(after, event)
-        yield before, " ".join(events), after
-
-
-def _values(rows: Iterable[tuple[object, ...]]) -> str:
-    return ", ".join(f"({', '.join(map(_literal, row))})" for row in rows)
-
-
-def _literal(value: object) -> str:
-    if value is None:
-        return "NULL"
-    return str(value) if isinstance(value, int) else f"'{value}'"
-
-
-@contextlib.contextmanager
-def transaction(connection: apsw.Connection, path: Path) -> Generator[None]:
-    """All of it or nothing."""
-    with storage_errors(path), connection:
-        yield
-
-
-@contextlib.contextmanager
-def storage_errors(path: Path) -> Generator[None]:
+class storage_errors:
     """Turn SQLite's errors into ours, each with its cause and what to do."""
-    try:
-        yield
-    except apsw.FullError as error:
-        raise StoreFull(
-            f"no space left for {path}", hint="free some space; nothing was stored"
-        ) from error
-    except (apsw.NotADBError, apsw.CorruptError) as error:
-        raise StoreCorrupt(
-            f"{path} is not a readable database: {error}",
-            hint=f"restore it from a backup, or {_ELSEWHERE}",
-        ) from error
-    except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
-        raise StoreFailed(
-            f"can't write {path}: {error}",
-            hint="check the permissions of the file and its folder",
-        ) from error
-    except apsw.IOError as error:
-        if "disk" in str(error).lower() and _is_full(path):
-            raise StoreFull(
-                f"no space left for {path}", hint="free some space; nothing was stored"
-            ) from error
-        raise StoreFailed(f"the disk refused to write {path}: {error}") from error
-    except apsw.Error as error:
-        raise StoreFailed(f"the database {path} refused: {error}") from error
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, apsw.Error):
+            raise translated(error, self._path) from error
+
+
+def translated(error: apsw.Error, path: Path) -> StoreFailed:
+    """What to tell of an error of SQLite."""
+    match error:
+        case apsw.FullError():
+            return _full(path)
+        case apsw.NotADBError() | apsw.CorruptError():
+            return StoreCorrupt(
+                f"{path} is not a readable database: {error}",
+                hint=f"restore it from a backup, or {_ELSEWHERE}",
+            )
+        case apsw.CantOpenError() | apsw.ReadOnlyError() | apsw.PermissionsError():
+            return StoreFailed(
+                f"can't write {path}: {error}",
+                hint="check the permissions of the file and its folder",
+            )
+        case apsw.IOError():
+            if "disk" in str(error).lower() and _is_full(path):
+                return _full(path)
+            return StoreFailed(f"the disk refused to write {path}: {error}")
+    return StoreFailed(f"the database {path} refused: {error}")
+
+
+def _full(path: Path) -> StoreFull:
+    return StoreFull(f"no space left for {path}", hint="free some space; nothing was stored")
 
 
 def _is_full(path: Path) -> bool:
     stat = os.statvfs(path.parent)
     return stat.f_bavail * stat.f_frsize < 1 << 20
+
+
+# -- reading ----------------------------------------------------------------------
+
+
+class ReaderPool:
+    """Connections for long readings: each in a thread, of one state of the file."""
+
+    def __init__(self, path: Path, connect: Callable[[], apsw.Connection]) -> None:
+        self._path = path
+        self._connect = connect
+        self._idle: list[apsw.Connection] = []
+        self._closed = False
+
+    async def run(self, work: Callable[[apsw.Connection], T]) -> T:
+        """Read one state of the file at length."""
+        return await asyncio.to_thread(self._run, work)
+
+    def _run(self, work: Callable[[apsw.Connection], T]) -> T:
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self._connect()
+        try:
+            with storage_errors(self._path), one_state(connection):
+                result = work(connection)
+        except BaseException:
+            connection.close()
+            raise
+        if self._closed or len(self._idle) >= _MOST_IDLE:
+            connection.close()
+        else:
+            self._idle.append(connection)
+        return result
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+
+@contextlib.contextmanager
+def one_state(connection: apsw.Connection) -> Generator[None]:
+    """Whatever is read within sees the file as it was at the first reading."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+# -- SQL in files -----------------------------------------------------------------
+
+
+def read_migrations(package: str, fill: Mapping[str, str]) -> list[str]:
+    """The numbered files of its folder `migrations`, in order."""
+    folder = files(package).joinpath("migrations")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return [_filled(folder.joinpath(name).read_text(), fill) for name in names]
+
+
+def read_queries(package: str, fill: Mapping[str, str]) -> dict[str, str]:
+    """The statements of its `queries.sql`, each under its name."""
+    queries = {}
+    for part in files(package).joinpath("queries.sql").read_text().split("-- name: ")[1:]:
+        name, _, sql = part.partition("\n")
+        queries[name.strip()] = _filled(sql, fill).strip()
+    return queries
+
+
+def one_of(column: str, words: Iterable[StrEnum]) -> str:
+    """The condition that a column has one of these words."""
+    return " OR ".join(f"{column} = '{word}'" for word in sorted(words))
+
+
+def _filled(sql: str, fill: Mapping[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda found: fill[found[1]], sql)

@@ -1,154 +1,269 @@
-"""Jobs and transitions as rows, and back."""
+"""Jobs, steps and audit entries as rows, and back.
+
+A job's row has what is looked for in columns, the request as it was accepted, and the rest of
+the record as one value, which is NULL until the first change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from penstock.adapters.sqlite.database import FIRST_FINAL, STATE_CODES
-from penstock.adapters.sqlite.texts import read_queries
 from penstock.core.job import Job, JobRequest, JobResult
-from penstock.core.transition import Answer, Entry, Path, Transition
+from penstock.core.ledger import Step
 from penstock.core.verdict import Hold, SafetyVerdict
-from penstock.lifecycles.canonical import CANONICAL, JobEvent, JobState
+from penstock.lifecycles.canonical import TERMINAL, JobState
+from penstock.ports.query import is_parked
 from penstock.ports.store import AuditEntry
 
 Row = tuple[Any, ...]
 
-_COLUMNS = (
-    "seq, request, state, version, accepted_at, updated_at, attempt, worker_id, pool,"
-    " dispatched_at, started_at, finished_at, cancel_requested, result, successor, verdict, hold"
-)
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_request = msgspec.msgpack.Decoder(JobRequest).decode
-_decode_result = msgspec.msgpack.Decoder(JobResult).decode
-_decode_verdict = msgspec.msgpack.Decoder(SafetyVerdict).decode
-_decode_hold = msgspec.msgpack.Decoder(Hold).decode
+COLUMNS = "seq, request, state, accepted_at, finished_at, page, successor, record"
+STATE_CODES = {state: code for code, state in enumerate(JobState, start=1)}
+"""How a state is stored: its number on the CAP wire. Final states come last."""
+FIRST_FINAL = min(STATE_CODES[state] for state in TERMINAL)
+DEAD = (STATE_CODES[JobState.FAILED], STATE_CODES[JobState.TIMEOUT])
+"""What ended in these, and was not retried, is a dead letter."""
 STATES = {code: state for state, code in STATE_CODES.items()}
+RETRIED = 0
+"""Under which number tries that were retried are counted."""
+_PENDING = STATE_CODES[JobState.PENDING]
 
 
-def load_queries() -> dict[str, str]:
-    fill = {"job": _COLUMNS, "first_final": str(FIRST_FINAL)}
-    return read_queries("penstock.adapters.sqlite", fill)
+class Result(Struct, array_like=True, gc=False):
+    """A JobResult without the names of its fields; the job_id is the row's."""
+
+    status: JobState | None
+    """None where it is the state of the job."""
+    worker_id: str | None
+    attempt: int
+    result_ptr: str | None
+    execution_ms: float | None
+    error_code: str | None = None
+    error_message: str | None = None
+    error_kinds: tuple[str, ...] = ()
+    retry_after: float | None = None
+    traceback: str | None = None
 
 
-def job_columns() -> str:
-    return _COLUMNS
+class Record(Struct, array_like=True, gc=False):
+    """What a job's row has in no column of its own."""
+
+    version: int
+    attempt: int
+    updated_at: float
+    worker_id: str | None
+    pool: str | None
+    dispatched_at: float | None
+    started_at: float | None
+    cancel_requested: bool
+    result: Result | None
+    verdict: SafetyVerdict | None
+    hold: Hold | None
+    pages: tuple[int, ...]
+    uncharged: int = 0
+
+
+encode = msgspec.msgpack.Encoder().encode
+_decode_request = msgspec.msgpack.Decoder(JobRequest).decode
+decode_record = msgspec.msgpack.Decoder(Record).decode
+decode_step = msgspec.msgpack.Decoder(Step).decode
+
+
+def read_job(row: Row) -> Job:
+    seq, request, state, accepted_at, finished_at, page, successor, record = row
+    if record is None:
+        return Job(
+            seq=seq,
+            request=_decode_request(request),
+            state=STATES[state],
+            version=1,
+            accepted_at=accepted_at,
+            updated_at=accepted_at,
+            pages=(page,),
+        )
+    rest = decode_record(record)
+    asked = _decode_request(request)
+    now = STATES[state]
+    return Job(
+        seq=seq,
+        request=asked,
+        state=now,
+        version=rest.version,
+        accepted_at=accepted_at,
+        updated_at=rest.updated_at,
+        attempt=rest.attempt,
+        worker_id=rest.worker_id,
+        pool=rest.pool,
+        dispatched_at=rest.dispatched_at,
+        started_at=rest.started_at,
+        finished_at=finished_at,
+        cancel_requested=rest.cancel_requested,
+        result=None if rest.result is None else _read_result(asked.job_id, now, rest.result),
+        successor=successor,
+        verdict=rest.verdict,
+        hold=rest.hold,
+        pages=rest.pages,
+        uncharged=rest.uncharged,
+    )
+
+
+def _read_result(job_id: str, state: JobState, result: Result) -> JobResult:
+    return JobResult(
+        job_id=job_id,
+        status=result.status or state,
+        result_ptr=result.result_ptr,
+        worker_id=result.worker_id,
+        execution_ms=result.execution_ms,
+        error_code=result.error_code,
+        error_message=result.error_message,
+        attempt=result.attempt,
+        error_kinds=result.error_kinds,
+        retry_after=result.retry_after,
+        traceback=result.traceback,
+    )
+
+
+def inserts(jobs: Iterable[Job]) -> tuple[list[Row], list[Row]]:
+    """Rows for new jobs: of those that leave most columns empty, and of the others."""
+    plain: list[Row] = []
+    full: list[Row] = []
+    for job in jobs:
+        request = job.request
+        row = (
+            job.seq,
+            request.job_id,
+            request.tenant,
+            request.topic,
+            _PENDING,
+            job.accepted_at,
+            job.pages[0],
+            encode(request),
+        )
+        if (
+            job.version == 1
+            and request.idempotency_key is None
+            and request.parent_job_id is None
+            and request.child_of is None
+            and request.first_try is None
+            and request.workflow_id is None
+            and request.unique is None
+            and request.schedule is None
+            and not request.context_ptr.startswith("blob:")
+        ):
+            plain.append(row)
+        else:
+            full.append(_full(job, row))
+    return plain, full
+
+
+def _full(job: Job, row: Row) -> Row:
+    request = job.request
+    return (
+        *row[:4],
+        STATE_CODES[job.state],
+        *row[5:],
+        job.finished_at,
+        None if job.version == 1 else _record(job),
+        request.idempotency_key,
+        None if request.unique is None else request.unique.key,
+        request.parent_job_id,
+        request.child_of,
+        request.first_try,
+        request.workflow_id,
+        request.step_index,
+        request.schedule,
+        _blob(request.context_ptr),
+        *_rare(job),
+    )
+
+
+def updates(jobs: Iterable[Job]) -> tuple[list[Row], list[Row]]:
+    """The same for changed jobs."""
+    plain: list[Row] = []
+    full: list[Row] = []
+    codes = STATE_CODES
+    for job in jobs:
+        result = job.result
+        if (
+            job.hold is None
+            and job.successor is None
+            and (result is None or result.result_ptr is None or result.result_ptr[:5] != "blob:")
+        ):
+            plain.append((codes[job.state], job.finished_at, _record(job), job.seq))
+        else:
+            full.append((codes[job.state], job.finished_at, _record(job), *_rare(job), job.seq))
+    return plain, full
+
+
+def result_values(result: JobResult, state: JobState) -> Row:
+    """The fields of `Result`; those at the end only if there is something in them."""
+    values = (
+        None if result.status is state else result.status,
+        result.worker_id,
+        result.attempt,
+        result.result_ptr,
+        result.execution_ms,
+    )
+    if (
+        result.error_code is None
+        and result.error_message is None
+        and not result.error_kinds
+        and result.retry_after is None
+    ):
+        return values
+    return (
+        *values,
+        result.error_code,
+        result.error_message,
+        result.error_kinds,
+        result.retry_after,
+        result.traceback,
+    )
+
+
+def _record(job: Job) -> bytes:
+    """The fields of `Record`."""
+    result = job.result
+    values = (
+        job.version,
+        job.attempt,
+        job.updated_at,
+        job.worker_id,
+        job.pool,
+        job.dispatched_at,
+        job.started_at,
+        job.cancel_requested,
+        None if result is None else result_values(result, job.state),
+        job.verdict,
+        job.hold,
+        job.pages,
+    )
+    return encode(values if not job.uncharged else (*values, job.uncharged))
+
+
+def _rare(job: Job) -> Row:
+    """Whether it waits for an approval, its successor, and the blob with its result."""
+    result = None if job.result is None else job.result.result_ptr
+    return 1 if is_parked(job) else None, job.successor, _blob(result)
 
 
 def _blob(pointer: str | None) -> str | None:
     return pointer if pointer is not None and pointer.startswith("blob:") else None
 
 
-def _result_pair(job: Job) -> tuple[str | None, bytes | None]:
-    result = job.result
-    if result is None:
-        return None, None
-    return _blob(result.result_ptr), _encode(result)
-
-
-def insert_row(job: Job) -> Row:
-    """All of a job that has no rule, unique key or schedule to it, as most have not."""
-    request = job.request
-    blob, result = _result_pair(job)
+def step_row(seq: int, step: Step) -> Row:
     return (
-        job.seq,
-        request.job_id,
-        request.topic,
-        request.tenant,
-        STATE_CODES[job.state],
-        job.version,
-        job.attempt,
-        job.accepted_at,
-        job.updated_at,
-        job.worker_id,
-        job.pool,
-        job.dispatched_at,
-        job.started_at,
-        job.finished_at,
-        job.cancel_requested,
-        job.successor,
-        blob,
-        result,
-        request.idempotency_key,
-        request.parent_job_id,
-        request.workflow_id,
-        request.step_index,
-        _blob(request.context_ptr),
-        _encode(request),
-        request.principal or None,
-    )
-
-
-def insert_full_row(job: Job) -> Row:
-    unique = job.request.unique
-    key = None if unique is None else unique.key
-    return (*insert_row(job), *_gate(job), key, job.request.schedule)
-
-
-def _gate(job: Job) -> Row:
-    """The verdict, the hold, and whether it is parked."""
-    verdict, hold = job.verdict, job.hold
-    return (
-        None if verdict is None else _encode(verdict),
-        None if hold is None else _encode(hold),
-        1 if is_parked(job) else None,
-    )
-
-
-def is_parked(job: Job) -> bool:
-    """Whether it waits for people's approval."""
-    return job.hold is not None and job.state is JobState.SCHEDULED and not job.hold.approved
-
-
-def update_gated_row(job: Job) -> Row:
-    *plain, seq = update_row(job)
-    return (*plain, *_gate(job), seq)
-
-
-def update_row(job: Job) -> Row:
-    """What can change; a job that has passed no rule needs no more."""
-    blob, result = _result_pair(job)
-    return (
-        STATE_CODES[job.state],
-        job.version,
-        job.attempt,
-        job.updated_at,
-        job.worker_id,
-        job.pool,
-        job.dispatched_at,
-        job.started_at,
-        job.finished_at,
-        job.cancel_requested,
-        job.successor,
-        blob,
-        result,
-        job.seq,
-    )
-
-
-def read_job(row: Row) -> Job:
-    return Job(
-        seq=row[0],
-        request=_decode_request(row[1]),
-        state=STATES[row[2]],
-        version=row[3],
-        accepted_at=row[4],
-        updated_at=row[5],
-        attempt=row[6],
-        worker_id=row[7],
-        pool=row[8],
-        dispatched_at=row[9],
-        started_at=row[10],
-        finished_at=row[11],
-        cancel_requested=bool(row[12]),
-        result=None if row[13] is None else _decode_result(row[13]),
-        successor=row[14],
-        verdict=None if row[15] is None else _decode_verdict(row[15]),
-        hold=None if row[16] is None else _decode_hold(row[16]),
+        seq,
+        step.name,
+        step.n,
+        step.outcome,
+        _blob(step.input),
+        _blob(step.output),
+        encode(step),
     )
 
 
@@ -162,93 +277,3 @@ def audit_row(entry: AuditEntry) -> Row:
         entry.detail,
         entry.outcome,
     )
-
-
-Effect = tuple[tuple[int, int], ...]
-"""States, each with how many jobs more, or fewer, are in it."""
-
-
-class JournalCodec:
-    """Log entries as journal rows, by the numbers that this very file gives its paths."""
-
-    def __init__(self, paths: Iterable[Row]) -> None:
-        self._paths = {code: _path(before, events) for code, before, events, _ in paths}
-        self._codes = {path.steps: code for code, path in self._paths.items()}
-        self.effects = {code: _effect(path) for code, path in self._paths.items()}
-        # Paths are worked out once for all jobs, so the object itself is the quickest key.
-        self._known: dict[int, tuple[Path, int | None]] = {}
-
-    def write(
-        self, moved: Iterable[Answer], number: int
-    ) -> tuple[list[Row], dict[tuple[str, int], int]]:
-        """The rows of these entries, from this number on; how often each tenant's jobs took
-        each path.
-
-        A row an entry, or one a step where the steps have no number together.
-        """
-        written: list[Row] = []
-        happened: dict[tuple[str, int], int] = {}
-        known = self._known
-        for answer in moved:
-            job, entry = answer.job, answer.entry
-            assert job is not None
-            assert entry is not None
-            found = known.get(id(entry.path)) or self._learn(entry.path)
-            for code, part in ((found[1], entry),) if found[1] else self._apart(entry):
-                written.append(
-                    (
-                        number,
-                        job.seq,
-                        part.n,
-                        code,
-                        part.attempt,
-                        part.actor,
-                        part.at,
-                        part.reason,
-                        part.worker_id,
-                    )
-                )
-                number += 1
-                key = (job.request.tenant, code)
-                happened[key] = happened.get(key, 0) + 1
-        return written, happened
-
-    def _learn(self, path: Path) -> tuple[Path, int | None]:
-        if len(self._known) > _MOST_PATHS:
-            self._known.clear()
-        # The path must live as long as its id is a key.
-        known = self._known[id(path)] = (path, self._codes.get(path.steps))
-        return known
-
-    def _apart(self, entry: Entry) -> Iterator[tuple[int, Transition]]:
-        for step in entry.transitions():
-            yield self._codes[((step.before, step.event, step.after),)], step
-
-    def read(self, job_id: str, row: Row) -> tuple[Transition, ...]:
-        n, path, attempt, actor, at, reason, worker_id = row
-        entry = Entry(job_id, n, self._paths[path], attempt, actor, at, reason, worker_id)
-        return entry.transitions()
-
-    def steps(self, code: int) -> int:
-        return len(self._paths[code].steps)
-
-
-_MOST_PATHS = 1000
-
-
-def _effect(path: Path) -> Effect:
-    if path.before is path.after:
-        return ()
-    one_more = (STATE_CODES[path.after], 1)
-    return (one_more,) if path.before is None else (one_more, (STATE_CODES[path.before], -1))
-
-
-def _path(before: str | None, events: str) -> Path:
-    state = None if before is None else JobState(before)
-    steps: list[tuple[JobState | None, JobEvent, JobState]] = []
-    for word in events.split():
-        event = JobEvent(word)
-        after = CANONICAL.initial if state is None else CANONICAL.after(state, event)
-        steps.append((state, event, after))
-        state = after
-    return Path(tuple(steps))

@@ -1,70 +1,118 @@
-"""The default store: one SQLite file, one writer, many changes a commit.
+"""The default backend: one SQLite file, one writer.
 
-While a commit is under way, changes gather; the next commit takes them all. At low load a
-commit carries one change and costs one flush, at high load it carries a thousand for the
-same price. Nothing waits on a timer.
-
-Statements run in the event loop itself. So does the flush of a small commit, because that is
-soonest done; the flush of a large one, or any on a slow disk, is waited for in a thread,
+The statements of a commit run in the event loop, and so does the flush of a small one, because
+that is soonest done; the flush of a large one, or any on a slow disk, is waited for in a thread,
 and the engine goes on meanwhile. The statements of a very large one run there as well.
+
+Short reads use one connection, in the caller's own thread; long ones get a thread and a
+connection of their own, so that nobody waits behind them. Only what is committed is seen.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
-from penstock.adapters.sqlite import upkeep
-from penstock.adapters.sqlite.commit import Commit, Counts
-from penstock.adapters.sqlite.database import WriterLock, open_writer, transaction
-from penstock.adapters.sqlite.reader import SqliteReader
-from penstock.adapters.sqlite.riders import Riders, number_lines
-from penstock.adapters.sqlite.sharing import to_the_end
-from penstock.core.errors import StoreFailed, Unavailable, Unstorable
+from penstock.adapters.sqlite import finding, rows
+from penstock.adapters.sqlite.database import (
+    ReaderPool,
+    WriterLock,
+    one_state,
+    storage_errors,
+    translated,
+)
+from penstock.adapters.sqlite.group_commit import to_the_end
+from penstock.adapters.sqlite.rows import STATE_CODES
+from penstock.adapters.sqlite.schema import load_queries, open_reader, open_writer
+from penstock.core.errors import StoreFailed, Unstorable
 from penstock.core.job import Job
-from penstock.core.transition import Answer, Change, Transition
-from penstock.lifecycles.canonical import JobState
+from penstock.core.journal import (
+    catch_up,
+    cursor_of,
+    decode_page,
+    encode_page,
+    last_cursor,
+    page_of,
+)
+from penstock.core.ledger import Commit, Counts, Known, Wanted, counted_as
+from penstock.lifecycles.canonical import TERMINAL, JobState
 from penstock.ports.failpoint import failpoint
-from penstock.ports.listeners import Listeners
+from penstock.ports.query import Name, compare_counts, read_events
 from penstock.ports.store import (
     AuditEntry,
     AuditQuery,
     Durability,
+    Extras,
     JobQuery,
     JournalEvent,
-    Listener,
+    JournalPages,
     LogLine,
+    Mismatch,
+    Opened,
     Pruned,
-    Verified,
+    StepCount,
+    StepPage,
+    StepQuery,
 )
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Waiting = list[tuple[Sequence[Change], asyncio.Future[list[Answer]]]]
 
-_CACHED = 20_000
-"""How many unfinished jobs are kept at hand; others are read when they are needed."""
-_FEW = 8
-"""Callers up to which a commit does not look whether more are coming."""
 _SHORT = 64
-"""Changes up to which a commit is waited for in the event loop."""
+"""Jobs, steps and lines up to which a commit is waited for in the event loop."""
 _LONG = 5000
-"""Changes beyond which a commit is decided and written in a thread, too."""
-_MOST_KEPT = 100_000
-"""Log lines, and audit entries, kept while the disk refuses them."""
+"""The same beyond which its statements run in a thread, too."""
+_UNLISTED = 4096
+"""Jobs after which the late lists by tenant and topic are filled."""
+_FEW_PAGES = 20
+"""Journal pages up to which they are read in the caller's own thread."""
+_PRUNED_STEPS = 2000
+"""Checkpointed rows that one transaction removes at most."""
+_COUNTED = 10_000
+"""Jobs whose last log line is remembered."""
+_LAST_CHARACTER = chr(0x10FFFF)
+_UNWRITABLE = (apsw.ConstraintError, ValueError, TypeError, OverflowError)
+"""What no disk could ever take: a text that is no text, a broken constraint."""
+
+Line = tuple[int, int]
+"""The `seq` of a job, and the number of its last log line."""
 
 
-class SqliteStore:
-    """See the module and `penstock.ports.store.Store`."""
+class _Writing:
+    """Undoes the open transaction if what is done within fails."""
+
+    __slots__ = ("_db", "_path")
+
+    def __init__(self, db: apsw.Connection, path: Path) -> None:
+        self._db, self._path = db, path
+
+    def __enter__(self) -> apsw.Connection:
+        return self._db
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            return
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        if isinstance(error, _UNWRITABLE):
+            raise Unstorable("job", f"holds a value that can't be stored: {error}") from error
+        if isinstance(error, apsw.Error):
+            raise translated(error, self._path) from error
+
+
+class SqliteBackend:
+    """See `penstock.ports.store.Backend`."""
 
     def __init__(
         self,
@@ -73,323 +121,447 @@ class SqliteStore:
         durability: Durability = Durability.DISK,
         slow_disk: bool = False,
         max_log_lines: int = 10_000,
+        lock: WriterLock | None = None,
     ) -> None:
+        """`lock`: the database's lock, if the caller has taken it already."""
         self.path = path
         self.durability = durability
-        self._lock = WriterLock(path.with_suffix(".lock"))
+        self._slow_disk, self._max_log_lines = slow_disk, max_log_lines
+        self._sql = load_queries()
+        self._lock = lock
+        self._writer: apsw.Connection | None = None
+        self._reader: apsw.Connection | None = None
+        self._pool = ReaderPool(path, partial(open_reader, path))
+        self._thread: ThreadPoolExecutor | None = None
+        self._busy: asyncio.Future[Any] | None = None
+        """What a thread does with the writer, while it does."""
+        self._listed = 0
+        """The `seq` up to which jobs are in the late lists."""
+        self._lines: dict[str, Line] = {}
+
+    # -- opening ------------------------------------------------------------------
+
+    async def open(self, *, own: bool = True) -> Opened:
         try:
-            self._writer = open_writer(path, durability)
-            self._reader = SqliteReader(path)
+            return self._open(own)
         except BaseException:
-            self._lock.close()
+            await self.close()
             raise
-        self._thread = ThreadPoolExecutor(1, "penstock-store")
-        self._sql, self._codec = self._reader.sql, self._reader.codec
-        self._next_seq: int = self._writer.execute(self._sql["last_seq"]).get + 1
-        self._next_row: int = self._writer.execute(self._sql["last_row"]).get + 1
-        self._tally = self._reader.load_tally()
-        # Ordered, because a plain dict searches for its oldest key past all that were removed.
-        self._cache: OrderedDict[str, Job] = OrderedDict()
-        self._by_seq: dict[int, Job] = {}
-        self.listeners: Listeners[Sequence[Answer]] = Listeners()
-        self._waiting: Waiting = []
-        self._apart: deque[tuple[Waiting, Riders]] = deque()
-        self._riders = Riders()
-        self._line_counts: dict[int, int] = {}
-        self._max_log_lines = max_log_lines
-        self._committing: asyncio.Handle | asyncio.Task[None] | None = None
-        self._crowd = 0
-        """How many waited when a commit was last put off for more."""
-        self._slow_disk = slow_disk
-        self._closed = False
 
-    # -- changing -----------------------------------------------------------------
-
-    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
-        if self._closed:
-            raise Unavailable("the store is closed")
-        future: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
-        self._waiting.append((changes, future))
-        self._commit_soon()
-        return await future
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        return self.listeners.add(listener)
-
-    def write_log(self, lines: Sequence[LogLine]) -> None:
-        self._riders.lines.extend(lines)
-        self._commit_soon()
-
-    def write_audit(self, entries: Sequence[AuditEntry]) -> None:
-        self._riders.audit.extend(entries)
-        self._commit_soon()
-
-    def _commit_soon(self) -> None:
-        if self._committing is None:
-            self._committing = asyncio.get_running_loop().call_soon(self._commit)
-
-    def _commit(self) -> None:
-        """Write what has gathered; wait for the disk here if that is short, else aside."""
-        self._committing = None
-        if _FEW < len(self._waiting) > self._crowd:
-            # Many come at once, and some are still on their way through this very loop.
-            self._crowd = len(self._waiting)
-            self._commit_soon()
-            return
-        self._crowd = 0
-        waiting, riders = self._gather()
-        commit = Commit(
-            self._writer,
-            self.path,
-            self._sql,
-            self._codec,
-            self._cache,
-            self._next_seq,
-            self._next_row,
-        )
-        groups = [changes for changes, _ in waiting]
-        lines = number_lines(riders.lines, self._line_counts, self._max_log_lines)
-        stage = partial(commit.stage, groups, lines, riders.audit)
-        is_long = sum(map(len, groups)) > _LONG
-        try:
-            if not is_long:
-                stage()
-            if is_long or self._slow_disk or len(commit.moved) > _SHORT:
-                steps = (stage, commit.seal) if is_long else (commit.seal,)
-                self._go_aside(partial(_run, steps), commit, waiting, riders)
-                return
-            commit.seal()
-        except Exception as error:
-            self._give_up(waiting, riders, error)
-        else:
-            self._adopt(commit, waiting)
-
-    def _go_aside(
-        self, work: Callable[[], None], commit: Commit, waiting: Waiting, riders: Riders
-    ) -> None:
-        sealing = self._seal_aside(work, commit, waiting, riders)
-        self._committing = task = asyncio.get_running_loop().create_task(sealing)
-
-        def finish(task: asyncio.Task[None]) -> None:
-            if self._committing is not task:
-                return
-            self._committing = None  # it was cancelled before it began: do its work here
-            try:
-                work()
-            except Exception as error:
-                self._give_up(waiting, riders, error)
-            else:
-                self._adopt(commit, waiting)
-
-        task.add_done_callback(finish)
-
-    async def _seal_aside(
-        self,
-        work: Callable[[], None],
-        commit: Commit,
-        waiting: Waiting,
-        riders: Riders,
-    ) -> None:
-        try:
-            await self._in_thread(work)
-        except Exception as error:
-            self._committing = None
-            self._give_up(waiting, riders, error)
-        else:
-            self._committing = None
-            self._adopt(commit, waiting)
-
-    async def _in_thread(self, work: Callable[[], None]) -> None:
-        await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work))
-
-    def _gather(self) -> tuple[Waiting, Riders]:
-        """What the next commit is to carry."""
-        if self._apart:
-            return self._apart.popleft()
-        waiting, self._waiting = self._waiting, []
-        riders, self._riders = self._riders, Riders()
-        return waiting, riders
-
-    def _give_up(self, waiting: Waiting, riders: Riders, error: Exception) -> None:
-        """Nothing was written: callers hear why, and riders go with the next commit.
-
-        If it failed for what was to be written and not for the disk, each caller's is tried
-        again alone, so that only the one whose change it is hears of it. Riders are halved
-        until the one is found that can't be written: it is dropped.
-        """
-        if _is_unwritable(error):
-            parts: list[tuple[Waiting, Riders]] = [([one], Riders()) for one in waiting]
-            parts.extend(([], part) for part in riders.apart())
-            if len(parts) > 1:
-                self._apart.extendleft(reversed(parts))
-                self._commit_soon()
-                return
-            if riders:
-                log.error("%s can't be stored and are dropped: %s", riders, error)
-        else:
-            self._riders.lines[:0] = riders.lines[-_MOST_KEPT:]
-            self._riders.audit[:0] = riders.audit[-_MOST_KEPT:]
-        for _, future in waiting:
-            if not future.done():
-                future.set_exception(_translated(error))
-        if self._apart or self._waiting:
-            self._commit_soon()
-
-    def _adopt(self, commit: Commit, waiting: Waiting) -> None:
-        """What was committed is now true: tell the listeners, then the callers."""
-        failpoint("after-commit")
-        self._next_seq, self._next_row = commit.next_seq, commit.next_row
-        self._tally.add(commit.counts)
-        self._cache_heads(commit.heads)
-        for seq, count in commit.line_counts.items():
-            if seq in self._by_seq:
-                self._line_counts[seq] = count
-        if commit.moved:
-            self.listeners.tell(commit.moved)
-        for (_, future), answers in zip(waiting, commit.answers, strict=True):
-            if not future.done():
-                future.set_result(answers)
-        if self._apart or self._waiting or self._riders:
-            self._commit_soon()
-
-    def _cache_heads(self, heads: dict[str, Job]) -> None:
-        cache, by_seq = self._cache, self._by_seq
-        for job_id, job in heads.items():
-            if job.finished_at is None:
-                cache[job_id] = by_seq[job.seq] = job
-            else:
-                cache.pop(job_id, None)
-                by_seq.pop(job.seq, None)
-                self._line_counts.pop(job.seq, None)
-        while len(cache) > _CACHED:
-            by_seq.pop(cache.popitem(last=False)[1].seq, None)
-
-    # -- reading ------------------------------------------------------------------
-
-    async def get(self, job_id: str) -> Job | None:
-        return self._cache.get(job_id) or await self._reader.get(job_id)
-
-    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
-        found = {seq: job for seq in seqs if (job := self._by_seq.get(seq)) is not None}
-        if len(found) < len(seqs):
-            missing = [seq for seq in seqs if seq not in found]
-            # The writer knows the newest pages; a reader would have to read them again.
-            writer = None if isinstance(self._committing, asyncio.Task) else self._writer
-            for job in await self._reader.fetch(missing, writer):
-                found[job.seq] = job
-                if job.finished_at is None:  # it was asked for to be changed
-                    self._cache[job.job_id] = self._by_seq[job.seq] = job
-        return [found[seq] for seq in seqs if seq in found]
-
-    async def find(self, query: JobQuery) -> list[Job]:
-        return await self._reader.find(query)
-
-    async def unfinished(self) -> list[Job]:
-        return await self._reader.unfinished()
-
-    async def history(self, job_id: str) -> list[Transition]:
-        return await self._reader.history(job_id)
-
-    async def events(self, after: int, limit: int = 1000) -> list[JournalEvent]:
-        return await self._reader.events(after, limit)
-
-    async def last_event(self) -> int:
-        return await self._reader.last_event()
-
-    async def tally(self, tenant: str | None = None) -> dict[JobState, int]:
-        return self._tally.of(tenant)
-
-    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
-        return await self._reader.read_log(job_id, after, limit)
-
-    async def recall(self, name: str) -> bytes | None:
-        return await self._reader.recall(name)
-
-    async def recall_all(self, prefix: str) -> dict[str, bytes]:
-        return await self._reader.recall_all(prefix)
-
-    async def read_audit(self, query: AuditQuery) -> list[AuditEntry]:
-        return await self._reader.read_audit(query)
-
-    async def refers(self, tenant: str, pointer: str) -> bool:
-        return await self._reader.refers(tenant, pointer)
-
-    async def pointers(self) -> Iterable[str]:
-        return await self._reader.pointers()
-
-    async def verify(self) -> Verified:
-        return await self._reader.verify()
-
-    # -- upkeep -------------------------------------------------------------------
-
-    async def prune(
-        self, finished_before: float, limit: int, awaited: Container[str] = ()
-    ) -> Pruned:
-        found = await self._reader.prunable(finished_before, limit, awaited)
-
-        def delete() -> tuple[Pruned, Counts]:
-            # Somebody may have begun to wait for one of them while they were looked for.
-            seqs = [seq for job_id, seq in found.items() if job_id not in awaited]
-            return upkeep.delete(self._writer, self._sql, seqs)
-
-        pruned, gone = await self._alone(delete)
-        self._tally.add(gone)
-        return pruned
-
-    async def remember(self, name: str, value: bytes) -> None:
-        await self._alone(lambda: self._writer.execute(self._sql["remember"], (name, value)))
-
-    async def forget(self, name: str) -> bool:
-        def forget() -> bool:
-            self._writer.execute(self._sql["forget"], (name,))
-            return self._writer.changes() > 0
-
-        return await self._alone(forget)
-
-    async def _alone(self, work: Callable[[], T]) -> T:
-        """Write something else than changes, in a transaction of its own."""
-        await self._quiet()
-        with transaction(self._writer, self.path):
-            return work()
-
-    async def _quiet(self) -> None:
-        """Wait until no transaction is open."""
-        while isinstance(self._committing, asyncio.Task):
-            await asyncio.wait((self._committing,))
+    def _open(self, own: bool) -> Opened:
+        sql = self._sql
+        if own:
+            self._lock = self._lock or WriterLock(self.path.with_suffix(".lock"))
+            self._writer = open_writer(self.path, self.durability)
+            self._thread = ThreadPoolExecutor(1, "penstock-store")
+        self._reader = open_reader(self.path)
+        epoch = 0
+        with storage_errors(self.path):
+            if self._writer is not None:
+                epoch = self._writer.execute(sql["mark"], ("epoch",)).get + 1
+                self._writer.execute(sql["set_mark"], ("epoch", epoch))
+            db = self._reader
+            with one_state(db):
+                self._listed = db.execute(sql["mark"], ("listed",)).get
+                replayed = db.execute(sql["mark"], ("replayed",)).get
+                jobs = {row[0]: rows.read_job(row) for row in db.execute(sql["open_jobs"])}
+                newer = db.execute(sql["pages_after"], (replayed,))
+                lagging = catch_up(jobs, ((page, decode_page(each)) for page, each in newer))
+                return Opened(
+                    epoch,
+                    db.execute(sql["last_seq"]).get + 1,
+                    db.execute(sql["last_page"]).get + 1,
+                    list(jobs.values()),
+                    lagging,
+                    _counts(db.execute(sql["counts"])),
+                )
 
     async def close(self) -> None:
         """Finish what is under way, then let go of the file."""
-        if self._closed:
-            return
-        self._closed = True
-        while self._committing is not None:
-            await self._quiet()
-            if isinstance(self._committing, asyncio.Handle):
-                self._committing.cancel()
-                self._commit()
-        self._thread.shutdown()
-        self._reader.close()
-        self._writer.close()
-        self._lock.close()
+        await self._idle()
+        self._release()
+
+    def _release(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown()
+        self._pool.close()
+        for held in (self._reader, self._writer, self._lock):
+            if held is not None:
+                held.close()
+        self._reader = self._writer = self._lock = self._thread = None
+
+    # -- writing ------------------------------------------------------------------
+
+    async def write(self, commit: Commit, extras: Extras, epoch: int) -> None:
+        if self._busy is not None:
+            await self._idle()
+        size = len(commit.accepted) + len(commit.changed) + len(commit.lagging)
+        size += len(commit.steps) + len(extras.lines)
+        listed = self._listed
+        if commit.accepted and commit.accepted[-1].seq >= listed + _UNLISTED:
+            listed = commit.accepted[-1].seq
+        stage = partial(self._stage, commit, extras, epoch, listed)
+        if size > _LONG or listed > self._listed:
+            lines = await self._in_thread(lambda: self._flush(stage()))
+        else:
+            lines = stage()
+            if size > _SHORT or self._slow_disk:
+                await self._in_thread(partial(self._flush, lines))
+            else:
+                self._flush(lines)
+        failpoint("after-commit")
+        self._listed = listed
+        self._lines.update(lines)
+        for job in commit.changed:
+            if job.finished_at is not None:
+                self._lines.pop(job.request.job_id, None)
+        while len(self._lines) > _COUNTED:
+            del self._lines[next(iter(self._lines))]
+
+    def _stage(self, commit: Commit, extras: Extras, epoch: int, listed: int) -> dict[str, Line]:
+        """Write all of it in an open transaction; answers the last log lines of jobs."""
+        sql, lines = self._sql, {}
+        with self._undone() as db:
+            self._begin(db, epoch)
+            plain, full = rows.inserts(commit.accepted)
+            changed, rarely = rows.updates(commit.changed)
+            pages = [(page.number, encode_page(page.strides)) for page in commit.pages]
+            for name, values in (
+                ("insert_plain", plain),
+                ("insert_full", full),
+                ("update_plain", changed),
+                ("update_full", rarely),
+                ("append_journal", pages),
+                ("write_step", [rows.step_row(seq, step) for seq, step in commit.steps]),
+            ):
+                if values:
+                    db.executemany(sql[name], values)
+            self._count(db, commit.counts)
+            if listed > self._listed:
+                for name in ("list_tenants", "list_topics"):
+                    db.execute(sql[name], (self._listed, listed))
+                db.execute(sql["set_mark"], ("listed", listed))
+            if extras:
+                lines = self._write_extras(db, extras)
+        return lines
+
+    def _begin(self, db: apsw.Connection, epoch: int) -> None:
+        db.execute("BEGIN IMMEDIATE")
+        if db.execute(self._sql["mark"], ("epoch",)).get != epoch:
+            raise StoreFailed(f"another engine owns {self.path} now")
+
+    def _flush(self, staged: T) -> T:
+        """Commit what is staged; it waits for the disk."""
+        failpoint("before-commit")
+        with self._undone() as db:
+            db.execute("COMMIT")
+        return staged
+
+    def _undone(self) -> _Writing:
+        """The writer; on failure nothing is left of its transaction."""
+        if self._writer is None:
+            raise StoreFailed(f"{self.path} is not open for writing")
+        return _Writing(self._writer, self.path)
+
+    def _count(self, db: apsw.Connection, counts: Counts) -> None:
+        ended = [
+            (rows.RETRIED if state is None else STATE_CODES[state], tenant, count)
+            for (tenant, state), count in counts.items()
+            if state is None or state in TERMINAL
+        ]
+        if ended:
+            db.executemany(self._sql["count_up"], ended)
+
+    def _write_extras(self, db: apsw.Connection, extras: Extras) -> dict[str, Line]:
+        sql = self._sql
+        for name, value in extras.facts.items():
+            if value is None:
+                db.execute(sql["forget"], (name,))
+            else:
+                db.execute(sql["remember"], (name, value))
+        if extras.replayed is not None:
+            db.execute(sql["set_mark"], ("replayed", extras.replayed))
+        if extras.audit:
+            self._write_audit(db, extras.audit)
+        return self._write_lines(db, extras.lines) if extras.lines else {}
+
+    def _write_audit(self, db: apsw.Connection, entries: Sequence[AuditEntry]) -> None:
+        """All that can be written; one that can't costs no other, nor the commit."""
+        try:
+            with db:
+                db.executemany(self._sql["append_audit"], map(rows.audit_row, entries))
+        except _UNWRITABLE as error:
+            if len(entries) == 1:
+                log.error("an audit entry can't be stored and is dropped: %s", error)
+                return
+            for entry in entries:
+                self._write_audit(db, [entry])
+
+    def _write_lines(self, db: apsw.Connection, lines: Sequence[LogLine]) -> dict[str, Line]:
+        """The same for log lines; answers the last ones of each job."""
+        sql = self._sql["append_log"]
+        written: dict[str, Line] = {}
+        try:
+            with db:
+                db.executemany(sql, self._numbered(db, lines, written))
+            return written
+        except _UNWRITABLE:
+            written.clear()
+        for line in lines:
+            last = {line.job_id: written[line.job_id]} if line.job_id in written else {}
+            try:
+                with db:
+                    db.executemany(sql, self._numbered(db, [line], last))
+                written.update(last)
+            except _UNWRITABLE as error:
+                log.error("a log line of %r is dropped: %s", line.job_id, error)
+        return written
+
+    def _numbered(
+        self, db: apsw.Connection, lines: Iterable[LogLine], written: dict[str, Line]
+    ) -> list[rows.Row]:
+        """Give each line its place in its job's output; a job is cut off after too many."""
+        most = self._max_log_lines
+        numbered: list[rows.Row] = []
+        for line in lines:
+            last = written.get(line.job_id) or self._lines.get(line.job_id)
+            last = last or db.execute(self._sql["last_line"], (line.job_id,)).fetchone()
+            if last is None:
+                continue
+            seq, n = last[0], last[1] + 1
+            written[line.job_id] = (seq, n)
+            if n < most:
+                numbered.append((seq, n, line.attempt, line.at, line.level, line.text))
+            elif n == most:
+                cut = f"cut off: a job may write {most} lines"
+                numbered.append((seq, n, line.attempt, line.at, "warning", cut))
+        return numbered
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Let the thread have the writer; not even a cancelled caller leaves before it is done."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._busy = future
+        try:
+            return await to_the_end(future)
+        finally:
+            self._busy = None
+
+    async def _idle(self) -> None:
+        """Wait until no thread has the writer."""
+        while self._busy is not None:
+            await asyncio.wait((self._busy,))
+
+    # -- reading ------------------------------------------------------------------
+
+    async def load(self, wanted: Wanted) -> Known:
+        sql, known = self._sql, Known({}, {}, {})
+        with self._reading() as db:
+            for job in self._jobs(db, sql["job_by_id"], ((one,) for one in wanted.ids)):
+                known.jobs[job.request.job_id] = job
+            for job in self._jobs(db, sql["job_by_key"], wanted.keys):
+                assert job.request.idempotency_key is not None
+                known.keys[job.request.tenant, job.request.idempotency_key] = job
+            for job in self._jobs(db, sql["job_by_unique"], wanted.uniques):
+                assert job.request.unique is not None
+                known.uniques[job.request.tenant, job.request.unique.key] = [job]
+        return known
+
+    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
+        with self._reading() as db:
+            return self._jobs(db, self._sql["job_by_seq"], ((seq,) for seq in seqs))
+
+    @contextmanager
+    def _reading(self) -> Generator[apsw.Connection]:
+        """The connection for short reads: the writer, which has the newest pages at hand."""
+        db = self._reader if self._writer is None or self._busy is not None else self._writer
+        if db is None:
+            raise StoreFailed(f"{self.path} is not open")
+        with storage_errors(self.path):
+            yield db
+
+    def _jobs(self, db: apsw.Connection, sql: str, values: Iterable[rows.Row]) -> list[Job]:
+        return [rows.read_job(row) for row in db.executemany(sql, values)]
+
+    async def find(self, query: JobQuery, skip: Collection[int] = ()) -> list[Job]:
+        if not finding.is_short(query, skip):
+            return await self._pool.run(partial(finding.find, query, skip))
+        with self._state() as db:
+            return finding.find(query, skip, db)
+
+    @contextmanager
+    def _state(self) -> Generator[apsw.Connection]:
+        """One state of the file, for several short reads."""
+        if self._reader is None:
+            raise StoreFailed(f"{self.path} is not open")
+        with storage_errors(self.path), one_state(self._reader):
+            yield self._reader
+
+    async def journal(self, pages: Sequence[int]) -> JournalPages:
+        def read(db: apsw.Connection) -> JournalPages:
+            found = db.executemany(self._sql["page"], ((page,) for page in sorted(pages)))
+            return [(page, decode_page(strides)) for page, strides in found]
+
+        if len(pages) > _FEW_PAGES:
+            return await self._pool.run(read)
+        with self._reading() as db:
+            return read(db)
+
+    async def events(self, after: int, limit: int) -> list[JournalEvent]:
+        sql = self._sql
+
+        def read(db: apsw.Connection) -> list[JournalEvent]:
+            def names(seqs: Sequence[int]) -> dict[int, Name]:
+                found = db.executemany(sql["names"], {(seq,) for seq in seqs})
+                return {seq: (job_id, tenant, topic) for seq, job_id, tenant, topic in found}
+
+            newer = db.execute(sql["pages_after"], (page_of(after) - 1,))
+            pages = ((page, decode_page(strides)) for page, strides in newer)
+            return read_events(pages, names, after, limit)
+
+        with self._state() as db:
+            if db.execute(sql["last_page"]).get <= page_of(after) + _FEW_PAGES:
+                return read(db)
+        return await self._pool.run(read)
+
+    async def last_event(self) -> int:
+        with self._state() as db:
+            last: int = db.execute(self._sql["last_page"]).get
+            newest = db.execute(self._sql["page"], (last,)).fetchone()
+        if newest is None:  # it was pruned
+            return last and cursor_of(last + 1, 0) - 1
+        return last_cursor(last, decode_page(newest[1]))
+
+    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
+        found = self._read("read_log", job_id, after, limit)
+        return [LogLine(job_id, *row) for row in found]
+
+    async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
+        after, limit = query.after or ("", -1), query.limit + 1
+        values: rows.Row = (job_id, *after, limit)
+        sql = self._sql["read_steps"]
+        if query.name is not None:
+            values, sql = (*values, query.name), self._sql["read_steps_named"]
+        with self._reading() as db:
+            found = ((len(body), rows.decode_step(body)) for (body,) in db.execute(sql, values))
+            return StepPage.of(found, query.limit)
+
+    async def count_steps(self, job_id: str) -> list[StepCount]:
+        sql = self._sql["count_steps"]
+        return await self._pool.run(
+            lambda db: [StepCount(*row) for row in db.execute(sql, (job_id,))]
+        )
+
+    async def count_children(
+        self, first_try: str, tenant: str | None, skip: Collection[int]
+    ) -> dict[JobState, int]:
+        sql, values = self._sql["count_children"], (first_try, tenant, json.dumps([*skip]))
+        return await self._pool.run(
+            lambda db: {rows.STATES[code]: count for code, count in db.execute(sql, values)}
+        )
+
+    async def read_audit(self, query: AuditQuery) -> list[AuditEntry]:
+        sql, values = finding.audit_sql(query)
+        found = await self._pool.run(lambda db: list(db.execute(sql, values)))
+        return [AuditEntry(*row) for row in found]
+
+    async def facts(self, prefix: str) -> dict[str, bytes]:
+        return dict(self._read("facts", prefix, prefix + _LAST_CHARACTER))
+
+    async def pointers(self) -> set[str]:
+        sql = self._sql["pointers"]
+        return await self._pool.run(lambda db: {row[0] for row in db.execute(sql)})
+
+    async def refers(self, tenant: str, pointer: str) -> bool:
+        """A blob is the same under each of its media types."""
+        name = pointer.partition(";")[0]
+        return bool(self._read("refers", tenant, name, name + "<")[0][0])  # "<" follows ";"
+
+    def _read(self, query: str, *values: object) -> list[rows.Row]:
+        with self._reading() as db:
+            return db.execute(self._sql[query], values).fetchall()
+
+    async def miscounted(self) -> list[Mismatch]:
+        def read(db: apsw.Connection) -> list[Mismatch]:
+            stored, counted = (_counts(db.execute(sql)) for sql in queries)
+            return compare_counts(stored, counted)
+
+        queries = self._sql["counts"], self._sql["count_jobs"]
+        return await self._pool.run(read)
+
+    # -- forgetting ---------------------------------------------------------------
+
+    async def prune(
+        self, finished_before: float, limit: int, awaited: Container[str], epoch: int
+    ) -> tuple[Pruned, Counts]:
+        found = await self._pool.run(partial(self._prunable, finished_before, limit, awaited))
+        await self._idle()
+        # Somebody may have begun to wait for one of them while they were looked for.
+        seqs = [(seq,) for job_id, seq in found.items() if job_id not in awaited]
+        with self._undone() as db:
+            self._begin(db, epoch)
+            pruned = self._delete(db, seqs)
+            db.execute("COMMIT")
+        self._lines.clear()
+        return pruned
+
+    def _prunable(
+        self, finished_before: float, limit: int, awaited: Container[str], db: apsw.Connection
+    ) -> dict[str, int]:
+        """The oldest jobs that ended before a time, and that no other job waits for.
+
+        Jobs come in the order of acceptance, so the walk ends at the first that was accepted
+        too late to qualify, and costs nothing when there is nothing to do.
+        """
+        found: dict[str, int] = {}
+        retries: set[str | None] = set()
+        for seq, job_id, successor, finished_at, accepted_at in db.execute(self._sql["oldest"]):
+            if accepted_at >= finished_before or len(found) >= limit:
+                break
+            if job_id in awaited or job_id in retries:
+                retries.add(successor)
+            elif finished_at is not None and finished_at < finished_before:
+                found[job_id] = seq
+        return found
+
+    def _delete(self, db: apsw.Connection, seqs: Sequence[tuple[int]]) -> tuple[Pruned, Counts]:
+        """Remove these jobs with all that belongs to them. Runs inside a transaction."""
+        sql = self._sql
+        last_page = db.execute(sql["last_page"]).get
+        for mark, last in (("seq", db.execute(sql["last_seq"]).get), ("page", last_page)):
+            db.execute(sql["set_mark"], (mark, last))
+        seqs, steps = self._delete_steps(db, seqs)
+        gone: Counter[tuple[str, JobState | None]] = Counter()
+        transitions = 0
+        listed: list[tuple[str, str, int]] = []
+        for (seq,) in seqs:
+            row: Any = db.execute(sql["to_prune"], (seq,)).fetchone()
+            tenant, topic, state, successor, record = row
+            gone[tenant, counted_as(rows.STATES[state], successor)] -= 1
+            transitions += rows.decode_record(record).version
+            listed.append((tenant, topic, seq))
+        db.executemany(sql["prune_tenant"], [(tenant, seq) for tenant, _, seq in listed])
+        db.executemany(sql["prune_topic"], [(topic, seq) for _, topic, seq in listed])
+        db.executemany(sql["prune_job"], seqs)
+        before = db.total_changes()
+        db.executemany(sql["prune_log"], seqs)
+        lines = db.total_changes() - before
+        db.execute(sql["prune_journal"], (last_page + 1,))
+        self._count(db, gone)
+        db.execute(sql["tidy_counts"])
+        return Pruned(len(seqs), transitions, lines, steps), dict(gone)
+
+    def _delete_steps(
+        self, db: apsw.Connection, seqs: Sequence[tuple[int]]
+    ) -> tuple[Sequence[tuple[int]], int]:
+        """Remove steps of these jobs, not too many; answers the jobs that have none left."""
+        steps = 0
+        for index, (seq,) in enumerate(seqs):
+            db.execute(self._sql["prune_steps"], (seq, _PRUNED_STEPS - steps))
+            steps += db.changes()
+            if steps == _PRUNED_STEPS:
+                return seqs[:index], steps
+        return seqs, steps
 
 
-def _run(steps: Iterable[Callable[[], None]]) -> None:
-    for step in steps:
-        step()
-
-
-def _is_unwritable(error: Exception) -> bool:
-    """Whether no disk could ever take it: a text that is no text, a broken constraint."""
-    if isinstance(error, StoreFailed):
-        return isinstance(error.__cause__, apsw.ConstraintError)
-    return True
-
-
-def _translated(error: Exception) -> Exception:
-    """What a caller is told: to try again makes no sense for what is unwritable."""
-    cause = error.__cause__ if isinstance(error, StoreFailed) else error
-    if not isinstance(cause, apsw.ConstraintError | ValueError | TypeError | OverflowError):
-        return error
-    unstorable = Unstorable("job", f"holds a value that can't be stored: {cause}")
-    unstorable.__cause__ = cause
-    return unstorable
+def _counts(found: Iterable[rows.Row]) -> Counts:
+    return {(tenant, rows.STATES.get(code)): count for tenant, code, count in found}

@@ -2,6 +2,6 @@
 
 The protocol's endpoints, statuses, keys and their order are kept (docs/reference/containers.md);
 what is new comes after them, and not at all with `compat: strict`. Each module has the
-operations of one resource, as methods of a small class that holds the worker's desk; `surface`
+operations of one resource, as methods of a small class that holds the ContainerApi; `surface`
 makes one table of them for the machinery in `penstock.api`.
 """

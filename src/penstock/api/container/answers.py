@@ -9,7 +9,8 @@ from msgspec import Struct
 
 from penstock.api.problems import CHALLENGE, ProblemReply, Refused, problem_of
 from penstock.api.reply import NO_STORE, Headers, Reply, encode
-from penstock.core.containers import Code
+from penstock.core.errors import EngineUnavailable, Unavailable
+from penstock.workloads.container.job import Code
 
 HEADERS: Headers = ((b"content-type", b"application/json; charset=utf-8"), NO_STORE)
 
@@ -45,6 +46,8 @@ def problems(*, strict: bool) -> ProblemReply:
         # A value that is wrong has one status in the protocol.
         status = 400 if found.status == 422 else found.status
         code = Code.INVALID_FIELD if found.status == 422 else found.code
+        if isinstance(error, EngineUnavailable):  # here an engine is one that runs containers
+            code = Unavailable.code
         told = Problem(code, found.detail, found.field, found.hint)
         if strict:
             told = Problem(code, found.detail)

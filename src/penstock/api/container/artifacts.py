@@ -15,9 +15,9 @@ from penstock.api.container.views import Absent
 from penstock.api.operation import Operation
 from penstock.api.ranges import Part, part_of
 from penstock.api.reply import AnyReply, Headers, Reply, StreamReply
-from penstock.core.containers import Artifact
 from penstock.core.errors import NotFound
-from penstock.ports.containers import ContainerDesk
+from penstock.workloads.container.job import Artifact
+from penstock.workloads.container.store import ContainerApi
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -34,18 +34,18 @@ class Artifacts(Struct, frozen=True):
 
 
 class ArtifactReading:
-    def __init__(self, desk: ContainerDesk) -> None:
-        self._desk = desk
+    def __init__(self, api: ContainerApi) -> None:
+        self._api = api
 
     async def list_artifacts(self, call: Call) -> Reply:
         job_id = call.params["job_id"]
-        record = await self._desk.get(job_id)
+        record = await self._api.get(job_id)
         if record is None:
             return absent(job_id)
         return answer(Artifacts(job_id, record.artifacts, record.skipped))
 
     async def get_artifact(self, call: Call) -> AnyReply:
-        found = await self._desk.artifact(call.params["job_id"], call.params["path"])
+        found = await self._api.artifact(call.params["job_id"], call.params["path"])
         if found is None:
             raise NotFound("there is no such artifact", hint=_LISTED)
         artifact, file = found
@@ -96,8 +96,8 @@ def _headers(artifact: Artifact, part: Part) -> Headers:
     )
 
 
-def operations(desk: ContainerDesk) -> tuple[Operation, ...]:
-    these = ArtifactReading(desk)
+def operations(api: ContainerApi) -> tuple[Operation, ...]:
+    these = ArtifactReading(api)
     return (
         Operation(
             "GET",

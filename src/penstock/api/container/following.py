@@ -15,9 +15,9 @@ from penstock.api.container.characters import Reader
 from penstock.api.container.wording import Wording
 from penstock.api.frames import heartbeat, named, opening
 from penstock.api.stream import Pulse, cursor_of
-from penstock.core.containers import JobError, Stream
 from penstock.lifecycles.container import ContainerJobState
-from penstock.ports.containers import ContainerDesk, LogPage
+from penstock.workloads.container.job import JobError, Stream
+from penstock.workloads.container.store import ContainerApi, LogPage
 
 ENDED = "-end"
 """After the id of the last event of all."""
@@ -54,9 +54,9 @@ class Following:
     """One reader of one job."""
 
     def __init__(
-        self, desk: ContainerDesk, wording: Wording, job_id: str, offsets: Mapping[Stream, int]
+        self, api: ContainerApi, wording: Wording, job_id: str, offsets: Mapping[Stream, int]
     ) -> None:
-        self._desk, self._wording, self._job_id = desk, wording, job_id
+        self._api, self._wording, self._job_id = api, wording, job_id
         self._readers = {stream: Reader(offset) for stream, offset in offsets.items()}
 
     async def frames(self, silence: float) -> AsyncGenerator[bytes, None]:
@@ -95,7 +95,7 @@ class Following:
         for stream, reader in self._readers.items():
             if not reader.ended and stream not in awaited:
                 wait = 0.8 * silence if reader.at >= 0 else 0  # first of all, where the end is
-                asked = self._desk.logs(self._job_id, stream, reader.at, limit=_LIMIT, wait=wait)
+                asked = self._api.logs(self._job_id, stream, reader.at, limit=_LIMIT, wait=wait)
                 awaited[stream] = asyncio.ensure_future(asked)
         return bool(awaited)
 
@@ -114,7 +114,7 @@ class Following:
 
     async def _end(self, silence: float) -> End | None:
         """The end is stored a moment after the last byte."""
-        record = await self._desk.wait(self._job_id, 0.8 * silence)
+        record = await self._api.wait(self._job_id, 0.8 * silence)
         if record is None:
             return End(self._job_id, ContainerJobState.NOT_FOUND)
         if not record.is_final:

@@ -11,12 +11,12 @@ from penstock.api.container.views import Absent, Deleted, JobPage, JobRecord
 from penstock.api.container.waits import Wait, patience
 from penstock.api.container.wording import Wording
 from penstock.api.operation import Operation
-from penstock.api.paging import cursor, place_in
 from penstock.api.reply import Reply
-from penstock.core.containers import Code, ContainerRecord
+from penstock.api.selection import cursor, place_in
 from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.container import ContainerJobState
-from penstock.ports.containers import ContainerDesk, RecordQuery
+from penstock.workloads.container.job import Code, ContainerRecord
+from penstock.workloads.container.store import ContainerApi, RecordQuery
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -52,8 +52,8 @@ class DeleteQuery(Struct, frozen=True):
 
 
 class Jobs:
-    def __init__(self, desk: ContainerDesk, wording: Wording) -> None:
-        self._desk, self._wording = desk, wording
+    def __init__(self, api: ContainerApi, wording: Wording) -> None:
+        self._api, self._wording = api, wording
 
     async def list_jobs(self, call: Call) -> Reply:
         given = call.query(ListQuery)
@@ -65,7 +65,7 @@ class Jobs:
             before=place_in(_ORDER, given.cursor),
             limit=given.limit + 1,
         )
-        found = await self._desk.find(query)
+        found = await self._api.find(query)
         page = found[: given.limit]
         following = cursor(_ORDER, page[-1].seq) if len(found) > given.limit else None
         return answer({"jobs": [self._wording.summary(one) for one in page], "next": following})
@@ -74,24 +74,24 @@ class Jobs:
         job_id, wait = call.params["job_id"], call.query(GetQuery).wait
         if wait > 0:
             with call.waiting():
-                record = await self._desk.wait(job_id, patience(wait))
+                record = await self._api.wait(job_id, patience(wait))
         else:
-            record = await self._desk.get(job_id)
+            record = await self._api.get(job_id)
         if record is None:
             return absent(job_id)
-        return answer(await self._wording.record(self._desk, record))
+        return answer(await self._wording.record(self._api, record))
 
     async def delete_job(self, call: Call) -> Reply:
         job_id, wait = call.params["job_id"], call.query(DeleteQuery).wait
-        before = await self._desk.get(job_id)
-        cancelled = None if before is None else await self._desk.cancel(job_id)
+        before = await self._api.get(job_id)
+        cancelled = None if before is None else await self._api.cancel(job_id)
         if before is None or cancelled is None:
             return absent(job_id)
         record, note = cancelled.record, cancelled.note
         ended = not before.is_final and _was_cancelled_waiting(record)
         if wait > 0 and not record.is_final:
             with call.waiting():
-                record = await self._desk.wait(job_id, patience(wait)) or record
+                record = await self._api.wait(job_id, patience(wait)) or record
             ended = record.is_final
             note = "cancelled: its container is gone" if ended else note
         return answer(Deleted(job_id, record.state, note), 200 if ended else 202)
@@ -115,8 +115,8 @@ def _label(text: str | None) -> tuple[str, str] | None:
     return key, value
 
 
-def operations(desk: ContainerDesk, wording: Wording) -> tuple[Operation, ...]:
-    these = Jobs(desk, wording)
+def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
+    these = Jobs(api, wording)
     return (
         Operation(
             "GET",

@@ -24,8 +24,8 @@ from penstock.api.reference import (
     size_of,
     types_of,
 )
-from penstock.core.containers import Code
-from penstock.ports.containers import ContainerDesk
+from penstock.workloads.container.job import Code
+from penstock.workloads.container.store import ContainerApi
 
 INTRODUCTION = """\
 # The HTTP API of a container worker
@@ -88,7 +88,7 @@ that the protocol does not have are told as the nearest one that it has, with th
 
 def page() -> str:
     # What the operations do is not asked for here, only what they are.
-    told = document(operations(cast("ContainerDesk", None), Wording()), TELLING)
+    told = document(operations(cast("ContainerApi", None), Wording()), TELLING)
     return "".join(
         [
             INTRODUCTION,

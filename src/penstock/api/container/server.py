@@ -5,27 +5,25 @@ from __future__ import annotations
 import hmac
 from collections.abc import Mapping
 
-from penstock.api.application import token_in
+from penstock.api.application import Authenticate, token_in
 from penstock.api.container.options import ContainerHttpOptions
 from penstock.api.container.surface import surface
 from penstock.api.server import ApiServer
-from penstock.api.surface import Enter
-from penstock.core.caller import OWNER
 from penstock.core.errors import NotAuthenticated
 from penstock.ports.clock import Clock
-from penstock.ports.containers import ContainerDesk
-from penstock.ports.door import Guest
+from penstock.ports.engine_api import OWNER, Session
+from penstock.workloads.container.store import ContainerApi
 
-_GUEST = Guest(OWNER)
+_SESSION = Session(OWNER)
 
 
 class ContainerServer:
     """Answers under its URL from `start` to `close`."""
 
-    def __init__(self, desk: ContainerDesk, options: ContainerHttpOptions, *, clock: Clock) -> None:
+    def __init__(self, api: ContainerApi, options: ContainerHttpOptions, *, clock: Clock) -> None:
         self.options = options
         self._server = ApiServer(
-            surface(desk, options), by_token(options.token), options.http(), clock=clock
+            surface(api, options), by_token(options.token), options.http(), clock=clock
         )
 
     @property
@@ -52,13 +50,13 @@ class ContainerServer:
         await self._server.close()
 
 
-def by_token(token: str) -> Enter:
+def by_token(token: str) -> Authenticate:
     """Whoever has the token; without one, whoever reaches this machine's own address."""
     expected = token.encode()
 
-    def enter(headers: Mapping[bytes, bytes]) -> Guest:
+    def authenticate(headers: Mapping[bytes, bytes]) -> Session:
         if expected and not hmac.compare_digest(token_in(headers).encode("latin-1"), expected):
             raise NotAuthenticated("this is not the worker's token", hint="look at its settings")
-        return _GUEST
+        return _SESSION
 
-    return enter
+    return authenticate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.containers import Code, ContainerRecord, JobError
+from penstock.workloads.container.job import Code, ContainerRecord, JobError
 
 _ENGINE_ERROR_CODE = 125
 """The exit code of a container that could not be made, where its end has none."""

@@ -6,17 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from penstock.api.attendance import Closing
 from penstock.api.call import JSON_TYPE
 from penstock.api.container.answers import answer, retry_after
 from penstock.api.container.views import Accepted, JobRecord, Refusal
 from penstock.api.container.waits import Wait, patience
 from penstock.api.container.wording import Wording
+from penstock.api.monitor import Closing
 from penstock.api.operation import Operation
 from penstock.api.problems import Refused
 from penstock.api.reply import Headers, Reply
-from penstock.api.submission import header_key
-from penstock.core.containers import (
+from penstock.api.submit import header_key
+from penstock.core.errors import InvalidRequest, TooLarge, TooMany
+from penstock.workloads.container.job import (
     Code,
     ContainerRecord,
     InputFile,
@@ -24,8 +25,7 @@ from penstock.core.containers import (
     Priority,
     Rejected,
 )
-from penstock.core.errors import InvalidRequest, TooLarge, TooMany
-from penstock.ports.containers import ContainerDesk, Receipt
+from penstock.workloads.container.store import ContainerApi, Receipt
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -119,14 +119,14 @@ class JobBody(Struct, frozen=True, kw_only=True):
 
 
 class Submissions:
-    def __init__(self, desk: ContainerDesk, wording: Wording) -> None:
-        self._desk, self._wording = desk, wording
+    def __init__(self, api: ContainerApi, wording: Wording) -> None:
+        self._api, self._wording = api, wording
 
     async def submit_job(self, call: Call) -> Reply:
         try:
             wait = call.query(SubmitQuery).wait
             key = _key(call)
-            receipt = await self._desk.submit(await _body(call), key)
+            receipt = await self._api.submit(await _body(call), key)
         except Rejected as rejected:
             return self._rejected(rejected)
         except TooLarge as error:
@@ -138,14 +138,14 @@ class Submissions:
             return self._refused(Code.INVALID_BODY, error.message, error.status, headers=headers)
         record = await self._ended(call, receipt, wait) if wait > 0 else None
         if record is not None:
-            return answer(await self._wording.record(self._desk, record))
+            return answer(await self._wording.record(self._api, record))
         return answer(Accepted(True, receipt.job_id, receipt.state), 202)
 
     async def _ended(self, call: Call, receipt: Receipt, wait: float) -> ContainerRecord | None:
         """None where there is no place to wait: the job is stored, and that must be told."""
         try:
             with call.waiting():
-                return await self._desk.wait(receipt.job_id, patience(wait))
+                return await self._api.wait(receipt.job_id, patience(wait))
         except (Closing, TooMany):
             return None
 
@@ -176,8 +176,8 @@ async def _body(call: Call) -> bytes:
     return body if given == JSON_TYPE else b""
 
 
-def operations(desk: ContainerDesk, wording: Wording) -> tuple[Operation, ...]:
-    these = Submissions(desk, wording)
+def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
+    these = Submissions(api, wording)
     return (
         Operation(
             "POST",

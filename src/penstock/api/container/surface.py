@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from penstock.api.about import get_docs, get_openapi
+from penstock.api.application import ApiSpec
 from penstock.api.container import artifacts, jobs, logs, submission, worker
 from penstock.api.container.answers import Failure, problems
 from penstock.api.container.options import ContainerHttpOptions
@@ -14,8 +15,7 @@ from penstock.api.openapi import Telling, document
 from penstock.api.operation import Operation
 from penstock.api.page import page
 from penstock.api.reply import encode
-from penstock.api.surface import Surface
-from penstock.ports.containers import ContainerDesk
+from penstock.workloads.container.store import ContainerApi
 
 ABOUT = """\
 A worker that runs jobs in containers. Where it has a token, everything but `/health` needs it: \
@@ -37,13 +37,13 @@ TELLING = Telling(
 )
 
 
-def operations(desk: ContainerDesk, wording: Wording) -> tuple[Operation, ...]:
+def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
     return (
-        *submission.operations(desk, wording),
-        *jobs.operations(desk, wording),
-        *logs.operations(desk, wording),
-        *artifacts.operations(desk),
-        *worker.operations(desk, wording),
+        *submission.operations(api, wording),
+        *jobs.operations(api, wording),
+        *logs.operations(api, wording),
+        *artifacts.operations(api),
+        *worker.operations(api, wording),
         Operation(
             "GET",
             "/openapi.json",
@@ -63,8 +63,8 @@ def operations(desk: ContainerDesk, wording: Wording) -> tuple[Operation, ...]:
     )
 
 
-def surface(desk: ContainerDesk, options: ContainerHttpOptions) -> Surface:
-    table = operations(desk, Wording(strict=options.compat_strict))
+def surface(api: ContainerApi, options: ContainerHttpOptions) -> ApiSpec:
+    table = operations(api, Wording(strict=options.compat_strict))
 
     @cache
     def told() -> bytes:
@@ -74,7 +74,7 @@ def surface(desk: ContainerDesk, options: ContainerHttpOptions) -> Surface:
     def read() -> bytes:
         return page(document(table, TELLING)).encode()
 
-    return Surface(
+    return ApiSpec(
         table,
         told,
         read,

@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from penstock.core.containers import (
+from penstock.lifecycles.container import ContainerJobState
+from penstock.workloads.container.job import (
     Artifact,
     JobError,
     Priority,
     Usage,
 )
-from penstock.lifecycles.container import ContainerJobState
 
 
 class Accepted(Struct, frozen=True):

@@ -18,9 +18,9 @@ from penstock.api.container.views import (
     moment,
 )
 from penstock.api.reply import Headers, Reply
-from penstock.core.containers import Code, ContainerRecord, JobError
 from penstock.lifecycles.container import ContainerJobState
-from penstock.ports.containers import ContainerDesk
+from penstock.workloads.container.job import Code, ContainerRecord, JobError
+from penstock.workloads.container.store import ContainerApi
 
 HEALTH_KEYS = (
     "status",
@@ -61,8 +61,8 @@ class Wording:
     def __init__(self, *, strict: bool = False) -> None:
         self.strict = strict
 
-    async def record(self, desk: ContainerDesk, record: ContainerRecord) -> ProtocolRecord:
-        stdout, stderr = await desk.text(record) if record.is_final else ("", "")
+    async def record(self, api: ContainerApi, record: ContainerRecord) -> ProtocolRecord:
+        stdout, stderr = await api.text(record) if record.is_final else ("", "")
         facts = self._facts(record)
         facts |= {"stdout": stdout, "stderr": stderr + _marker(record)}
         if self.strict:
@@ -74,8 +74,8 @@ class Wording:
             image=record.image,
             image_id=record.image_id,
             engine=record.engine,
-            position=desk.position(record),
-            waiting_for=desk.waits_for(record),
+            position=api.position(record),
+            waiting_for=api.waits_for(record),
             usage=record.usage,
             stdout_bytes=record.stdout.bytes,
             stdout_truncated=record.stdout.truncated,

@@ -10,7 +10,7 @@ from penstock.api.container.answers import answer
 from penstock.api.container.wording import HEALTH_KEYS, INFO_KEYS, Wording
 from penstock.api.operation import PUBLIC, Operation
 from penstock.api.reply import NO_STORE, Reply
-from penstock.ports.containers import ContainerDesk, WorkerHealth, WorkerInfo
+from penstock.workloads.container.store import ContainerApi, WorkerHealth, WorkerInfo
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -28,32 +28,32 @@ class Drain(Struct, frozen=True):
 
 
 class AboutWorker:
-    def __init__(self, desk: ContainerDesk, wording: Wording) -> None:
-        self._desk, self._wording = desk, wording
+    def __init__(self, api: ContainerApi, wording: Wording) -> None:
+        self._api, self._wording = api, wording
 
     async def get_info(self, call: Call) -> Reply:
-        return answer(self._wording.chosen(await self._desk.info(), INFO_KEYS))
+        return answer(self._wording.chosen(await self._api.info(), INFO_KEYS))
 
     async def get_health(self, call: Call) -> Reply:
         strict = call.query(HealthQuery).strict
-        health = await self._desk.health()
+        health = await self._api.health()
         status = 503 if strict and health.status != "ok" else 200
         return answer(self._wording.chosen(health, HEALTH_KEYS), status)
 
     async def drain(self, call: Call) -> Reply:
-        self._desk.drain(True)
+        self._api.drain(True)
         return answer(Drain(True))
 
     async def stop_draining(self, call: Call) -> Reply:
-        self._desk.drain(False)
+        self._api.drain(False)
         return answer(Drain(False))
 
     async def metrics(self, call: Call) -> Reply:
-        return Reply(self._desk.metrics(), headers=_PROMETHEUS)
+        return Reply(self._api.metrics(), headers=_PROMETHEUS)
 
 
-def operations(desk: ContainerDesk, wording: Wording) -> tuple[Operation, ...]:
-    these = AboutWorker(desk, wording)
+def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
+    these = AboutWorker(api, wording)
     return (
         Operation(
             "GET",

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from penstock.core.llm import TokenLogprob, ToolCall, Usage
+from penstock.workloads.llm.values import TokenLogprob, ToolCall, Usage
 
 
 class CachedTokens(Struct, frozen=True):

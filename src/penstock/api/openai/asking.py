@@ -22,7 +22,7 @@ from penstock.api.openai.bodies import (
 )
 from penstock.core.check import check_pairs
 from penstock.core.errors import InvalidRequest
-from penstock.core.llm import (
+from penstock.workloads.llm.values import (
     Chat,
     Completion,
     Embedding,

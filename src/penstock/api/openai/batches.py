@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from penstock.api.openai.errors import DoorOperation
+from penstock.api.openai.errors import OpenAiOperation
 from penstock.api.reply import Reply, json_reply
-from penstock.core.caller import KeyRole
-from penstock.ports.batches import Batch, BatchError, RequestCounts, ShelfQuery
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.llm.batches import Batch, BatchError, BatchStoreQuery, RequestCounts
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -109,7 +109,7 @@ class BatchQuery(Struct, frozen=True):
 async def create_batch(call: Call) -> Reply:
     body = await call.json(BatchBody)
     kept = body.output_expires_after
-    batch = await call.desk.batches.create(
+    batch = await call.api.batches.create(
         body.input_file_id,
         body.endpoint,
         completion_window=body.completion_window,
@@ -121,7 +121,7 @@ async def create_batch(call: Call) -> Reply:
 
 async def list_batches(call: Call) -> Reply:
     query = call.query(BatchQuery)
-    found = await call.desk.batches.list(ShelfQuery(after=query.after, limit=query.limit + 1))
+    found = await call.api.batches.list(BatchStoreQuery(after=query.after, limit=query.limit + 1))
     data = tuple(map(BatchObject.of, found[: query.limit]))
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     more = len(found) > query.limit
@@ -129,15 +129,15 @@ async def list_batches(call: Call) -> Reply:
 
 
 async def get_batch(call: Call) -> Reply:
-    return json_reply(BatchObject.of(await call.desk.batches.get(call.params["batch_id"])))
+    return json_reply(BatchObject.of(await call.api.batches.get(call.params["batch_id"])))
 
 
 async def cancel_batch(call: Call) -> Reply:
-    return json_reply(BatchObject.of(await call.desk.batches.cancel(call.params["batch_id"])))
+    return json_reply(BatchObject.of(await call.api.batches.cancel(call.params["batch_id"])))
 
 
 OPERATIONS = (
-    DoorOperation(
+    OpenAiOperation(
         "POST",
         "/v1/batches",
         create_batch,
@@ -152,7 +152,7 @@ OPERATIONS = (
             "anything is submitted, and `errors` names the line."
         ),
     ),
-    DoorOperation(
+    OpenAiOperation(
         "GET",
         "/v1/batches",
         list_batches,
@@ -161,7 +161,7 @@ OPERATIONS = (
         refusals=(404,),
         summary="List batches, newest first",
     ),
-    DoorOperation(
+    OpenAiOperation(
         "GET",
         "/v1/batches/{batch_id}",
         get_batch,
@@ -170,7 +170,7 @@ OPERATIONS = (
         summary="Get a batch",
         description="With how many of its requests have been answered, and its files in the end.",
     ),
-    DoorOperation(
+    OpenAiOperation(
         "POST",
         "/v1/batches/{batch_id}/cancel",
         cancel_batch,

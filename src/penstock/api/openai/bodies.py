@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
-from penstock.core.llm import MAX_CHOICES, Message
+from penstock.workloads.llm.values import MAX_CHOICES, Message
 
 MAX_TIMEOUT = 3600.0
 TIMEOUT = 600.0

@@ -8,10 +8,10 @@ from penstock.api.openai.answering import answered
 from penstock.api.openai.answers import TextCompletion
 from penstock.api.openai.bodies import CompletionBody
 from penstock.api.openai.endpoints import COMPLETIONS
-from penstock.api.openai.errors import DoorOperation
+from penstock.api.openai.errors import OpenAiOperation
 from penstock.api.operation import Pace
 from penstock.api.reply import AnyReply
-from penstock.core.caller import KeyRole
+from penstock.ports.engine_api import KeyRole
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -22,7 +22,7 @@ async def create_completion(call: Call) -> AnyReply:
 
 
 OPERATIONS = (
-    DoorOperation(
+    OpenAiOperation(
         "POST",
         COMPLETIONS.path,
         create_completion,

@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.decoding import read_json
 from penstock.api.openai.asking import ask_of
 from penstock.api.openai.bodies import AnyBody, ChatBody, CompletionBody, EmbeddingBody, Generating
 from penstock.api.openai.errors import ModelNotFound, OpenAiError, tell
 from penstock.api.openai.telling import Origin, chat_completion, embedding_list, text_completion
 from penstock.api.reply import encode
-from penstock.api.strict import read_json
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.job import Job
-from penstock.core.llm import EmbeddingResult, LlmResult, is_model_name, topic_of
-from penstock.ports.batches import Asked
+from penstock.workloads.llm.batches import Asked
+from penstock.workloads.llm.values import EmbeddingResult, LlmResult, is_model_name, topic_of
 
 _BODIES: dict[str, type[Any]] = {
     "/v1/chat/completions": ChatBody,
@@ -28,7 +28,7 @@ _vectors = msgspec.json.Decoder(EmbeddingResult).decode
 
 
 class OpenAiDialect:
-    """See `penstock.ports.batches.Dialect`."""
+    """See `penstock.workloads.llm.batches.Dialect`."""
 
     endpoints = tuple(_BODIES)
 

@@ -8,10 +8,10 @@ from penstock.api.openai.answering import answered
 from penstock.api.openai.answers import EmbeddingList
 from penstock.api.openai.bodies import EmbeddingBody
 from penstock.api.openai.endpoints import EMBEDDINGS
-from penstock.api.openai.errors import DoorOperation
+from penstock.api.openai.errors import OpenAiOperation
 from penstock.api.operation import Pace
 from penstock.api.reply import AnyReply
-from penstock.core.caller import KeyRole
+from penstock.ports.engine_api import KeyRole
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -22,7 +22,7 @@ async def create_embedding(call: Call) -> AnyReply:
 
 
 OPERATIONS = (
-    DoorOperation(
+    OpenAiOperation(
         "POST",
         EMBEDDINGS.path,
         create_embedding,

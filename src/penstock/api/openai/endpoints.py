@@ -10,7 +10,7 @@ from msgspec import Struct
 from penstock.api.openai.bodies import AnyBody, ChatBody, CompletionBody, EmbeddingBody
 from penstock.api.openai.telling import Origin, chat_completion, embedding_list, text_completion
 from penstock.api.openai.voices import ChatVoice, TextVoice, Voice
-from penstock.core.llm import EmbeddingResult, LlmResult
+from penstock.workloads.llm.values import EmbeddingResult, LlmResult
 
 
 class Endpoint(Struct, frozen=True):

@@ -11,8 +11,8 @@ from penstock.api.problems import Problem, Refused, further_headers, problem_of
 from penstock.api.reply import JSON_HEADERS, Headers, Reply, encode
 from penstock.core.errors import InvalidRequest, JobEnded, NotFound
 from penstock.core.job import Job
-from penstock.core.llm import LlmCode
 from penstock.lifecycles.canonical import JobState
+from penstock.workloads.llm.values import LlmCode
 
 
 class OpenAiFault(Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ _CODES = {
 """Of the engine's codes, those that OpenAI has other words for; the rest are in lower case."""
 _PROBLEMS = {
     "is missing": "missing_required_parameter",
-    "there is no such field": "unknown_parameter",
+    "unknown field": "unknown_parameter",
 }
 
 _MODEL, _FORMAT = "model", "response_format"
@@ -189,5 +189,5 @@ def _sentence(detail: str, hint: str) -> str:
     return f"{detail} ({hint})" if hint else detail
 
 
-DoorOperation = partial(Operation, problem=problem_reply, problem_kind=OpenAiError)
+OpenAiOperation = partial(Operation, problem=problem_reply, problem_kind=OpenAiError)
 """One whose errors have OpenAI's shape."""

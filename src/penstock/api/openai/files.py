@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
-from penstock.api.openai.errors import DoorOperation
+from penstock.api.openai.errors import OpenAiOperation
 from penstock.api.openai.form import FORM, Form, read_form
 from penstock.api.ranges import Part, part_of
 from penstock.api.reply import AnyReply, Headers, Reply, StreamReply, json_reply
-from penstock.core.caller import KeyRole
 from penstock.core.errors import InvalidRequest, NotFound
-from penstock.ports.batches import ShelfQuery, StoredFile
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.llm.batches import BatchStoreQuery, StoredFile
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -80,7 +80,7 @@ class FileQuery(Struct, frozen=True):
 
 
 async def create_file(call: Call) -> Reply:
-    batches = call.desk.batches
+    batches = call.api.batches
     upload = await batches.begin_upload()
     try:
         form = await read_form(call, lambda data: batches.write_upload(upload, data))
@@ -113,8 +113,8 @@ def _lifetime(form: Form) -> int | None:
 async def list_files(call: Call) -> Reply:
     query = call.query(FileQuery)
     limit = query.limit
-    found = await call.desk.batches.files(
-        ShelfQuery(
+    found = await call.api.batches.files(
+        BatchStoreQuery(
             purpose=query.purpose,
             after=query.after,
             limit=limit + 1,
@@ -128,11 +128,11 @@ async def list_files(call: Call) -> Reply:
 
 
 async def get_file(call: Call) -> Reply:
-    return json_reply(FileObject.of(await call.desk.batches.file(call.params["file_id"])))
+    return json_reply(FileObject.of(await call.api.batches.file(call.params["file_id"])))
 
 
 async def get_file_content(call: Call) -> AnyReply:
-    file = await call.desk.batches.file(call.params["file_id"])
+    file = await call.api.batches.file(call.params["file_id"])
     etag = b'"%b-%d"' % (file.id.encode(), int(file.created_at * 1e6))
     part = part_of(call.headers, file.bytes, etag)
     headers: Headers = (
@@ -153,7 +153,7 @@ async def get_file_content(call: Call) -> AnyReply:
 async def _read(call: Call, file_id: str, part: Part) -> AsyncGenerator[bytes, None]:
     at, end = part.start, part.start + part.length
     while at < end:
-        piece = await call.desk.batches.read_file(file_id, at, min(_PART, end - at))
+        piece = await call.api.batches.read_file(file_id, at, min(_PART, end - at))
         if not piece:
             raise NotFound("the file was deleted while it was read")
         at += len(piece)
@@ -162,12 +162,12 @@ async def _read(call: Call, file_id: str, part: Part) -> AsyncGenerator[bytes, N
 
 async def delete_file(call: Call) -> Reply:
     file_id = call.params["file_id"]
-    await call.desk.batches.delete_file(file_id)
+    await call.api.batches.delete_file(file_id)
     return json_reply(FileDeleted(id=file_id))
 
 
 OPERATIONS = (
-    DoorOperation(
+    OpenAiOperation(
         "POST",
         "/v1/files",
         create_file,
@@ -180,7 +180,7 @@ OPERATIONS = (
         summary="Upload a file for a batch",
         description="Of any size up to the setting `max_file`; it is written as it comes.",
     ),
-    DoorOperation(
+    OpenAiOperation(
         "GET",
         "/v1/files",
         list_files,
@@ -189,7 +189,7 @@ OPERATIONS = (
         refusals=(404,),
         summary="List files, newest first",
     ),
-    DoorOperation(
+    OpenAiOperation(
         "GET",
         "/v1/files/{file_id}",
         get_file,
@@ -197,7 +197,7 @@ OPERATIONS = (
         refusals=(404,),
         summary="Get a file's record",
     ),
-    DoorOperation(
+    OpenAiOperation(
         "GET",
         "/v1/files/{file_id}/content",
         get_file_content,
@@ -208,7 +208,7 @@ OPERATIONS = (
         summary="Download a file",
         description="Whole, or in parts with `Range`.",
     ),
-    DoorOperation(
+    OpenAiOperation(
         "DELETE",
         "/v1/files/{file_id}",
         delete_file,

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from penstock.api.decoding import decoder
 from penstock.api.openai.asking import ask_of, labels_of
 from penstock.api.openai.bodies import TIMEOUT, AnyBody
 from penstock.api.openai.errors import ModelNotFound, Unanswered
 from penstock.api.openai.retelling import Attempt
 from penstock.api.openai.telling import Origin
-from penstock.api.strict import decoder
-from penstock.api.submission import header_key, pointer_to
+from penstock.api.submit import header_key, pointer_to
 from penstock.core.errors import Unavailable, WaitTimedOut
 from penstock.core.job import Job, JobRequest, Priority
-from penstock.core.llm import Piece
 from penstock.core.pointer import decode_data
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.desk import Desk, Streamed
+from penstock.ports.engine_api import EngineApi, Streamed
+from penstock.workloads.llm.values import Piece
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -34,8 +34,8 @@ _decode_piece = msgspec.json.Decoder(Piece).decode
 
 
 class ModelJob:
-    def __init__(self, desk: Desk, job: Job, body: AnyBody, until: float) -> None:
-        self._desk, self._job, self._body = desk, job, body
+    def __init__(self, api: EngineApi, job: Job, body: AnyBody, until: float) -> None:
+        self._api, self._job, self._body = api, job, body
         self._until = until
         self._kept = job.request.idempotency_key is not None
         """Whether it goes on without a reader: whoever gave a key may come back for the answer."""
@@ -53,7 +53,7 @@ class ModelJob:
         """What the model answered. Raises Unanswered."""
         job_id = self._job.job_id
         patience = self._until - asyncio.get_running_loop().time()
-        self._job = job = await self._desk.wait(job_id, max(0.0, patience))
+        self._job = job = await self._api.wait(job_id, max(0.0, patience))
         pointer = job.result.result_ptr if job.result is not None else None
         if job.state is not JobState.SUCCEEDED:
             raise Unanswered(job, self._body.given)
@@ -62,7 +62,7 @@ class ModelJob:
         if pointer.startswith("data:"):
             payload = decode_data(pointer)
         else:
-            payload = await self._desk.get_blob(pointer)
+            payload = await self._api.get_blob(pointer)
         try:
             return decoder(kind).decode(payload)
         except msgspec.DecodeError:
@@ -71,7 +71,7 @@ class ModelJob:
     async def pieces(self) -> AsyncGenerator[tuple[Attempt, Piece], None]:
         """What the model says while it says it, until the job has ended."""
         job_id = self._job.job_id
-        async with aclosing(self._desk.follow(job_id, None)) as updates:  # type: ignore[type-var]
+        async with aclosing(self._api.follow(job_id, None)) as updates:  # type: ignore[type-var]
             while True:
                 try:
                     async with asyncio.timeout_at(self._until):
@@ -101,13 +101,13 @@ class ModelJob:
         if not (self._job.is_final or self._kept):
             self._kept = True  # once is enough
             reason = "nobody waits for the answer any more"
-            await self._desk.cancel(self._job.job_id, reason=reason, timeout=0.0)
+            await self._api.cancel(self._job.job_id, reason=reason, timeout=0.0)
 
 
 async def submit(call: Call, body: AnyBody) -> ModelJob:
     """Raises ModelNotFound, and what any submission raises."""
     ask = ask_of(body)
-    model = await call.services.models.find(call.desk, body.model)
+    model = await call.services.models.find(call.api, body.model)
     if model is None:
         raise await not_found(call, body.model)
     if model.paused:  # a client that waits for the answer should not wait for the engine
@@ -125,12 +125,12 @@ async def submit(call: Call, body: AnyBody) -> ModelJob:
         timeout=timeout,
         deadline=call.services.clock.now() + timeout,
     )
-    (job,) = await call.desk.submit((request,))
+    (job,) = await call.api.submit((request,))
     until = asyncio.get_running_loop().time() + timeout + _GRACE
-    return ModelJob(call.desk, job, body, until)
+    return ModelJob(call.api, job, body, until)
 
 
 async def not_found(call: Call, model: str) -> ModelNotFound:
-    served = [one.name for one in await call.services.models.list(call.desk)]
+    served = [one.name for one in await call.services.models.list(call.api)]
     hint = f"served are: {', '.join(served)}" if served else "no model is served here"
     return ModelNotFound(f"the model {model[:120]!r} does not exist", hint=hint)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from penstock.api.openai.errors import DoorOperation
+from penstock.api.openai.errors import OpenAiOperation
 from penstock.api.openai.model_job import not_found
 from penstock.api.reply import Reply, json_reply
 from penstock.api.served import ServedModel
@@ -33,27 +33,27 @@ class ModelList(Struct, frozen=True, kw_only=True):
 
 
 async def list_models(call: Call) -> Reply:
-    served = await call.services.models.list(call.desk)
+    served = await call.services.models.list(call.api)
     return json_reply(ModelList(data=tuple(map(Model.of, served))))
 
 
 async def get_model(call: Call) -> Reply:
     name = call.params["model"]
-    served = await call.services.models.find(call.desk, name)
+    served = await call.services.models.find(call.api, name)
     if served is None:
         raise await not_found(call, name)
     return json_reply(Model.of(served))
 
 
 OPERATIONS = (
-    DoorOperation(
+    OpenAiOperation(
         "GET",
         "/v1/models",
         list_models,
         answer=ModelList,
         summary="List the models that are served",
     ),
-    DoorOperation(
+    OpenAiOperation(
         "GET",
         "/v1/models/{model}",
         get_model,

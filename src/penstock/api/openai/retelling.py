@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.core.errors import Conflict
-from penstock.core.llm import Choice, Piece, ToolDelta
+from penstock.workloads.llm.values import Choice, Piece, ToolDelta
 
 Attempt = tuple[str, int]
 """A job and the number of its attempt."""

@@ -12,7 +12,7 @@ from penstock.api.openai.retelling import Heard
 from penstock.api.openai.voices import Voice
 from penstock.api.reply import encode
 from penstock.core.errors import PenstockError
-from penstock.core.llm import LlmResult
+from penstock.workloads.llm.values import LlmResult
 
 _DONE = b"data: [DONE]\n\n"
 

@@ -25,7 +25,7 @@ from penstock.api.openai.answers import (
 )
 from penstock.api.openai.bodies import ChatBody, CompletionBody, EmbeddingBody
 from penstock.core.errors import InvalidRequest
-from penstock.core.llm import (
+from penstock.workloads.llm.values import (
     Choice,
     EmbeddingResult,
     LlmResult,

@@ -17,7 +17,7 @@ from penstock.api.openai.answers import (
 )
 from penstock.api.openai.bodies import ChatBody, CompletionBody, Generating
 from penstock.api.openai.telling import Origin, chat_logprobs, echoed, legacy_logprobs
-from penstock.core.llm import Choice, LlmResult, Piece, ToolDelta
+from penstock.workloads.llm.values import Choice, LlmResult, Piece, ToolDelta
 
 
 class Voice(Protocol):

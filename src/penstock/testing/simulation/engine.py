@@ -8,20 +8,20 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.adapters.memory.bus import MemoryBus
-from penstock.control.approvals import ApprovalBox
-from penstock.control.board import Board
+from penstock.control.approvals import ApprovalService
+from penstock.control.checkpoints import CheckpointService
 from penstock.control.feed import Feed
 from penstock.control.gateway import Gateway
-from penstock.control.limits import Limits
+from penstock.control.guard import Guard
+from penstock.control.open_jobs import OpenJobs
 from penstock.control.reconciler import Reconciler
-from penstock.control.roster import Pool, Roster
 from penstock.control.safety import RuleSet, SafetyKernel
 from penstock.control.scheduler import Scheduler
-from penstock.core.ids import IdSource
-from penstock.ports.bus import AnyMessage, Confirmed, Dispatch
+from penstock.control.workers import Pool, Roster
+from penstock.core.job import IdSource, Timeouts
+from penstock.ports.bus import AnyMessage, Confirmed, Dispatch, MemoryBus
 from penstock.ports.clock import Clock
-from penstock.ports.limits import Limit
+from penstock.ports.engine_api import Caller, KeyRole, Limit
 from penstock.testing.history import (
     Dispatched,
     History,
@@ -30,10 +30,10 @@ from penstock.testing.history import (
     RulesSet,
     StartConfirmed,
 )
-from penstock.testing.simulation.book import SimStarts
+from penstock.testing.simulation.start_log import SimStartLogs
 from penstock.testing.simulation.store import FaultyStore
 
-LIMITS = Limits(
+LIMITS = Timeouts(
     timeout=6.0, dispatch_timeout=4.0, lease=2.0, lost_grace=0.6, kill_grace=0.5, max_attempts=3
 )
 
@@ -68,7 +68,7 @@ class WatchedScheduler(Scheduler):
     has_news = True
 
     async def turn(self) -> None:
-        if self.has_news:
+        if self.has_news and not self._dispatch_pending:
             self.has_news = False
             self.history.events.append(Noticed())
         await super().turn()
@@ -79,26 +79,27 @@ class SimEngine:
 
     def __init__(
         self,
-        store: FaultyStore,
+        storage: FaultyStore,
         clock: Clock,
         chance: random.Random,
         history: History,
-        starts: SimStarts,
+        starts: SimStartLogs,
         rules: RuleSet,
         limits: Sequence[Limit],
     ) -> None:
-        self.store, self.history = store, history
+        self.storage, self.history = storage, history
+        store = self.ledger = storage.ledger
         self.kernel = SafetyKernel(rules)
         self.bus = WatchedBus(history)
-        self.board = Board(Roster({"small": Pool("small", capacity=2)}), clock.now)
-        store.listen(self.board.observe)
+        self.open_jobs = OpenJobs(Roster({"small": Pool("small", capacity=2)}), clock.now)
+        store.listen(self.open_jobs.observe)
         self.feed = Feed(store)
         store.listen(self.feed.hear)
         ids = IdSource(lambda: chance.getrandbits(79))
         self.scheduler = WatchedScheduler(
             store,
             self.bus,
-            self.board,
+            self.open_jobs,
             self.kernel,
             clock,
             LIMITS,
@@ -109,11 +110,10 @@ class SimEngine:
         self.scheduler.history = history
         self.use_rules(rules)
         self.use_limits(limits)
-        self.approvals = ApprovalBox(store, self.kernel, clock)
         self.reconciler = Reconciler(
             store,
             self.bus,
-            self.board,
+            self.open_jobs,
             clock,
             LIMITS,
             nudge=self.scheduler.nudge,
@@ -123,12 +123,18 @@ class SimEngine:
             ids=ids,
             chance=chance.random,
         )
+        self.checkpoints = CheckpointService(store, self.bus, clock)
         self.gateway = Gateway(
-            store, MemoryBlobs(), self.board, clock, refuse_unknown=False, ids=ids
+            store, MemoryBlobs(), self.open_jobs, clock, refuse_unknown=False, ids=ids
         )
         self._clock = clock
         self._tasks: set[asyncio.Task[Any]] = set()
         self.failures: list[BaseException] = []
+
+    def approvals(self, by: str) -> ApprovalService:
+        """The API as one approver sees it."""
+        guard = Guard(Caller(by, frozenset({KeyRole.APPROVE})), self.ledger, self._clock)
+        return ApprovalService(self.ledger, self.kernel, self._clock, guard)
 
     def use_rules(self, rules: RuleSet) -> None:
         self.history.events.append(RulesSet(rules.snapshot))
@@ -139,15 +145,16 @@ class SimEngine:
     def use_limits(self, limits: Sequence[Limit]) -> None:
         self.history.events.append(LimitsSet(tuple(limits)))
         self.scheduler.has_news = True
-        self.board.limiter.use(limits)
+        self.open_jobs.limiter.use(limits)
 
     async def start(self) -> None:
-        self.board.restore(await self.store.unfinished())
-        for record in self.board.roster.workers.values():
-            record.missing_since = self._clock.monotonic()
+        self.open_jobs.restore(await self.ledger.unfinished())
+        for record in self.open_jobs.roster.workers.values():
+            self.open_jobs.roster.set_missing(record, self._clock.monotonic())
         self.feed.subscribe(self.bus)
         self.own(self.scheduler.run())
         self.own(self.reconciler.run())
+        self.own(self.checkpoints.run())
 
     def own(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run something that dies with this engine."""
@@ -162,7 +169,7 @@ class SimEngine:
 
     async def crash(self) -> None:
         """Everything in memory is gone at once."""
-        self.store.crash()
+        self.storage.crash()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

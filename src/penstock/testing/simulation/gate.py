@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
-from penstock.control.safety import Rule, RuleSet
+from penstock.control.safety import ALLOW_ALL, Rule, RuleSet
 from penstock.core.verdict import ApprovalTerms, Constraints, Decision, Rate
-from penstock.ports.limits import Limit
+from penstock.ports.engine_api import Limit
 
 VOTERS = ("ann", "bob", "cat")
 COLOURS = ("red", "blue")
@@ -45,6 +45,8 @@ RULES = (
     RuleSet(Decision.ALLOW, (_DENIED, _ASKED, _SLOW, _FEW), "s2"),
     RuleSet(Decision.ALLOW, (_DENIED, _ASKED_TWICE, _FEW), "s3"),
     RuleSet(Decision.ALLOW, (_DENIED,), "s4"),
+    ALLOW_ALL,
+    ALLOW_ALL,
 )
 
 _LIMITS = (

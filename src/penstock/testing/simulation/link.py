@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from penstock.adapters.memory.bus import MemoryBus
 from penstock.ports.bus import (
     HANDSHAKE,
     HEARTBEAT,
@@ -15,6 +14,7 @@ from penstock.ports.bus import (
     Farewell,
     Handler,
     Heartbeat,
+    MemoryBus,
     Returned,
     Started,
     Subscription,
@@ -132,10 +132,8 @@ class SimLink:
             if self.stutter and self._chance.random() < self.stutter:
                 self._inner.publish(jobs_of(self.worker_id), messages)
 
-    def subscribe(
-        self, subject: str, handler: Handler, *, group: str | None = None
-    ) -> Subscription:
-        return self._inner.subscribe(subject, handler, group=group)
+    def subscribe(self, subject: str, handler: Handler) -> Subscription:
+        return self._inner.subscribe(subject, handler)
 
     async def close(self) -> None:
         self.disconnect(told=False)

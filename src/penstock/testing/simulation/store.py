@@ -1,22 +1,35 @@
-"""A database that can be slow, fail to read or to write, and outlive the engine that uses it."""
+"""Storage that can be slow, fail to read or to write, and outlive the engine that uses it."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from penstock.adapters.memory.store import MemoryStore
-from penstock.adapters.sqlite.store import SqliteStore
+from penstock.adapters.memory.store import MemoryBackend
+from penstock.adapters.sqlite.store import SqliteBackend
+from penstock.control.ledger import Ledger
 from penstock.core.errors import StoreFailed, Unstorable
 from penstock.core.job import Job
-from penstock.core.transition import Answer, Change, Move
+from penstock.core.ledger import Commit, Known, Wanted
+from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import Clock
-from penstock.ports.store import Durability, JobQuery, Listener
-from penstock.testing.history import Committed, History
+from penstock.ports.store import (
+    Backend,
+    Durability,
+    Extras,
+    JobQuery,
+    Opened,
+    StepCount,
+    StepPage,
+    StepQuery,
+)
+from penstock.testing.history import Committed, History, StepsCommitted
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 UNSTORABLE = "half a character"
@@ -24,19 +37,18 @@ UNSTORABLE = "half a character"
 _ALL = 1 << 30
 
 
-def _is_unstorable(change: Change) -> bool:
-    result = change.result if isinstance(change, Move) else None
-    return result is not None and result.error_code == UNSTORABLE
+class SimLedger(Ledger):
+    """In an event loop that makes up its time, what takes a thread is done here."""
+
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return work(*args, **kwargs)
 
 
 class FaultyStore(ABC):
-    """The Store of a simulated engine: fails on demand, tells the history of every commit.
-
-    What an answer was read from may have changed by the time at which it arrives.
-    """
+    """The storage of simulated engines: fails on demand, tells the history of every commit."""
 
     def __init__(self, clock: Clock, chance: random.Random, history: History) -> None:
-        self._clock, self._chance, self._history = clock, chance, history
+        self.clock, self.chance, self.history = clock, chance, history
         self.failing = False
         """Whether writes fail."""
         self.slowness = 0.0
@@ -45,74 +57,18 @@ class FaultyStore(ABC):
         """How likely a read is to fail."""
         self.read_slowness = 0.0
         """Seconds that a read, and the answer after it, take at most."""
-        self.inner = self._open()
-        self.inner.listen(self._note)
+        self._max_records = chance.choice([0, 2, 1000])
+        """Open jobs that a ledger holds: of the others it must read the rows."""
+        self.backend = FaultyBackend(self, self.storage())
+        self.ledger: Ledger = SimLedger(self.backend, max_records=self._max_records)
 
     @abstractmethod
-    def _open(self) -> MemoryStore | SqliteStore: ...
+    def storage(self) -> Backend:
+        """What the next engine finds."""
 
-    def __getattr__(self, name: str) -> Any:
-        """What is not slow and does not fail."""
-        return getattr(self.inner, name)
-
-    def _note(self, moved: Sequence[Answer]) -> None:
-        for answer in moved:
-            self._history.events.extend(map(Committed, answer.transitions))
-
-    def listen(self, listener: Listener) -> Callable[[], None]:
-        return self.inner.listen(listener)
-
-    # -- writing ------------------------------------------------------------------
-
-    async def apply(self, changes: Sequence[Change]) -> list[Answer]:
-        if any(map(_is_unstorable, changes)):
-            raise Unstorable("job", "holds a value that the simulated store can't hold")
-        return await self._write(lambda: self.inner.apply(changes))
-
-    async def remember(self, name: str, value: bytes) -> None:
-        await self._write(lambda: self.inner.remember(name, value))
-
-    async def forget(self, name: str) -> bool:
-        return await self._write(lambda: self.inner.forget(name))
-
-    async def _write(self, write: Callable[[], Awaitable[T]]) -> T:
-        await self._dawdle(self.slowness)
-        if self.failing:
-            raise StoreFailed("the simulated disk refuses to write")
-        answer = await write()
-        await self._dawdle(self.slowness)
-        return answer
-
-    # -- reading ------------------------------------------------------------------
-
-    async def get(self, job_id: str) -> Job | None:
-        return await self._read(lambda: self.inner.get(job_id))
-
-    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
-        return await self._read(lambda: self.inner.fetch(seqs))
-
-    async def find(self, query: JobQuery) -> list[Job]:
-        return await self._read(lambda: self.inner.find(query))
-
-    async def unfinished(self) -> list[Job]:
-        return await self._read(lambda: self.inner.unfinished())
-
-    async def recall(self, name: str) -> bytes | None:
-        return await self._read(lambda: self.inner.recall(name))
-
-    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
-        await self._dawdle(self.read_slowness)
-        if self.unreadable and self._chance.random() < self.unreadable:
-            raise StoreFailed("the simulated disk refuses to read")
-        answer = await read()
-        await self._dawdle(self.read_slowness)
-        return answer
-
-    async def _dawdle(self, most: float) -> None:
+    async def dawdle(self, most: float) -> None:
         if most:
-            await self._clock.sleep(most * self._chance.random())
-
-    # -- its own life -------------------------------------------------------------
+            await self.clock.sleep(most * self.chance.random())
 
     def mend(self) -> None:
         """From now on nothing is slow and nothing fails."""
@@ -120,54 +76,142 @@ class FaultyStore(ABC):
         self.slowness = self.unreadable = self.read_slowness = 0.0
 
     def crash(self) -> None:
-        """Whoever listened is gone; what was committed stays."""
-        self.inner.listeners.clear()
-        self.inner.listen(self._note)
+        """As by SIGKILL: only what was committed stays."""
+        self.backend.die()
+        if (committing := self.ledger._committing) is not None:
+            committing.cancel()
+        self.backend = FaultyBackend(self, self.storage())
+        self.ledger = SimLedger(self.backend, max_records=self._max_records)
 
     async def close_history(self) -> None:
         """Write down what is held now, and see that the store agrees with itself."""
-        jobs = await self.inner.find(JobQuery(limit=_ALL, oldest_first=True))
-        self._history.records = {job.job_id: job for job in jobs}
-        self._history.logs = {
-            job.job_id: tuple(await self.inner.history(job.job_id)) for job in jobs
+        ledger = self.ledger
+        jobs = await ledger.find(JobQuery(tries=True, limit=_ALL, oldest_first=True))
+        self.history.records = {job.job_id: job for job in jobs}
+        self.history.logs = {job.job_id: tuple(await ledger.history(job.job_id)) for job in jobs}
+        self.history.steps = {
+            job.job_id: (await ledger.read_steps(job.job_id)).steps for job in jobs
         }
-        self._history.mismatches = (await self.inner.verify()).mismatches
+        self.history.mismatches = (await ledger.verify()).mismatches
 
     async def close(self) -> None:
-        await self.inner.close()
+        await self.ledger.close()
+
+
+class FaultyBackend:
+    """One engine's use of the storage; after a crash of that engine it does nothing more.
+
+    What an answer was read from may have changed by the time at which it arrives.
+    """
+
+    def __init__(self, store: FaultyStore, inner: Backend) -> None:
+        self._store, self._inner = store, inner
+        self.durability = inner.durability
+        self._is_dead = False
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not slow and does not fail."""
+        return getattr(self._inner, name)
+
+    def die(self) -> None:
+        self._is_dead = True
+
+    async def _alive(self) -> None:
+        if self._is_dead:
+            await asyncio.get_running_loop().create_future()
+
+    async def write(self, commit: Commit, extras: Extras, epoch: int) -> None:
+        store = self._store
+        if any(map(_is_unstorable, commit.changed)):
+            raise Unstorable("job", "holds a value that the simulated store can't hold")
+        await store.dawdle(store.slowness)
+        await self._alive()
+        if store.failing:
+            raise StoreFailed("the simulated disk refuses to write")
+        if any(step.key == UNSTORABLE for _, step in commit.steps):
+            raise Unstorable("rows", "hold a value that the simulated store can't hold")
+        await self._inner.write(commit, extras, epoch)
+        for seq, step in commit.steps:
+            job_id = store.ledger.by_seq[seq].job_id
+            store.history.events.append(StepsCommitted(job_id, step.attempt))
+        for stride in commit.strides:
+            for job in stride.jobs:
+                store.history.events.extend(map(Committed, stride.transitions(job)))
+        await store.dawdle(store.slowness)
+        await self._alive()
+
+    async def open(self, *, own: bool = True) -> Opened:
+        return await self._read(lambda: self._inner.open(own=own))
+
+    async def load(self, wanted: Wanted) -> Known:
+        return await self._read(lambda: self._inner.load(wanted))
+
+    async def fetch(self, seqs: Sequence[int]) -> list[Job]:
+        return await self._read(lambda: self._inner.fetch(seqs))
+
+    async def find(self, query: JobQuery, skip: Collection[int] = ()) -> list[Job]:
+        return await self._read(lambda: self._inner.find(query, skip))
+
+    async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
+        return await self._read(lambda: self._inner.read_steps(job_id, query))
+
+    async def count_steps(self, job_id: str) -> list[StepCount]:
+        return await self._read(lambda: self._inner.count_steps(job_id))
+
+    async def count_children(
+        self, first_try: str, tenant: str | None, skip: Collection[int]
+    ) -> dict[JobState, int]:
+        return await self._read(lambda: self._inner.count_children(first_try, tenant, skip))
+
+    async def facts(self, prefix: str) -> dict[str, bytes]:
+        return await self._read(lambda: self._inner.facts(prefix))
+
+    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
+        store = self._store
+        await store.dawdle(store.read_slowness)
+        await self._alive()
+        if store.unreadable and store.chance.random() < store.unreadable:
+            raise StoreFailed("the simulated disk refuses to read")
+        answer = await read()
+        await store.dawdle(store.read_slowness)
+        await self._alive()
+        return answer
+
+
+def _is_unstorable(job: Job) -> bool:
+    return job.result is not None and job.result.error_code == UNSTORABLE
 
 
 class FaultyMemoryStore(FaultyStore):
-    inner: MemoryStore
+    def __init__(self, clock: Clock, chance: random.Random, history: History) -> None:
+        self.memory = MemoryBackend()
+        super().__init__(clock, chance, history)
 
-    def _open(self) -> MemoryStore:
-        return MemoryStore()
+    def storage(self) -> Backend:
+        return self.memory
 
 
 class FaultySqliteStore(FaultyStore):
     """In a crash, only its file stays."""
 
-    inner: _ThreadlessStore
-
     def __init__(self, clock: Clock, chance: random.Random, history: History, folder: Path) -> None:
         self._folder = folder
+        self._sqlite: _ThreadlessBackend | None = None
         super().__init__(clock, chance, history)
 
-    def _open(self) -> _ThreadlessStore:
-        return _ThreadlessStore(
-            self._folder / "penstock.db", self._wait_for_disk, is_slow=self._chance.random() < 0.5
-        )
+    def storage(self) -> Backend:
+        if self._sqlite is not None:
+            self._sqlite.crash()
+        is_slow = self.chance.random() < 0.5
+        path = self._folder / "penstock.db"
+        self._sqlite = _ThreadlessBackend(path, self._wait_for_disk, is_slow=is_slow)
+        return self._sqlite
 
     async def _wait_for_disk(self) -> None:
-        await self._dawdle(self.slowness)
-
-    def crash(self) -> None:
-        self.inner.crash()
-        self.inner = self._open()
-        self.inner.listen(self._note)
+        await self.dawdle(self.slowness)
 
 
-class _ThreadlessStore(SqliteStore):
+class _ThreadlessBackend(SqliteBackend):
     """In an event loop that makes up its time, what takes a thread takes made-up time."""
 
     def __init__(
@@ -175,28 +219,23 @@ class _ThreadlessStore(SqliteStore):
     ) -> None:
         super().__init__(path, durability=Durability.MEMORY, slow_disk=is_slow)
         self._wait_for_disk = wait_for_disk
-        reading = self._reader._aside
+        self._is_dead = False
+        pool = self._pool
 
         async def read_here(work: Callable[..., T]) -> T:
-            return reading._run(work)
+            return pool._run(work)
 
-        reading.run = read_here  # type: ignore[method-assign]
+        pool.run = read_here  # type: ignore[method-assign]
 
-    async def _in_thread(self, work: Callable[[], None]) -> None:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         await self._wait_for_disk()
-        work()
+        if self._is_dead:
+            await asyncio.get_running_loop().create_future()
+        return work()
 
     def crash(self) -> None:
         """As by SIGKILL: what is not committed is gone."""
-        self._closed = True
-        if self._committing is not None:
-            self._committing.cancel()
-        if self._writer.in_transaction:
+        self._is_dead = True
+        if self._writer is not None and self._writer.in_transaction:
             self._writer.execute("ROLLBACK")
         self._release()
-
-    def _release(self) -> None:
-        self._thread.shutdown()
-        self._reader.close()
-        self._writer.close()
-        self._lock.close()

@@ -7,15 +7,25 @@ import random
 from collections.abc import Mapping
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.core.job import Offer
+from penstock.core.job import TopicDefaults
+from penstock.core.ledger import Step
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.bus import Bus
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Context, Outcome, Task
-from penstock.testing.history import Absent, Began, CutOff, Finished, History, Present
-from penstock.testing.simulation.book import SimBook, SimStarts
+from penstock.testing.history import (
+    Absent,
+    Began,
+    Checkpointed,
+    CutOff,
+    Finished,
+    History,
+    Present,
+    StepsRead,
+)
 from penstock.testing.simulation.engine import LIMITS
 from penstock.testing.simulation.link import SimLink
+from penstock.testing.simulation.start_log import SimStartLog, SimStartLogs
 from penstock.testing.simulation.store import UNSTORABLE
 from penstock.worker.worker import Worker, WorkerOptions
 
@@ -29,7 +39,7 @@ class SimExecutor:
 
     def __init__(self, link: SimLink, chance: random.Random, history: History) -> None:
         self.topics: tuple[str, ...] = ("job.*",)
-        self.offers: Mapping[str, Offer] = {}
+        self.topic_defaults: Mapping[str, TopicDefaults] = {}
         self._link, self._chance, self._history = link, chance, history
         self._running: set[tuple[str, int]] = set()
 
@@ -42,9 +52,34 @@ class SimExecutor:
             self._running.add(key)
             self._history.events.append(Began(*key, self._link.worker_id))
         try:
-            return await self._act(task.request.env.get("act", "succeed"))
+            act = task.request.env.get("act", "succeed")
+            if act == "checkpoint":
+                await self._checkpoint(ctx)
+            return await self._act(act)
         finally:
             self._end(key)
+
+    async def _checkpoint(self, ctx: Context) -> None:
+        """Go on where an earlier attempt ended, and write down what is acknowledged."""
+        places = [(row.name, row.n) async for row in ctx.steps()]
+        done = {n for _, n in places}
+        if not self._link.dead:
+            self._history.events.append(StepsRead(ctx.job_id, ctx.attempt, tuple(places)))
+        for n in range(5):
+            if n in done:
+                continue
+            await asyncio.sleep(self._chance.random())
+            key = UNSTORABLE if self._chance.random() < 0.1 else ""
+            rows = [Step("page", n), Step("cursor", 0, output=str(n))]
+            writes = [ctx.checkpoint(rows), ctx.checkpoint([Step("extra", n, key=key)])]
+            kept, extra = await asyncio.gather(*writes, return_exceptions=True)
+            if self._link.dead:
+                continue
+            for name, end in (("page", kept), ("extra", extra)):
+                if end is None:
+                    self._history.events.append(Checkpointed(ctx.job_id, ctx.attempt, (name, n)))
+            if isinstance(kept, BaseException):
+                raise kept
 
     async def _act(self, act: str) -> Outcome:
         match act:
@@ -93,7 +128,7 @@ class SimWorker:
         history: History,
         *,
         pool: str = "default",
-        starts: SimStarts | None = None,
+        starts: SimStartLogs | None = None,
     ) -> None:
         self.worker_id = worker_id
         self._clock, self._chance, self._history = clock, chance, history
@@ -102,8 +137,8 @@ class SimWorker:
         options = WorkerOptions(
             worker_id=worker_id, pool=pool, slots=chance.randint(1, 3), drain_timeout=1.0
         )
-        make_book = None if starts is None else lambda folder, name: SimBook(starts)
-        self._worker = Worker(self.link, MemoryBlobs(), [self._executor], clock, options, make_book)
+        make_log = None if starts is None else lambda *_: SimStartLog(starts)
+        self._worker = Worker(self.link, MemoryBlobs(), [self._executor], clock, options, make_log)
         self._cut = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.leaving = False

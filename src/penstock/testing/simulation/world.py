@@ -12,9 +12,9 @@ from penstock.core.errors import PenstockError, StoreFailed
 from penstock.core.job import Job, JobRequest, ParentPolicy, Priority, RetryPolicy
 from penstock.testing.clock import LoopClock
 from penstock.testing.history import Acknowledged, Heard, History, Told
-from penstock.testing.simulation.book import SimStarts
 from penstock.testing.simulation.engine import LIMITS, SimEngine
 from penstock.testing.simulation.gate import COLOURS, RULES, TOPICS, VOTERS, some_limits
+from penstock.testing.simulation.start_log import SimStartLogs
 from penstock.testing.simulation.store import (
     FaultyMemoryStore,
     FaultySqliteStore,
@@ -27,7 +27,10 @@ UNREST = 12.0
 PATIENCE = 240
 """Seconds after which what has not ended counts as stuck."""
 Action = Callable[[], Coroutine[Any, Any, None]]
-ACTS = (*["succeed", "succeed", "fail", "long", "deaf", "endless"] * 3, "unstorable")
+ACTS = (
+    *["succeed", "succeed", "fail", "long", "deaf", "endless", "checkpoint", "checkpoint"] * 3,
+    "unstorable",
+)
 
 
 class World:
@@ -48,7 +51,7 @@ class World:
             self.store = FaultyMemoryStore(self.clock, self.chance, self.history)
         else:
             self.store = FaultySqliteStore(self.clock, self.chance, self.history, folder)
-        self.starts = SimStarts()
+        self.starts = SimStartLogs()
         self.rules = self.chance.choice(RULES)
         self.limits = some_limits(self.chance)
         self.workers: list[SimWorker] = []
@@ -152,13 +155,13 @@ class World:
             labels={"colour": chance.choice(COLOURS)} if chance.random() < 0.3 else {},
             after=self._some_parents(tenant),
             if_parent_fails=chance.choice(list(ParentPolicy)),
-            env={"act": chance.choice(ACTS)},
+            env={"act": (act := chance.choice(ACTS))},
             idempotency_key=f"k{number}" if chance.random() < 0.3 else None,
             timeout=chance.choice([None, None, 2.0]),
             dispatch_timeout=chance.choice([None, None, 2.0]),
             deadline=now + chance.uniform(1, 20) if chance.random() < 0.2 else None,
             run_at=now + chance.uniform(0, 5) if chance.random() < 0.2 else None,
-            idempotent=chance.random() < 0.4,
+            idempotent=chance.random() < (0.8 if act == "checkpoint" else 0.4),
             retry=RetryPolicy(retries=chance.choice([0, 0, 1, 2]), delay=0.5),
         )
         self.asked.append(request)
@@ -224,15 +227,15 @@ class World:
             self.say(f"{job_id} is cancelled: {job.job_id} is {job.state}")
 
     async def _vote(self) -> None:
-        parked = sorted(job.job_id for job in self.engine.board.parked.values())
+        parked = sorted(job.job_id for job in self.engine.open_jobs.parked.values())
         if parked:
             job_id, by = self.chance.choice(parked), self.chance.choice(VOTERS)
             self.engine.own(self._say_yes_or_no(job_id, by, no=self.chance.random() < 0.15))
 
     async def _say_yes_or_no(self, job_id: str, by: str, *, no: bool) -> None:
-        box = self.engine.approvals
+        approvals = self.engine.approvals(by)
         try:
-            job = await (box.reject(job_id, by=by) if no else box.approve(job_id, by=by))
+            job = await (approvals.reject(job_id) if no else approvals.approve(job_id))
         except PenstockError as error:
             self.say(f"{by} can't vote on {job_id}: {error}")
         else:
@@ -364,7 +367,7 @@ class World:
 
     async def _until_quiet(self) -> None:
         for _ in range(PATIENCE):
-            if not await self.store.inner.unfinished():
+            if not await self.store.ledger.unfinished():
                 break
             await asyncio.sleep(1.0)
         await asyncio.sleep(LIMITS.lease)

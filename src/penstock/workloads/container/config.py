@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from penstock.core.containers import Limits
+from penstock.workloads.container.job import Limits
 
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 Size = Annotated[int, Meta(ge=1, le=1 << 40)]

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from penstock.core.containers import Code, Stream, Usage
+from penstock.workloads.container.job import Code, Stream, Usage
 
 OWNER_LABEL = "penstock.owner"
 """Whose it is: an id that a worker keeps in its folder."""

@@ -15,7 +15,20 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.containers import (
+from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, NotPermitted
+from penstock.core.job import Job, TopicDefaults
+from penstock.core.pointer import decode_data, encode_data
+from penstock.core.verdict import Constraints
+from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.container import ContainerJobState, canonical_end
+from penstock.ports.clock import SystemClock
+from penstock.ports.executor import CancelToken, Context, Environment, Outcome, Task
+from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.engine import Engine, EngineError, EngineFacts
+from penstock.workloads.container.engines.discovery import open_engine
+from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.job import (
     PROTOCOL_VERSION,
     Artifact,
     ContainerJob,
@@ -25,20 +38,6 @@ from penstock.core.containers import (
     StreamCount,
     Usage,
 )
-from penstock.core.errors import InvalidRequest, Misconfigured, NotPermitted
-from penstock.core.job import Offer
-from penstock.core.pointer import encode_data
-from penstock.core.verdict import Constraints
-from penstock.lifecycles.canonical import JobState
-from penstock.lifecycles.container import ContainerJobState, canonical_end
-from penstock.ports.clock import SystemClock
-from penstock.ports.executor import Context, Outcome, Task, World
-from penstock.ports.token import Token
-from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import Engine, EngineError, EngineFacts
-from penstock.workloads.container.engines.discovery import open_engine
-from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
 from penstock.workloads.container.lines import Lines
 from penstock.workloads.container.owners import Owners
 from penstock.workloads.container.protocol.body import Unreadable, read_input
@@ -71,6 +70,66 @@ class ContainerResult(msgspec.Struct, frozen=True, kw_only=True):
     image_id: str = ""
 
 
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """How a container ended, and what it left."""
+
+    job_id: str
+    exit_code: int | None
+    """None where there is none: after a timeout, a cancel, or where no engine answered."""
+    stdout: str
+    stderr: str
+    error_code: str | None = None
+    """Why it failed: OOM_KILLED, TIMEOUT, IMAGE_NOT_FOUND …"""
+    error_message: str | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    skipped: tuple[str, ...] = ()
+    """What was left in the output folder and not kept, with the reason."""
+    peak_memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.error_code is None
+
+    def read(self, path: str) -> bytes:
+        """An artifact's bytes. Raises NotFound."""
+        for artifact in self.artifacts:
+            if artifact.path == path:
+                return decode_data(artifact.pointer)
+        raise NotFound(f"job {self.job_id} left no artifact {path!r}")
+
+
+def result_pointer(job: Job) -> str:
+    return (job.result.result_ptr or "") if job.result is not None else ""
+
+
+def ran(job: Job, result: bytes) -> Ran:
+    """What became of a container job that has ended; `result` is what its pointer names."""
+    if not result:
+        ended = job.result
+        return Ran(
+            job_id=job.job_id,
+            exit_code=None,
+            stdout="",
+            stderr="",
+            error_code=(ended.error_code if ended else None) or job.state.value,
+            error_message=ended.error_message if ended else None,
+        )
+    left = msgspec.json.decode(result, type=ContainerResult)
+    return Ran(
+        job_id=job.job_id,
+        exit_code=left.exit_code,
+        stdout=left.stdout,
+        stderr=left.stderr,
+        error_code=left.error_code,
+        error_message=left.error_message,
+        artifacts=left.artifacts,
+        skipped=left.skipped,
+        peak_memory_bytes=left.usage.peak_memory_bytes,
+        cpu_seconds=left.usage.cpu_seconds,
+    )
+
+
 class ContainerExecutor:
     """Executes container jobs on one engine; without a config it serves nothing."""
 
@@ -92,14 +151,14 @@ class ContainerExecutor:
         self._sandboxes: Sandboxes | None = None
         self._opening = asyncio.Lock()
         self.topics: tuple[str, ...] = () if config is None else (TOPIC,)
-        self.offers: Mapping[str, Offer] = {}
+        self.topic_defaults: Mapping[str, TopicDefaults] = {}
 
-    async def open(self, world: World) -> None:
+    async def open(self, environment: Environment) -> None:
         """Find the engine, and clear away what a worker that died left behind."""
         if self._config is not None:
-            await self._opened(world)
+            await self._opened(environment)
 
-    async def _opened(self, world: World | None) -> Runner:
+    async def _opened(self, environment: Environment | None) -> Runner:
         config = self._config
         assert config is not None
         async with self._opening:
@@ -107,7 +166,7 @@ class ContainerExecutor:
                 engine = self._engine = self._engine or await open_engine(config)
                 try:
                     self._facts = await engine.facts()
-                    await self._enter(engine, config, world)
+                    await self._enter(engine, config, environment)
                 except EngineError as error:
                     raise Misconfigured(
                         f"no container can be run here: {error}",
@@ -116,12 +175,18 @@ class ContainerExecutor:
             assert self._runner is not None
             return self._runner
 
-    async def _enter(self, engine: Engine, config: WorkerConfig, world: World | None) -> None:
+    async def _enter(
+        self, engine: Engine, config: WorkerConfig, environment: Environment | None
+    ) -> None:
         self._owners = owners = Owners(config.jobs_dir / "owners")
         folder = owners.enter()
         for name in await owners.sweep(engine):
             log.warning("container %s was left behind by a worker that died; removed", name)
-        blobs, clock = (world.blobs, world.clock) if world is not None else (None, SystemClock())
+        blobs, clock = (
+            (environment.blobs, environment.clock)
+            if environment is not None
+            else (None, SystemClock())
+        )
         self._sandboxes = Sandboxes(folder, config.inputs, blobs)
         self._runner = Runner(engine, config, clock, owners.me)
 
@@ -162,7 +227,7 @@ class ContainerExecutor:
             return _failure("BAD_INPUT", str(wrong))
         except _NotEnforced as unmet:
             return _failure("CONSTRAINT_NOT_ENFORCED", str(unmet))
-        return await self._contained(await self._opened(ctx.world), job, ctx)
+        return await self._contained(await self._opened(ctx.environment), job, ctx)
 
     async def _contained(self, runner: Runner, job: ContainerJob, ctx: Context) -> Outcome:
         assert self._sandboxes is not None
@@ -215,7 +280,7 @@ async def _stoppable(
     runner: Runner, job: ContainerJob, sandbox: Sandbox, output: Output, ctx: Context
 ) -> End:
     """Run it; whatever end is asked for, the container has ended before this does."""
-    stop = Token()
+    stop = CancelToken()
     running = asyncio.ensure_future(runner.run(job, sandbox, output, stop))
     while True:
         try:

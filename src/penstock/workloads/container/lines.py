@@ -5,7 +5,7 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Callable
 
-from penstock.core.containers import Stream
+from penstock.workloads.container.job import Stream
 
 _LONGEST = 8192
 """Characters after which a line that does not end is told anyway."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
-from penstock.core.errors import Misconfigured
+from penstock.core.errors import Misconfigured, did_you_mean
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.protocol.policy import check_pattern
+
+if TYPE_CHECKING:
+    from penstock.config import Settings
 
 VARIABLES = {
     "WORKER_ID": "worker_id",
@@ -32,6 +35,21 @@ _CAMEL = {"workerId": "worker_id", "maxConcurrentJobs": "max_concurrent_jobs"}
 """Spellings that the protocol's own worker takes as well."""
 _LIMITS = ("defaults", "most")
 _LOOPBACK = ("127.", "::1", "localhost")
+
+
+def executor_config(settings: Settings) -> WorkerConfig | None:
+    """What container jobs may do under an engine; None if it runs none."""
+    if not settings.containers:
+        return None
+    flags = {"engine": settings.containers}
+    return placed(load_config(settings.container_config, {}, flags), settings)
+
+
+def placed(config: WorkerConfig, settings: Settings) -> WorkerConfig:
+    """With a folder, if none was named."""
+    if config.jobs_dir != WorkerConfig().jobs_dir:
+        return config
+    return replace(config, jobs_dir=settings.containers_dir)
 
 
 def load_config(
@@ -86,8 +104,7 @@ def _converted(values: dict[str, Any], place: str) -> WorkerConfig:
     path = where.strip(".")
     if unknown := re.fullmatch(r"Object contains unknown field (.*)", message):
         known = WorkerConfig.__struct_fields__
-        near = get_close_matches(unknown[1], known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+        hint = did_you_mean(unknown[1], known)
         raise Misconfigured(
             f"{place}: {path + ': ' if path else ''}there is no setting {unknown[1]!r}", hint=hint
         )
@@ -101,8 +118,7 @@ def _limits(name: str, given: Any, place: str) -> Any:
     usual: dict[str, Any] = msgspec.to_builtins(getattr(WorkerConfig(), name))
     for key in given:
         if key not in usual:
-            near = get_close_matches(str(key), usual, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(usual)}"
+            hint = did_you_mean(str(key), usual)
             raise Misconfigured(f"{place}: {name}: there is no limit {key!r}", hint=hint)
     return usual | given
 

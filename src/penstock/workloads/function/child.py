@@ -1,15 +1,18 @@
-"""The child's side: a process that runs one job at a time, in its main thread.
+"""A child process that runs jobs: what it and its worker say to each other, and its own side.
 
-A second thread listens to the parent, so that a job can be asked to end while it runs,
-and so that the child dies with its parent. The child leads a session of its own: killing
-its process group ends whatever the job has started, too.
+A child runs one job at a time, in its main thread. A second thread listens to the worker, so that
+a job can be asked to end while it runs, and so that the child dies with its worker. The child
+leads a session of its own: killing its process group ends whatever the job has started, too.
+
+They talk over a socket. A frame is four bytes of length and a msgpack message.
 """
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
 import importlib
 import io
+import itertools
 import logging
 import os
 import signal
@@ -17,106 +20,302 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import spawn
 from operator import attrgetter
 from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any, Literal, cast
+
+import msgspec
+from msgspec import Struct
 
 from penstock.core.job import JobRequest
+from penstock.core.ledger import Step
+from penstock.core.steps import split_rows
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Outcome
-from penstock.ports.token import Token
-from penstock.workloads.function import frames, tree
-from penstock.workloads.function.constraints import not_enforced
-from penstock.workloads.function.context import LoggingBridge
-from penstock.workloads.function.definition import JobFunction
-from penstock.workloads.function.offline import leave_network
-from penstock.workloads.function.options import Mode
-from penstock.workloads.function.outcomes import bounded, perform
+from penstock.ports.bus import Refusal
+from penstock.ports.executor import CancelToken, Outcome
+from penstock.ports.steps import RunsSteps
+from penstock.workloads.function import process_control
+from penstock.workloads.function.definition import JobFunction, Mode
+from penstock.workloads.function.outcomes import bounded, failure, not_enforced, perform
+from penstock.workloads.function.output import OUTPUT
 from penstock.workloads.function.signature import Signature
 
-NOT_IMPORTABLE = "NOT_IMPORTABLE"
 MAX_LINE = 1 << 20
-_LET_IT = "the worker's machine must let its user make user namespaces (unshare -Un true tells)"
-
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+_ALLOW = "allow user namespaces on the worker's machine (test with: unshare -Un true)"
 
 preparing = False
 """True while this process is a child that imports its parent's `__main__`."""
 
 
-class ChildContext:
-    """The Context of a job in a child: everything goes to the parent's Context."""
+# -- frames -----------------------------------------------------------------------
 
-    def __init__(self, run: frames.Run, send: Callable[[frames.Frame], None]) -> None:
+
+class Frame(Struct, frozen=True, array_like=True, tag=True):
+    """One message."""
+
+
+class Prepare(Frame, frozen=True):
+    """To a child, first: how to be like its parent."""
+
+    argv: tuple[str, ...]
+    main: dict[str, str]
+    """Where the parent's `__main__` comes from, as multiprocessing puts it."""
+    root_level: int
+    log_level: int
+    """Of the records that go to a job's log."""
+
+
+class Run(Frame, frozen=True):
+    """To a child: run this function."""
+
+    module: str
+    qualname: str
+    payload: bytes
+    request: JobRequest
+    attempt: int
+    remaining: float
+    memory_limit: int | None
+    max_result: int
+    offline: bool = False
+    """Only in a process that has left the network."""
+
+
+class Cancel(Frame, frozen=True):
+    """To a child: the running job should end."""
+
+    reason: str
+
+
+class Reply(Frame, frozen=True):
+    """To a child: the rows of Checkpoint `n` are durable, the rows that StepsWanted `n` asked for,
+    or why not."""
+
+    n: int
+    rows: tuple[Step, ...] = ()
+    more: bool = False
+    """Whether there are rows after these."""
+    refusal: Refusal | None = None
+
+
+class Began(Frame, frozen=True):
+    """From a child: from here on, the job's own code runs."""
+
+
+class Report(Frame, frozen=True):
+    """From a child: call this method of the job's Context."""
+
+    method: Literal["log", "progress", "stream"]
+    args: tuple[float | str | None, ...]
+
+
+class Checkpoint(Frame, frozen=True):
+    n: int
+    rows: tuple[Step, ...]
+
+
+class StepsWanted(Frame, frozen=True):
+    n: int
+    name: str | None
+    after: tuple[str, int] | None
+    previous: bool = False
+
+
+class Wait(Frame, frozen=True):
+    """From a child: its job begins to wait for other jobs, or does so no more. A Reply says when
+    it may go on, after `end`."""
+
+    n: int
+    what: Literal["begin", "leave", "end"]
+    jobs: tuple[str, ...]
+
+
+class Done(Frame, frozen=True):
+    """From a child: the job has ended. `clean`: it left nothing running."""
+
+    outcome: Outcome
+    clean: bool
+
+
+ToChild = Prepare | Run | Cancel | Reply
+FromChild = Began | Report | Checkpoint | StepsWanted | Wait | Done
+
+_encode = msgspec.msgpack.Encoder().encode
+decode_to_child = msgspec.msgpack.Decoder(ToChild).decode
+decode_from_child = msgspec.msgpack.Decoder(FromChild).decode
+
+
+def framed(frame: Frame) -> bytes:
+    body = _encode(frame)
+    return len(body).to_bytes(4, "big") + body
+
+
+class FrameBuffer:
+    """Bytes as they arrive; whole messages as they are complete."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        self._data += data
+        while len(self._data) >= 4:
+            end = 4 + int.from_bytes(self._data[:4], "big")
+            if len(self._data) < end:
+                return
+            body = bytes(self._data[4:end])
+            del self._data[:end]
+            yield body
+
+
+# -- the child --------------------------------------------------------------------
+
+
+class ChildContext(RunsSteps):
+    """The Context of a job in a child: everything goes to the worker's Context."""
+
+    ended_as = JobState.CANCELLED
+    environment = None
+
+    def __init__(self, run: Run, send: Callable[[Frame], None]) -> None:
         self.request: JobRequest = run.request
         self.job_id = run.request.job_id
         self.attempt = run.attempt
-        self.cancel = Token()
-        self.ended_as = JobState.CANCELLED
-        self.world = None
+        self.cancel = CancelToken()
+        self.waits = ChildWaits(self)
         self._until = time.monotonic() + run.remaining
         self._send = send
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, SimpleQueue[Reply]] = {}
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
         known = None if fraction is None else float(fraction)
-        self._send(frames.Progress(known, bounded(str(message), MAX_LINE)))
+        self._send(Report("progress", (known, bounded(str(message), MAX_LINE))))
 
     def log(self, text: str, level: str = "info") -> None:
-        self._send(frames.Log(bounded(str(text), MAX_LINE), str(level)))
+        self._send(Report("log", (bounded(str(text), MAX_LINE), str(level))))
 
     def stream(self, text: str) -> None:
-        self._send(frames.Piece(bounded(str(text), MAX_LINE)))
+        self._send(Report("stream", (bounded(str(text), MAX_LINE),)))
 
     def remaining(self) -> float:
         return self._until - time.monotonic()
 
+    async def checkpoint(self, rows: Sequence[Step]) -> None:
+        await asyncio.to_thread(self.checkpoint_sync, rows)
+
+    def checkpoint_sync(self, rows: Sequence[Step]) -> None:
+        for some, _ in split_rows(rows):
+            self._ask(Checkpoint(next(self._numbers), tuple(some)))
+
+    async def steps(
+        self,
+        name: str | None = None,
+        *,
+        after: tuple[str, int] | None = None,
+        previous: bool = False,
+    ) -> AsyncIterator[Step]:
+        rows = self.steps_sync(name, after=after, previous=previous)
+        while (row := await asyncio.to_thread(next, rows, None)) is not None:
+            yield row
+
+    def steps_sync(
+        self,
+        name: str | None = None,
+        *,
+        after: tuple[str, int] | None = None,
+        previous: bool = False,
+    ) -> Iterator[Step]:
+        more = True
+        while more:
+            page = self._ask(StepsWanted(next(self._numbers), name, after, previous))
+            for row in page.rows:
+                yield row
+                after = (row.name, row.n)
+            more = page.more
+
+    def wait(self, what: Literal["begin", "leave"], jobs: Sequence[str]) -> None:
+        self._send(Wait(0, what, tuple(jobs)))
+
+    def end_wait(self, jobs: Sequence[str]) -> None:
+        self._ask(Wait(next(self._numbers), "end", tuple(jobs)))
+
+    def _ask(self, frame: Checkpoint | StepsWanted | Wait) -> Reply:
+        """Wait for the worker's reply. It kills this process if that lasts too long."""
+        replies = self._replies[frame.n] = SimpleQueue()
+        self._send(frame)
+        reply = replies.get()
+        del self._replies[frame.n]
+        if reply.refusal is not None:
+            raise reply.refusal.revive()
+        return reply
+
+    def take(self, reply: Reply) -> None:
+        if (replies := self._replies.get(reply.n)) is not None:
+            replies.put(reply)
+
+
+class ChildWaits:
+    """See `penstock.ports.executor.WaitContext`."""
+
+    def __init__(self, ctx: ChildContext) -> None:
+        self._ctx = ctx
+
+    def begin(self, jobs: Sequence[str]) -> None:
+        self._ctx.wait("begin", jobs)
+
+    def leave(self, jobs: Sequence[str]) -> None:
+        self._ctx.wait("leave", jobs)
+
+    async def end(self, jobs: Sequence[str]) -> None:
+        await asyncio.to_thread(self.end_sync, jobs)
+
+    def end_sync(self, jobs: Sequence[str]) -> None:
+        self._ctx.end_wait(jobs)
+
 
 class Child:
-    """Runs what the parent sends, until the parent hangs up."""
+    """Runs what the worker sends, until the worker hangs up."""
 
     def __init__(self, sock: socket.socket, online: str) -> None:
         self._sock = sock
         self._online = online
         """Why this process can still use the network; empty if it can't."""
         self._sending = threading.Lock()
-        self._jobs: SimpleQueue[tuple[frames.Run, ChildContext] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[Run, ChildContext] | None] = SimpleQueue()
         self._ctx: ChildContext | None = None
         self._main: dict[str, str] = {}
         self._functions: dict[tuple[str, str], tuple[Callable[..., Any], Signature]] = {}
         self._pid = os.getpid()
 
     def serve(self) -> None:
-        LoggingBridge(last_resort=False).open()
+        # Its output is a pipe to the worker. What a job's log has is not to be printed as well.
+        logging.getLogger().addHandler(logging.NullHandler())
+        OUTPUT.open(streams=False)
         threading.Thread(target=self._listen, name="penstock-parent", daemon=True).start()
         while (job := self._jobs.get()) is not None:
             run, ctx = job
-            self._send(frames.Began())
+            self._send(Began())
             outcome = self._run(run, ctx)
             if os.getpid() != self._pid:
                 os._exit(0)  # a fork made by the job, which came back out of it
             self._ctx = None
-            _flush()
-            self._send(frames.Done(outcome, clean=not _leftovers()))
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            self._send(Done(outcome, clean=not _leftovers()))
 
-    def _run(self, run: frames.Run, ctx: ChildContext) -> Outcome:
+    def _run(self, run: Run, ctx: ChildContext) -> Outcome:
         if run.offline and self._online:
-            return not_enforced("network = []", Mode.PROCESS, _LET_IT, self._online)
+            return not_enforced("network = []", Mode.PROCESS, _ALLOW, self._online)
         try:
             fn, signature = self._function(run.module, run.qualname)
         except Exception as error:
             name = f"{run.module}.{run.qualname}"
-            return Outcome(
-                JobState.FAILED,
-                error_code=NOT_IMPORTABLE,
-                error_message=f"a new process can't import {name}: {error!r}",
-            )
-        return perform(
-            fn, signature, run.payload, ctx, run.max_result, memory_limited(run.memory_limit)
-        )
+            return failure("NOT_IMPORTABLE", f"a new process can't import {name}: {error!r}")
+        limits = process_control.memory_limited(run.memory_limit)
+        return perform(fn, signature, run.payload, ctx, run.max_result, limits)
 
     def _function(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
         key = module, qualname
@@ -133,32 +332,36 @@ class Child:
         return self._functions[key]
 
     def _listen(self) -> None:
-        buffer = frames.FrameBuffer()
+        buffer = FrameBuffer()
         try:
             while data := self._sock.recv(1 << 16):
                 for body in buffer.feed(data):
-                    self._receive(frames.decode_to_child(body))
+                    self._receive(decode_to_child(body))
         except OSError:
-            pass  # the job closed our socket: the parent notices, and sees to it
+            pass  # the job closed our socket: the worker notices, and kills this process
         else:
-            if self._ctx is not None:  # the parent is gone
+            if self._ctx is not None:  # the worker is gone
                 os.killpg(0, signal.SIGKILL)
         self._jobs.put(None)
 
-    def _receive(self, frame: frames.ToChild) -> None:
-        if isinstance(frame, frames.Run):
-            self._ctx = ChildContext(frame, self._send)
-            self._jobs.put((frame, self._ctx))
-        elif isinstance(frame, frames.Cancel):
-            if (ctx := self._ctx) is not None:
+    def _receive(self, frame: ToChild) -> None:
+        ctx = self._ctx
+        match frame:
+            case Run():
+                self._ctx = ctx = ChildContext(frame, self._send)
+                self._jobs.put((frame, ctx))
+            case Reply() if ctx is not None:
+                ctx.take(frame)
+            case Cancel() if ctx is not None:
                 ctx.cancel.request(frame.reason)
-        else:
-            sys.argv[:] = frame.argv
-            self._main = frame.main
-            logging.getLogger().setLevel(frame.log_level)
+            case Prepare():
+                sys.argv[:] = frame.argv
+                self._main = frame.main
+                logging.getLogger().setLevel(frame.root_level)
+                OUTPUT.level = frame.log_level
 
-    def _send(self, frame: frames.Frame) -> None:
-        data = frames.encode(frame)
+    def _send(self, frame: Frame) -> None:
+        data = framed(frame)
         with self._sending:
             self._sock.sendall(data)
 
@@ -173,57 +376,21 @@ def import_main(where: dict[str, str]) -> None:
         preparing = False
 
 
-def memory_limited(limit: int | None) -> Any:
-    """Let the process grow by `limit` bytes of address space, and no more, for a while."""
-    return nullcontext() if limit is None else _address_space(limit)
-
-
-@contextmanager
-def _address_space(limit: int) -> Iterator[None]:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = tree.address_space() + limit
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-
-
 def _leftovers() -> bool:
     """Whether the job left something running: a process, or a thread that is no daemon."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass  # the dead, of which orphans come to this process too
     mine = threading.current_thread()
-    return bool(tree.descendants(os.getpid())) or any(
+    return bool(process_control.descendants(os.getpid())) or any(
         thread is not mine and not thread.daemon for thread in threading.enumerate()
     )
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-
-
-def _tie_to_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies, where it can (Linux)."""
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None)
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def main(fd: int, parent: int, offline: int) -> None:
     """Where a child begins; `fd` is its socket."""
-    online = leave_network() if offline else "its process was not told to leave it"
-    _tie_to_parent(parent)
+    online = process_control.leave_network() if offline else "its process was not told to leave it"
+    process_control.tie_to_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         cast(io.TextIOWrapper, stream).reconfigure(line_buffering=True, errors="replace")

@@ -1,18 +1,23 @@
 """The job that is running here, for code that was not handed its Context.
 
 A context variable holds it, so that it is right in tasks, in threads of ours, and in
-whatever a job awaits. The same variable leads the records of the `logging` module that
-are made inside a job into the job's own log.
+whatever a job awaits.
 """
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import threading
+from collections.abc import AsyncIterator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from hashlib import blake2b
+from heapq import heappop, heappush
+from weakref import WeakKeyDictionary
 
-from penstock.core.errors import Misconfigured
-from penstock.ports.executor import Context
+from penstock.core.errors import JobEnded, Misconfigured
+from penstock.core.job import child_key
+from penstock.ports.executor import Context, WaitContext
 
 running: ContextVar[Context | None] = ContextVar("penstock_job", default=None)
 
@@ -28,57 +33,91 @@ def current() -> Context:
     return ctx
 
 
-class JobLogHandler(logging.Handler):
-    """Sends what is logged inside a job to that job's log, and nothing else anywhere.
+def is_being_cancelled() -> bool:
+    """Whether a CancelledError is meant for this task, and not raised by a job's own code."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
-    A root logger without handlers prints warnings through `logging.lastResort`; with
-    this handler on it, it would not. So where this one is all there is, it passes them on.
+
+@contextmanager
+def waiting(jobs: Sequence[str]) -> Generator[None]:
+    """Inside a job: hold no slot while its thread waits for these jobs.
+
+    A wait that is broken off, as by a timeout, does not wait for a slot: the jobs may have it.
+    """
+    waits = _waits()
+    if waits is None or asyncio._get_running_loop() is not None:
+        yield
+        return
+    waits.begin(jobs)
+    try:
+        yield
+    except JobEnded:
+        waits.end_sync(jobs)
+        raise
+    except BaseException:
+        waits.leave(jobs)
+        raise
+    waits.end_sync(jobs)
+
+
+@asynccontextmanager
+async def awaiting(jobs: Sequence[str]) -> AsyncIterator[None]:
+    """Inside a job: hold no slot while its code awaits these jobs."""
+    waits = _waits()
+    if waits is None:
+        yield
+        return
+    waits.begin(jobs)
+    try:
+        yield
+    except JobEnded:
+        await waits.end(jobs)
+        raise
+    except BaseException:
+        waits.leave(jobs)
+        raise
+    await waits.end(jobs)
+
+
+def _waits() -> WaitContext | None:
+    ctx = running.get()
+    return None if ctx is None else getattr(ctx, "waits", None)
+
+
+class ChildKeys:
+    """The keys of what one attempt submits.
+
+    An attempt that runs again after its worker was lost asks for the same work, in whatever
+    order, and gets the same keys: those of equal work are numbered, and equal children are
+    interchangeable. A number whose submission failed is used again.
     """
 
-    def __init__(self, *, last_resort: bool = True) -> None:
-        super().__init__()
-        self._last_resort = last_resort
-
-    def emit(self, record: logging.LogRecord) -> None:
-        ctx = running.get()
-        try:
-            if ctx is not None:
-                ctx.log(self.format(record), level=record.levelname.lower())
-            last = logging.lastResort
-            heeded = last is not None and record.levelno >= last.level
-            if last and heeded and self._last_resort and self._is_alone(record):
-                last.handle(record)
-        except Exception:
-            self.handleError(record)
-
-    def _is_alone(self, record: logging.LogRecord) -> bool:
-        logger: logging.Logger | None = logging.getLogger(record.name)
-        while logger is not None:
-            if any(handler is not self for handler in logger.handlers):
-                return False
-            logger = logger.parent if logger.propagate else None
-        return True
-
-
-class LoggingBridge:
-    """Puts one JobLogHandler on the root logger for as long as anyone needs it."""
-
-    def __init__(self, *, last_resort: bool = True) -> None:
-        self._handler = JobLogHandler(last_resort=last_resort)
-        self._users = 0
+    def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._last: dict[bytes, int] = {}
+        self._unused: dict[bytes, list[int]] = {}
 
-    def open(self) -> None:
+    def take(self, chain: str, topic: str, payload: bytes) -> str:
+        digest = blake2b(f"{topic}\0".encode() + payload, digest_size=16).digest()
         with self._lock:
-            self._users += 1
-            logging.getLogger().addHandler(self._handler)
+            if unused := self._unused.get(digest):
+                number = heappop(unused)
+            else:
+                number = self._last[digest] = self._last.get(digest, 0) + 1
+        return child_key(chain, digest, number)
 
-    def close(self) -> None:
+    def give_back(self, key: str) -> None:
+        """The submission under this key failed, or nobody knows: it is asked for again."""
+        _, digest, number = key.rsplit(":", 2)
         with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                logging.getLogger().removeHandler(self._handler)
+            heappush(self._unused.setdefault(bytes.fromhex(digest), []), int(number))
 
 
-BRIDGE = LoggingBridge()
-"""Shared by all executors of a process, as the root logger is."""
+_child_keys: WeakKeyDictionary[Context, ChildKeys] = WeakKeyDictionary()
+
+
+def child_keys(ctx: Context) -> ChildKeys:
+    """Those of the attempt that this is the context of."""
+    keys = _child_keys.get(ctx)
+    return _child_keys.setdefault(ctx, ChildKeys()) if keys is None else keys

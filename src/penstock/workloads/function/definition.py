@@ -1,4 +1,4 @@
-"""A Python function that has become a job.
+"""A Python function that has become a job, and the options of its definition and submission.
 
 @app.job("job.text.shout", timeout=30, retries=3)
 async def shout(text: str) -> str: ...
@@ -10,91 +10,365 @@ shout.options(priority="interactive").submit("hello")
 
 from __future__ import annotations
 
+import copy
+import datetime as dt
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, overload
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from itertools import islice
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
-from penstock.core.errors import InvalidRequest, Misconfigured
-from penstock.core.job import NO_RETRY, Priority
-from penstock.ports.executor import Context
-from penstock.workloads.function import options as option
-from penstock.workloads.function.options import Definition, JobOptions, Mode, SubmitOptions
-from penstock.workloads.function.problems import nearest
+from msgspec.structs import asdict, replace
+
+from penstock.core import check
+from penstock.core.errors import InvalidRequest, MapInterrupted, Misconfigured, did_you_mean
+from penstock.core.job import (
+    NO_RETRY,
+    ParentPolicy,
+    Priority,
+    RetryPolicy,
+    TopicDefaults,
+    Unique,
+)
+from penstock.workloads.function.context import current
 from penstock.workloads.function.signature import Signature
+
+if TYPE_CHECKING:
+    from penstock.app.client import JobHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+A_contra = TypeVar("A_contra", contravariant=True)
+B_contra = TypeVar("B_contra", contravariant=True)
+C_contra = TypeVar("C_contra", contravariant=True)
+D_contra = TypeVar("D_contra", contravariant=True)
 
-_DEFINABLE = tuple(Definition.__annotations__)
+_CHUNK = 1_000
+"""Jobs that `map` submits at once."""
+MIN_MEMORY, MAX_MEMORY = 1 << 20, 1 << 50
+
+Errors = tuple[type[BaseException] | str, ...] | type[BaseException] | str
+Arguments = Iterable[Sequence[Any] | Mapping[str, Any]]
+"""For each job a tuple or a dict of arguments."""
+Keys = Sequence[str] | None
+
+
+class Mode(StrEnum):
+    """Where a function runs."""
+
+    ASYNC = "async"
+    """In the worker's event loop: an `async def`."""
+    THREAD = "thread"
+    """In a thread of the worker; it can be asked to end, but not made to."""
+    PROCESS = "process"
+    """In a process of its own, which can be killed."""
+
+
+class HasJobId(Protocol):
+    """Anything with the id of a job, such as a JobHandle or a Job."""
+
+    @property
+    def job_id(self) -> str: ...
+
+
+JobLike = str | HasJobId
+PriorityLike = Priority | Literal["critical", "interactive", "batch"]
+
+
+class JobOptions(TypedDict, total=False):
+    """What `@app.job` may say of a function and of every job that it makes."""
+
+    timeout: float | dt.timedelta | None
+    retries: int | RetryPolicy
+    retry_on: Errors
+    retry_never: Errors
+    priority: PriorityLike
+    idempotent: bool
+    mode: Mode | Literal["async", "thread", "process"] | None
+    """None: async for an `async def`, a thread for any other function."""
+    memory_limit: int | None
+    """Bytes that a job may take beyond what its process had before; process mode only."""
+
+
+class SubmitOptions(TypedDict, total=False):
+    """What a caller may say of one job."""
+
+    job_id: str
+    key: str
+    """An idempotency key: the same key, the same job."""
+    fresh: bool
+    """Inside a job: a new job each time, also if the same was submitted by an earlier attempt."""
+    priority: PriorityLike
+    timeout: float | dt.timedelta
+    run_at: float | dt.datetime
+    delay: float | dt.timedelta
+    deadline: float | dt.datetime
+    retry: RetryPolicy
+    idempotent: bool
+    labels: Mapping[str, str]
+    env: Mapping[str, str]
+    tenant: str
+    workflow_id: str
+    step_index: int
+    parent: JobLike
+    """The job that it is a child of: a job_id, or anything that has one."""
+    detached: bool
+    """It goes on when the job that it is a child of ends without success."""
+    adapter_id: str
+    dispatch_timeout: float | dt.timedelta
+    after: JobLike | Iterable[JobLike]
+    """Jobs that must have ended first: job_ids, or things that have one, or a list of such."""
+    if_parent_fails: ParentPolicy | Literal["cancel", "run"]
+    """What to do if one of them does not succeed: 'cancel' (the default) or 'run'."""
+    unique: Unique | str
+    """A key: while a job with it waits or runs, the same is answered with that job."""
+    capability: str
+    risk_tags: Iterable[str]
+    estimated_cost: float
 
 
 class Submitter(Protocol):
-    """Where jobs are handed in. The input has been checked against the signature."""
+    """Takes jobs whose inputs and options are checked already; answers with their handles."""
 
-    def submit(
-        self, topic: str, input: Mapping[str, Any], **options: Unpack[SubmitOptions]
-    ) -> Any: ...
+    def _submit_checked(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> Sequence[JobHandle[Any]]: ...
 
-    async def asubmit(
-        self, topic: str, input: Mapping[str, Any], **options: Unpack[SubmitOptions]
-    ) -> Any: ...
+    async def _asubmit_checked(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> Sequence[JobHandle[Any]]: ...
 
-    def submit_many(
-        self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Unpack[SubmitOptions]
-    ) -> Any: ...
+    def _submit_lean(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> Sequence[JobHandle[Any]]:
+        """The same, with handles that hold no records."""
 
-    async def asubmit_many(
-        self, topic: str, inputs: Sequence[Mapping[str, Any]], **options: Unpack[SubmitOptions]
-    ) -> Any: ...
+    async def _asubmit_lean(
+        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
+    ) -> Sequence[JobHandle[Any]]: ...
 
 
-class JobFunction(Generic[P, R]):
-    """A function with a topic. Called, it is the function; submitted, it is a job."""
+class _Takes1(Protocol[A_contra, R_co]):
+    """What can be called with one argument: of this kind a function is for `map`."""
+
+    def __call__(self, a: A_contra, /) -> R_co: ...
+
+
+class _Takes2(Protocol[A_contra, B_contra, R_co]):
+    def __call__(self, a: A_contra, b: B_contra, /) -> R_co: ...
+
+
+class _Takes3(Protocol[A_contra, B_contra, C_contra, R_co]):
+    def __call__(self, a: A_contra, b: B_contra, c: C_contra, /) -> R_co: ...
+
+
+class _Takes4(Protocol[A_contra, B_contra, C_contra, D_contra, R_co]):
+    def __call__(self, a: A_contra, b: B_contra, c: C_contra, d: D_contra, /) -> R_co: ...
+
+
+class JobFunction(Generic[P, R_co]):
+    """A function with a topic. Called, it is the function; submitted, it is a job.
+
+    `P` are the arguments that a caller gives, `R_co` is what a call returns: for an `async def`
+    a coroutine of the job's result.
+    """
 
     def __init__(
         self,
-        fn: Callable[..., R],
-        signature: Signature,
-        defaults: JobOptions,
+        fn: Callable[..., R_co],
+        topic: str,
+        mode: Mode,
         submitter: Callable[[], Submitter],
-        chosen: Mapping[str, Any] | None = None,
+        defaults: TopicDefaults,
+        memory_limit: int | None = None,
+        *,
+        ctx: bool = False,
     ) -> None:
         functools.update_wrapper(self, fn)
-        self.fn = fn
-        self.signature = signature
+        self.fn, self.topic, self.mode = fn, topic, mode
+        self.signature = Signature(fn)
+        self.returns = self.signature.returns
         self.defaults = defaults
-        self.topic = defaults.topic
-        self.mode = defaults.mode
+        self.memory_limit = memory_limit
         self._submitter = submitter
-        self._options: SubmitOptions = {**_said(defaults), **(chosen or {})}  # type: ignore[typeddict-item]
+        self._gives_context = ctx
+        plain = asdict(TopicDefaults())
+        said = {name: value for name, value in asdict(defaults).items() if value != plain[name]}
+        self._options = cast(SubmitOptions, said)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the function here and now; nothing is submitted."""
+        if self._gives_context:
+            return self.fn(current(), *args, **kwargs)
         return self.fn(*args, **kwargs)
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    @overload
+    def submit(
+        self: JobFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[T]: ...
+    @overload
+    def submit(self: JobFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> JobHandle[T]: ...
+    def submit(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
         """Submit a job with these arguments. Raises InvalidRequest for a wrong one."""
-        bound = self.signature.bind(args, kwargs)
-        return self._submitter().submit(self.topic, bound, **self._options)
+        payload = self.signature.bind(args, kwargs)
+        return self._submitter()._submit_checked(self.topic, (payload,), self._options)[0]
 
-    async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        bound = self.signature.bind(args, kwargs)
-        return await self._submitter().asubmit(self.topic, bound, **self._options)
+    @overload
+    async def asubmit(
+        self: JobFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[T]: ...
+    @overload
+    async def asubmit(
+        self: JobFunction[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> JobHandle[T]: ...
+    async def asubmit(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+        payload = self.signature.bind(args, kwargs)
+        submitter = self._submitter()
+        return (await submitter._asubmit_checked(self.topic, (payload,), self._options))[0]
 
-    def submit_many(self, inputs: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Any:
-        """Submit a job for each tuple or dict of arguments; all are checked before any is."""
-        bound = self._bind_all(inputs)
-        return self._submitter().submit_many(self.topic, bound, **self._options)
+    @overload
+    def submit_many(
+        self: JobFunction[P, Coroutine[Any, Any, T]], inputs: Arguments, *, keys: Keys = None
+    ) -> Sequence[JobHandle[T]]: ...
+    @overload
+    def submit_many(
+        self: JobFunction[P, T], inputs: Arguments, *, keys: Keys = None
+    ) -> Sequence[JobHandle[T]]: ...
+    def submit_many(self, inputs: Arguments, *, keys: Keys = None) -> Sequence[JobHandle[Any]]:
+        """Submit a job for each tuple or dict of arguments; all are checked before any is.
 
-    async def asubmit_many(self, inputs: Iterable[Sequence[Any] | Mapping[str, Any]]) -> Any:
-        bound = self._bind_all(inputs)
-        return await self._submitter().asubmit_many(self.topic, bound, **self._options)
+        `keys` are their idempotency keys, one for each.
+        """
+        payloads, options = self._bind_all(inputs), with_keys(self._options, keys)
+        return self._submitter()._submit_checked(self.topic, payloads, options)
 
-    def options(self, **options: Unpack[SubmitOptions]) -> JobFunction[P, R]:
+    @overload
+    async def asubmit_many(
+        self: JobFunction[P, Coroutine[Any, Any, T]], inputs: Arguments, *, keys: Keys = None
+    ) -> Sequence[JobHandle[T]]: ...
+    @overload
+    async def asubmit_many(
+        self: JobFunction[P, T], inputs: Arguments, *, keys: Keys = None
+    ) -> Sequence[JobHandle[T]]: ...
+    async def asubmit_many(
+        self, inputs: Arguments, *, keys: Keys = None
+    ) -> Sequence[JobHandle[Any]]:
+        payloads, options = self._bind_all(inputs), with_keys(self._options, keys)
+        return await self._submitter()._asubmit_checked(self.topic, payloads, options)
+
+    @overload
+    def map(self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[A]) -> list[JobHandle[T]]: ...
+    @overload
+    def map(self: _Takes1[A, T], items: Iterable[A]) -> list[JobHandle[T]]: ...
+    def map(self: Any, items: Iterable[Any]) -> list[JobHandle[Any]]:
+        """Submit a job for each item, which is its only argument.
+
+        The items are read in chunks, and each chunk is submitted before the next is read. The
+        handles hold ids alone. Raises MapInterrupted, with what was submitted, if an item is wrong
+        or reading them fails after the first chunk.
+        """
+        return _mapped(self, ((item,) for item in items))
+
+    @overload
+    async def amap(
+        self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[A]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def amap(self: _Takes1[A, T], items: Iterable[A]) -> list[JobHandle[T]]: ...
+    async def amap(self: Any, items: Iterable[Any]) -> list[JobHandle[Any]]:
+        return await _amapped(self, ((item,) for item in items))
+
+    @overload
+    def starmap(
+        self: _Takes2[A, B, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(self: _Takes2[A, B, T], items: Iterable[tuple[A, B]]) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(
+        self: _Takes3[A, B, C, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B, C]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(
+        self: _Takes3[A, B, C, T], items: Iterable[tuple[A, B, C]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(
+        self: _Takes4[A, B, C, D, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B, C, D]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(
+        self: _Takes4[A, B, C, D, T], items: Iterable[tuple[A, B, C, D]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(
+        self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[tuple[A]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(self: _Takes1[A, T], items: Iterable[tuple[A]]) -> list[JobHandle[T]]: ...
+    def starmap(self: Any, items: Iterable[tuple[Any, ...]]) -> list[JobHandle[Any]]:
+        """`map` for functions of several arguments: each item is a tuple of them."""
+        return _mapped(self, items)
+
+    @overload
+    async def astarmap(
+        self: _Takes2[A, B, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(
+        self: _Takes2[A, B, T], items: Iterable[tuple[A, B]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(
+        self: _Takes3[A, B, C, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B, C]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(
+        self: _Takes3[A, B, C, T], items: Iterable[tuple[A, B, C]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(
+        self: _Takes4[A, B, C, D, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B, C, D]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(
+        self: _Takes4[A, B, C, D, T], items: Iterable[tuple[A, B, C, D]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(
+        self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[tuple[A]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(self: _Takes1[A, T], items: Iterable[tuple[A]]) -> list[JobHandle[T]]: ...
+    async def astarmap(self: Any, items: Iterable[tuple[Any, ...]]) -> list[JobHandle[Any]]:
+        return await _amapped(self, items)
+
+    def options(self, **options: Unpack[SubmitOptions]) -> Self:
         """The same function, submitted with these options."""
-        chosen = {**self._options, **option.checked(options)}
-        return JobFunction(self.fn, self.signature, self.defaults, self._submitter, chosen)
+        variant = copy.copy(self)
+        variant._options = cast(SubmitOptions, {**self._options, **checked(options)})
+        return variant
 
     @property
     def submit_defaults(self) -> SubmitOptions:
@@ -104,74 +378,115 @@ class JobFunction(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<JobFunction {self.topic}: {getattr(self.fn, '__qualname__', self.fn)}>"
 
-    def _bind_all(
-        self, inputs: Iterable[Sequence[Any] | Mapping[str, Any]]
-    ) -> list[dict[str, Any]]:
+    def _bind_all(self, inputs: Arguments) -> list[bytes]:
+        self._check_unnamed()
+        return [self._bind_one(f"inputs[{index}]", given) for index, given in enumerate(inputs)]
+
+    def _check_unnamed(self) -> None:
         for name in ("job_id", "key"):
             if name in self._options:
                 raise InvalidRequest(name, "can't name more than one job")
-        return [self._bind_one(index, given) for index, given in enumerate(inputs)]
 
-    def _bind_one(self, index: int, given: Any) -> dict[str, Any]:
+    def _bind_one(self, field: str, given: Any) -> bytes:
         try:
             if isinstance(given, Mapping):
                 return self.signature.bind((), given)
             if isinstance(given, tuple | list):
                 return self.signature.bind(given, {})
         except InvalidRequest as wrong:
-            field = f"inputs[{index}]{wrong.field.removeprefix('input')}"
+            field += wrong.field.removeprefix("input")
             raise InvalidRequest(field, wrong.problem, hint=wrong.hint) from None
-        raise InvalidRequest(
-            f"inputs[{index}]",
-            f"expected a tuple or a dict of arguments, got {type(given).__name__}",
-        )
+        got = type(given).__name__
+        raise InvalidRequest(field, f"expected a tuple or a dict of arguments, got {got}")
 
 
-@overload
-def make_function(
-    fn: Callable[Concatenate[Context, P], R],
-    topic: str,
-    submitter: Callable[[], Submitter],
-    **definition: Unpack[Definition],
-) -> JobFunction[P, R]: ...
-@overload
-def make_function(
-    fn: Callable[P, R],
-    topic: str,
-    submitter: Callable[[], Submitter],
-    **definition: Unpack[Definition],
-) -> JobFunction[P, R]: ...
+# -- mapping ----------------------------------------------------------------------
+
+
+def _mapped(job: JobFunction[..., Any], items: Iterable[Any]) -> list[JobHandle[Any]]:
+    mapping = _Mapping(job, items)
+    with mapping.interrupted():
+        while payloads := mapping.next_chunk():
+            mapping.submitted += job._submitter()._submit_lean(job.topic, payloads, job._options)
+    return mapping.submitted
+
+
+async def _amapped(job: JobFunction[..., Any], items: Iterable[Any]) -> list[JobHandle[Any]]:
+    mapping = _Mapping(job, items)
+    with mapping.interrupted():
+        while payloads := mapping.next_chunk():
+            submitter = job._submitter()
+            mapping.submitted += await submitter._asubmit_lean(job.topic, payloads, job._options)
+    return mapping.submitted
+
+
+class _Mapping:
+    """The items of one map, chunk by chunk."""
+
+    def __init__(self, job: JobFunction[..., Any], items: Iterable[Any]) -> None:
+        job._check_unnamed()
+        self._job, self._items = job, enumerate(items)
+        self.submitted: list[JobHandle[Any]] = []
+
+    def next_chunk(self) -> list[bytes]:
+        bind = self._job._bind_one
+        return [bind(f"items[{index}]", item) for index, item in islice(self._items, _CHUNK)]
+
+    @contextmanager
+    def interrupted(self) -> Generator[None]:
+        """An error after the first chunk says what was submitted before it."""
+        try:
+            yield
+        except Exception as error:
+            if not self.submitted:
+                raise
+            raise MapInterrupted(self._job.topic, self.submitted, error) from error
+
+
+# -- defining ---------------------------------------------------------------------
+
+
 def make_function(
     fn: Callable[..., R],
     topic: str,
     submitter: Callable[[], Submitter],
-    **definition: Unpack[Definition],
+    *,
+    ctx: bool = False,
+    **options: Unpack[JobOptions],
 ) -> JobFunction[..., R]:
     """Make a job of `fn`. Raises Misconfigured, naming what is wrong, while it is defined."""
-    name = getattr(fn, "__qualname__", repr(fn))
+    known = JobOptions.__annotations__
     try:
-        defaults = _defaults(fn, topic, definition)
+        for name in options:
+            if name not in known:
+                raise InvalidRequest(name, "unexpected", hint=did_you_mean(name, known))
+        _topic("topic", topic)
+        mode = _mode(fn, options.get("mode"))
+        memory_limit = _memory(options.get("memory_limit"), mode)
+        timeout = options.get("timeout")
+        defaults = TopicDefaults(
+            timeout=None if timeout is None else _seconds("timeout", timeout),
+            retry=_retries(
+                options.get("retries", 0),
+                options.get("retry_on", ()),
+                options.get("retry_never", ()),
+            ),
+            priority=_priority("priority", options.get("priority", Priority.BATCH)),
+            idempotent=_flag("idempotent", options.get("idempotent", False)),
+        )
     except InvalidRequest as wrong:
+        name = getattr(fn, "__qualname__", repr(fn))
         raise Misconfigured(f"the job {name}: {wrong.message}", hint=wrong.hint) from None
-    return JobFunction(fn, Signature(fn), defaults, submitter)
-
-
-def _defaults(fn: Any, topic: str, said: Definition) -> JobOptions:
-    for name in said:
-        if name not in _DEFINABLE:
-            raise InvalidRequest(name, "unexpected", hint=nearest(name, _DEFINABLE))
-    timeout, mode = said.get("timeout"), _mode(fn, said.get("mode"))
-    return JobOptions(
-        topic=option.topic(topic),
-        timeout=None if timeout is None else option.seconds("timeout", timeout),
-        retry=option.retry_policy(
-            said.get("retries", 0), said.get("retry_on", ()), said.get("retry_never", ())
-        ),
-        priority=option.priority("priority", said.get("priority", Priority.BATCH)),
-        idempotent=option.flag("idempotent", said.get("idempotent", False)),
-        mode=mode,
-        memory_limit=_memory(said.get("memory_limit"), mode),
+    made: JobFunction[..., R] = JobFunction(
+        fn, topic, mode, submitter, defaults, memory_limit, ctx=ctx
     )
+    if ctx and made.signature.context is None:
+        name = getattr(fn, "__qualname__", repr(fn))
+        raise Misconfigured(
+            f"the job {name}: ctx=True, but its first parameter is not its Context",
+            hint="annotate it: ctx: penstock.Context",
+        )
+    return made
 
 
 def _mode(fn: Any, asked: Mode | str | None) -> Mode:
@@ -186,15 +501,11 @@ def _mode(fn: Any, asked: Mode | str | None) -> Mode:
     is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(fn.__call__)
     if asked is None:
         return Mode.ASYNC if is_async else Mode.THREAD
-    try:
-        mode = Mode(asked)
-    except ValueError:
-        allowed = ", ".join(Mode)
-        raise InvalidRequest("mode", f"{asked!r} is not a mode", hint=allowed) from None
+    mode = Mode(_member(Mode, "mode")("mode", asked))
     if is_async != (mode is Mode.ASYNC):
         kind = "an async def runs in mode async" if is_async else "mode async needs an async def"
         raise InvalidRequest("mode", f"{mode}: {kind}")
-    if mode is Mode.PROCESS and not _is_importable(fn):
+    if mode is Mode.PROCESS and not (inspect.isfunction(fn) and "<" not in fn.__qualname__):
         raise InvalidRequest(
             "mode",
             "process: another process can't import this",
@@ -203,28 +514,196 @@ def _mode(fn: Any, asked: Mode | str | None) -> Mode:
     return mode
 
 
-def _is_importable(fn: Any) -> bool:
-    qualname = getattr(fn, "__qualname__", "<")
-    return inspect.isfunction(fn) and "<" not in qualname
-
-
 def _memory(limit: int | None, mode: Mode) -> int | None:
     if limit is None:
         return None
     if mode is not Mode.PROCESS:
         raise InvalidRequest("memory_limit", f"mode {mode} has none", hint="use mode='process'")
-    return option.integer("memory_limit", limit, option.MIN_MEMORY, option.MAX_MEMORY)
+    return int(_integer(MIN_MEMORY, MAX_MEMORY)("memory_limit", limit))
 
 
-def _said(defaults: JobOptions) -> SubmitOptions:
-    """What a definition says that a request would not say by itself."""
-    said: SubmitOptions = {}
-    if defaults.timeout is not None:
-        said["timeout"] = defaults.timeout
-    if defaults.retry is not NO_RETRY:
-        said["retry"] = defaults.retry
-    if defaults.priority is not Priority.BATCH:
-        said["priority"] = defaults.priority
-    if defaults.idempotent:
-        said["idempotent"] = True
-    return said
+def _retries(retries: int | RetryPolicy, on: Errors, never: Errors) -> RetryPolicy:
+    """The policy that a definition's `retries`, `retry_on` and `retry_never` describe."""
+    if isinstance(retries, RetryPolicy):
+        policy = retries
+    else:
+        policy = RetryPolicy(retries=_integer(0, check.MAX_RETRIES)("retries", retries))
+    if on or never:
+        policy = replace(
+            policy,
+            on=policy.on + _error_names("retry_on", on),
+            never=policy.never + _error_names("retry_never", never),
+        )
+    check.check_retry(policy)
+    return NO_RETRY if policy == NO_RETRY else policy
+
+
+def kinds(error: type[BaseException]) -> tuple[str, ...]:
+    """Every name by which a RetryPolicy may know an exception, most special first."""
+    names: list[str] = []
+    for cls in error.__mro__[:-1]:
+        names += (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
+    return tuple(dict.fromkeys(names))
+
+
+def _error_names(option: str, errors: Errors) -> tuple[str, ...]:
+    several: Iterable[Any] = errors if isinstance(errors, tuple | list | set) else (errors,)
+    return tuple(_error_name(option, error) for error in several)
+
+
+def _error_name(option: str, error: Any) -> str:
+    if isinstance(error, str):
+        return error
+    if isinstance(error, type) and issubclass(error, BaseException):
+        # A script's classes live in __main__ here and elsewhere in a worker.
+        if error.__module__ in ("builtins", "__main__", "__mp_main__"):
+            return error.__name__
+        return f"{error.__module__}.{error.__qualname__}"
+    raise InvalidRequest(option, f"{error!r} is neither an exception class nor an error code")
+
+
+# -- checking options -------------------------------------------------------------
+
+Checker = Callable[[str, Any], Any]
+"""Gives an option's value as a Submitter takes it; raises InvalidRequest with its name."""
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as a Submitter takes them: plain numbers, strings and dicts."""
+    result = {}
+    for name, value in options.items():
+        if (checker := _CHECKERS.get(name)) is None:
+            raise InvalidRequest(name, "unexpected", hint=did_you_mean(name, _CHECKERS))
+        result[name] = checker(name, value)
+    return result
+
+
+def with_keys(options: Mapping[str, Any], keys: Keys) -> Mapping[str, Any]:
+    """The options of many jobs, with a key for each."""
+    if keys is None:
+        return options
+    if isinstance(keys, str) or not isinstance(keys, Sequence):
+        raise _expected("keys", "a list of str", keys)
+    return {**options, "keys": [_text(f"keys[{n}]", key) for n, key in enumerate(keys)]}
+
+
+def _expected(field: str, what: str, value: Any) -> InvalidRequest:
+    return InvalidRequest(field, f"expected {what}, got {type(value).__name__}")
+
+
+def _instance(kind: type, check: Callable[[str, Any], None] | None = None) -> Checker:
+    def checker(field: str, value: Any) -> Any:
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise _expected(field, kind.__name__, value)
+        if check is not None:
+            check(field, value)
+        return str(value) if kind is str else value
+
+    return checker
+
+
+def _integer(low: int, high: int) -> Checker:
+    return _instance(int, lambda field, value: check.check_number(field, value, low, high))
+
+
+def _number(low: float, high: float) -> Checker:
+    """A number of seconds, or of anything else; a timedelta will do."""
+
+    def checker(field: str, value: Any) -> float:
+        if isinstance(value, dt.timedelta):
+            value = value.total_seconds()
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise _expected(field, "a number", value)
+        check.check_number(field, value, low, high)
+        return value
+
+    return checker
+
+
+def _moment(field: str, value: Any) -> float:
+    if isinstance(value, dt.datetime):
+        if value.tzinfo is None:
+            raise InvalidRequest(field, f"{value} has no time zone")
+        value = value.timestamp()
+    seconds: float = _amount(field, value)
+    return seconds
+
+
+def _member(kind: type[StrEnum], what: str) -> Checker:
+    def checker(field: str, value: Any) -> StrEnum:
+        try:
+            return kind(value)
+        except ValueError:
+            hint = ", ".join(kind)
+            raise InvalidRequest(field, f"{value!r} is not a {what}", hint=hint) from None
+
+    return checker
+
+
+def _job(field: str, value: Any) -> str:
+    return str(_id(field, getattr(value, "job_id", value)))
+
+
+def _jobs(field: str, value: Any) -> tuple[str, ...]:
+    many = value if isinstance(value, list | tuple | set | frozenset) else (value,)
+    return tuple(_job(f"{field}[{index}]", one) for index, one in enumerate(many))
+
+
+def _pairs(field: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise _expected(field, "a mapping", value)
+    for key, item in value.items():
+        _text(f"{field} key {key!r}", key)
+        _text(f"{field}.{key}", item)
+    check.check_pairs(field, value)
+    return dict(value)
+
+
+def _unique(field: str, value: Any) -> Unique:
+    if isinstance(value, str):
+        return Unique(value)
+    if not isinstance(value, Unique):
+        raise _expected(field, "str or Unique", value)
+    return value
+
+
+def _tags(field: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise _expected(field, "a list of str", value)
+    return tuple(_name(f"{field}[{index}]", tag) for index, tag in enumerate(value))
+
+
+_text, _flag = _instance(str), _instance(bool)
+_id, _name = _instance(str, check.check_id), _instance(str, check.check_name)
+_topic = _instance(str, lambda _, topic: check.check_topic(topic))
+_amount = _number(0, 1e12)
+_seconds = _number(0.001, check.MAX_TIMEOUT)
+_priority = _member(Priority, "priority")
+
+_CHECKERS: dict[str, Checker] = {
+    "job_id": _id,
+    "key": _text,
+    "fresh": _flag,
+    "priority": _priority,
+    "timeout": _seconds,
+    "run_at": _moment,
+    "delay": _number(0, check.MAX_WAIT),
+    "deadline": _moment,
+    "retry": _instance(RetryPolicy, lambda _, policy: check.check_retry(policy)),
+    "idempotent": _flag,
+    "labels": _pairs,
+    "env": _pairs,
+    "tenant": _name,
+    "workflow_id": _id,
+    "step_index": _integer(0, 1_000_000_000),
+    "parent": _job,
+    "detached": _flag,
+    "adapter_id": _name,
+    "dispatch_timeout": _seconds,
+    "after": _jobs,
+    "if_parent_fails": _member(ParentPolicy, "policy"),
+    "unique": _unique,
+    "capability": _name,
+    "risk_tags": _tags,
+    "estimated_cost": _amount,
+}

@@ -9,24 +9,31 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from penstock.core.errors import InvalidRequest
-from penstock.core.job import Offer
-from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
-from penstock.workloads.function.constraints import refusal
-from penstock.workloads.function.context import BRIDGE, running
-from penstock.workloads.function.definition import JobFunction
-from penstock.workloads.function.options import Mode
-from penstock.workloads.function.outcomes import bad_input, cancelled, failed, perform, stored
+from penstock.workloads.function.context import is_being_cancelled, running
+from penstock.workloads.function.definition import JobFunction, Mode
+from penstock.workloads.function.outcomes import (
+    bad_input,
+    cancelled,
+    failure,
+    perform,
+    raised,
+    refusal,
+    returned,
+)
+from penstock.workloads.function.output import OUTPUT, leave
 from penstock.workloads.function.processes import ProcessPool
 from penstock.workloads.function.threads import Call, ThreadPool
 
 KILL_GRACE = 5.0
 MAX_RESULT = 64 << 20
 THREADS = 64
+_ASYNC = Mode.ASYNC  # looking up a member of an enumeration is slow
 
 IGNORED = (
     "the thread ignores cancellation: a thread can't be killed, so this job ends only when its"
@@ -47,9 +54,11 @@ class FunctionExecutor:
         max_result: int = MAX_RESULT,
         threads: int = THREADS,
         processes: int | None = None,
+        log_level: int | None = None,
     ) -> None:
+        """`log_level`: from which on records of `logging` go to the logs of jobs."""
         self.topics = tuple(functions)
-        self.offers = {topic: _offer(function) for topic, function in functions.items()}
+        self.topic_defaults = {topic: function.defaults for topic, function in functions.items()}
         self._functions = functions
         self._kill_grace = kill_grace
         self._max_result = max_result
@@ -58,8 +67,11 @@ class FunctionExecutor:
         self._processes = ProcessPool(
             processes or os.cpu_count() or 1, kill_grace=kill_grace, max_result=max_result
         )
-        BRIDGE.open()
+        OUTPUT.open(log_level)
         self._open = True
+        self._stubborn: set[Call[Outcome]] = set()
+        """What was cancelled and still runs in its thread."""
+        self._abandoned = False
 
     def check(self, topic: str, payload: bytes) -> None:
         function = self._functions.get(topic)
@@ -69,16 +81,50 @@ class FunctionExecutor:
     async def run(self, task: Task, ctx: Context) -> Outcome:
         function = self._functions.get(task.request.topic)
         if function is None:
-            return _unknown(task.request.topic)
+            why = f"no function of this application serves {task.request.topic}"
+            return failure("UNKNOWN_TOPIC", why)
         if task.constraints is not None:
             refused = refusal(task.constraints, function.mode)
             if refused is not None:
                 return refused
-        if function.mode is Mode.ASYNC:
-            return await self._run_here(function, task.payload, ctx)
-        if function.mode is Mode.THREAD:
-            return await self._run_in_thread(function, task.payload, ctx)
-        return await self._processes.run(function, task, ctx)
+        if function.mode is not _ASYNC:
+            if function.mode is Mode.THREAD:
+                return await self._run_in_thread(function, task.payload, ctx)
+            limit = function.memory_limit
+            return await self._processes.run(function.fn, task, ctx, memory_limit=limit)
+        signature = function.signature
+        try:
+            arguments = signature.decode(task.payload)
+        except InvalidRequest as wrong:
+            return bad_input(wrong)
+        token = running.set(ctx)
+        try:
+            value = await signature.call(function.fn, arguments, ctx)
+            return returned(value, signature, self._max_result)
+        except asyncio.CancelledError as error:
+            if is_being_cancelled():
+                raise
+            return cancelled(ctx) if ctx.cancel.requested else raised(error, ctx)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            return raised(error, ctx)
+        finally:
+            leave(token, ctx)
+
+    def abandon(self) -> None:
+        """Let jobs that are cancelled end before their threads do: the process is about to end."""
+        self._abandoned = True
+        for call in self._stubborn:
+            call.done.cancel()
+
+    def lend(self, topic: str, count: int) -> None:
+        """Let others have the thread or process of jobs that wait for them."""
+        mode = self._functions[topic].mode
+        if mode is Mode.THREAD and self._threads is not None:
+            self._threads.lend(count)
+        elif mode is Mode.PROCESS:
+            self._processes.lend(count)
 
     async def close(self) -> None:
         if not self._open:
@@ -87,32 +133,7 @@ class FunctionExecutor:
         await self._processes.close()
         if self._threads is not None:
             await self._threads.close(self._kill_grace)
-        BRIDGE.close()
-
-    async def _run_here(
-        self, function: JobFunction[..., Any], payload: bytes, ctx: Context
-    ) -> Outcome:
-        signature = function.signature
-        try:
-            arguments = signature.decode(payload)
-        except InvalidRequest as wrong:
-            return bad_input(wrong)
-        token = running.set(ctx)
-        try:
-            return stored(await signature.call(function.fn, arguments, ctx), self._max_result)
-        except asyncio.CancelledError as error:
-            if _is_being_cancelled():
-                raise
-            return cancelled(ctx) if ctx.cancel.requested else failed(error, ctx)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            return failed(error, ctx)
-        finally:
-            try:
-                running.reset(token)
-            except ValueError:  # a coroutine may be closed from another context
-                running.set(None)
+        OUTPUT.close()
 
     async def _run_in_thread(
         self, function: JobFunction[..., Any], payload: bytes, ctx: Context
@@ -130,38 +151,18 @@ class FunctionExecutor:
 
     async def _outwait(self, call: Call[Outcome], ctx: Context) -> None:
         """Wait for a thread that was asked to end, however long that takes."""
-        clock = asyncio.get_running_loop().time
-        warn_at: float | None = clock() + self._kill_grace
-        while not call.settled:
-            try:
-                await call.outlast(None if warn_at is None else max(0.0, warn_at - clock()))
-            except asyncio.CancelledError:
-                continue  # asked again; the answer is the same
-            if warn_at is not None and clock() >= warn_at and not call.settled:
-                warn_at = None
-                ctx.log(IGNORED, level="warning")
+        loop = asyncio.get_running_loop()
+        warning = loop.call_later(self._kill_grace, ctx.log, IGNORED, "warning")
+        self._stubborn.add(call)
+        while not (call.settled or self._abandoned):
+            with suppress(asyncio.CancelledError):  # asked again; the answer is the same
+                await call.outlast()
+        self._stubborn.discard(call)
+        warning.cancel()
 
 
 def make(app: Any, options: Mapping[str, Any]) -> FunctionExecutor:
     """The executor of an application's functions (entry point `penstock.executors`)."""
-    known = ("kill_grace", "max_result", "threads", "processes")
+    known = ("kill_grace", "max_result", "threads", "processes", "log_level")
     chosen = {name: options[name] for name in known if options.get(name) is not None}
     return FunctionExecutor(app.functions if app is not None else {}, **chosen)
-
-
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _offer(function: JobFunction[..., Any]) -> Offer:
-    defaults = function.defaults
-    return Offer(defaults.timeout, defaults.retry, defaults.priority, defaults.idempotent)
-
-
-def _unknown(topic: str) -> Outcome:
-    return Outcome(
-        JobState.FAILED,
-        error_code="UNKNOWN_TOPIC",
-        error_message=f"no function of this application serves {topic}",
-    )

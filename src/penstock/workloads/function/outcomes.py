@@ -1,41 +1,42 @@
-"""How a function's end becomes an Outcome. Job code may raise anything; none of it may
-harm whoever runs it.
+"""Calling a job's function, and the Outcome of every way in which that can end.
+
+Job code may raise anything; none of it may harm whoever runs it. What the safety rules demand of
+it (memory, network, file system) is enforced, or the function is not called.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from penstock.core.errors import InvalidRequest
-from penstock.core.policy import RETRY_REQUESTED
-from penstock.core.signals import Cancelled, Retry
+from penstock.core.job import RETRY_REQUESTED, Cancelled, Retry
+from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome
 from penstock.workloads.function.context import running
-from penstock.workloads.function.options import kinds
-from penstock.workloads.function.problems import JSON_TROUBLE, check_numbers, why_not
-from penstock.workloads.function.signature import Signature
+from penstock.workloads.function.definition import Mode, kinds
+from penstock.workloads.function.output import leave
+from penstock.workloads.function.signature import Signature, WrongResult
 
 BAD_INPUT = "BAD_INPUT"
+CONSTRAINT_NOT_ENFORCED = "CONSTRAINT_NOT_ENFORCED"
+EXITED = "EXITED"
+OUT_OF_MEMORY = "OUT_OF_MEMORY"
 RESULT_NOT_STORABLE = "RESULT_NOT_STORABLE"
 RESULT_TOO_LARGE = "RESULT_TOO_LARGE"
-OUT_OF_MEMORY = "OUT_OF_MEMORY"
-EXITED = "EXITED"
-KILLED = "KILLED"
+RESULT_WRONG_TYPE = "RESULT_WRONG_TYPE"
 
 MAX_MESSAGE = 4_000
-MAX_TRACEBACK = 20_000
+MAX_TRACEBACK = 8_000
 
 _PACKAGE = __name__.rpartition(".")[0]
-_encode = msgspec.json.Encoder().encode
+_SUCCEEDED = JobState.SUCCEEDED  # looking up a member of an enumeration is slow
 
 
 def perform(
@@ -55,48 +56,47 @@ def perform(
     try:
         with limits:
             value = signature.call(fn, arguments, ctx)
-        return stored(value, max_result)
+        return returned(value, signature, max_result)
     except BaseException as error:
-        return failed(error, ctx)
+        return raised(error, ctx)
     finally:
-        running.reset(token)
+        leave(token, ctx)
 
 
-def stored(value: Any, max_result: int) -> Outcome:
+def returned(value: Any, signature: Signature, max_result: int) -> Outcome:
     """The Outcome of a function that returned."""
     try:
-        payload = _encode(value)
-        check_numbers("result", value, payload)
-    except (*JSON_TROUBLE, InvalidRequest) as problem:
-        return _not_storable(value, problem)
+        payload, media_type = signature.encode_result(value)
+    except WrongResult as wrong:
+        return failure(RESULT_WRONG_TYPE, str(wrong))
+    except InvalidRequest as wrong:
+        kind = type(value).__qualname__
+        return failure(RESULT_NOT_STORABLE, f"a result of type {kind} can't be stored: {wrong}")
     if len(payload) > max_result:
-        return Outcome(
-            JobState.FAILED,
-            error_code=RESULT_TOO_LARGE,
-            error_message=f"the result is {len(payload)} bytes; at most {max_result} are allowed"
+        return failure(
+            RESULT_TOO_LARGE,
+            f"the result is {len(payload)} bytes; at most {max_result} are allowed"
             " (store it elsewhere and return where it is)",
         )
-    return Outcome(JobState.SUCCEEDED, payload)
+    return Outcome(_SUCCEEDED, payload, media_type)
 
 
-def failed(error: BaseException, ctx: Context) -> Outcome:
+def raised(error: BaseException, ctx: Context) -> Outcome:
     """The Outcome of a function that raised."""
     if isinstance(error, Cancelled) and ctx.cancel.requested:
         return cancelled(ctx)
+    code, message, retry_after = type(error).__name__, _text_of(error), None
     if isinstance(error, Retry):
-        return _retry(error)
-    code, message = type(error).__name__, text_of(error)
-    if isinstance(error, MemoryError):
+        code, retry_after = RETRY_REQUESTED, _seconds(error.after)
+    elif isinstance(error, MemoryError):
         code, message = OUT_OF_MEMORY, message or "the job ran out of memory"
     elif isinstance(error, SystemExit):
         code, message = EXITED, f"the job called sys.exit({error.code!r})"
-    _log_traceback(error, ctx)
-    return Outcome(
-        JobState.FAILED,
-        error_code=code,
-        error_message=bounded(message, MAX_MESSAGE),
-        error_kinds=kinds(type(error)),
-    )
+    trace = None
+    if code is not RETRY_REQUESTED:
+        trace = _traceback(error)
+        ctx.log(trace, level="error")
+    return failure(code, message, kinds(type(error)), retry_after, trace)
 
 
 def cancelled(ctx: Context, how: str = "") -> Outcome:
@@ -106,19 +106,24 @@ def cancelled(ctx: Context, how: str = "") -> Outcome:
 
 
 def bad_input(wrong: InvalidRequest) -> Outcome:
+    return failure(BAD_INPUT, str(wrong), kinds(type(wrong)))
+
+
+def failure(
+    code: str,
+    message: str,
+    kinds: tuple[str, ...] = (),
+    retry_after: float | None = None,
+    traceback: str | None = None,
+) -> Outcome:
     return Outcome(
         JobState.FAILED,
-        error_code=BAD_INPUT,
-        error_message=bounded(str(wrong), MAX_MESSAGE),
-        error_kinds=kinds(type(wrong)),
+        error_code=code,
+        error_message=bounded(message, MAX_MESSAGE),
+        error_kinds=kinds,
+        retry_after=retry_after,
+        traceback=traceback,
     )
-
-
-def text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return f"(its message can't be shown: {type(error).__name__}.__str__ raised)"
 
 
 def bounded(text: str, most: int) -> str:
@@ -128,14 +133,17 @@ def bounded(text: str, most: int) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _retry(error: Retry) -> Outcome:
-    return Outcome(
-        JobState.FAILED,
-        error_code=RETRY_REQUESTED,
-        error_message=bounded(text_of(error), MAX_MESSAGE),
-        error_kinds=kinds(type(error)),
-        retry_after=_seconds(error.after),
-    )
+def bounded_end(text: str, most: int) -> str:
+    """The same, keeping the end."""
+    text = text if len(text) <= most else "..." + text[3 - most :]
+    return text.encode("utf-8", "replace").decode()
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"(its message can't be shown: {type(error).__name__}.__str__ raised)"
 
 
 def _seconds(after: Any) -> float | None:
@@ -145,27 +153,12 @@ def _seconds(after: Any) -> float | None:
     return None
 
 
-def _not_storable(value: Any, problem: Exception) -> Outcome:
-    if inspect.iscoroutine(value):
-        value.close()
-    name = type(value).__qualname__
-    why = str(problem) if isinstance(problem, InvalidRequest) else why_not(problem)
-    return Outcome(
-        JobState.FAILED,
-        error_code=RESULT_NOT_STORABLE,
-        error_message=bounded(f"a result of type {name} can't be stored: {why}", MAX_MESSAGE),
-    )
-
-
-def _log_traceback(error: BaseException, ctx: Context) -> None:
+def _traceback(error: BaseException) -> str:
     try:
-        lines = traceback.format_exception(type(error), error, _from_the_job(error))
-        text = "".join(lines).rstrip()
-        if len(text) > MAX_TRACEBACK:
-            text = "..." + text[-MAX_TRACEBACK:]
-        ctx.log(bounded(text, MAX_TRACEBACK + 3), level="error")
+        text = "".join(traceback.format_exception(type(error), error, _from_the_job(error)))
+        return bounded_end(text.rstrip(), MAX_TRACEBACK)
     except Exception:
-        ctx.log(f"{type(error).__name__}, whose traceback can't be shown", level="error")
+        return f"{type(error).__name__}, whose traceback can't be shown"
 
 
 def _from_the_job(error: BaseException) -> TracebackType | None:
@@ -174,3 +167,52 @@ def _from_the_job(error: BaseException) -> TracebackType | None:
     while frame and frame.tb_frame.f_globals.get("__name__", "").startswith(_PACKAGE):
         frame = frame.tb_next
     return frame or error.__traceback__
+
+
+# -- constraints ------------------------------------------------------------------
+
+
+def refusal(constraints: Constraints, mode: Mode, platform: str = sys.platform) -> Outcome | None:
+    """Why a function of this mode may not run within these constraints; None if it may.
+
+    Time, retries, concurrency and the size of the result are enforced by the engine and worker.
+    """
+    if constraints.read_only:
+        return not_enforced(
+            "read_only", mode, "have the rule deny it, or require an approval, instead"
+        )
+    if constraints.network:
+        return not_enforced(
+            f"network = {list(constraints.network)}",
+            mode,
+            "have the rule allow no network at all (an empty list), or require an approval",
+        )
+    for demand, made in (
+        ("max_memory", constraints.max_memory is not None),
+        ("network = []", is_offline(constraints)),
+    ):
+        if made and mode is not Mode.PROCESS:
+            return not_enforced(demand, mode, "run it in process mode (mode='process')")
+        if made and platform != "linux":
+            return not_enforced(demand, mode, "run it on a worker on Linux")
+    return None
+
+
+def is_offline(constraints: Constraints | None) -> bool:
+    """Whether it may use no network at all."""
+    return constraints is not None and constraints.network is not None and not constraints.network
+
+
+def memory_within(limit: int | None, constraints: Constraints | None) -> int | None:
+    """A function's own limit, or the rules' if that is less."""
+    most = None if constraints is None else constraints.max_memory
+    given = [size for size in (limit, most) if size is not None]
+    return min(given, default=None)
+
+
+def not_enforced(demand: str, mode: Mode, help: str, why: str = "") -> Outcome:
+    return failure(
+        CONSTRAINT_NOT_ENFORCED,
+        f"the safety rules demand {demand}, which can't be enforced on a function in {mode} mode"
+        f"{f' here ({why})' if why else ''}; it was not run: {help}",
+    )

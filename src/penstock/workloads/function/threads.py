@@ -59,11 +59,11 @@ class Call(Generic[T]):
         else:
             self.done.set_result(self.end)  # type: ignore[arg-type]
 
-    async def outlast(self, patience: float | None) -> None:
-        """Wait, after a cancellation, for the end that may come within `patience`."""
+    async def outlast(self) -> None:
+        """Wait for its end after `done` was cancelled."""
         if not self.settled and self.done.done():
             self.done = self.done.get_loop().create_future()
-        await asyncio.wait((self.done,), timeout=patience)
+        await asyncio.wait((self.done,))
 
 
 class ThreadPool(Generic[T]):
@@ -99,6 +99,12 @@ class ThreadPool(Generic[T]):
         if not call.settled and not call.left:
             call.left = True
             self._size += 1
+
+    def lend(self, count: int) -> None:
+        """Have more, or fewer again: threads that wait for the work of others don't count."""
+        self._size += count
+        if self._busy > len(self._threads) < self._size:
+            self._start()
 
     def grow_to(self, size: int) -> None:
         """Have at least so many."""

@@ -23,7 +23,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
-from penstock.core.breakers import (
+from penstock.ports.clock import Clock
+from penstock.ports.executor import CancelToken
+from penstock.workloads.pipeline.breaker_rules import (
     BreakerOpen,
     BreakerSettings,
     Decision,
@@ -34,9 +36,7 @@ from penstock.core.breakers import (
     succeeded,
     unknown,
 )
-from penstock.core.stages import Breaker, BreakerState, WhenOpen
-from penstock.ports.clock import Clock
-from penstock.ports.token import Token
+from penstock.workloads.pipeline.records import Breaker, BreakerState, WhenOpen
 from penstock.workloads.pipeline.retrying import Failure, judge
 from penstock.workloads.pipeline.waiting import pause, release
 
@@ -72,7 +72,7 @@ class Breakers:
         settings: BreakerSettings = DEFAULT,
         *,
         when_open: WhenOpen = WhenOpen.WAIT,
-        cancel: Token | None = None,
+        cancel: CancelToken | None = None,
         timeout: float | None = None,
     ) -> Call:
         """One call behind a breaker. Entering it raises BreakerOpen, or waits, while the breaker
@@ -174,7 +174,7 @@ class Call:
         name: str,
         settings: BreakerSettings,
         when_open: WhenOpen,
-        cancel: Token | None,
+        cancel: CancelToken | None,
         timeout: float | None,
     ) -> None:
         self.name, self.settings, self.when_open = name, settings, when_open

@@ -23,17 +23,15 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from penstock.core.job import JobRequest
-from penstock.core.policy import IN_VAIN
-from penstock.core.signals import Cancelled
+from penstock import values
+from penstock.core.job import IN_VAIN, Cancelled, JobRequest
+from penstock.core.pointer import JSON
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Context, Outcome, Task
-from penstock.workloads.function.context import BRIDGE, running
-from penstock.workloads.function.definition import JobFunction
-from penstock.workloads.function.options import JobOptions, Mode
+from penstock.workloads.function.context import is_being_cancelled, running
+from penstock.workloads.function.output import OUTPUT, leave
 from penstock.workloads.function.processes import ProcessPool
-from penstock.workloads.function.signature import Signature
 from penstock.workloads.function.threads import Call, ThreadPool
 from penstock.workloads.pipeline.context import StageContext
 from penstock.workloads.pipeline.options import RunOptions
@@ -137,7 +135,7 @@ class Calls:
         self._pools, self._most = pools or Pools(options), threads
         self._left: dict[str, Callable[[], bool]] = {}
         self._stuck: list[Call[Any]] = []
-        BRIDGE.open()
+        OUTPUT.open()
         self._open = True
 
     async def run(self, order: Order) -> Ended:
@@ -173,12 +171,13 @@ class Calls:
             self._pool().leave(call)
         if self._own:
             await self._pools.close()
-        BRIDGE.close()
+        OUTPUT.close()
 
     # -- in the event loop --------------------------------------------------------
 
     async def _here(self, order: Order) -> Ended:
-        token = running.set(cast(Context, order.ctx))
+        ctx = cast(Context, order.ctx)
+        token = running.set(ctx)
         try:
             result = order.begin()
             if order.stage.shape.is_generator:
@@ -187,7 +186,7 @@ class Calls:
                 value = await result
             return order.codec.output(value)
         except asyncio.CancelledError as error:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
             return error
         except GeneratorExit:
@@ -195,7 +194,7 @@ class Calls:
         except BaseException as error:
             return error
         finally:
-            _reset(token)
+            leave(token, ctx)
 
     async def _here_in_time(self, order: Order, timeout: float) -> Ended:
         task = asyncio.ensure_future(self._here(order))
@@ -259,7 +258,7 @@ class Calls:
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.ensure_future(
             self._pools.processes().run(
-                _as_job(stage),
+                stage.fn,
                 _as_task(order),
                 cast(Context, order.ctx),
                 kill_grace=self._grace,
@@ -318,7 +317,8 @@ def _mark(began: asyncio.Future[None]) -> None:
 
 def _perform(order: Order, most: int) -> Ended:
     """A plain function's call, in its thread."""
-    token = running.set(cast(Context, order.ctx))
+    ctx = cast(Context, order.ctx)
+    token = running.set(ctx)
     try:
         value = order.begin()
         if order.stage.shape.is_generator:
@@ -327,7 +327,7 @@ def _perform(order: Order, most: int) -> Ended:
     except BaseException as error:
         return error
     finally:
-        running.reset(token)
+        leave(token, ctx)
 
 
 def _taken(generator: Any, most: int) -> list[Any]:
@@ -358,18 +358,6 @@ def _too_late(timeout: float | None) -> TimeoutError:
     return TimeoutError(f"it took longer than {timeout:g} s")
 
 
-def _is_being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def _reset(token: Any) -> None:
-    try:
-        running.reset(token)
-    except ValueError:  # a coroutine may be closed from another context
-        running.set(None)
-
-
 # -- what a process is told, and tells -------------------------------------------------
 
 
@@ -387,16 +375,6 @@ def _not_importable(stage: Stage) -> Unfit | None:
         NOT_IMPORTABLE,
         f"a process can't import {name}: declare the stage with a decorator at the top of a module",
     )
-
-
-def _as_job(stage: Stage) -> JobFunction[..., Any]:
-    """The stage as the pool of processes knows functions."""
-    options = JobOptions(topic=f"stage.{stage.name}", mode=Mode.PROCESS)
-    return JobFunction(stage.fn, Signature(stage.in_child), options, _no_submitter)
-
-
-def _no_submitter() -> Any:
-    raise RuntimeError("a stage is not submitted")
 
 
 def _as_task(order: Order) -> Task:
@@ -419,8 +397,11 @@ def _as_task(order: Order) -> Task:
 
 def _ended(order: Order, outcome: Outcome) -> Ended:
     if outcome.status is JobState.SUCCEEDED:
+        data = outcome.payload or b"null"
+        if outcome.media_type != JSON:
+            data = values.encode(data, "output")
         try:
-            return order.codec.checked(outcome.payload or b"null")
+            return order.codec.checked(data)
         except Unfit as error:
             return error
     if outcome.status is JobState.CANCELLED:

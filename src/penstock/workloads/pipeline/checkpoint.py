@@ -18,19 +18,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.errors import StoreCorrupt, Unavailable
-from penstock.core.run_summary import progress_of
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent
+from penstock.ports.clock import Clock
+from penstock.workloads.pipeline.context import Notes
+from penstock.workloads.pipeline.options import RunOptions, Tell
+from penstock.workloads.pipeline.records import (
     ItemRecord,
     PipelineEventKind,
     PipelineRecord,
     StageRecord,
     StageStatus,
 )
-from penstock.lifecycles.pipeline import PIPELINE, PipelineJobEvent
-from penstock.ports.clock import Clock
-from penstock.ports.pipelines import Happening, PipelineStore, Save, Saved, StageItems
-from penstock.workloads.pipeline.context import Notes
-from penstock.workloads.pipeline.options import RunOptions, Tell
+from penstock.workloads.pipeline.store import Happening, PipelineStore, Save, Saved, StageItems
+from penstock.workloads.pipeline.summary import progress_of
 from penstock.workloads.pipeline.tally import Tally
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from penstock.core.errors import Misconfigured
-from penstock.core.job import NO_RETRY, RetryPolicy
+from penstock.core.job import NO_RETRY, Retry, RetryPolicy
 from penstock.core.quantity import parse_duration
-from penstock.core.signals import Retry
-from penstock.core.stages import OnChange, OnOrphan, WhenOpen
+from penstock.workloads.pipeline.records import OnChange, OnOrphan, WhenOpen
 from penstock.workloads.pipeline.shape import Shape
 
 _MODES = ("async", "thread", "process")

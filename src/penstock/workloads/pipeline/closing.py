@@ -8,9 +8,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core import run_summary
-from penstock.core.run_summary import ending_of, progress_of
-from penstock.core.stages import (
+from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
+from penstock.ports.clock import Clock
+from penstock.workloads.pipeline import alerts, status, summary
+from penstock.workloads.pipeline.checkpoint import Checkpoint
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.options import Tell
+from penstock.workloads.pipeline.records import (
     Alert,
     PipelineEventKind,
     PipelineRecord,
@@ -18,14 +22,9 @@ from penstock.core.stages import (
     StageKind,
     StageStatus,
 )
-from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
-from penstock.ports.clock import Clock
-from penstock.workloads.pipeline import alerts, status
-from penstock.workloads.pipeline.checkpoint import Checkpoint
-from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.options import Tell
 from penstock.workloads.pipeline.retrying import bounded
 from penstock.workloads.pipeline.stage import Stage
+from penstock.workloads.pipeline.summary import ending_of, progress_of
 
 BREAKER_OPEN = "breaker_open"
 _ITEM_ERRORS = 3
@@ -115,7 +114,7 @@ class Closing:
             checkpoint.set(abandoned_items=names)
         record = replace(checkpoint.record, status=ended, finished_at=now)
         found = self._alerts(record)
-        checkpoint.set(alerts=found, summary=run_summary.closed(record.summary, record, found))
+        checkpoint.set(alerts=found, summary=summary.closed(record.summary, record, found))
         checkpoint.move(_MOVES[ended])
         checkpoint.happened(
             PipelineEventKind.JOB_COMPLETE, ending_of(replace(record, alerts=found))

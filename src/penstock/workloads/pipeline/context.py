@@ -17,15 +17,15 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import NotFound
-from penstock.core.stages import PipelineRecord
 from penstock.ports.clock import Clock
-from penstock.ports.pipelines import PipelineStore
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import Tell
 from penstock.workloads.pipeline.payloads import Payloads, encode
+from penstock.workloads.pipeline.records import PipelineRecord
 from penstock.workloads.pipeline.results import Portal, Reader, Results
 from penstock.workloads.pipeline.retrying import bounded
+from penstock.workloads.pipeline.store import PipelineStore
 
 Metric = float | int | str | bool
 _MAX_MESSAGE = 500
@@ -160,7 +160,7 @@ class StageContext:
         stage: str,
         key: str,
         attempt: int,
-        cancel: Token,
+        cancel: CancelToken,
         until: float | None = None,
     ) -> None:
         self._run, self.stage, self.key, self.attempt = run, stage, key, attempt

@@ -19,17 +19,27 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.core.errors import InvalidRequest, Misconfigured
-from penstock.core.job import RetryPolicy
-from penstock.core.signals import Retry
-from penstock.core.stages import (
+from penstock.core.job import Retry, RetryPolicy
+from penstock.workloads.pipeline.choices import (
+    above_zero,
+    at_least,
+    choice,
+    mode_of,
+    name_of,
+    policy_of,
+    seconds,
+)
+from penstock.workloads.pipeline.records import (
     STALE_AFTER,
     TOPIC,
     AlertRule,
@@ -39,15 +49,6 @@ from penstock.core.stages import (
     StageInfo,
     StageKind,
     WhenOpen,
-)
-from penstock.workloads.pipeline.choices import (
-    above_zero,
-    at_least,
-    choice,
-    mode_of,
-    name_of,
-    policy_of,
-    seconds,
 )
 from penstock.workloads.pipeline.shape import Shape, shape_of
 from penstock.workloads.pipeline.stage import Source, Stage
@@ -332,7 +333,7 @@ class Definition:
             if name not in self.config_fields:
                 raise InvalidRequest(
                     f"config.{name}",
-                    "there is no such field",
+                    "unknown field",
                     hint=f"there are {', '.join(self.config_fields)}",
                 )
         try:
@@ -395,3 +396,29 @@ def fingerprint_of(stages: Iterable[StageInfo]) -> str:
 def _plain(value: dict[str, Any]) -> dict[str, Any]:
     """As JSON has it: what comes back from a store or over a wire is then the same."""
     return msgspec.json.decode(msgspec.json.encode(value))  # type: ignore[no-any-return]
+
+
+# -- loading ----------------------------------------------------------------------
+
+BUILT_IN = {"news": "penstock.workloads.pipeline.news.pipeline:news"}
+"""Pipelines that come with Penstock, and where they are."""
+
+
+def load_pipeline(reference: str) -> Definition:
+    """A built-in pipeline by its name, or `module:name`. Raises Misconfigured."""
+    where = BUILT_IN.get(reference, reference)
+    module_name, _, name = where.partition(":")
+    if not module_name or not name:
+        raise Misconfigured(
+            f"there is no pipeline {reference!r}",
+            hint=f"write module:name, or one of {', '.join(BUILT_IN)}",
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(importlib.import_module(module_name), name, None)
+    except Exception as error:
+        raise Misconfigured(f"can't import {module_name}: {error}") from error
+    if not isinstance(found, Definition):
+        raise Misconfigured(f"{module_name} has no pipeline {name!r}", hint="write module:name")
+    return found

@@ -15,22 +15,11 @@ import msgspec
 
 from penstock.core.check import MAX_TIMEOUT
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError, Unavailable
-from penstock.core.job import Offer, Unique
-from penstock.core.run_config import read_config
-from penstock.core.stages import (
-    TOPIC,
-    ItemOutcome,
-    ItemRecord,
-    PipelineRecord,
-    StageKind,
-    first_record,
-)
+from penstock.core.job import TopicDefaults, Unique
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
-from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
-from penstock.ports.pipelines import Claim
-from penstock.ports.token import Token
+from penstock.ports.executor import Context, Environment, Interrupted, Outcome, Task
 from penstock.workloads.pipeline.calls import Pools
 from penstock.workloads.pipeline.closing import call_hooks
 from penstock.workloads.pipeline.definition import Definition
@@ -41,8 +30,18 @@ from penstock.workloads.pipeline.orchestrator import (
     RunOptions,
     Stop,
 )
+from penstock.workloads.pipeline.records import (
+    TOPIC,
+    ItemOutcome,
+    ItemRecord,
+    PipelineRecord,
+    StageKind,
+    first_record,
+)
+from penstock.workloads.pipeline.run_config import read_config
 from penstock.workloads.pipeline.spread import Emitter, ItemEnd, ItemTask, Spread, child_topic
 from penstock.workloads.pipeline.stage import Stage
+from penstock.workloads.pipeline.store import Claim
 
 _MAX_ATTEMPTS = 100
 """How often a run may lose its worker: it goes on where it was, so that costs little."""
@@ -64,21 +63,23 @@ class PipelineExecutor:
         self._options = options or RunOptions()
         self._pools = Pools(self._options)
         self._items: dict[str, tuple[Definition, Stage]] = {}
-        offers: dict[str, Offer] = {}
+        topic_defaults: dict[str, TopicDefaults] = {}
         for topic, pipeline in self._pipelines.items():
             pipeline.check()
-            offers[topic] = _offer(pipeline)
+            topic_defaults[topic] = _offer(pipeline)
             for stage in pipeline.stages.values():
                 if stage.info.spread:
                     child = child_topic(pipeline.name, stage.name)
                     self._items[child] = pipeline, stage
-                    offers[child] = Offer(timeout=MAX_TIMEOUT, idempotent=True)
-        self.offers: Mapping[str, Offer] = offers
+                    topic_defaults[child] = TopicDefaults(timeout=MAX_TIMEOUT, idempotent=True)
+        self.topic_defaults: Mapping[str, TopicDefaults] = topic_defaults
         self.topics: tuple[str, ...] = (*self._pipelines, *self._items)
 
-    async def open(self, world: World) -> None:
+    async def open(self, environment: Environment) -> None:
         """Say what can be started, before anything is."""
-        await world.pipelines.declare([pipeline.info() for pipeline in self._pipelines.values()])
+        await environment.pipelines.declare(
+            [pipeline.info() for pipeline in self._pipelines.values()]
+        )
 
     def check(self, topic: str, payload: bytes) -> None:
         if (pipeline := self._pipelines.get(topic)) is not None:
@@ -90,10 +91,10 @@ class PipelineExecutor:
         return config if pipeline is None else pipeline.plain_config(config)
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
-        world, topic = ctx.world, task.request.topic
+        environment, topic = ctx.environment, task.request.topic
         if topic not in self.topics:
             return _failure("UNKNOWN_TOPIC", f"no pipeline here serves {topic}")
-        if world is None:
+        if environment is None:
             return _failure("NO_RECORDS", "there is no engine behind this worker to keep records")
         if (demand := _unenforceable(task.constraints)) is not None:
             return _failure(
@@ -103,8 +104,8 @@ class PipelineExecutor:
             )
         try:
             if topic in self._items:
-                return await self._run_item(task, ctx, world)
-            return await self._run_pipeline(self._pipelines[topic], task, ctx, world)
+                return await self._run_item(task, ctx, environment)
+            return await self._run_pipeline(self._pipelines[topic], task, ctx, environment)
         except InvalidRequest as wrong:
             return _failure("BAD_INPUT", str(wrong))
 
@@ -119,19 +120,19 @@ class PipelineExecutor:
     # -- a run --------------------------------------------------------------------
 
     async def _run_pipeline(
-        self, pipeline: Definition, task: Task, ctx: Context, world: World
+        self, pipeline: Definition, task: Task, ctx: Context, environment: Environment
     ) -> Outcome:
-        record = await self._claim(pipeline, task, world)
+        record = await self._claim(pipeline, task, environment)
         if record.is_final:
-            return await _outcome(record, world)
+            return await _outcome(record, environment)
         orchestrator = AsyncPipelineOrchestrator(
             pipeline,
             record,
-            world.pipelines,
-            world.blobs,
-            world.clock,
+            environment.pipelines,
+            environment.blobs,
+            environment.clock,
             tell=ctx,
-            spread=Spread(world, task.request, pipeline),
+            spread=Spread(environment, task.request, pipeline),
             options=self._options,
             pools=self._pools,
         )
@@ -142,14 +143,16 @@ class PipelineExecutor:
             raise Interrupted(f"its records can't be written: {lost}") from lost
         if ctx.cancel.requested and not _finished_first(ended):
             raise asyncio.CancelledError  # the worker knows what the end counts as
-        return await _outcome(ended, world, orchestrator.output)
+        return await _outcome(ended, environment, orchestrator.output)
 
-    async def _claim(self, pipeline: Definition, task: Task, world: World) -> PipelineRecord:
+    async def _claim(
+        self, pipeline: Definition, task: Task, environment: Environment
+    ) -> PipelineRecord:
         """The run's record, ours to write from now on."""
-        runs, now = world.pipelines, world.clock.now()
+        runs, now = environment.pipelines, environment.clock.now()
         config = pipeline.plain_config(read_config(task.payload))
         claim = Claim(
-            job_id=task.request.job_id, owner=world.worker_id, now=now, fence=task.attempt
+            job_id=task.request.job_id, owner=environment.worker_id, now=now, fence=task.attempt
         )
         try:
             claimed = await runs.claim(claim)
@@ -170,23 +173,22 @@ class PipelineExecutor:
 
     # -- one item -----------------------------------------------------------------
 
-    async def _run_item(self, task: Task, ctx: Context, world: World) -> Outcome:
+    async def _run_item(self, task: Task, ctx: Context, environment: Environment) -> Outcome:
         pipeline, stage = self._items[task.request.topic]
-        given, record, item = await _given(pipeline, stage, task, world)
-        assert isinstance(ctx.cancel, Token)
+        given, record, item = await _given(pipeline, stage, task, environment)
         runner = ItemRunner(
             pipeline,
             record,
-            world.pipelines,
-            world.blobs,
-            world.clock,
+            environment.pipelines,
+            environment.blobs,
+            environment.clock,
             ctx.cancel,
             ctx,
             self._options,
             pools=self._pools,
         )
         runner.scope.fans.update(given.fans)
-        emitter = Emitter(world, record, ctx)
+        emitter = Emitter(environment, record, ctx)
         runner.scope.on_emit = emitter.emit
         try:
             ended, notes = await runner.perform(stage, item)
@@ -203,7 +205,7 @@ class PipelineExecutor:
 
 
 async def _given(
-    pipeline: Definition, stage: Stage, task: Task, world: World
+    pipeline: Definition, stage: Stage, task: Task, environment: Environment
 ) -> tuple[ItemTask, PipelineRecord, ItemRecord]:
     """The item that a child job is for. Another tenant's run is as unknown as one that never
     was."""
@@ -211,11 +213,11 @@ async def _given(
         given = msgspec.json.decode(task.payload, type=ItemTask)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("input", f"is no item of a run: {error}") from error
-    record = await world.pipelines.get(given.run)
+    record = await environment.pipelines.get(given.run)
     mine = pipeline.name, task.request.tenant
     if record is None or (record.pipeline, record.tenant) != mine:
         raise InvalidRequest("run", f"there is no run {given.run!r}")
-    items = await world.pipelines.items(record.id, stage.name, after=given.seq - 1, limit=1)
+    items = await environment.pipelines.items(record.id, stage.name, after=given.seq - 1, limit=1)
     if not items or items[0].seq != given.seq:
         raise InvalidRequest("seq", f"stage {stage.name} has no item {given.seq}")
     return given, record, items[0]
@@ -259,7 +261,7 @@ class RunResult(msgspec.Struct, frozen=True):
     alerts: list[str]
 
 
-async def _outcome(record: PipelineRecord, world: World, output: str = "") -> Outcome:
+async def _outcome(record: PipelineRecord, environment: Environment, output: str = "") -> Outcome:
     end = ENDS[record.status]
     errors = [f"{error.stage}: {error.message}" for error in record.errors]
     if end.state is not JobState.SUCCEEDED:
@@ -268,7 +270,7 @@ async def _outcome(record: PipelineRecord, world: World, output: str = "") -> Ou
         return Outcome(end.state, error_code=code or end.error_code, error_message=message)
     result = RunResult(
         status=record.status,
-        output=await _output(record, world, output),
+        output=await _output(record, environment, output),
         stages={
             stage.name: {
                 "status": stage.status,
@@ -290,25 +292,25 @@ async def _outcome(record: PipelineRecord, world: World, output: str = "") -> Ou
     )
 
 
-async def _output(record: PipelineRecord, world: World, pointer: str) -> Any:
+async def _output(record: PipelineRecord, environment: Environment, pointer: str) -> Any:
     """What the last step that succeeded returned; if that was in an earlier run, it is read."""
     if not pointer:
-        pointer = await _last_output(record, world)
-    return msgspec.json.decode(await world.blobs.get(pointer)) if pointer else None
+        pointer = await _last_output(record, environment)
+    return msgspec.json.decode(await environment.blobs.get(pointer)) if pointer else None
 
 
-async def _last_output(record: PipelineRecord, world: World) -> str:
+async def _last_output(record: PipelineRecord, environment: Environment) -> str:
     for stage in reversed(record.stages):
         if stage.kind is StageKind.STEP and stage.ok:
-            items = await world.pipelines.items(record.id, stage.name, limit=1)
+            items = await environment.pipelines.items(record.id, stage.name, limit=1)
             if items and items[0].output:
                 return items[0].output
     return ""
 
 
-def _offer(pipeline: Definition) -> Offer:
+def _offer(pipeline: Definition) -> TopicDefaults:
     unique = Unique(f"pipeline.{pipeline.name}") if pipeline.single_flight else None
-    return Offer(
+    return TopicDefaults(
         timeout=pipeline.timeout or MAX_TIMEOUT,
         idempotent=True,
         unique=unique,

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from penstock.core.errors import NotFound, WaitTimedOut
-from penstock.core.stages import PipelineEvent, PipelineEventKind, PipelineRecord
 from penstock.lifecycles.pipeline import PIPELINE
-from penstock.ports.pipelines import PipelineStore
+from penstock.workloads.pipeline.records import PipelineEvent, PipelineEventKind, PipelineRecord
+from penstock.workloads.pipeline.store import PipelineStore
 
 LOOK_EVERY = 1.0
 """Seconds until another process's write is seen."""

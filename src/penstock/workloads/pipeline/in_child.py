@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from penstock import values
 from penstock.core.errors import Misconfigured
 from penstock.ports.executor import Context
-from penstock.ports.token import Token
 from penstock.workloads.pipeline.shape import Shape
 
 
@@ -25,7 +25,7 @@ class ProcessStageContext:
         self.stage, self.key = about["stage"], about["key"]
         self.pipeline, self.trace_id = about["pipeline"], about["trace_id"]
         self.config = config
-        self.cancel: Token = ctx.cancel  # type: ignore[assignment]
+        self.cancel = ctx.cancel
 
     def cancelled(self) -> bool:
         return self.cancel.requested
@@ -54,7 +54,9 @@ def call_in_child(
     arguments: dict[str, Any] = {}
     if shape.takes_input:
         kind = shape.input_type
-        arguments[shape.parameter] = given if kind is Any else msgspec.convert(given, kind)
+        arguments[shape.parameter] = (
+            given if kind is Any else values.convert(given, values.readable(kind))
+        )
     if shape.takes_ctx:
         config = about["config"]
         typed = config if config_type is None else msgspec.convert(config, config_type)

@@ -16,20 +16,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.breakers import BreakerOpen, BreakerSettings
-from penstock.core.signals import Cancelled
-from penstock.core.stages import (
-    ErrorClass,
-    ItemOutcome,
-    ItemRecord,
-    PipelineRecord,
-    StageKind,
-    WhenOpen,
-)
+from penstock.core.job import Cancelled
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
-from penstock.ports.pipelines import PipelineStore
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
+from penstock.workloads.pipeline.breaker_rules import BreakerOpen, BreakerSettings
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order, Pools
 from penstock.workloads.pipeline.context import (
@@ -43,9 +34,18 @@ from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Tell
 from penstock.workloads.pipeline.pacing import Pace
 from penstock.workloads.pipeline.payloads import Codec, Payloads, Unfit, outputs_of
+from penstock.workloads.pipeline.records import (
+    ErrorClass,
+    ItemOutcome,
+    ItemRecord,
+    PipelineRecord,
+    StageKind,
+    WhenOpen,
+)
 from penstock.workloads.pipeline.results import Results, element_of, wants_list
 from penstock.workloads.pipeline.retrying import Failure, bounded, judge, next_try
 from penstock.workloads.pipeline.stage import Stage
+from penstock.workloads.pipeline.store import PipelineStore
 from penstock.workloads.pipeline.waiting import pause
 
 _MOST_TRACEBACKS = 20
@@ -62,7 +62,7 @@ class ItemRunner:
         store: PipelineStore,
         blobs: Blobs,
         clock: Clock,
-        cancel: Token,
+        cancel: CancelToken,
         tell: Tell | None = None,
         options: RunOptions = DEFAULTS,
         *,
@@ -88,7 +88,7 @@ class ItemRunner:
         self._tracebacks = 0
 
     async def perform(
-        self, stage: Stage, item: ItemRecord, cancel: Token | None = None
+        self, stage: Stage, item: ItemRecord, cancel: CancelToken | None = None
     ) -> tuple[ItemRecord, Notes | None]:
         """The item as it ended, and what its last attempt reported."""
         return await _Item(self, stage, item, cancel or self._cancel).run()
@@ -118,7 +118,7 @@ class ItemRunner:
             self._paces[stage.name] = Pace(stage.info.rate, self._clock)
         return self._paces[stage.name]
 
-    def guard(self, stage: Stage, token: Token) -> Any:
+    def guard(self, stage: Stage, token: CancelToken) -> Any:
         info = stage.info
         assert info.breaker is not None
         return self._breakers.call(
@@ -193,7 +193,7 @@ class ItemRunner:
     def monotonic(self) -> float:
         return self._clock.monotonic()
 
-    async def pause(self, seconds: float, token: Token) -> None:
+    async def pause(self, seconds: float, token: CancelToken) -> None:
         await pause(self._clock, seconds, token)
 
 
@@ -202,7 +202,9 @@ class _Item:
 
     __slots__ = ("attempts", "item", "notes", "runner", "spent", "stage", "token")
 
-    def __init__(self, runner: ItemRunner, stage: Stage, item: ItemRecord, token: Token) -> None:
+    def __init__(
+        self, runner: ItemRunner, stage: Stage, item: ItemRecord, token: CancelToken
+    ) -> None:
         self.runner, self.stage, self.item, self.token = runner, stage, item, token
         self.attempts, self.spent = 0, 0.0
         self.notes: Notes | None = None
@@ -303,9 +305,9 @@ class _Item:
         return ended
 
 
-def _chained(token: Token) -> tuple[Token, Any]:
+def _chained(token: CancelToken) -> tuple[CancelToken, Any]:
     """A token of its own for a call that may run out of time; asked when the other one is."""
-    own = Token()
+    own = CancelToken()
     return own, token.when_requested(lambda: own.request(token.reason))
 
 

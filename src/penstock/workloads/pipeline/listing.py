@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.signals import Cancelled
-from penstock.core.stages import ErrorClass, ItemOutcome, ItemRecord
-from penstock.ports.token import Token
+from penstock.core.job import Cancelled
+from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.context import AsyncStageContext, Notes, StageContext, notes_of
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.payloads import WRONG_TYPE, Payloads, Unfit, encode, outputs_of
+from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord
 from penstock.workloads.pipeline.retrying import bounded
 from penstock.workloads.pipeline.stage import Stage
 
@@ -42,7 +42,7 @@ class Lister:
     """Lists the items of one map stage. Their `seq` is left to whoever takes them."""
 
     def __init__(
-        self, runner: ItemRunner, payloads: Payloads, stage: Stage, cancel: Token, page: int
+        self, runner: ItemRunner, payloads: Payloads, stage: Stage, cancel: CancelToken, page: int
     ) -> None:
         self._runner, self._payloads, self._stage = runner, payloads, stage
         self._cancel, self._page = cancel, page

@@ -32,19 +32,11 @@ from penstock.core.errors import (
     Superseded,
     Unavailable,
 )
-from penstock.core.ids import IdSource
-from penstock.core.stages import (
-    STALE_MESSAGE,
-    ItemOutcome,
-    ItemRecord,
-    PipelineEvent,
-    PipelineRecord,
-)
+from penstock.core.job import IdSource
 from penstock.lifecycles.pipeline import PIPELINE
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.executor import Interrupted
-from penstock.ports.pipelines import CancelAnswer, Claim, PipelineStore, RunQuery
 from penstock.workloads.pipeline.calls import Pools
 from penstock.workloads.pipeline.closing import call_hooks
 from penstock.workloads.pipeline.definition import Definition
@@ -52,7 +44,15 @@ from penstock.workloads.pipeline.following import Followers
 from penstock.workloads.pipeline.options import RunOptions, Silent
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
 from penstock.workloads.pipeline.orphans import Fate, Patience, Sweeper
+from penstock.workloads.pipeline.records import (
+    STALE_MESSAGE,
+    ItemOutcome,
+    ItemRecord,
+    PipelineEvent,
+    PipelineRecord,
+)
 from penstock.workloads.pipeline.running import RunningJob, outcome_of
+from penstock.workloads.pipeline.store import CancelAnswer, Claim, PipelineStore, RunQuery
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from penstock.core.stages import ItemRecord, PipelineRecord
+from penstock.workloads.pipeline.records import ItemRecord, PipelineRecord
 
 if TYPE_CHECKING:
     from penstock.workloads.pipeline.context import Notes

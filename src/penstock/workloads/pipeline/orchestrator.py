@@ -13,24 +13,12 @@ import asyncio
 from collections.abc import Callable
 from enum import StrEnum
 
-from penstock.core import run_summary
 from penstock.core.errors import IllegalMove, Superseded, Unavailable
-from penstock.core.stages import (
-    ItemRecord,
-    OnChange,
-    PipelineEventKind,
-    PipelineRecord,
-    StageKind,
-    StageRecord,
-    StageStatus,
-)
 from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
-from penstock.ports.executor import Interrupted
-from penstock.ports.pipelines import PipelineStore, Saved
-from penstock.ports.token import Token
-from penstock.workloads.pipeline import resume, status
+from penstock.ports.executor import CancelToken, Interrupted
+from penstock.workloads.pipeline import resume, status, summary
 from penstock.workloads.pipeline.calls import Pools
 from penstock.workloads.pipeline.checkpoint import Checkpoint
 from penstock.workloads.pipeline.closing import Closing, call_hooks
@@ -39,10 +27,20 @@ from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import StageFailed
 from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Spread, Tell
 from penstock.workloads.pipeline.patience import patient
+from penstock.workloads.pipeline.records import (
+    ItemRecord,
+    OnChange,
+    PipelineEventKind,
+    PipelineRecord,
+    StageKind,
+    StageRecord,
+    StageStatus,
+)
 from penstock.workloads.pipeline.reuse import Reuse
 from penstock.workloads.pipeline.skipping import skip_of
 from penstock.workloads.pipeline.stage import Stage
 from penstock.workloads.pipeline.stage_run import Halt, StageRun
+from penstock.workloads.pipeline.store import PipelineStore, Saved
 from penstock.workloads.pipeline.upkeep import Upkeep
 
 __all__ = ["AsyncPipelineOrchestrator", "RunOptions", "Spread", "Stop", "Tell"]
@@ -99,7 +97,7 @@ class AsyncPipelineOrchestrator:
         self._clock, self._options = clock, options
         self._tell: Tell = tell or Silent()
         self._spread, self._pools = spread, pools
-        self._token = Token()
+        self._token = CancelToken()
         self.output = ""
         """Where the output of the last step is that ran here."""
         self._saved = Checkpoint(record, store, clock, options, self._tell, self._heard)
@@ -254,9 +252,7 @@ class AsyncPipelineOrchestrator:
                     return
             await self._count_outputs(name)
             if name == (self._pipeline.summary_after or last):
-                self._saved.set(
-                    summary=run_summary.summarise(self._saved.record, self._clock.now())
-                )
+                self._saved.set(summary=summary.summarise(self._saved.record, self._clock.now()))
         self._upkeep.tell(last, 1.0, "all stages have ended")
 
     async def _run_stage(self, stage: Stage) -> None:

@@ -13,16 +13,16 @@ from enum import StrEnum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.stages import (
+from penstock.ports.clock import Clock
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.records import (
     STALE_AFTER,
     STALE_MESSAGE,
     OnOrphan,
     PipelineInfo,
     PipelineRecord,
 )
-from penstock.ports.clock import Clock
-from penstock.ports.pipelines import PipelineStore
-from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.store import PipelineStore
 
 
 class Fate(StrEnum):

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from penstock.ports.clock import Clock
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.waiting import pause, release
 
 
@@ -22,7 +22,7 @@ class Pace:
         self._next = -float("inf")
         self._line: deque[asyncio.Future[None]] = deque()
 
-    async def turn(self, cancel: Token | None = None) -> None:
+    async def turn(self, cancel: CancelToken | None = None) -> None:
         """Wait until it is the caller's turn. Raises `penstock.Cancelled` if asked to end."""
         if cancel is not None:
             cancel.raise_if_requested()
@@ -34,7 +34,7 @@ class Pace:
         # From when it was due, not from when a late timer let it go: lateness does not add up.
         self._next = due + self._gap
 
-    async def _stand_in_line(self, cancel: Token | None) -> float:
+    async def _stand_in_line(self, cancel: CancelToken | None) -> float:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append(place)
         try:

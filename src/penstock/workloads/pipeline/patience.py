@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from penstock.core.errors import StoreCorrupt, Unavailable
 from penstock.ports.clock import Clock
-from penstock.ports.pipelines import PipelineStore
+from penstock.workloads.pipeline.store import PipelineStore
 
 _READS = frozenset({"breaker", "fan", "get", "glance", "items", "items_by_key", "recall"})
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0

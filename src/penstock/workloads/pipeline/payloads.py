@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.check import check_finite
+from penstock import values
 from penstock.core.errors import InvalidRequest, TooLarge
 from penstock.core.pointer import decode_data, encode_data
 from penstock.ports.blobs import Blobs
@@ -23,8 +23,6 @@ RESULT_NOT_STORABLE = "RESULT_NOT_STORABLE"
 RESULT_TOO_LARGE = "RESULT_TOO_LARGE"
 TOO_MANY_OUTPUTS = "TOO_MANY_OUTPUTS"
 
-_TROUBLE = (TypeError, ValueError, OverflowError, RecursionError)
-_encode = msgspec.json.Encoder().encode
 _array = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -39,15 +37,12 @@ class Unfit(Exception):
 def encode(value: Any) -> bytes:
     """A value as JSON. Raises Unfit, also for NaN and infinity, which JSON does not have."""
     try:
-        data = _encode(value)
-        if b"null" in data and value is not None:  # as msgspec writes them
-            check_finite("output", msgspec.to_builtins(value))
-    except (*_TROUBLE, InvalidRequest) as problem:
+        return values.encode(value, "output")
+    except InvalidRequest as problem:
         kind = type(value).__qualname__
         raise Unfit(
-            RESULT_NOT_STORABLE, f"an output of type {kind} can't be stored: {_why(problem)}"
+            RESULT_NOT_STORABLE, f"an output of type {kind} can't be stored: {problem}"
         ) from None
-    return data
 
 
 def outputs_of(data: bytes) -> list[msgspec.Raw] | None:
@@ -60,10 +55,10 @@ class Codec:
 
     def __init__(self, stage: str, shape: Shape) -> None:
         self._stage = stage
-        self._decode = _decoder(shape.input_type) or msgspec.json.Decoder().decode
+        self._decode = decoder(shape.input_type) or msgspec.json.Decoder().decode
         kind = shape.output_type
         returned = types.GenericAlias(list, (kind,)) if shape.is_generator else kind
-        self._check = None if kind is Any else _decoder(returned)
+        self._check = None if kind is Any else decoder(returned)
 
     def input(self, data: bytes) -> Any:
         try:
@@ -110,15 +105,9 @@ class Payloads:
         return await self._blobs.get(pointer) if pointer else b"null"
 
 
-def _decoder(kind: Any) -> Any:
+def decoder(kind: Any) -> Any:
     """How to read JSON as a type; None for one that JSON can't be read as."""
     try:
-        return msgspec.json.Decoder(kind).decode
-    except (TypeError, NotImplementedError):
+        return values.decoder(values.readable(kind))
+    except TypeError:
         return None
-
-
-def _why(problem: Exception) -> str:
-    if isinstance(problem, RecursionError):
-        return "it is nested too deeply, or contains itself"
-    return str(problem).replace("Encoding objects of type", "a value of type")

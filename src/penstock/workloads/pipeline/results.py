@@ -11,10 +11,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from penstock.core.signals import Cancelled
-from penstock.core.stages import ItemOutcome, ItemRecord
-from penstock.ports.pipelines import PipelineStore
-from penstock.workloads.pipeline.payloads import Payloads, outputs_of
+from penstock.core.job import Cancelled
+from penstock.workloads.pipeline.payloads import Payloads, decoder, outputs_of
+from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord
+from penstock.workloads.pipeline.store import PipelineStore
 
 T = TypeVar("T")
 _PAGE = 100
@@ -84,7 +84,7 @@ class Results(Generic[T]):
         self.stage, self.count = stage, count
         """How many outputs there are."""
         self._reader, self._portal = reader, portal
-        self._decode: Callable[[msgspec.Raw], T] = msgspec.json.Decoder(kind).decode
+        self._decode: Callable[[msgspec.Raw], T] = decoder(kind) or msgspec.json.Decoder().decode
 
     def __aiter__(self) -> AsyncIterator[T]:
         self._async_only("async for x in results")

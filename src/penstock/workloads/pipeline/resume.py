@@ -6,9 +6,9 @@ of the pipeline: the stages that have begun must be its first ones, unchanged.
 
 from __future__ import annotations
 
-from penstock.core import stages
-from penstock.core.stages import OnChange, PipelineRecord, StageRecord, StageStatus
+from penstock.workloads.pipeline import records
 from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.records import OnChange, PipelineRecord, StageRecord, StageStatus
 from penstock.workloads.pipeline.reuse import form_of
 
 DEFINITION_CHANGED = "DEFINITION_CHANGED"
@@ -24,7 +24,7 @@ class DefinitionChanged(Exception):
 
 def first_stages(pipeline: Definition) -> tuple[StageRecord, ...]:
     """The stages of a run of which nothing has begun."""
-    return stages.first_stages(stage.info for stage in pipeline.stages.values())
+    return records.first_stages(stage.info for stage in pipeline.stages.values())
 
 
 def is_changed(record: PipelineRecord, pipeline: Definition) -> bool:

@@ -21,12 +21,10 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from penstock.core.breakers import BREAKER_OPEN, BreakerOpen
 from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, NotPermitted
-from penstock.core.job import RetryPolicy
-from penstock.core.policy import RETRY_REQUESTED, backoff
-from penstock.core.signals import Cancelled, Retry
-from penstock.core.stages import ErrorClass
+from penstock.core.job import RETRY_REQUESTED, Cancelled, Retry, RetryPolicy, backoff
+from penstock.workloads.pipeline.breaker_rules import BREAKER_OPEN, BreakerOpen
+from penstock.workloads.pipeline.records import ErrorClass
 
 MAX_MESSAGE = 2_000
 MAX_RETRY_AFTER = 3_600.0

@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
-from penstock.core.stages import (
+from penstock.workloads.pipeline.context import Metric
+from penstock.workloads.pipeline.records import (
     ItemOutcome,
     ItemRecord,
     PipelineRecord,
     StageRecord,
     StageStatus,
 )
-from penstock.ports.pipelines import PipelineStore
-from penstock.workloads.pipeline.context import Metric
 from penstock.workloads.pipeline.stage import Stage
+from penstock.workloads.pipeline.store import PipelineStore
 
 DUPLICATES = "duplicates"
 """Metric: items left out since another has their key."""

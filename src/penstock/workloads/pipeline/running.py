@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.core.stages import PipelineRecord
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.pipelines import CancelAnswer
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop
+from penstock.workloads.pipeline.records import PipelineRecord
+from penstock.workloads.pipeline.store import CancelAnswer
 
 
 class RunningJob:

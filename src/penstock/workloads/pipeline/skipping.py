@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from penstock.core.stages import StageRecord, StageStatus
+from penstock.workloads.pipeline.records import StageRecord, StageStatus
 from penstock.workloads.pipeline.stage import Stage
 
 DISABLED = "disabled"

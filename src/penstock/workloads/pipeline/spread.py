@@ -17,7 +17,13 @@ from msgspec.structs import replace
 
 from penstock.core.errors import PenstockError, Superseded
 from penstock.core.job import Job, JobRequest
-from penstock.core.stages import (
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import Environment
+from penstock.ports.store import JobQuery
+from penstock.workloads.pipeline.context import Metric, Notes
+from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.options import Tell
+from penstock.workloads.pipeline.records import (
     TOPIC,
     ErrorClass,
     ItemOutcome,
@@ -26,14 +32,8 @@ from penstock.core.stages import (
     PipelineEventKind,
     PipelineRecord,
 )
-from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import World
-from penstock.ports.pipelines import Happening, Save
-from penstock.ports.store import JobQuery
-from penstock.workloads.pipeline.context import Metric, Notes
-from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.options import Tell
 from penstock.workloads.pipeline.stage import Stage
+from penstock.workloads.pipeline.store import Happening, Save
 
 
 class ItemTask(msgspec.Struct, frozen=True):
@@ -75,16 +75,16 @@ class ItemEnd(msgspec.Struct, frozen=True):
 class Spread:
     """Runs items of one run as child jobs."""
 
-    def __init__(self, world: World, request: JobRequest, pipeline: Definition) -> None:
-        self._world, self._request, self._pipeline = world, request, pipeline
+    def __init__(self, environment: Environment, request: JobRequest, pipeline: Definition) -> None:
+        self._environment, self._request, self._pipeline = environment, request, pipeline
 
     async def run(
         self, record: PipelineRecord, stage: Stage, item: ItemRecord, fans: Mapping[str, int]
     ) -> tuple[ItemRecord, Notes | None]:
         """Submit the child, or find it, and wait for its end."""
-        desk = self._world.desk
-        job = (await desk.submit([await self._child(record, stage, item, fans)]))[0]
-        job = await desk.wait(job.job_id)
+        api = self._environment.api
+        job = (await api.submit([await self._child(record, stage, item, fans)]))[0]
+        job = await api.wait(job.job_id)
         return await self._ended(job, item)
 
     async def stop(self, record: PipelineRecord, stage: Stage, reason: str) -> None:
@@ -94,7 +94,7 @@ class Spread:
             topic=child_topic(record.pipeline, stage.name),
             tenant=record.tenant,
         )
-        await self._world.desk.cancel_many(query, reason=reason)
+        await self._environment.api.cancel_many(query, reason=reason)
 
     async def _child(
         self, record: PipelineRecord, stage: Stage, item: ItemRecord, fans: Mapping[str, int]
@@ -104,7 +104,7 @@ class Spread:
         return JobRequest(
             job_id="",
             topic=child_topic(record.pipeline, stage.name),
-            context_ptr=await self._world.blobs.put(payload),
+            context_ptr=await self._environment.blobs.put(payload),
             priority=parent.priority,
             parent_job_id=record.id,
             workflow_id=record.id,
@@ -129,17 +129,17 @@ class Spread:
     async def _ended(self, job: Job, item: ItemRecord) -> tuple[ItemRecord, Notes | None]:
         pointer = job.result.result_ptr if job.result is not None else None
         if job.state in (JobState.SUCCEEDED, JobState.FAILED) and pointer:
-            end = msgspec.json.decode(await self._world.blobs.get(pointer), type=ItemEnd)
+            end = msgspec.json.decode(await self._environment.blobs.get(pointer), type=ItemEnd)
             ended = replace(end.item, seq=item.seq, key=item.key, input=item.input)
             return ended, end.notes()
-        return _failed(job, item, self._world.clock.now()), None
+        return _failed(job, item, self._environment.clock.now()), None
 
 
 class Emitter:
     """Writes what an item emits to the record of its run, while the item goes on."""
 
-    def __init__(self, world: World, record: PipelineRecord, tell: Tell) -> None:
-        self._store, self._clock, self._tell = world.pipelines, world.clock, tell
+    def __init__(self, environment: Environment, record: PipelineRecord, tell: Tell) -> None:
+        self._store, self._clock, self._tell = environment.pipelines, environment.clock, tell
         self._job_id, self._fence = record.id, record.fence
         self._waiting: list[Happening] = []
         self._writing: asyncio.Task[None] | None = None

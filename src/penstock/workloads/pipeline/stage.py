@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from penstock.core.stages import StageInfo
 from penstock.workloads.pipeline.in_child import call_in_child
+from penstock.workloads.pipeline.records import StageInfo
 from penstock.workloads.pipeline.shape import Shape
 
 Source = Callable[..., Any]

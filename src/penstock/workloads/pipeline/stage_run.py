@@ -15,17 +15,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.signals import Cancelled
-from penstock.core.stages import ErrorClass, ItemOutcome, ItemRecord, StageKind
+from penstock.core.job import Cancelled
 from penstock.ports.clock import Clock
-from penstock.ports.pipelines import PipelineStore
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.checkpoint import Checkpoint
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import Lister, numbered
 from penstock.workloads.pipeline.options import RunOptions, Spread
+from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord, StageKind
 from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
 from penstock.workloads.pipeline.stage import Stage
+from penstock.workloads.pipeline.store import PipelineStore
 
 TIMEOUT = "TIMEOUT"
 _MOMENT = 0.25
@@ -67,7 +67,7 @@ class StageRun:
         self.output = ""
         """Where the output of the item that ended last is."""
         self._job_id = checkpoint.job_id
-        self._token = Token()
+        self._token = CancelToken()
         self.halted: Halt | None = None
         self._halting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurried: asyncio.Future[None] = asyncio.get_running_loop().create_future()

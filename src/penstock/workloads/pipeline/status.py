@@ -27,8 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import Misconfigured
-from penstock.core.stages import StageKind, StageRecord, StageStatus
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.records import StageKind, StageRecord, StageStatus
 
 StagePolicy = Callable[[Sequence[StageRecord]], PipelineJobStatus]
 

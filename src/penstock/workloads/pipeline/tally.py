@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from penstock.core.stages import ItemOutcome, ItemRecord, StageRecord, StageStatus
 from penstock.ports.clock import Clock
 from penstock.workloads.pipeline.context import Metric, Notes
 from penstock.workloads.pipeline.meter import Meter
+from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, StageRecord, StageStatus
 from penstock.workloads.pipeline.retrying import bounded
 
 _MOST_ERRORS = 5

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.core.stages import STALE_MESSAGE, PipelineEventKind
 from penstock.ports.clock import Clock
 from penstock.workloads.pipeline.checkpoint import Checkpoint
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import RunOptions, Tell
+from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineEventKind
 
 _SOON = 0.01
 

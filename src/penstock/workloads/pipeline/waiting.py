@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Callable, Iterable
 
 from penstock.ports.clock import Clock
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 
 
 async def pause(
     clock: Clock,
     seconds: float | None,
-    cancel: Token | None = None,
+    cancel: CancelToken | None = None,
     wake: asyncio.Future[None] | None = None,
 ) -> None:
     """Sleep, or until `wake` is done; None: only until then. `wake` is left as it is.
@@ -43,7 +43,7 @@ def release(waiting: Iterable[asyncio.Future[None]]) -> None:
             future.set_result(None)
 
 
-def _tell(asked: asyncio.Future[None], cancel: Token | None) -> Callable[[], None]:
+def _tell(asked: asyncio.Future[None], cancel: CancelToken | None) -> Callable[[], None]:
     """Have the token wake the future in its own loop."""
     if cancel is None:
         return lambda: None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import ComputeStep, Hop, Job
 from penstock.workloads.pipes.jobs import JobTable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import ComputeStep, Hop, Job
 from penstock.workloads.pipes.network_job import NetworkJob

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from penstock.core.llm import LlmFailure
+from penstock.workloads.llm.values import LlmFailure
 from penstock.workloads.pipes.batches import Batches
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import Job, JobContext, JobTime

@@ -16,8 +16,12 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.errors import InvalidRequest, Misconfigured, PenstockError, Unavailable
-from penstock.core.job import Offer
-from penstock.core.llm import (
+from penstock.core.job import TopicDefaults
+from penstock.core.verdict import Constraints
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import Context, Environment, Outcome, Task
+from penstock.workloads.llm.runner import Loading, Runner, Watch, answer, choices_of
+from penstock.workloads.llm.values import (
     PIPE_TOPICS,
     Embedding,
     LlmCode,
@@ -26,20 +30,15 @@ from penstock.core.llm import (
     Piece,
     read_request,
 )
-from penstock.core.pipes import FACT, LABEL
-from penstock.core.verdict import Constraints
-from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Context, Interrupted, Outcome, Task, World
-from penstock.ports.runner import Loading, Runner, Watch, answer, choices_of
 from penstock.workloads.pipes.config import LpConfig
-from penstock.workloads.pipes.finding import addresses
 from penstock.workloads.pipes.net.records import NodeRecord
+from penstock.workloads.pipes.status import FACT, LABEL, addresses
 from penstock.workloads.pipes.views import view_of
 
 log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
-_OFFER = Offer(idempotent=True)
+_DEFAULTS = TopicDefaults(idempotent=True)
 """An answer changes nothing outside: a job whose worker was lost is simply computed again."""
 _LOOK = 5.0
 """Seconds between two looks for nodes among the engine's workers: of two that came at the same
@@ -88,7 +87,7 @@ class PipesExecutor:
         self._make_host = make_host or _node
         served = (config.model,) if config is not None and config.end_model else ()
         self.topics = tuple(PIPE_TOPICS + model for model in served)
-        self.offers: Mapping[str, Offer] = dict.fromkeys(self.topics, _OFFER)
+        self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, _DEFAULTS)
         self.standing = config is not None
         """Whether it has something to do besides jobs."""
         self._host: Host | None = None
@@ -107,12 +106,12 @@ class PipesExecutor:
 
     # -- the node -----------------------------------------------------------------
 
-    async def open(self, world: World) -> None:
+    async def open(self, environment: Environment) -> None:
         """Start the node, joined to those that are workers of the same engine."""
         if self._config is None or self._host is not None:
             return
-        self._worker_id = world.worker_id
-        join = (*self._config.join, *await addresses(world.desk, world.worker_id))
+        self._worker_id = environment.worker_id
+        join = (*self._config.join, *await addresses(environment.api, environment.worker_id))
         host = self._make_host(replace(self._config, join=tuple(dict.fromkeys(join))))
         try:
             await host.start(_Loading(self._config.model).tell)
@@ -123,13 +122,13 @@ class PipesExecutor:
             await host.stop()
             raise
         self._host = host
-        self._looking = asyncio.ensure_future(self._look(world, host))
+        self._looking = asyncio.ensure_future(self._look(environment, host))
 
-    async def _look(self, world: World, host: Host) -> None:
+    async def _look(self, environment: Environment, host: Host) -> None:
         while True:
-            await world.clock.sleep(_LOOK)
+            await environment.clock.sleep(_LOOK)
             with suppress(PenstockError):  # while the engine is away, nodes go on without it
-                host.join(await addresses(world.desk, world.worker_id))
+                host.join(await addresses(environment.api, environment.worker_id))
 
     async def close(self) -> None:
         if self._looking is not None:
@@ -158,10 +157,6 @@ class PipesExecutor:
             return await _answered(self._host.runner_for(task.request.tenant), model, ask, ctx)
         except LlmFailure as failure:
             return _failure(failure.code, failure.message)
-        except asyncio.CancelledError:
-            if ctx.ended_as is JobState.FAILED and ctx.request.idempotent:
-                raise Interrupted(ctx.cancel.reason) from None
-            raise
 
 
 def make(app: Any, options: Mapping[str, Any]) -> PipesExecutor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from penstock.ports.runner import Loading
+from penstock.workloads.llm.runner import Loading
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.net.records import NodeRecord
 from penstock.workloads.pipes.node import Node

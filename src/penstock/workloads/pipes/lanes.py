@@ -17,8 +17,8 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Protocol
 
-from penstock.core.llm import LlmCode, LlmFailure
 from penstock.lifecycles.processor import ERRORS, ProcessorEvent, ProcessorState
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.job import ComputeStep, Job, JobContext, JobTime
 from penstock.workloads.pipes.processor import Head, JobProcessor, Need
 

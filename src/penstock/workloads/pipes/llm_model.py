@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import ComputeStep, Job
 from penstock.workloads.pipes.model.layer import Layer

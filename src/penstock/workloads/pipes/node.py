@@ -18,7 +18,9 @@ from functools import partial
 from itertools import pairwise
 
 from penstock.core.errors import Misconfigured
-from penstock.core.llm import (
+from penstock.lifecycles.processor import ERRORS, ProcessorEvent
+from penstock.workloads.llm.runner import Loading, Watch
+from penstock.workloads.llm.values import (
     Generation,
     LlmCode,
     LlmFailure,
@@ -26,8 +28,6 @@ from penstock.core.llm import (
     Piece,
     Said,
 )
-from penstock.lifecycles.processor import ERRORS, ProcessorEvent
-from penstock.ports.runner import Loading, Watch
 from penstock.workloads.pipes.admission import Admission
 from penstock.workloads.pipes.checking import SpotChecks
 from penstock.workloads.pipes.compute import Compute
@@ -507,7 +507,7 @@ class Node:
         for job in jobs:
             self.failed(job.job_id, job.origin_node_id, job.sequence, failure)
 
-    # -- what an origin needs (Surroundings) ----------------------------------------
+    # -- what an origin needs (BatchDependencies) ----------------------------------------
 
     def find(
         self, avoid: frozenset[str], apart: frozenset[frozenset[str]] = frozenset()

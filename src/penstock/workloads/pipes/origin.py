@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from os import urandom
 from typing import Protocol
 
-from penstock.core.llm import (
+from penstock.lifecycles.processor import ERRORS, ProcessorEvent
+from penstock.workloads.llm.runner import Watch
+from penstock.workloads.llm.values import (
     Generation,
     LlmCode,
     LlmFailure,
@@ -25,8 +27,6 @@ from penstock.core.llm import (
     Timings,
     Usage,
 )
-from penstock.lifecycles.processor import ERRORS, ProcessorEvent
-from penstock.ports.runner import Watch
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.job import Hop, Job
 from penstock.workloads.pipes.prefixes import Kept, Prefixes
@@ -60,7 +60,7 @@ _AGAIN = frozenset(
 _GONE = frozenset({LlmCode.NODE_LOST, LlmCode.NO_LOCAL_MODEL, LlmCode.PIPE_UNAVAILABLE})
 
 
-class Surroundings(Protocol):
+class BatchDependencies(Protocol):
     """What an origin needs of its node."""
 
     config: LpConfig
@@ -113,7 +113,7 @@ class _Asking:
 
 
 class Origin:
-    def __init__(self, around: Surroundings, text: Text, context: int) -> None:
+    def __init__(self, around: BatchDependencies, text: Text, context: int) -> None:
         self._around, self._text = around, text
         self.context = context
         """Tokens that a job may have."""

@@ -14,8 +14,8 @@ import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.core.llm import LlmCode, LlmFailure
 from penstock.lifecycles.processor import PROCESSOR, ProcessorEvent, ProcessorState
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.job import ComputeStep, Flight, Job, JobContext, JobTime, OriginText
 from penstock.workloads.pipes.network_job import finite, of_job
 from penstock.workloads.pipes.timing import PassTime

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from penstock.core.llm import (
+from penstock.workloads.llm.runner import Loading, Watch
+from penstock.workloads.llm.values import (
     Embedding,
     EmbeddingResult,
     Generation,
@@ -14,7 +15,6 @@ from penstock.core.llm import (
     Piece,
     Said,
 )
-from penstock.ports.runner import Loading, Watch
 from penstock.workloads.pipes.node import Node
 
 

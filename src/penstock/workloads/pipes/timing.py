@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.core.llm import HopTime
+from penstock.workloads.llm.values import HopTime
 
 if TYPE_CHECKING:
     from penstock.workloads.pipes.job import JobTime

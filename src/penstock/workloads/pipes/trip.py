@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from penstock.core.llm import LlmCode, LlmFailure, Piece
-from penstock.ports.runner import Watch
+from penstock.workloads.llm.runner import Watch
+from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece
 from penstock.workloads.pipes.job import ChunkState, Hop, Job, OriginText
 from penstock.workloads.pipes.prefixes import Kept
 from penstock.workloads.pipes.text.sampler import Logprobs, Sampler

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from penstock.core.pipes import HopView, NodeView, PipesView, PipeView, SegmentView
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, written
 from penstock.workloads.pipes.net.table import Table
 from penstock.workloads.pipes.routes import Gap, Way, find_way, loads
+from penstock.workloads.pipes.status import HopView, NodeView, PipesView, PipeView, SegmentView
 
 
 def view_of(records: Iterable[NodeRecord], workers: dict[str, str] | None = None) -> PipesView:

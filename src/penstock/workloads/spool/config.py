@@ -21,32 +21,6 @@ class Sync(StrEnum):
     """The death of any process, but not power loss."""
 
 
-class ModelConfig(Struct, frozen=True, kw_only=True):
-    """How models are loaded."""
-
-    models_dir: Path | None = None
-    """Where `penstock models` keeps them."""
-    models: tuple[str, ...] = ()
-    """Names in that folder, or files; the first is the default. None means all in the folder."""
-    slots: Annotated[int, Meta(ge=1, le=256)] = 8
-    """Jobs that one model computes at once."""
-    context: Annotated[int, Meta(ge=0, le=16_777_216)] = 0
-    """Tokens that one job may have, prompt and answer; 0 means 8192, less if the model was made
-    for less or memory is short."""
-    threads: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Threads that compute; 0 means one for each core."""
-    memory: Annotated[int, Meta(ge=0)] = 0
-    """Bytes that all loaded models may take together; 0 means three quarters of the machine's."""
-    idle: Seconds = 0.0
-    """Seconds after which a model that nobody uses is unloaded; 0 means never."""
-    spin: bool = False
-    """Whether waiting threads spin: a little faster on a machine that does nothing else, much
-    slower on any other."""
-    load_timeout: Seconds = 600.0
-    stall: Seconds = 300.0
-    """Seconds without a sign of life after which an answer is given up, and the engine with it."""
-
-
 class ServerConfig(Struct, frozen=True, kw_only=True):
     """One server on one workspace."""
 

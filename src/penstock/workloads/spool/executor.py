@@ -14,8 +14,19 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidRequest, Misconfigured
-from penstock.core.job import Offer
-from penstock.core.llm import (
+from penstock.core.job import TopicDefaults
+from penstock.core.verdict import Constraints
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.executor import (
+    PAUSED,
+    Context,
+    Environment,
+    Outcome,
+    Task,
+    TopicPaused,
+)
+from penstock.workloads.llm.runner import Runner, TenantRunner, answer
+from penstock.workloads.llm.values import (
     TOPICS,
     Embedding,
     EngineCrashed,
@@ -26,24 +37,12 @@ from penstock.core.llm import (
     read_request,
     topic_of,
 )
-from penstock.core.verdict import Constraints
-from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import (
-    PAUSED,
-    Context,
-    Interrupted,
-    Outcome,
-    Task,
-    TopicPaused,
-    World,
-)
-from penstock.ports.runner import Runner, TenantRunner, answer
 from penstock.workloads.spool.supervisor import EngineSupervisor, Pause
 
 log = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
-_OFFER = Offer(idempotent=True)
+_DEFAULTS = TopicDefaults(idempotent=True)
 """An answer changes nothing outside: a job whose worker was lost is simply computed again."""
 _CRASHES = 3
 """How often the engine may die under a job, the last time alone, before the job is to blame."""
@@ -62,7 +61,7 @@ class LlmExecutor:
         self._runner = runner
         self._models = tuple(models)
         self.topics = tuple(topic_of(model) for model in models)
-        self.offers: Mapping[str, Offer] = dict.fromkeys(self.topics, _OFFER)
+        self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, _DEFAULTS)
         self._loading: asyncio.Task[None] | None = None
         self._supervisor = EngineSupervisor(runner) if runner is not None else None
         if self._supervisor is not None:
@@ -76,7 +75,7 @@ class LlmExecutor:
         paused = {topic_of(model): str(pause) for model, pause in pauses.items()}
         return {PAUSED: paused} if paused else {}
 
-    async def open(self, world: World) -> None:
+    async def open(self, environment: Environment) -> None:
         """Load the first model while nobody waits for it yet."""
         if self._runner is not None and self._models and self._loading is None:
             self._loading = asyncio.ensure_future(self._load(self._runner, self._models[0]))
@@ -101,12 +100,7 @@ class LlmExecutor:
             ask = read_request(task.payload)
         except InvalidRequest as wrong:
             return _failure("BAD_INPUT", str(wrong))
-        try:
-            return await self._tried(self._runner_for(task.request.tenant), model, ask, ctx)
-        except asyncio.CancelledError:
-            if ctx.ended_as is JobState.FAILED and ctx.request.idempotent:
-                raise Interrupted(ctx.cancel.reason) from None
-            raise
+        return await self._tried(self._runner_for(task.request.tenant), model, ask, ctx)
 
     def _runner_for(self, tenant: str) -> Runner:
         assert self._runner is not None
@@ -181,8 +175,8 @@ def make(app: Any, options: Mapping[str, Any]) -> LlmExecutor:
     config = options.get("models")
     if config is None:
         return LlmExecutor(None)
+    from penstock.workloads.llm.models.served import served
     from penstock.workloads.spool.llama.runner import LlamaRunner
-    from penstock.workloads.spool.models.served import served
 
     models = served(config)
     if not models:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from penstock.core.job import Priority
-from penstock.core.llm import Message, Sampling
+from penstock.workloads.llm.values import Message, Sampling
 
 
 class JobKind(StrEnum):

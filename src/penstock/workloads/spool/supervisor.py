@@ -15,7 +15,9 @@ from contextlib import asynccontextmanager
 
 from msgspec import Struct
 
-from penstock.core.llm import (
+from penstock.ports.clock import Clock, SystemClock
+from penstock.workloads.llm.runner import Runner, answer
+from penstock.workloads.llm.values import (
     Completion,
     Embedding,
     EngineCrashed,
@@ -23,8 +25,6 @@ from penstock.core.llm import (
     LlmCode,
     LlmFailure,
 )
-from penstock.ports.clock import Clock, SystemClock
-from penstock.ports.runner import Runner, answer
 from penstock.workloads.spool.gate import Gate, Stay
 
 log = logging.getLogger(__name__)

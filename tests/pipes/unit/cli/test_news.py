@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.pipes.unit.cli.views import MODEL, node, pipe, segment, view
 
 from penstock.cli.pipe_news import News, What, news
-from penstock.core.pipes import HopView
+from penstock.workloads.pipes.status import HopView
 
 NOTHING = view()
 

@@ -50,7 +50,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("status", 8, "no node and no engine of"),
         ("status --join host:1", 2, "the network's key is not known in"),
         ("node --model x --join host:1", 2, "the network's key is not known in"),
-        ("nod", 2, "did you mean 'node'?"),
+        ("nod", 2, "did you mean node?"),
     ],
 )
 def test_a_mistake_is_named(

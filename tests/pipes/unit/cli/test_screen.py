@@ -10,7 +10,7 @@ from tests.pipes.unit.cli.views import MODEL, node, pipe, segment, view
 
 from penstock.cli.pipe_bar import Glyphs, coverage, holding, ruler, spread, width_of
 from penstock.cli.pipe_screen import Board, brief
-from penstock.core.pipes import HopView, PipesView
+from penstock.workloads.pipes.status import HopView, PipesView
 
 SIGNS = Glyphs()
 LONG = "a-rather-long-name-that-somebody-chose-one-day"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.core.pipes import NodeView, PipesView, PipeView, SegmentView
+from penstock.workloads.pipes.status import NodeView, PipesView, PipeView, SegmentView
 
 MODEL = "Smol"
 

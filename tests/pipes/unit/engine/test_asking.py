@@ -9,18 +9,18 @@ import msgspec
 import pytest
 
 import penstock
-from penstock.app.asking import topic_for
 from penstock.app.client import Client
 from penstock.app.engine import Engine
 from penstock.app.portal import Portal
 from penstock.cli import show
 from penstock.config import load
 from penstock.core.errors import NotFound
-from penstock.core.llm import HopTime, model_of, topics_by_model
-from penstock.ports.desk import Desk
+from penstock.ports.engine_api import EngineApi
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.testing.pipes import FakeHost
+from penstock.workloads.llm.answers import topic_for
+from penstock.workloads.llm.values import HopTime, model_of, topics_by_model
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.executor import PipesExecutor
 from penstock.workloads.spool.executor import LlmExecutor
@@ -71,23 +71,23 @@ async def test_a_question_is_answered_and_its_job_shows_the_hops(tmp_path: Path)
     settings = load(flags={"data_dir": str(tmp_path), "durability": "memory"})
     executors = [LlmExecutor(FakeRunner(), ["fake"]), PipesExecutor(CONFIG, FakeHost)]
     async with Engine(settings, executors, listen=False) as engine:
-        client = Client(engine.desk, Portal(asyncio.get_running_loop()), lambda: 0.0)
+        client = Client(engine.api, Portal(asyncio.get_running_loop()))
         told: list[str] = []
         answer = await penstock.aask("say it", model="split", client=client, tell=told.append)
         assert (str(answer), answer.model, "".join(told)) == ("SAY IT", "split", "SAY IT")
         assert str(await penstock.aask("say it", client=client)) == "SAY IT"
-        hops = await hops_shown(engine.desk, answer.job_id)
+        hops = await hops_shown(engine.api, answer.job_id)
         assert hops == [
             ("hops", "layers 0-1 on a: 3 passes, computed 2.0 ms, queued 0.5 ms"),
             ("", "layers 2-3 on b: 3 passes, computed 3.0 ms, on the network 0.2 ms"),
         ]
 
 
-async def hops_shown(desk: Desk, job_id: str) -> list[tuple[str, str]]:
-    job = await desk.get(job_id)
+async def hops_shown(api: EngineApi, job_id: str) -> list[tuple[str, str]]:
+    job = await api.get(job_id)
     assert job.result is not None
-    way = await show._hops(desk, job, job.result.result_ptr)
-    dossier = show.Dossier(job, "", [], [], [], "", "", way)
+    way = await show._hops(api, job, job.result.result_ptr)
+    dossier = show.Dossier(job, "", [job], [], [], {}, [], "", "", hops=way)
     facts = list(show._facts(dossier, job.accepted_at))
     first = next(index for index, (name, _) in enumerate(facts) if name == "hops")
     return facts[first:]

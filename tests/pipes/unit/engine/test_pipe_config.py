@@ -13,12 +13,12 @@ from msgspec import structs
 from tests.models import gguf
 
 from penstock.app.application import make_executors
-from penstock.app.pipes import network_key, pipe_config
 from penstock.config import Settings, load
 from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, StoreFailed
+from penstock.workloads.llm.models.shelf import ModelShelf
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.executor import PipesExecutor
-from penstock.workloads.spool.models.shelf import ModelShelf
+from penstock.workloads.pipes.setup import network_key, pipe_config
 
 KEY = "A" * 43
 
@@ -245,5 +245,7 @@ def test_what_is_no_key_file_is_named() -> None:
 
 def test_a_place_that_takes_no_key_is_named() -> None:
     Path("file").write_text("")
-    with pytest.raises(StoreFailed, match="can't make the folder"):
+    with pytest.raises(
+        StoreFailed, match=r"can't keep the network's key in .*pipe\.key: Not a directory"
+    ):
         network_key(settings(pipe_key="", data_dir="file/data"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from penstock.core.pipes import NodeView, PipesView, merged
 from penstock.testing.pipes import a_node
 from penstock.workloads.pipes.net.records import NodeRecord
+from penstock.workloads.pipes.status import NodeView, PipesView, merged
 from penstock.workloads.pipes.views import view_of
 
 

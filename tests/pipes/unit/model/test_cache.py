@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.model.cache import CacheFull, JobCache, KvPool
 from penstock.workloads.pipes.model.shape import Shape, cache_bytes
 

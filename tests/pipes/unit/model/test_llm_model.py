@@ -10,7 +10,7 @@ import torch
 from tests.pipes.unit.model.walking import Split
 from tests.pipes.unit.random_models import RandomSource, tiny
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import ComputeStep, Hop, Job
 from penstock.workloads.pipes.llm_model import LlmModel

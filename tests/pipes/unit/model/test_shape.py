@@ -8,7 +8,7 @@ import pytest
 import transformers
 from tests.pipes.unit.random_models import FAMILIES
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.model.shape import Shape
 
 SIZES = {

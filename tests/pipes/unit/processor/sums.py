@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from penstock.core.llm import LlmFailure
 from penstock.lifecycles.processor import ProcessorEvent
+from penstock.workloads.llm.values import LlmFailure
 from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.end_model import EndModel

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.pipes.unit.processor.sums import Likeliest, Ring, SumModel, answer
 
-from penstock.core.llm import LlmCode, LlmFailure
 from penstock.lifecycles.processor import ProcessorEvent
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.job import Hop, Job
 
 LAYERS = 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.pipes.unit.processor.sums import Likeliest, Ring, answer
 
-from penstock.core.llm import LlmCode
 from penstock.lifecycles.processor import ProcessorEvent
+from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.pipes.job import ChunkState, ComputeStep, Hop, OriginText
 
 LAYERS = 6

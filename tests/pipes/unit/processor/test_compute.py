@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.pipes.unit.processor.sums import Ring, Stand, answer, config_of
 
-from penstock.core.llm import LlmCode
 from penstock.lifecycles.processor import ProcessorEvent
+from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.pipes.compute import Compute
 from penstock.workloads.pipes.job import Hop, Job, JobTime
 

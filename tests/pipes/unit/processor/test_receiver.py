@@ -10,8 +10,8 @@ import pytest
 import torch
 from tests.pipes.unit.processor.sums import HIDDEN, Ring, Stand, answer, rows
 
-from penstock.core.llm import LlmCode
 from penstock.lifecycles.processor import ProcessorEvent
+from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.pipes.job import ComputeStep, Hop, Job
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 

@@ -10,7 +10,7 @@ import torch
 from tests.pipes.unit.processor.sums import Ring
 from tests.pipes.unit.random_models import generated, tiny
 
-from penstock.core.llm import Sampling
+from penstock.workloads.llm.values import Sampling
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.job import Hop
 from penstock.workloads.pipes.llm_model import LlmModel

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.pipes.unit.text.small_tokenizers import byte_level, sentence_piece
 
-from penstock.core.llm import Completion, Generation, LlmCode, LlmFailure, Sampling
+from penstock.workloads.llm.values import Completion, Generation, LlmCode, LlmFailure, Sampling
 from penstock.workloads.pipes.text.constraint import LARGEST
 from penstock.workloads.pipes.text.tokenizing import Text
 

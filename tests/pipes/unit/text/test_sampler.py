@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.core.llm import Completion, LlmCode, LlmFailure, Sampling
+from penstock.workloads.llm.values import Completion, LlmCode, LlmFailure, Sampling
 from penstock.workloads.pipes.text.filters import LAST, candidates, penalised
 from penstock.workloads.pipes.text.noise import gumbel, seed_of
 from penstock.workloads.pipes.text.sampler import DEFAULTS, Sampler, completed

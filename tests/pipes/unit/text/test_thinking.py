@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipes.unit.text.small_tokenizers import TEMPLATE, byte_level
 
-from penstock.core.llm import Chat, Message, Piece
+from penstock.workloads.llm.values import Chat, Message, Piece
 from penstock.workloads.pipes.text.thinking import Thinking
 from penstock.workloads.pipes.text.tokenizing import Text
 

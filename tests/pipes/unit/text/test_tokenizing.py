@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.pipes.unit.text.small_tokenizers import byte_level, sentence_piece
 
-from penstock.core.llm import (
+from penstock.workloads.llm.values import (
     Chat,
     Completion,
     ImagePart,

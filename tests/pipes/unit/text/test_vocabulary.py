@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.pipes.unit.text.small_tokenizers import CORPUS, byte_level, sentence_piece
 from tokenizers import decoders
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.text.vocabulary import Vocabulary, readable
 
 KINDS = {"byte-level": byte_level(), "sentence-piece": sentence_piece()}

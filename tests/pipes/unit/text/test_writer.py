@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.pipes.unit.text.small_tokenizers import CORPUS, byte_level, sentence_piece
 
-from penstock.core.llm import Piece, TokenLogprob
+from penstock.workloads.llm.values import Piece, TokenLogprob
 from penstock.workloads.pipes.text.sampler import Logprobs
 from penstock.workloads.pipes.text.vocabulary import Vocabulary
 from penstock.workloads.pipes.text.writer import Writer

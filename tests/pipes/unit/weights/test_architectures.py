@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.weights.source import open_source
 
 

@@ -16,7 +16,7 @@ from tests.models import gguf as looks_like
 from tests.pipes.unit.random_models import tiny
 from tests.pipes.unit.weights.files import converted, write_gguf
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.weights import gguf as ours
 from penstock.workloads.pipes.weights.source import open_source
 

@@ -12,7 +12,7 @@ import torch
 from tests.pipes.unit.random_models import FAMILIES, RandomSource, tiny
 from tests.pipes.unit.weights.files import change_json, small_tokenizer
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.fingerprint import fingerprint
 from penstock.workloads.pipes.weights.prepared import PreparedSource, prepare

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tests.pipes.unit.random_models import FAMILIES, tiny
 from tests.pipes.unit.weights.files import change_json, write_folder
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.source import open_source
 

@@ -10,7 +10,7 @@ import pytest
 from tests.pipes.unit.random_models import tiny
 from tests.pipes.unit.weights.files import write_gguf
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.weights.gguf import GgufSource
 from penstock.workloads.pipes.weights.source import open_source
 

@@ -18,7 +18,6 @@ CREATE TABLE path (
     after  TEXT NOT NULL,
     UNIQUE (before, events)
 ) STRICT;
-INSERT INTO path (code, before, events, after) VALUES {paths};
 
 CREATE TABLE job (
     seq              INTEGER PRIMARY KEY,

@@ -1,11 +1,6 @@
 -- The gate: verdicts, holds, unique keys, schedules, who asked; counters and an audit log.
 -- What stands in braces is filled in from penstock.lifecycles.canonical.
 
--- Paths of events that a file of before this version does not know.
-INSERT INTO path (before, events, after)
-SELECT * FROM (VALUES {moves}) AS known
-WHERE NOT EXISTS (SELECT 1 FROM path WHERE before = column1 AND events = column2);
-
 -- NULL but for jobs that passed a rule, so that others pay next to nothing.
 ALTER TABLE job ADD COLUMN verdict BLOB;
 ALTER TABLE job ADD COLUMN hold BLOB;

@@ -16,11 +16,11 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.core.containers import Artifact
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.files.clearing import remove_tree
 from penstock.workloads.container.files.kept import flush
 from penstock.workloads.container.files.tree import FOLDER, BadFile, Tree
+from penstock.workloads.container.job import Artifact
 from penstock.workloads.container.protocol.paths import checked_path
 
 MAX_FILES = 10_000

@@ -53,7 +53,7 @@ class Segment(Protocol):
     def remove(self) -> None: ...
 
 
-class Shelf(Protocol):
+class BatchStore(Protocol):
     """Where segments are."""
 
     def found(self) -> list[Segment]: ...
@@ -181,7 +181,7 @@ class Kept:
     are counted, and missing.
     """
 
-    def __init__(self, shelf: Shelf, limit: int) -> None:
+    def __init__(self, shelf: BatchStore, limit: int) -> None:
         self._shelf = shelf
         self._head = (max(limit, 1) + 1) // 2
         self._tail = max(limit, 1) // 2

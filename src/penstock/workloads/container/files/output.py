@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from penstock.core.containers import Stream, StreamCount
-from penstock.ports.containers import LogPage
 from penstock.workloads.container.files.decoding import decoded
 from penstock.workloads.container.files.kept import Folder, Kept, Memory, flush
+from penstock.workloads.container.job import Stream, StreamCount
+from penstock.workloads.container.store import LogPage
 
 log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO, ParamSpec, TypeVar
 
-from penstock.core.containers import Code, InputFile
 from penstock.core.errors import TooLarge
 from penstock.ports.blobs import Blobs
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.files.tree import BadFile, Tree
 from penstock.workloads.container.files.unpacking import unpack
+from penstock.workloads.container.job import Code, InputFile
 from penstock.workloads.container.protocol.fields import shown
 from penstock.workloads.container.protocol.paths import checked_folder, checked_path
 from penstock.workloads.container.running.patience import to_its_end

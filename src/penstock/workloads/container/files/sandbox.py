@@ -22,12 +22,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.core.containers import (
-    INPUT_FOLDER,
-    OUTPUT_FOLDER,
-    Artifact,
-    ContainerJob,
-)
 from penstock.ports.blobs import Blobs
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import Mount
@@ -37,6 +31,12 @@ from penstock.workloads.container.files.placing import BadInput as BadInput
 from penstock.workloads.container.files.placing import Placing, in_thread
 from penstock.workloads.container.files.tree import Tree
 from penstock.workloads.container.files.weighing import weight
+from penstock.workloads.container.job import (
+    INPUT_FOLDER,
+    OUTPUT_FOLDER,
+    Artifact,
+    ContainerJob,
+)
 
 _NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _GONE = ".gone-"

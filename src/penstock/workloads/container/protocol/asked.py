@@ -8,8 +8,8 @@ from binascii import a2b_base64
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from penstock.core.containers import Priority, StdinMode
 from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.job import Priority, StdinMode
 from penstock.workloads.container.protocol.fields import (
     flag_of,
     forbid,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from penstock.core.containers import Code
+from penstock.workloads.container.job import Code
 from penstock.workloads.container.protocol.javascript import as_double, as_string
 
 _SURROGATE = re.compile(r"[\ud800-\udfff]")

@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from penstock.core.check import MAX_POINTER
-from penstock.core.containers import InputFile
 from penstock.core.errors import PenstockError
 from penstock.core.pointer import decode_data, scheme_of
 from penstock.workloads.container.config import InputRules
+from penstock.workloads.container.job import InputFile
 from penstock.workloads.container.protocol.fields import (
     checked,
     flag_of,

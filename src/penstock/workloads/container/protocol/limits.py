@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.containers import Limits
 from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.job import Limits
 from penstock.workloads.container.protocol.fields import forbid, number_of, object_of, whole_of
 from penstock.workloads.container.protocol.javascript import as_string
 

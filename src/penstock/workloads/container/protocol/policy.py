@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from penstock.core.containers import Code, ContainerJob
 from penstock.workloads.container.config import ImageRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError, Image
+from penstock.workloads.container.job import Code, ContainerJob
 from penstock.workloads.container.protocol.reference import Reference, parse_reference
 
 ANY = "*"

@@ -33,7 +33,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from penstock.core.containers import (
+from penstock.workloads.container.config import Compat, WorkerConfig
+from penstock.workloads.container.job import (
     PROTOCOL_VERSION,
     BuildSpec,
     Code,
@@ -41,7 +42,6 @@ from penstock.core.containers import (
     Mode,
     Rejected,
 )
-from penstock.workloads.container.config import Compat, WorkerConfig
 from penstock.workloads.container.protocol.asked import (
     check_sandbox,
     read_cmd,

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Mapping
 from contextlib import suppress
 
-from penstock.core.containers import Stream
 from penstock.ports.clock import Clock
 from penstock.workloads.container.engine import (
     Attached,
@@ -24,6 +23,7 @@ from penstock.workloads.container.engine import (
     NotThere,
 )
 from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.job import Stream
 from penstock.workloads.container.running.patience import Late, done_within, drop, within
 
 ENGINE_PATIENCE = 30.0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from penstock.core.containers import Artifact, Code, ContainerJob, End, Stream
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox
+from penstock.workloads.container.job import Artifact, Code, ContainerJob, End, Stream
 from penstock.workloads.container.running.course import Course
 from penstock.workloads.container.running.ending import Story, Trouble, ending
 

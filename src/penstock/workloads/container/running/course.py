@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from penstock.core.containers import Code, ContainerJob, Mode, Usage
 from penstock.ports.clock import Clock
 from penstock.ports.failpoint import failpoint
 from penstock.workloads.container.config import WorkerConfig
@@ -35,6 +34,7 @@ from penstock.workloads.container.engine import (
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import BadInput, Sandbox
 from penstock.workloads.container.files.weighing import Hidden
+from penstock.workloads.container.job import Code, ContainerJob, Mode, Usage
 from penstock.workloads.container.protocol.policy import chosen_runtime
 from penstock.workloads.container.running.attending import Attendance
 from penstock.workloads.container.running.ending import Cause, Story, Trouble, number, trouble_of

@@ -16,9 +16,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from penstock.core.containers import Code, ContainerJob, End, JobError
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.engine import EngineError, Exit
+from penstock.workloads.container.job import Code, ContainerJob, End, JobError
 
 _FILE_TOO_LARGE = 128 + signal.SIGXFSZ
 _MEMORY_KILL = 128 + signal.SIGKILL

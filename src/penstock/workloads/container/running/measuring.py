@@ -9,9 +9,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TypeVar
 
-from penstock.core.containers import Usage
 from penstock.ports.clock import Clock
 from penstock.workloads.container.engine import Engine, EngineError
+from penstock.workloads.container.job import Usage
 from penstock.workloads.container.running.patience import Late, within
 
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)

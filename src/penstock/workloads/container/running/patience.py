@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from penstock.ports.clock import Clock
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 class Asked:
     """A job's token, for one event loop: who waits is woken when the end is asked for."""
 
-    def __init__(self, token: Token) -> None:
+    def __init__(self, token: CancelToken) -> None:
         self._token = token
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from penstock.core.containers import ContainerJob
 from penstock.ports.clock import Clock
 from penstock.workloads.container.config import Pull, WorkerConfig
 from penstock.workloads.container.engine import (
@@ -23,6 +22,7 @@ from penstock.workloads.container.engine import (
     PullFailed,
     Unsupported,
 )
+from penstock.workloads.container.job import ContainerJob
 from penstock.workloads.container.protocol.policy import check_resolved
 from penstock.workloads.container.running.ending import number
 from penstock.workloads.container.running.patience import Late, within

@@ -6,9 +6,8 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable
 
-from penstock.core.containers import ContainerJob, End
 from penstock.ports.clock import Clock
-from penstock.ports.token import Token
+from penstock.ports.executor import CancelToken
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import (
     IMAGE_LABEL,
@@ -21,6 +20,7 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox
+from penstock.workloads.container.job import ContainerJob, End
 from penstock.workloads.container.running.closing import close_job
 from penstock.workloads.container.running.course import Course, built_tag
 from penstock.workloads.container.running.patience import Asked, Late, within
@@ -50,7 +50,7 @@ class Runner:
         job: ContainerJob,
         sandbox: Sandbox,
         output: Output,
-        stop: Token,
+        stop: CancelToken,
         *,
         starts: Callable[[], Awaitable[None]] | None = None,
     ) -> End:
@@ -68,7 +68,7 @@ class Runner:
         found: Found,
         sandbox: Sandbox,
         output: Output,
-        stop: Token,
+        stop: CancelToken,
         started_at: float,
     ) -> End:
         """Take up a container that an earlier worker left. What it was not sent of its input

@@ -10,17 +10,17 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from penstock.core.containers import Code, ContainerJob, ContainerRecord, Mode, Rejected
 from penstock.core.errors import Conflict, TooMany
 from penstock.ports.clock import Clock
-from penstock.ports.containers import ContainerStore, Receipt
 from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.job import Code, ContainerJob, ContainerRecord, Mode, Rejected
 from penstock.workloads.container.protocol.submission import Accepted, read_job
 from penstock.workloads.container.standing.queue import Need, Queue, Waiting, need_of
 from penstock.workloads.container.standing.records import Records
 from penstock.workloads.container.standing.telemetry import Telemetry
 from penstock.workloads.container.standing.upkeep import low_disk
 from penstock.workloads.container.standing.watch import EngineWatch
+from penstock.workloads.container.store import ContainerStore, Receipt
 
 _LARGE = 256 << 10
 """Bytes of a submission that is read in a thread, so that nobody waits behind it."""

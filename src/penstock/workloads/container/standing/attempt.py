@@ -17,7 +17,16 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.core.containers import (
+from penstock.core.errors import IllegalMove, NotFound
+from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
+from penstock.ports.clock import Clock
+from penstock.ports.executor import CancelToken
+from penstock.ports.failpoint import failpoint
+from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.engine import ContainerState, Engine, Found
+from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.job import (
     Code,
     ContainerJob,
     ContainerRecord,
@@ -26,22 +35,13 @@ from penstock.core.containers import (
     Rejected,
     Stream,
 )
-from penstock.core.errors import IllegalMove, NotFound
-from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
-from penstock.ports.clock import Clock
-from penstock.ports.containers import Change, ContainerStore
-from penstock.ports.failpoint import failpoint
-from penstock.ports.token import Token
-from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import ContainerState, Engine, Found
-from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
 from penstock.workloads.container.protocol.submission import recall_job
 from penstock.workloads.container.running.patience import drop
 from penstock.workloads.container.running.runner import Runner
 from penstock.workloads.container.standing.records import Records, event_of
 from penstock.workloads.container.standing.recovery import RESTARTED
 from penstock.workloads.container.standing.watch import EngineWatch
+from penstock.workloads.container.store import Change, ContainerStore
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Attempt:
         """Its container was started, as far as is known."""
         self._unsure = False
         """Whether the record names the container is not known."""
-        self._stop = Token()
+        self._stop = CancelToken()
         self._cancelled = self._ended_by_cancel = False
         self._leaving = False
         self._work: asyncio.Task[End] | None = None

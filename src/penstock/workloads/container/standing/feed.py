@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import WeakSet
 
-from penstock.core.containers import ContainerRecord
+from penstock.workloads.container.job import ContainerRecord
 
 MOST_BEHIND = 10_000
 """Jobs that a reader may lag behind; then its stream ends, and it has to look for itself."""

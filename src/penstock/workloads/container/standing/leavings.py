@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Coroutine, Mapping
 from typing import Any, BinaryIO
 
-from penstock.core.containers import Artifact, ContainerRecord, Stream
 from penstock.lifecycles.container import ContainerJobState
 from penstock.ports.clock import Clock
-from penstock.ports.containers import ContainerStore, LogPage
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.job import Artifact, ContainerRecord, Stream
 from penstock.workloads.container.running.patience import done_within, drop
 from penstock.workloads.container.standing.attempt import Attempt
 from penstock.workloads.container.standing.feed import Feed
+from penstock.workloads.container.store import ContainerStore, LogPage
 
 
 class Leavings:

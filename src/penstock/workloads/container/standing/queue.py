@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from penstock.core.containers import ContainerJob, ContainerRecord, Mode, Priority
 from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.job import ContainerJob, ContainerRecord, Mode, Priority
 
 _SLACK = 1e-6
 """Sums of fractions of a processor are not exact."""

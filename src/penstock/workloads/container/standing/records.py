@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from penstock.core.containers import Code, ContainerRecord, End
 from penstock.core.errors import IllegalMove, NotFound
 from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
 from penstock.ports.clock import Clock
-from penstock.ports.containers import Change, ContainerStore
+from penstock.workloads.container.job import Code, ContainerRecord, End
+from penstock.workloads.container.store import Change, ContainerStore
 
 log = logging.getLogger(__name__)
 

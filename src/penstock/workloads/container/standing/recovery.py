@@ -18,10 +18,10 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from penstock.core.containers import ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.config import OnRestart
 from penstock.workloads.container.engine import ContainerState, Found
+from penstock.workloads.container.job import ContainerRecord
 
 RESTARTED = "the worker was restarted while the job ran"
 

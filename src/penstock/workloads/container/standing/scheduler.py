@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from penstock.core.containers import ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.engine import OWNER_LABEL, EngineError, Found
+from penstock.workloads.container.job import ContainerRecord
 from penstock.workloads.container.running.patience import Late, done_within, drop, within
 from penstock.workloads.container.standing.attempt import Attempt, Parts
 from penstock.workloads.container.standing.queue import Need, Queue, Waiting

@@ -5,16 +5,16 @@ from __future__ import annotations
 from msgspec.structs import asdict
 
 from penstock import __version__
-from penstock.core.containers import PROTOCOL_VERSION, Mode
 from penstock.ports.clock import Clock
-from penstock.ports.containers import WorkerHealth, WorkerInfo
 from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.job import PROTOCOL_VERSION, Mode
 from penstock.workloads.container.standing.admission import Admission
 from penstock.workloads.container.standing.machine import Machine, disk_of
 from penstock.workloads.container.standing.queue import Queue
 from penstock.workloads.container.standing.records import Records
 from penstock.workloads.container.standing.telemetry import Now
 from penstock.workloads.container.standing.watch import EngineWatch
+from penstock.workloads.container.store import WorkerHealth, WorkerInfo
 
 
 class Standing:

@@ -14,8 +14,8 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from penstock.core.containers import Code, ContainerRecord
 from penstock.lifecycles.container import ContainerJobState
+from penstock.workloads.container.job import Code, ContainerRecord
 
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5, 10, 60, 300, 1800, 7200)
 _RUNS = (0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14_400, 86_400)

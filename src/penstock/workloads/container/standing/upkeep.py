@@ -17,7 +17,6 @@ from typing import Any
 
 from penstock.core.errors import PenstockError
 from penstock.ports.clock import Clock
-from penstock.ports.containers import ContainerStore, RecordQuery
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import Engine, EngineError
 from penstock.workloads.container.files.sandbox import Sandboxes
@@ -25,6 +24,7 @@ from penstock.workloads.container.running.patience import Late, within
 from penstock.workloads.container.standing.images import PulledImages
 from penstock.workloads.container.standing.machine import disk_of
 from penstock.workloads.container.standing.sweeping import Busy, Sweeper
+from penstock.workloads.container.store import ContainerStore, RecordQuery
 
 log = logging.getLogger(__name__)
 

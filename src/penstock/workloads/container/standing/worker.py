@@ -1,6 +1,6 @@
 """The worker of seed 003: takes jobs, runs them in containers, and keeps their records.
 
-It is what an HTTP API talks to (`penstock.ports.containers.ContainerDesk`). A job is durable
+It implements `penstock.workloads.container.store.ContainerApi` for the HTTP API. A job is durable
 before it is acknowledged; `Scheduler` starts it, `Attempt` sees it through, `Upkeep` forgets it.
 """
 
@@ -11,7 +11,13 @@ import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, BinaryIO, TypeVar, cast
 
-from penstock.core.containers import (
+from penstock.core.errors import IllegalMove, NotFound
+from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
+from penstock.ports.clock import Clock
+from penstock.workloads.container.config import OnRestart, WorkerConfig
+from penstock.workloads.container.engine import Engine
+from penstock.workloads.container.files.sandbox import Sandboxes
+from penstock.workloads.container.job import (
     Artifact,
     Code,
     ContainerRecord,
@@ -19,22 +25,6 @@ from penstock.core.containers import (
     JobError,
     Stream,
 )
-from penstock.core.errors import IllegalMove, NotFound
-from penstock.lifecycles.container import ContainerJobEvent, ContainerJobState
-from penstock.ports.clock import Clock
-from penstock.ports.containers import (
-    Cancelled,
-    Change,
-    ContainerStore,
-    LogPage,
-    Receipt,
-    RecordQuery,
-    WorkerHealth,
-    WorkerInfo,
-)
-from penstock.workloads.container.config import OnRestart, WorkerConfig
-from penstock.workloads.container.engine import Engine
-from penstock.workloads.container.files.sandbox import Sandboxes
 from penstock.workloads.container.running.patience import done_within, drop
 from penstock.workloads.container.running.runner import Runner
 from penstock.workloads.container.running.stopping import KILL_WAITS
@@ -53,6 +43,16 @@ from penstock.workloads.container.standing.sweeping import Busy, Sweeper
 from penstock.workloads.container.standing.telemetry import Telemetry
 from penstock.workloads.container.standing.upkeep import Upkeep, low_disk
 from penstock.workloads.container.standing.watch import EngineWatch
+from penstock.workloads.container.store import (
+    Cancelled,
+    Change,
+    ContainerStore,
+    LogPage,
+    Receipt,
+    RecordQuery,
+    WorkerHealth,
+    WorkerInfo,
+)
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.signals import Retry
+from penstock.core.job import Retry
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.workloads.pipeline.alerts import (
     count_below,

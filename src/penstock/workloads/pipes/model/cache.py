@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from msgspec import Struct
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.model.shape import Shape, cache_bytes
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.model.families import FAMILIES, has_positions
 from penstock.workloads.pipes.model.positions import KINDS, Rope, rope_of
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.llm import Generation, LlmCode, LlmFailure
+from penstock.workloads.llm.values import Generation, LlmCode, LlmFailure
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.llm import Sampling
+from penstock.workloads.llm.values import Sampling
 
 LAST = 64
 """Tokens of prompt and answer that penalties look at."""

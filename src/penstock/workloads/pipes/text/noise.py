@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.llm import Generation
+from penstock.workloads.llm.values import Generation
 
 _MASK = (1 << 64) - 1
 _STEP, _ONE, _TWO = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from penstock.core.llm import LlmCode, LlmFailure, Sampling
+from penstock.workloads.llm.values import LlmCode, LlmFailure, Sampling
 from penstock.workloads.pipes.text.filters import Floats, candidates, penalised
 from penstock.workloads.pipes.text.noise import gumbel
 

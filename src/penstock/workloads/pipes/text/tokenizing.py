@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.llm import (
+from penstock.workloads.llm.values import (
     Chat,
     Generation,
     ImagePart,

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
-from penstock.core.llm import Choice, Piece, TokenLogprob, TopLogprob
+from penstock.workloads.llm.values import Choice, Piece, TokenLogprob, TopLogprob
 from penstock.workloads.pipes.text.sampler import Logprobs
 from penstock.workloads.pipes.text.thinking import Thinking
 from penstock.workloads.pipes.text.vocabulary import Vocabulary, readable

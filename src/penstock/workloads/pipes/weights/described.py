@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.core.llm import LlmFailure
+from penstock.workloads.llm.values import LlmFailure
 from penstock.workloads.pipes.model.families import FAMILIES
 from penstock.workloads.pipes.model.shape import Shape
 from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported

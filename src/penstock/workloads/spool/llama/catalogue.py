@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
-from penstock.core.llm import EngineUnavailable, LlmCode, LlmFailure
-from penstock.workloads.spool.config import ModelConfig
-from penstock.workloads.spool.models.gguf import GgufFacts, name_for
-from penstock.workloads.spool.models.shelf import ModelShelf
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.models.gguf import GgufFacts, name_for
+from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.workloads.llm.values import EngineUnavailable, LlmCode, LlmFailure
 
 Entry = GgufFacts | LlmFailure
 """A model, or why it is none."""

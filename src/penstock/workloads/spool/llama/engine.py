@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from penstock.core.llm import (
+from penstock.workloads.llm.runner import Loading
+from penstock.workloads.llm.values import (
     Generation,
     LlmCode,
     LlmFailure,
@@ -18,7 +19,6 @@ from penstock.core.llm import (
     Said,
     Usage,
 )
-from penstock.ports.runner import Loading
 from penstock.workloads.spool.llama import reasons, wire
 from penstock.workloads.spool.llama.holding import check_held
 from penstock.workloads.spool.llama.priming import PREFIX_FILE, prime

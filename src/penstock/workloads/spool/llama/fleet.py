@@ -11,8 +11,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from penstock.core.llm import EngineUnavailable, LlmCode, LlmFailure
-from penstock.ports.runner import Loading
+from penstock.workloads.llm.runner import Loading
+from penstock.workloads.llm.values import EngineUnavailable, LlmCode, LlmFailure
 from penstock.workloads.spool.llama.engine import Engine
 from penstock.workloads.spool.llama.process import Purpose
 from penstock.workloads.spool.llama.sizing import too_large

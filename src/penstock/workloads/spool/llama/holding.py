@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from penstock.core.llm import Chat, Generation, LlmCode, LlmFailure
+from penstock.workloads.llm.values import Chat, Generation, LlmCode, LlmFailure
 
 LARGEST = 64 << 10
 """Bytes of a schema, of a grammar, of all tools together. Definitions that refer to each other

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.llm import LlmFailure
+from penstock.workloads.llm.values import LlmFailure
 
 Call = Callable[[str, bytes], Awaitable[dict[str, Any]]]
 PREFIX_FILE = "prefix"

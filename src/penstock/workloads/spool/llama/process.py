@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import msgspec
 
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.ports.runner import Loading
+from penstock.workloads.llm.runner import Loading
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.spool.llama import child, reasons
 from penstock.workloads.spool.llama.cgroups import memory_kills
 from penstock.workloads.spool.llama.sizing import Size
@@ -194,7 +194,7 @@ class EngineProcess:
         )
         pipe = self._popen.stdin
         assert pipe is not None
-        with suppress(BrokenPipeError):  # it is dead already, and its death will be told
+        with suppress(BrokenPipeError, ValueError):  # it is dead, or closed: that will be told
             pipe.write(msgspec.json.encode(plan) + b"\n")
             pipe.flush()
 

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 if TYPE_CHECKING:
     from penstock.workloads.spool.llama.process import Purpose

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from penstock.core.llm import (
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.models.gguf import GgufFacts, projector_of
+from penstock.workloads.llm.runner import Loading, Watch, side_by_side
+from penstock.workloads.llm.values import (
     Embedding,
     EmbeddingResult,
     Generation,
@@ -21,8 +24,6 @@ from penstock.core.llm import (
     Said,
     Usage,
 )
-from penstock.ports.runner import Loading, Watch, side_by_side
-from penstock.workloads.spool.config import ModelConfig
 from penstock.workloads.spool.llama.catalogue import Catalogue
 from penstock.workloads.spool.llama.cgroups import memory_limit_of
 from penstock.workloads.spool.llama.engine import Departed, Engine
@@ -35,7 +36,6 @@ from penstock.workloads.spool.llama.sizing import (
     size_of,
 )
 from penstock.workloads.spool.llama.trial import engine_version
-from penstock.workloads.spool.models.gguf import GgufFacts, projector_of
 
 
 class LlamaRunner:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from penstock.core.llm import LlmCode, LlmFailure
-from penstock.workloads.spool.config import ModelConfig
-from penstock.workloads.spool.models.gguf import GgufFacts
+from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.models.gguf import GgufFacts
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 USUAL_CONTEXT = 8192
 LEAST_CONTEXT = 512

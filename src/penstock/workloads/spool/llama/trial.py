@@ -9,7 +9,7 @@ from importlib import metadata
 
 import msgspec
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.spool.llama import child, reasons
 
 PACKAGE = "xllamacpp"

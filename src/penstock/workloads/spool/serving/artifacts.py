@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from penstock.core.llm import EmbeddingResult, LlmResult
+from penstock.workloads.llm.values import EmbeddingResult, LlmResult
 from penstock.workloads.spool.ending import ANSWER, EMBEDDING, RESULT
 
 _A_LINE = 10

@@ -6,7 +6,7 @@ import base64
 
 from msgspec import structs
 
-from penstock.core.llm import (
+from penstock.workloads.llm.values import (
     Chat,
     Completion,
     Embedding,

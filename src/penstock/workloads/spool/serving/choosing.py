@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.core.llm import LlmCode, LlmFailure
+from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 
 def chosen(wanted: str, names: Sequence[str], default: str) -> str:

@@ -10,9 +10,9 @@ from typing import TypeVar
 from msgspec import structs
 
 from penstock.core.errors import Conflict, StoreFailed
-from penstock.core.llm import LlmCode
 from penstock.lifecycles.spool import Status
 from penstock.ports.clock import Clock
+from penstock.workloads.llm.values import LlmCode
 from penstock.workloads.spool.ending import fail, finish
 from penstock.workloads.spool.meta import Meta, seen_meta, stamp
 from penstock.workloads.spool.serving.attempts import Attempts, Loss

@@ -7,7 +7,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from penstock.core.llm import Embedding, EmbeddingResult, Generation, LlmCode, LlmFailure, LlmResult
+from penstock.workloads.llm.values import (
+    Embedding,
+    EmbeddingResult,
+    Generation,
+    LlmCode,
+    LlmFailure,
+    LlmResult,
+)
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.serving.artifacts import of_answer, of_embedding
 from penstock.workloads.spool.serving.reading import PROMPT

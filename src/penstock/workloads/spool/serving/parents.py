@@ -6,8 +6,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from penstock.core.llm import Message
 from penstock.lifecycles.spool import Status
+from penstock.workloads.llm.values import Message
 from penstock.workloads.spool.disk import Unfit, read_text
 from penstock.workloads.spool.ending import RESULT
 from penstock.workloads.spool.ids import is_job_id

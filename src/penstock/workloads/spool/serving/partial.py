@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.core.llm import Piece
 from penstock.ports.clock import Clock
+from penstock.workloads.llm.values import Piece
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk import replace_file
 from penstock.workloads.spool.ending import PARTIAL, PROGRESS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from penstock.core.llm import Embedding, Generation, LlmCode, LlmFailure
+from penstock.workloads.llm.values import Embedding, Generation, LlmCode, LlmFailure
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.options import JobKind
 from penstock.workloads.spool.serving.asking import embedding_of, generation_of

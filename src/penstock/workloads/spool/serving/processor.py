@@ -7,7 +7,9 @@ import logging
 import os
 from pathlib import Path
 
-from penstock.core.llm import (
+from penstock.ports.clock import Clock
+from penstock.workloads.llm.runner import Runner, answer
+from penstock.workloads.llm.values import (
     Embedding,
     EmbeddingResult,
     EngineCrashed,
@@ -16,8 +18,6 @@ from penstock.core.llm import (
     LlmFailure,
     LlmResult,
 )
-from penstock.ports.clock import Clock
-from penstock.ports.runner import Runner, answer
 from penstock.workloads.spool.disk import Unfit
 from penstock.workloads.spool.serving import outcomes
 from penstock.workloads.spool.serving.attempts import read_attempts

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.lifecycles.spool import SPOOL, Status
 from penstock.ports.clock import Clock, SystemClock
-from penstock.ports.runner import Loading, Runner
+from penstock.workloads.llm.runner import Loading, Runner
 from penstock.workloads.spool.config import ServerConfig
 from penstock.workloads.spool.serving.cancelling import Cancelling
 from penstock.workloads.spool.serving.claims import Claims

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.core.job import Priority
-from penstock.core.policy import HEAD_START
+from penstock.core.job import HEAD_START, Priority
 from penstock.workloads.spool.ids import Order, order_of
 
 _DAY = 86_400

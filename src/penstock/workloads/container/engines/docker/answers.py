@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from msgspec import Struct, field
 
-from penstock.core.containers import Usage
 from penstock.workloads.container.engine import ContainerState, Found, Image
+from penstock.workloads.container.job import Usage
 
 
 class Answer(Struct, frozen=True, rename="pascal"):

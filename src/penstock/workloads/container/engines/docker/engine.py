@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.containers import Usage
 from penstock.workloads.container.engine import (
     NO_INIT,
     Attached,
@@ -52,6 +51,7 @@ from penstock.workloads.container.engines.docker.plan import create_body
 from penstock.workloads.container.engines.docker.podman_build import PodmanBuild
 from penstock.workloads.container.engines.docker.refusals import CONFLICT, NOT_FOUND
 from penstock.workloads.container.engines.docker.usage import Meters
+from penstock.workloads.container.job import Usage
 
 KILL_PATIENCE = 5.0
 """Seconds after which a kill is tried again with the output cut off."""

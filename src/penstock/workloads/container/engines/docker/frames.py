@@ -6,8 +6,8 @@ zeros, and its length. A piece may come in any number of reads.
 
 from __future__ import annotations
 
-from penstock.core.containers import Stream
 from penstock.workloads.container.engine import Chunk
+from penstock.workloads.container.job import Stream
 
 HEAD = 8
 _STREAMS = {0: Stream.STDOUT, 1: Stream.STDOUT, 2: Stream.STDERR}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.core.containers import Usage
+from penstock.workloads.container.job import Usage
 
 SAMPLE_EVERY = 0.2
 """Seconds; only where the kernel (before 5.19, cgroups of version 2) keeps no peak."""

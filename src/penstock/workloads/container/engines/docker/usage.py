@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from penstock.core.containers import Usage
 from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.engines.docker.answers import ContainerAnswer, Stats
 from penstock.workloads.container.engines.docker.api import Api, Refused, container
 from penstock.workloads.container.engines.docker.meter import Meter, follow, open_meter
+from penstock.workloads.container.job import Usage
 
 
 class Meters:

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from penstock.core.containers import Usage
 from penstock.workloads.container.engine import EngineUnavailable, Plan
 from penstock.workloads.container.engines.oci.bundle import cpu_quota
+from penstock.workloads.container.job import Usage
 
 _NEEDED = ("memory", "cpu", "cpuacct", "pids", "devices")
 """Controllers of version 1 that a container is put into."""

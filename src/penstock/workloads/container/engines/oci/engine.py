@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from penstock.core.containers import Usage
 from penstock.workloads.container.engine import (
     NO_INIT,
     BuildPlan,
@@ -29,6 +28,7 @@ from penstock.workloads.container.engines.oci.programs import check_command
 from penstock.workloads.container.engines.oci.rooted import resolve
 from penstock.workloads.container.engines.oci.streams import AttachedStreams
 from penstock.workloads.container.engines.oci.trial import choose_runtime, sweep
+from penstock.workloads.container.job import Usage
 
 
 class OciEngine:

@@ -8,9 +8,9 @@ import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
 
-from penstock.core.containers import Stream
 from penstock.workloads.container.engine import Chunk
 from penstock.workloads.container.engines.oci.folder import RunFolder
+from penstock.workloads.container.job import Stream
 
 _READ = 256 << 10
 _F_SETPIPE_SZ = 1031

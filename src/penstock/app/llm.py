@@ -1,0 +1,132 @@
+"""`penstock.ask`: a question to a language model, as a job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.app.client import DefaultClient
+from penstock.config import load
+from penstock.core.errors import JobCancelled, Unavailable
+from penstock.core.job import Priority
+from penstock.workloads.function.definition import SubmitOptions
+from penstock.workloads.llm.answers import Answer, TextStream, answer_of, question, topic_for
+from penstock.workloads.llm.values import model_of
+
+if TYPE_CHECKING:
+    from penstock.app.application import Session
+    from penstock.app.client import Client, JobHandle
+
+Tell = Callable[[str], None]
+_POLL = 0.5
+"""Seconds between two checks whether a model is paused."""
+
+
+def ask(
+    prompt: str,
+    *,
+    model: str = "",
+    client: Client | None = None,
+    tell: Tell | None = None,
+    submit: SubmitOptions | None = None,
+    **options: Any,
+) -> Answer:
+    """Ask a language model, and wait for its answer; `tell` is given the text as it comes, each
+    part once. (Should a worker be lost, and the next one say something else, only the answer that
+    is returned has it.)
+
+    Without a client: the engine on the data folder, or one in this process. Without a model: the
+    first that is served. `options` are those of `question`, as `max_tokens=100, temperature=0`.
+    Raises JobFailed and its kin, and Unavailable if the model's engine can't work now.
+    """
+    engine = client or _default.client()
+    topic, request = _prepared(engine.topics(), model, prompt, tell, options)
+    handle = engine.submit(topic, request, **_urgent(submit))
+    with unless_paused(engine, handle):
+        if tell is None:
+            return answer_of(handle.job_id, handle.result())
+        stream = TextStream(tell)
+        for update in handle.follow():
+            stream.add(update)
+        return stream.finished(answer_of(handle.job_id, handle.result()))
+
+
+async def aask(
+    prompt: str,
+    *,
+    model: str = "",
+    client: Client | None = None,
+    tell: Tell | None = None,
+    submit: SubmitOptions | None = None,
+    **options: Any,
+) -> Answer:
+    """The same, to be awaited."""
+    engine = client if client is not None else await asyncio.to_thread(_default.client)
+    topic, request = _prepared(await engine.atopics(), model, prompt, tell, options)
+    handle = await engine.asubmit(topic, request, **_urgent(submit))
+    with unless_paused(engine, handle):
+        if tell is None:
+            return answer_of(handle.job_id, await handle.aresult())
+        stream = TextStream(tell)
+        async for update in handle.afollow():
+            stream.add(update)
+        return stream.finished(answer_of(handle.job_id, await handle.aresult()))
+
+
+def _prepared(
+    topics: Iterable[str], model: str, prompt: str, tell: Tell | None, options: Mapping[str, Any]
+) -> tuple[str, Any]:
+    """A job's topic and input."""
+    request = replace(question(prompt, **options), stream=tell is not None)
+    return topic_for(topics, model), msgspec.to_builtins(request)
+
+
+@contextmanager
+def unless_paused(client: Client, handle: JobHandle[Any]) -> Iterator[None]:
+    """Cancel the job and raise Unavailable if its model is paused while the block waits for it."""
+    found: list[str] = []
+
+    async def watch() -> None:
+        topic = handle.record.request.topic
+        while not (why := (await client.api.status()).paused_topics.get(topic)):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL)
+        found.append(why)
+        await client.api.cancel(handle.job_id, reason=f"its model is paused: {why}", timeout=0.0)
+
+    watching = asyncio.run_coroutine_threadsafe(watch(), client._engine.portal.loop)
+    try:
+        yield
+    except JobCancelled as cancelled:
+        if not found:
+            raise
+        model = model_of(handle.record.request.topic)
+        raise Unavailable(f"the model {model} is paused: {found[0]}") from cancelled
+    finally:
+        watching.cancel()
+
+
+def _urgent(options: SubmitOptions | None) -> SubmitOptions:
+    """Interactive priority by default: somebody waits for the answer."""
+    return {"priority": Priority.INTERACTIVE, **(options or {})}
+
+
+def _embedded() -> Session:
+    from penstock.app.application import App
+    from penstock.workloads.llm.config import ALL
+
+    settings = load()
+    if not settings.models and not settings.pipe_end_model:
+        settings = replace(settings, models=(ALL,))
+    return App().run(settings=settings)
+
+
+def _check_served(client: Client) -> None:
+    topic_for(client.topics())
+
+
+_default = DefaultClient(_embedded, _check_served)

@@ -1,0 +1,553 @@
+"""The engine's own API, bound to one caller.
+
+Every call is checked by the caller's `Guard`: what they may not do is refused, and other
+tenants' things do not exist for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from penstock.control.approvals import ApprovalService
+from penstock.control.backlog import QueueKey
+from penstock.control.feed import Feed, JobSet
+from penstock.control.gateway import Gateway, check_batch
+from penstock.control.guard import AuditService, Guard, Refers, Uploads
+from penstock.control.journal import JournalHub
+from penstock.control.keys import KeyRegistry, KeyService
+from penstock.control.ledger import Committed, Ledger
+from penstock.control.limits import LimitService
+from penstock.control.open_jobs import OpenJobs
+from penstock.control.policy import PolicyService, Rulebook
+from penstock.control.pruner import Pruner
+from penstock.control.schedules import ScheduleRunner, ScheduleService
+from penstock.control.workers import Roster, paused_everywhere, why_waiting
+from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
+from penstock.core.job import Job, JobRequest, chain_of, ready_at
+from penstock.core.transition import Transition
+from penstock.lifecycles.canonical import JobState
+from penstock.ports.blobs import Blobs, BlobStat
+from penstock.ports.clock import Clock
+from penstock.ports.engine_api import (
+    MAX_WAITED,
+    OWNER,
+    Bulk,
+    Caller,
+    Cancellation,
+    Cleaned,
+    Ended,
+    EngineStatus,
+    EventBatch,
+    JobUpdate,
+    KeyRole,
+    Logged,
+    Moved,
+    PoolView,
+    Session,
+    Submitted,
+    WorkerView,
+)
+from penstock.ports.store import JobQuery, LogLine, StepCount, StepPage, StepQuery, Verified
+
+if TYPE_CHECKING:
+    from penstock.workloads.llm.batches import Batches
+    from penstock.workloads.pipeline.store import Pipelines
+
+_BATCH = 100_000
+_READ = 500
+"""Jobs that are read at once."""
+_LINGER = 1e-5
+"""Seconds for each job of a set by which an answer may be late, so that it tells of more ends: a
+caller who asks again costs as much as there are jobs in the set."""
+_ANSWER = 8 << 20
+"""Bytes of pointers in an answer about a set of jobs."""
+_SESSIONS = 10_000
+_PAUSED = "pool/"
+"""Prefix of the stored facts about paused pools."""
+
+
+@dataclass(frozen=True)
+class Services:
+    """The services behind an EngineApi."""
+
+    store: Ledger
+    blobs: Blobs
+    open_jobs: OpenJobs
+    gateway: Gateway
+    feed: Feed
+    hub: JournalHub
+    pruner: Pruner
+    rulebook: Rulebook
+    schedules: ScheduleRunner
+    nudge: Callable[[], None]
+    """Wakes the scheduler."""
+    keys: KeyRegistry
+    pipelines: Callable[[Guard], Pipelines]
+    refers: Refers
+    """Whether the records of pipelines refer to a blob."""
+    batches: Callable[[Guard], Batches]
+    clock: Clock
+    about: EngineStatus
+
+
+class LocalEngineApi:
+    """See `penstock.ports.engine_api.EngineApi`."""
+
+    def __init__(self, services: Services, caller: Caller = OWNER) -> None:
+        self._services, store, clock = services, services.store, services.clock
+        self._store, self._blobs, self._open_jobs = store, services.blobs, services.open_jobs
+        self._gateway, self._feed, self._clock = services.gateway, services.feed, clock
+        self._guard = guard = Guard(caller, store, clock)
+        self._uploads = Uploads(store, clock, caller.tenant, services.refers)
+        self.approvals = ApprovalService(store, services.rulebook.kernel, clock, guard)
+        self.policy = PolicyService(services.rulebook, store, guard)
+        self.schedules = ScheduleService(services.schedules, guard, self._uploads)
+        self.limits = LimitService(store, services.open_jobs.limiter, clock, guard)
+        self.keys = KeyService(services.keys, guard)
+        self.audit = AuditService(store, guard)
+        self.pipelines = services.pipelines(guard)
+        self.batches = services.batches(guard)
+
+    @property
+    def guard(self) -> Guard:
+        return self._guard
+
+    def serving(self, caller: Caller) -> LocalEngineApi:
+        """The same engine's API for another caller."""
+        return LocalEngineApi(self._services, caller)
+
+    # -- jobs ---------------------------------------------------------------------
+
+    def begin_submit(
+        self, requests: Sequence[JobRequest], fresh: bool = False
+    ) -> tuple[asyncio.Future[Any], Callable[[asyncio.Future[Any]], list[Job]]]:
+        """Like `submit`, without a task for one plain request: a future, and how to read it.
+
+        `fresh`: their ids were made for them just now, and sent for the first time.
+        """
+        if len(requests) == 1 and (committed := self._begin(requests[0], fresh)) is not None:
+            return committed, _jobs_of
+        submitting = self._submit(requests, fresh)
+        return asyncio.get_running_loop().create_task(submitting), asyncio.Future.result
+
+    async def submit(self, requests: Sequence[JobRequest]) -> list[Job]:
+        if len(requests) == 1 and (committed := self._begin(requests[0])) is not None:
+            await committed
+            jobs = _jobs_of(committed)
+            return Submitted(jobs, frozenset(job.request.job_id for job in jobs))
+        return await self._submit(requests)
+
+    async def _submit(self, requests: Sequence[JobRequest], fresh: bool = False) -> list[Job]:
+        guard = self._guard
+        guard.require(KeyRole.SUBMIT, "job.submit")
+        check_batch(requests, _BATCH)
+        if guard.caller.tenant is not None:
+            requests = [guard.stamped(request) for request in requests]
+            for request in requests:
+                await self._uploads.check(request.context_ptr)
+        return await self._gateway.submit(requests, by=guard.by, fresh=fresh)
+
+    def _begin(self, request: JobRequest, fresh: bool = False) -> Committed | None:
+        """See `Gateway.begin`."""
+        guard = self._guard
+        if not guard.may_submit_anything:
+            guard.require(KeyRole.SUBMIT, "job.submit")
+            request = guard.stamped(request)
+        return self._gateway.begin(request, by=guard.caller.principal, fresh=fresh)
+
+    async def get(self, job_id: str) -> Job:
+        return self._guard.shown(await self._store.get(job_id), job_id)
+
+    async def find(self, query: JobQuery) -> list[Job]:
+        mine = self._guard.narrowed(query)
+        return [] if mine is None else await self._store.find(mine)
+
+    async def history(self, job_id: str) -> list[Transition]:
+        await self.get(job_id)
+        return await self._store.history(job_id)
+
+    async def why(self, job_id: str) -> str:
+        job = await self.get(job_id)
+        match job.state:
+            case JobState.PENDING | JobState.SCHEDULED:
+                return self._why_waiting(job)
+            case JobState.DISPATCHED | JobState.RUNNING:
+                return self._what_happens(job)
+            case _:
+                return _how_it_ended(job)
+
+    def _why_waiting(self, job: Job) -> str:
+        if (doubt := self._open_jobs.doubtful.get(job.seq)) is not None:
+            return f"held: {doubt}"
+        now = self._clock.now()
+        if (held_back := self._open_jobs.why(job, now)) is not None:
+            return held_back
+        start = ready_at(job.request, job.accepted_at)
+        if start > now:
+            kind = "retry backoff" if job.request.retry_number else "delayed"
+            return f"{kind}: may start in {start - now:.1f} s"
+        roster = self._open_jobs.roster
+        return why_waiting(QueueKey.of(job), roster.workers.values(), roster.pools, roster.paused)
+
+    def _what_happens(self, job: Job) -> str:
+        if (lost := self._open_jobs.orphaned.get(job.job_id)) is not None:
+            roster = self._open_jobs.roster
+            next_up = why_waiting(
+                QueueKey.of(job), roster.workers.values(), roster.pools, roster.paused
+            )
+            return f"{lost}; attempt {job.attempt + 1} waits: {next_up}"
+        if (waits := self._open_jobs.why_awaiting(job)) is not None:
+            return f"{waits} (attempt {job.attempt} on worker {job.worker_id})"
+        doing = "runs it" if job.state is JobState.RUNNING else "has it and is about to start it"
+        said = f"worker {job.worker_id} {doing} (attempt {job.attempt})"
+        if (progress := self._feed.progress_of(job.job_id)) is not None:
+            share = "" if progress.fraction is None else f"{progress.fraction:.0%}"
+            how_far = " ".join(filter(None, (share, progress.message)))
+            said = "; ".join(filter(None, (how_far, said)))
+        return said + ("; it was asked to end" if job.cancel_requested else "")
+
+    async def wait(self, job_id: str, timeout: float | None = None) -> Job:
+        if timeout is None:
+            return await self._final(job_id)
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._final(job_id)
+        except TimeoutError:
+            job = await self.get(job_id)
+            raise WaitTimedOut(
+                f"job {job_id} is still {job.state} after {timeout:g} s",
+                hint="the job goes on; wait again later, or cancel it",
+            ) from None
+
+    async def _final(self, job_id: str) -> Job:
+        job = await self.get(job_id)  # NotFound if the caller may not see it
+        if not job.is_final:
+            job = await self._feed.ended(job_id)
+        while job.successor is not None:
+            job = await self._feed.ended(job.successor)
+        return job
+
+    async def wait_many(
+        self,
+        job_ids: Sequence[str],
+        count: int = 1,
+        *,
+        or_failure: bool = False,
+        timeout: float | None = None,
+    ) -> list[Ended]:
+        if len(job_ids) > MAX_WAITED:
+            raise InvalidRequest("job_ids", f"{len(job_ids)} jobs; at most {MAX_WAITED} at once")
+
+        def enough(ended: dict[str, Job]) -> bool:
+            if len(ended) >= count:
+                return True
+            return or_failure and next(reversed(ended.values())).state is not JobState.SUCCEEDED
+
+        jobs = JobSet(self._feed, enough)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._look_up(jobs, job_ids)
+                if job_ids:
+                    await jobs.wait(len(job_ids) * _LINGER)
+        except TimeoutError:
+            pass
+        finally:
+            jobs.close()
+        return _in_order(jobs.ended)
+
+    async def _look_up(self, jobs: JobSet, job_ids: Sequence[str]) -> None:
+        """Find out which of them have ended. Raises NotFound."""
+        every = list(dict.fromkeys(job_ids))
+        for begin in range(0, len(every), _READ):
+            wanted = every[begin : begin + _READ]
+            jobs.add(wanted)
+            while wanted:  # the retries of those that have ended, and theirs
+                known = await self._store.get_many(wanted)
+                found = [self._guard.shown(known.get(job_id), job_id) for job_id in wanted]
+                wanted = [retry for job in found if (retry := jobs.find(job)) is not None]
+
+    async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
+        await self.get(job_id)
+        return await self._store.read_log(job_id, after, limit)
+
+    async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
+        await self.get(job_id)
+        return await self._store.read_steps(job_id, query)
+
+    async def count_steps(self, job_id: str) -> list[StepCount]:
+        await self.get(job_id)
+        return await self._store.count_steps(job_id)
+
+    async def count_children(self, job_id: str) -> dict[JobState, int]:
+        job = await self.get(job_id)
+        return await self._store.count_children(chain_of(job.request), self._guard.caller.tenant)
+
+    async def follow(
+        self, job_id: str, after_log: int | None = 0, after_move: int | None = None
+    ) -> AsyncIterator[JobUpdate]:
+        await self.get(job_id)
+        with self._feed.reading(job_id) as updates:
+            ended = (await self.get(job_id)).is_final
+            known = 0
+            if after_move is not None:
+                known = after_move
+                for entry in await self._store.history(job_id):
+                    if entry.n > known:
+                        known = entry.n
+                        yield Moved(entry)
+            update: JobUpdate | None = None
+            while True:
+                if update is None or isinstance(update, Logged):
+                    if after_log is not None:
+                        async for line in self._new_lines(job_id, after_log):
+                            after_log = line.n
+                            yield Logged(line)
+                elif not (isinstance(update, Moved) and update.transition.n <= known):
+                    yield update
+                if ended:
+                    return
+                update = await updates.get()
+                ended = update is None
+
+    async def _new_lines(self, job_id: str, after: int) -> AsyncIterator[LogLine]:
+        await self._store.apply([])  # lines ride with a commit: see this one through
+        while lines := await self._store.read_log(job_id, after):
+            for line in lines:
+                yield line
+            after = lines[-1].n
+
+    async def cancel(
+        self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0
+    ) -> Cancellation:
+        await self.get(job_id)
+        with self._guard.doing("job.cancel", job_id, role=KeyRole.SUBMIT, detail=reason):
+            job = await self._gateway.cancel(
+                job_id, reason=reason, children=children, by=self._guard.by
+            )
+        if not job.is_final and timeout > 0:
+            try:
+                async with asyncio.timeout(timeout):
+                    job = await self._feed.ended(job.job_id)
+            except TimeoutError:
+                job = await self.get(job.job_id)
+        return Cancellation(job, job.is_final)
+
+    async def retry(self, job_id: str) -> Job:
+        await self.get(job_id)
+        with self._guard.doing("job.retry", job_id, role=KeyRole.SUBMIT):
+            return await self._gateway.retry(job_id, by=self._guard.by)
+
+    async def cancel_many(self, query: JobQuery, *, reason: str = "") -> Bulk:
+        with self._guard.doing("jobs.cancel", role=KeyRole.OPERATE, detail=_said(query)):
+            mine = self._guard.narrowed(query)
+            if mine is None:
+                return Bulk(0, 0)
+            return await self._gateway.cancel_many(mine, reason=reason, by=self._guard.by)
+
+    async def retry_many(self, query: JobQuery) -> Bulk:
+        with self._guard.doing("jobs.retry", role=KeyRole.OPERATE, detail=_said(query)):
+            mine = self._guard.narrowed(query)
+            if mine is None:
+                return Bulk(0, 0)
+            return await self._gateway.retry_many(mine, by=self._guard.by)
+
+    def events(self, after: int | None = None) -> AsyncIterator[EventBatch]:
+        return self._services.hub.events(after, self._guard.caller.tenant)
+
+    # -- the engine ---------------------------------------------------------------
+
+    async def topics(self) -> list[str]:
+        return sorted({t for w in self._open_jobs.roster.workers.values() for t in w.topics})
+
+    async def workers(self) -> list[WorkerView]:
+        self._guard.require(KeyRole.OPERATE, "workers.list")
+        monotonic = self._clock.monotonic()
+        return [
+            WorkerView(
+                worker_id=w.worker_id,
+                pool=w.pool,
+                topics=w.topics,
+                slots=w.slots,
+                limit=w.limit,
+                held=len(w.held),
+                labels=w.labels,
+                host=w.host,
+                pid=w.pid,
+                local=w.local,
+                status=w.status,
+                silent_for=0.0 if w.local else max(0.0, monotonic - w.heard_at),
+                facts=w.facts,
+            )
+            for w in self._open_jobs.roster.workers.values()
+        ]
+
+    async def pools(self) -> list[PoolView]:
+        self._guard.require(KeyRole.OPERATE, "pools.list")
+        return [self._pool(name) for name in self._open_jobs.roster.pools]
+
+    async def pause_pool(self, name: str) -> PoolView:
+        with self._guard.doing("pool.pause", name, role=KeyRole.OPERATE, everywhere=True):
+            self._check_pool(name)
+            await self._store.remember(_PAUSED + name, b"paused")
+            self._open_jobs.roster.pause(name)
+            return self._pool(name)
+
+    async def resume_pool(self, name: str) -> PoolView:
+        with self._guard.doing("pool.resume", name, role=KeyRole.OPERATE, everywhere=True):
+            self._check_pool(name)
+            await self._store.forget(_PAUSED + name)
+            self._open_jobs.roster.resume(name)
+            self._services.nudge()
+            return self._pool(name)
+
+    def _check_pool(self, name: str) -> None:
+        roster = self._open_jobs.roster
+        if name not in roster.pools and name not in roster.paused:
+            raise NotFound(f"no pool {name!r}", hint="'penstock pool list' shows them")
+
+    def _pool(self, name: str) -> PoolView:
+        roster = self._open_jobs.roster
+        pool = roster.pool(name)
+        members = [worker for worker in roster.workers.values() if worker.pool == name]
+        return PoolView(
+            name=name,
+            topics=pool.topics or tuple(sorted({t for worker in members for t in worker.topics})),
+            capacity=pool.capacity,
+            held=sum(len(worker.held) for worker in members),
+            workers=len(members),
+            labels=pool.labels,
+            paused=name in roster.paused,
+        )
+
+    async def status(self) -> EngineStatus:
+        tenant, open_jobs, rulebook = (
+            self._guard.caller.tenant,
+            self._open_jobs,
+            self._services.rulebook,
+        )
+        about = self._services.about
+        tally, retried = await self._store.tally(tenant), await self._store.retried(tenant)
+        paused = paused_everywhere(open_jobs.roster.workers.values())
+        if tenant is not None:
+            # A tenant sees its own jobs, and nothing else of the engine.
+            about = replace(about, pid=0, data_dir="")
+            return replace(about, tally=tally, retried=retried, paused_topics=paused)
+        return replace(
+            about,
+            rules=rulebook.kernel.rules.snapshot,
+            tally=tally,
+            retried=retried,
+            waiting=open_jobs.waiting(),
+            held=len(open_jobs.held),
+            workers=len(open_jobs.roster.workers),
+            finished=open_jobs.finished,
+            awaiting_approval=len(open_jobs.parked),
+            paused_pools=tuple(sorted(open_jobs.roster.paused)),
+            paused_topics=paused,
+            policy_problem=rulebook.problem,
+        )
+
+    async def verify(self) -> Verified:
+        self._guard.require_everywhere(KeyRole.ADMIN, "verify")
+        return await self._store.verify()
+
+    async def prune(self, older_than: float) -> Cleaned:
+        said = f"older than {older_than:g} s"
+        with self._guard.doing("prune", role=KeyRole.ADMIN, everywhere=True, detail=said):
+            return await self._services.pruner.prune(older_than)
+
+    # -- payloads -----------------------------------------------------------------
+
+    async def put_blob(self, data: bytes, media_type: str = "application/json") -> str:
+        self._guard.require(KeyRole.SUBMIT, "blob.put")
+        uri = await self._blobs.put(data, media_type)
+        await self._uploads.note(uri)
+        return uri
+
+    async def get_blob(self, uri: str) -> bytes:
+        await self._uploads.check(uri)
+        return await self._blobs.get(uri)
+
+    async def stat_blob(self, uri: str) -> BlobStat:
+        await self._uploads.check(uri)
+        return await self._blobs.stat(uri)
+
+    async def read_blob(self, uri: str, start: int, length: int) -> bytes:
+        await self._uploads.check(uri)
+        return await self._blobs.read(uri, start, length)
+
+
+def _jobs_of(committed: Committed) -> list[Job]:
+    """What `Gateway.begin` began, when it is done."""
+    answers, _ = committed.result()
+    return [answer.job for answer in answers if answer.job is not None]
+
+
+async def load_paused_pools(store: Ledger, roster: Roster) -> None:
+    """A paused pool stays paused across restarts."""
+    for name in await store.recall_all(_PAUSED):
+        roster.pause(name.removeprefix(_PAUSED))
+
+
+class EngineAuthenticator:
+    """See `penstock.ports.engine_api.Authenticator`."""
+
+    def __init__(self, keys: KeyRegistry, api: LocalEngineApi) -> None:
+        self._keys, self._api = keys, api
+        self._sessions: dict[str, Session] = {}
+
+    def authenticate(self, token: str) -> Session:
+        caller = self._keys.authenticate(token)
+        session = self._sessions.get(caller.key_id)
+        if session is None or session.caller != caller:
+            if len(self._sessions) >= _SESSIONS:
+                self._sessions.clear()
+            api = self._api.serving(caller)
+            is_current = partial(self._keys.is_current, caller)
+            session = Session(caller, api, api.guard.admit, is_current)
+            self._sessions[caller.key_id] = session
+        return session
+
+
+def _said(query: JobQuery) -> str:
+    """The conditions of a query, for the audit log."""
+    stated = {
+        name: value
+        for name in JobQuery.__struct_fields__
+        if (value := getattr(query, name)) not in (None, (), {}, False)
+        and name not in ("limit", "before", "since")
+    }
+    return ", ".join(f"{name}={_plain(value)}" for name, value in stated.items()) or "all"
+
+
+def _plain(value: object) -> str:
+    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _in_order(ended: Mapping[str, Job]) -> list[Ended]:
+    """As they ended, and as many as an answer can hold; the same whenever they are asked for."""
+    last = sorted(ended.items(), key=lambda item: (item[1].finished_at or 0.0, item[1].seq))
+    answer: list[Ended] = []
+    size = 0
+    for asked, job in last:
+        pointer = job.result.result_ptr if job.result is not None else None
+        size += len(job.request.context_ptr) + len(pointer or "")
+        if answer and size > _ANSWER:
+            break
+        answer.append(Ended(asked, job))
+    return answer
+
+
+def _how_it_ended(job: Job) -> str:
+    said = f"it ended {job.state}"
+    if job.result is not None and job.result.error_message:
+        said += f": {job.result.error_message}"
+    if job.successor is not None:
+        said += f"; retried as {job.successor}"
+    return said

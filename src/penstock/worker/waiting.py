@@ -1,0 +1,249 @@
+"""Attempts that wait for other jobs hold no slot meanwhile.
+
+While the code of a job waits for children, another job runs in its slot: else parents that fill
+all slots would wait for children that find none. A parent takes a slot again before it goes on,
+and goes before what has not begun. The worker reports it to the engine, so that it gives the worker more jobs and
+lets others have the limits of the parent; the parent goes on when the engine says that its limits
+have room for it. A short wait is not reported, unless all slots are taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from penstock.core.job import Cancelled
+from penstock.ports.bus import AnyMessage, Waiting
+from penstock.ports.executor import CancelToken
+
+Key = tuple[str, int]
+"""A job and its attempt."""
+
+_SHORT = 0.05
+"""Seconds of a wait that is not reported to the engine while there are free slots."""
+_REFRESH = 1.0
+"""Seconds after which a changed set of awaited jobs is reported again."""
+_PATIENCE = 5.0
+"""Seconds after which an attempt that has waited goes on although no slot is free."""
+_NAMED = 3
+"""Awaited jobs that a report names by id, at most."""
+
+
+class _Wait:
+    """What one attempt waits for, in all its tasks together."""
+
+    __slots__ = ("count", "going_on", "jobs", "reported", "timer")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Places in its code that wait."""
+        self.jobs: dict[str, None] = {}
+        self.timer: asyncio.TimerHandle | None = None
+        self.reported: tuple[str, ...] = ()
+        """The jobs that were reported to the engine; empty if none were."""
+        self.going_on: asyncio.Future[None] | None = None
+        """Done when the attempt has a slot again, once it wants one."""
+
+
+class Waits:
+    """The waiting attempts of one worker; used in its event loop, but for `of`."""
+
+    def __init__(
+        self,
+        worker_id: str,
+        send: Callable[[AnyMessage], None],
+        has_free_slot: Callable[[], bool],
+        freed: Callable[[], None],
+        lend: Callable[[Key, int], None],
+    ) -> None:
+        """`freed` is called when a slot has become free, and `lend` when an attempt no longer
+        counts for its executor (1), or does again (-1)."""
+        self._worker_id, self._send = worker_id, send
+        self._has_free_slot, self._freed, self._lend = has_free_slot, freed, lend
+        self.loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._waits: dict[Key, _Wait] = {}
+        self._queue: deque[Key] = deque()
+        """Attempts that may go on as soon as there is a slot."""
+
+    def __len__(self) -> int:
+        """How many attempts hold no slot."""
+        return len(self._waits)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._waits
+
+    @property
+    def is_next(self) -> bool:
+        """Whether the next free slot belongs to one of them."""
+        return bool(self._queue)
+
+    def of(self, key: Key, cancel: CancelToken) -> AttemptWaits:
+        return AttemptWaits(self, key, cancel)
+
+    def run(self, call: Callable[..., None], *args: object) -> None:
+        """Call it in the worker's loop, from any thread."""
+        if threading.get_ident() == self._thread:
+            call(*args)
+        else:
+            self.loop.call_soon_threadsafe(call, *args)
+
+    # -- waiting ------------------------------------------------------------------
+
+    def begin(self, key: Key, jobs: Sequence[str]) -> None:
+        """A place in the code of an attempt waits for these jobs."""
+        wait = self._waits.get(key)
+        is_new = wait is None
+        if wait is None:
+            was_full = not self._has_free_slot()
+            wait = self._waits[key] = _Wait()
+        wait.count += 1
+        wait.jobs.update(dict.fromkeys(jobs))
+        if wait.reported and wait.timer is None:
+            delay = _SHORT if len(wait.reported) < _NAMED else _REFRESH
+            wait.timer = self.loop.call_later(delay, self._report, key, wait)
+        if is_new:
+            self._lend(key, 1)
+            if was_full:
+                self._report(key, wait)
+            else:
+                wait.timer = self.loop.call_later(_SHORT, self._report, key, wait)
+            self.fill()
+            self._freed()
+
+    async def end(self, key: Key, jobs: Sequence[str]) -> None:
+        """A place waits no more; returns when its code may go on."""
+        wait = self._end_one(key, jobs)
+        if wait is None:
+            return
+        if wait.going_on is None:
+            wait.going_on = self.loop.create_future()
+            self._cancel_timer(wait)
+            if wait.reported:
+                self._send(Waiting(*key, self._worker_id))
+            else:
+                self.resume(key)
+        await asyncio.shield(wait.going_on)
+
+    def leave(self, key: Key, jobs: Sequence[str]) -> None:
+        """A place was interrupted while it waited: its code goes on at once."""
+        wait = self._end_one(key, jobs)
+        if wait is not None and wait.going_on is None:
+            if wait.reported:
+                self._send(Waiting(*key, self._worker_id))
+            self._go_on(key, wait)
+
+    def _end_one(self, key: Key, jobs: Sequence[str]) -> _Wait | None:
+        """The wait, if this was the last place that waited."""
+        wait = self._waits.get(key)
+        if wait is None:
+            return None
+        wait.count -= 1
+        for job_id in jobs:
+            wait.jobs.pop(job_id, None)
+        if wait.count <= 0:
+            return wait
+        if wait.timer is None and not wait.jobs.keys() >= set(wait.reported):
+            wait.timer = self.loop.call_later(_REFRESH, self._report, key, wait)
+        return None
+
+    def drop(self, key: Key) -> None:
+        """The attempt has ended."""
+        if (wait := self._waits.get(key)) is not None:
+            self._go_on(key, wait)
+
+    # -- with the engine ----------------------------------------------------------
+
+    def _report(self, key: Key, wait: _Wait) -> None:
+        self._cancel_timer(wait)
+        wait.reported = tuple(islice(wait.jobs, _NAMED))
+        self._send(Waiting(*key, self._worker_id, wait.reported, max(1, len(wait.jobs))))
+
+    def _cancel_timer(self, wait: _Wait) -> None:
+        if wait.timer is not None:
+            wait.timer.cancel()
+            wait.timer = None
+
+    def send_again(self) -> None:
+        """The engine, or the connection to it, is a new one."""
+        for key, wait in self._waits.items():
+            if wait.reported:
+                self._report(key, wait)
+                if wait.going_on is not None:
+                    self._send(Waiting(*key, self._worker_id))
+
+    def resume(self, key: Key) -> None:
+        """The limits of an attempt have room for it."""
+        wait = self._waits.get(key)
+        if wait is not None and wait.going_on is not None and key not in self._queue:
+            wait.reported = ()
+            self._queue.append(key)
+            self.fill()
+            if key in self._queue:
+                wait.timer = self.loop.call_later(_PATIENCE, self._resume_without_slot, key, wait)
+
+    def _resume_without_slot(self, key: Key, wait: _Wait) -> None:
+        """Let it go on without a slot: those who have them may be waiting for it."""
+        if self._waits.get(key) is wait and key in self._queue:
+            self._queue.remove(key)
+            self._go_on(key, wait)
+
+    # -- going on -----------------------------------------------------------------
+
+    def fill(self) -> None:
+        """Let attempts go on that have waited, as far as there are slots."""
+        while self._queue and self._has_free_slot():
+            key = self._queue.popleft()
+            if (wait := self._waits.get(key)) is None:
+                continue
+            if wait.count:  # it waits again, elsewhere in its code
+                assert wait.going_on is not None
+                wait.going_on.set_result(None)
+                wait.going_on = None
+                self._report(key, wait)
+            else:
+                self._go_on(key, wait)
+
+    def _go_on(self, key: Key, wait: _Wait) -> None:
+        del self._waits[key]
+        self._cancel_timer(wait)
+        self._lend(key, -1)
+        if wait.going_on is not None and not wait.going_on.done():
+            wait.going_on.set_result(None)
+
+
+class AttemptWaits:
+    """See `penstock.ports.executor.WaitContext`."""
+
+    __slots__ = ("_cancel", "_key", "_waits")
+
+    def __init__(self, waits: Waits, key: Key, cancel: CancelToken) -> None:
+        self._waits, self._key, self._cancel = waits, key, cancel
+
+    def begin(self, jobs: Sequence[str]) -> None:
+        self._waits.run(self._waits.begin, self._key, jobs)
+
+    def leave(self, jobs: Sequence[str]) -> None:
+        self._waits.run(self._waits.leave, self._key, jobs)
+
+    async def end(self, jobs: Sequence[str]) -> None:
+        work, loop = self._waits.end(self._key, jobs), self._waits.loop
+        if asyncio.get_running_loop() is loop:
+            await work
+        else:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+    def end_sync(self, jobs: Sequence[str]) -> None:
+        waits = self._waits
+        future = asyncio.run_coroutine_threadsafe(waits.end(self._key, jobs), waits.loop)
+        forget = self._cancel.when_requested(future.cancel)
+        try:
+            future.result()
+        except concurrent.futures.CancelledError:
+            raise Cancelled(self._cancel.reason) from None
+        finally:
+            forget()

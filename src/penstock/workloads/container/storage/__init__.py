@@ -1,0 +1,1 @@
+"""Stores of container records: SQLite and in memory."""

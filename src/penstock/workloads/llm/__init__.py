@@ -1,0 +1,1 @@
+"""Language-model work: requests and results, the seam to what computes, and OpenAI batches."""

@@ -1,0 +1,177 @@
+"""The one seam to whatever computes: used by the spool, by jobs of an engine, by the HTTP door.
+
+A Runner holds models in memory and computes many answers at once. It runs no queue: whoever
+calls has taken care of who may, who is first, and what happens after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Protocol, TypeVar, runtime_checkable
+
+from penstock.workloads.llm.values import (
+    Completion,
+    Embedding,
+    EmbeddingResult,
+    Generation,
+    HopTime,
+    LlmResult,
+    ModelFacts,
+    Piece,
+    Said,
+    Timings,
+    Usage,
+)
+
+Loading = Callable[[float, str], None]
+"""How far a model is loaded (0 to 1), and what is being done."""
+TOGETHER = 64
+"""Answers of one job that are asked for at once: the slots that most engines have and more, and
+few enough that who comes later is not behind all of a large job."""
+T = TypeVar("T")
+
+
+class Watch(Protocol):
+    """Hears how an answer comes about; the Context of a job is one. Called from any thread."""
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        """How far its prompt was read (0 to 1), or what it waits for."""
+
+    def log(self, text: str, level: str = "info") -> None:
+        """What happened to it, as when another node took over."""
+
+
+class Runner(Protocol):
+    """Everything raises LlmFailure, with a code that says why, and the others go on."""
+
+    @property
+    def engine(self) -> str:
+        """Name and version, as `xllamacpp 2026.10.11549`."""
+
+    async def models(self) -> Sequence[ModelFacts]:
+        """All that it could load, the default one first."""
+
+    async def load(self, model: str = "", told: Loading | None = None) -> ModelFacts:
+        """Have it in memory, unloading others if it must; the default one without a name."""
+
+    async def unload(self, model: str) -> None:
+        """Give its memory back once its jobs have ended."""
+
+    def generate(
+        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Piece | Said, None]:
+        """Answer number `choice`: Pieces as they come, then one Said. A runner for which an answer
+        may have a history before its first Piece tells it to `watch`.
+
+        Closing the generator ends the computation within a token. Answers that were under way
+        when the engine died raise ENGINE_CRASHED; the next call finds a new one.
+        """
+
+    async def embed(self, model: str, ask: Embedding) -> EmbeddingResult: ...
+
+    async def close(self) -> None:
+        """End every computation, and give everything back."""
+
+
+@runtime_checkable
+class TenantRunner(Protocol):
+    """A Runner that uses again what it has computed of earlier prompts."""
+
+    def for_tenant(self, tenant: str) -> Runner:
+        """The same runner, which uses again what it computed for this tenant and for no other."""
+
+
+def choices_of(ask: Generation) -> int:
+    """How many answers it wants in all."""
+    return ask.n * (len(ask.prompts) if isinstance(ask, Completion) else 1)
+
+
+async def answer(
+    runner: Runner,
+    model: str,
+    ask: Generation,
+    tell: Callable[[Piece], None] | None = None,
+    watch: Watch | None = None,
+) -> LlmResult:
+    """All of its answers, computed side by side. When it is cancelled, or one fails, all end."""
+    said = await side_by_side(
+        choices_of(ask), lambda choice: _said(runner, model, ask, choice, tell, watch)
+    )
+    return LlmResult(
+        model=model,
+        engine=runner.engine,
+        choices=tuple(one.choice for one in said),
+        usage=_used(said, ask.n),
+        timings=Timings(
+            sum(one.timings.prompt_ms for one in said),
+            sum(one.timings.predicted_ms for one in said),
+        ),
+        hops=_hops(hop for one in said for hop in one.hops),
+    )
+
+
+async def side_by_side(
+    count: int, work: Callable[[int], Awaitable[T]], most: int = TOGETHER
+) -> list[T]:
+    """What `work` makes of each number below `count`, at most so many at once. When it is
+    cancelled, or one fails, all end."""
+    if count == 1:
+        return [await work(0)]
+    left = iter(range(count))
+    done: dict[int, T] = {}
+
+    async def go_on() -> None:
+        for number in left:
+            done[number] = await work(number)
+
+    async with _together() as group:
+        for _ in range(min(most, count)):
+            group.create_task(go_on())
+    return [done[number] for number in range(count)]
+
+
+async def _said(
+    runner: Runner,
+    model: str,
+    ask: Generation,
+    choice: int,
+    tell: Callable[[Piece], None] | None,
+    watch: Watch | None,
+) -> Said:
+    async with aclosing(runner.generate(model, ask, choice, watch)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Said):
+                return piece
+            if tell is not None:
+                tell(piece)
+    raise RuntimeError("a runner ended an answer without saying so")
+
+
+def _used(said: Sequence[Said], n: int) -> Usage:
+    total = Usage()
+    for index, one in enumerate(said):
+        first = index % n == 0
+        prompt = one.usage if first else Usage(0, one.usage.completion_tokens, 0)
+        total = total + prompt
+    return total
+
+
+def _hops(hops: Iterable[HopTime]) -> tuple[HopTime, ...]:
+    """Each node with its layers once."""
+    found: dict[tuple[str, str], HopTime] = {}
+    for hop in hops:
+        before = found.get((hop.node, hop.layers))
+        found[hop.node, hop.layers] = hop if before is None else before + hop
+    return tuple(found.values())
+
+
+class _together(asyncio.TaskGroup):
+    """A group that raises the first failure itself, not a group of them."""
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await super().__aexit__(*error)  # type: ignore[arg-type]
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None

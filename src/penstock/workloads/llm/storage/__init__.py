@@ -1,0 +1,1 @@
+"""Stores of OpenAI files and batches: a folder, and in memory."""

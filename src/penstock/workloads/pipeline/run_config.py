@@ -1,0 +1,187 @@
+"""The config of a pipeline run: the JSON object that is the input of its job.
+
+`check_fields` checks it against a JSON schema, as far as msgspec writes one for a type. An engine
+whose pipelines are served by workers elsewhere knows the config's type only by its schema; the
+worker checks the config again, as its type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import InvalidRequest
+
+MAX_DEPTH = 100
+"""Objects and lists within each other. Reading and writing deeper ones may fail."""
+
+
+def read_config(payload: bytes) -> dict[str, Any]:
+    """Decode the input of a run's job; no input is an empty config. Raises InvalidRequest."""
+    if not payload:
+        return {}
+    try:
+        config = msgspec.json.decode(payload)
+    except RecursionError:
+        raise _too_deep() from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidRequest("config", f"is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidRequest("config", f"expected an object, got {type(config).__name__}")
+    check_depth(config)
+    return config
+
+
+def check_depth(config: dict[str, Any]) -> None:
+    """Raise InvalidRequest for a config that is nested too deeply to be stored."""
+    level: list[Any] = [config]
+    for _ in range(MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list | tuple)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest("config", f"is nested more than {MAX_DEPTH} levels deep")
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "object": (dict,),
+    "array": (list, tuple),
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
+
+
+def check_fields(field: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest, naming the field, for a config that its type would refuse."""
+    resolved = _resolved(schema, schema)
+    known = resolved.get("properties")
+    if known is not None:
+        for name in value:
+            if name not in known:
+                raise InvalidRequest(
+                    f"{field}.{name}",
+                    "unknown field",
+                    hint=f"there are {', '.join(known)}",
+                )
+    _check(field, dict(value), resolved, schema)
+
+
+def _check(field: str, value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:
+    schema = _resolved(schema, root)
+    if "anyOf" in schema:
+        _check_any(field, value, schema["anyOf"], root)
+        return
+    if "enum" in schema and value not in schema["enum"]:
+        raise InvalidRequest(field, f"must be one of {', '.join(map(repr, schema['enum']))}")
+    kind = schema.get("type")
+    if isinstance(kind, str) and not _is(value, kind):
+        raise InvalidRequest(field, f"expected {kind}, got {_kind_of(value)}")
+    if isinstance(value, str):
+        _check_text(field, value, schema)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        _check_number(field, value, schema)
+    elif isinstance(value, list | tuple):
+        _check_items(field, value, schema, root)
+    elif isinstance(value, dict):
+        _check_object(field, value, schema, root)
+
+
+def _check_any(
+    field: str, value: Any, choices: list[Mapping[str, Any]], root: Mapping[str, Any]
+) -> None:
+    """One of them must fit; if none does, what the first of its kind says is told."""
+    problem: InvalidRequest | None = None
+    for choice in choices:
+        try:
+            _check(field, value, choice, root)
+        except InvalidRequest as wrong:
+            is_kind = _is(value, str(_resolved(choice, root).get("type")))
+            problem = wrong if problem is None or is_kind else problem
+        else:
+            return
+    if problem is not None:
+        raise problem
+
+
+def _check_text(field: str, value: str, schema: Mapping[str, Any]) -> None:
+    _check_bound(field, len(value), schema.get("minLength"), schema.get("maxLength"), "characters")
+    pattern = schema.get("pattern")
+    if pattern is not None and re.search(pattern, value) is None:
+        raise InvalidRequest(field, f"does not match {pattern}")
+
+
+def _check_number(field: str, value: float, schema: Mapping[str, Any]) -> None:
+    _check_bound(field, value, schema.get("minimum"), schema.get("maximum"))
+    least, most = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
+    if least is not None and value <= least:
+        raise InvalidRequest(field, f"must be above {least}")
+    if most is not None and value >= most:
+        raise InvalidRequest(field, f"must be below {most}")
+
+
+def _check_items(
+    field: str, value: list[Any] | tuple[Any, ...], schema: Mapping[str, Any], root: Any
+) -> None:
+    _check_bound(field, len(value), schema.get("minItems"), schema.get("maxItems"), "items")
+    items = schema.get("items")
+    if isinstance(items, Mapping):
+        for index, item in enumerate(value):
+            _check(f"{field}[{index}]", item, items, root)
+
+
+def _check_object(
+    field: str, value: dict[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any]
+) -> None:
+    for name in schema.get("required", ()):
+        if name not in value:
+            raise InvalidRequest(f"{field}.{name}", "is missing")
+    properties = schema.get("properties", {})
+    for name, given in value.items():
+        if name in properties:
+            _check(f"{field}.{name}", given, properties[name], root)
+
+
+def _check_bound(
+    field: str, value: float, least: float | None, most: float | None, of: str = ""
+) -> None:
+    unit = f" {of}" if of else ""
+    if least is not None and value < least:
+        raise InvalidRequest(field, f"must be at least {least}{unit}")
+    if most is not None and value > most:
+        raise InvalidRequest(field, f"must be at most {most}{unit}")
+
+
+def _is(value: Any, kind: str) -> bool:
+    if isinstance(value, bool) and kind in ("integer", "number"):
+        return False
+    if kind == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def _kind_of(value: Any) -> str:
+    return next((kind for kind in _TYPES if _is(value, kind)), type(value).__name__)
+
+
+def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a `$ref` into the schema's own definitions stands for."""
+    seen = 0
+    while (reference := schema.get("$ref")) is not None and seen < 20:
+        name = str(reference).rpartition("/")[2]
+        schema = root.get("$defs", {}).get(name, {})
+        seen += 1
+    return schema

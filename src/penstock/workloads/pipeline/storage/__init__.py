@@ -1,0 +1,1 @@
+"""Stores of pipeline runs: SQLite, in memory, and read-only without an engine."""

@@ -1,0 +1,186 @@
+"""Nodes of split models, made from the settings."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import InvalidRequest, Misconfigured, NotRunning, StoreFailed
+from penstock.workloads.llm.models.gguf import SUFFIX
+from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.workloads.llm.runner import Loading
+from penstock.workloads.llm.values import LlmFailure, is_model_name
+from penstock.workloads.pipes.config import LpConfig
+from penstock.workloads.pipes.ranges import parse_layers
+from penstock.workloads.pipes.status import PipesView
+
+if TYPE_CHECKING:
+    from penstock.config import Settings
+    from penstock.workloads.pipes.node import Node
+
+
+def pipe_config(settings: Settings) -> LpConfig | None:
+    """How the node here is set up; None if there is none. Makes the network's key if there is
+    none yet. Raises NotFound, InvalidRequest and Misconfigured."""
+    if not settings.pipe_model:
+        return None
+    model, source = pipe_source(settings)
+    return LpConfig(
+        model=model,
+        source=source,
+        node_id=settings.pipe_node_id,
+        layers=parse_layers(settings.pipe_layers),
+        end_model=settings.pipe_end_model,
+        local_layers=settings.pipe_local_layers,
+        listen=settings.pipe_listen,
+        advertise=settings.pipe_advertise,
+        join=settings.pipe_join,
+        key=network_key(settings),
+        dtype=settings.pipe_dtype.value,
+        threads=settings.pipe_threads,
+        memory=settings.pipe_memory,
+        cache=settings.pipe_cache,
+        context=settings.pipe_context,
+        max_jobs=settings.pipe_max_jobs,
+        max_waiting=settings.pipe_max_waiting,
+        prefill_chunk_size=settings.pipe_chunk,
+        pass_tokens=settings.pipe_pass,
+        keep=settings.pipe_keep,
+        spot_check=settings.pipe_spot_check,
+        print_times=settings.pipe_print_times,
+        ping=settings.pipe_ping,
+        silence=settings.pipe_silence,
+        step_timeout=settings.pipe_step_timeout,
+        open_timeout=settings.pipe_open_timeout,
+        drain=settings.pipe_drain,
+    )
+
+
+# -- the model ----------------------------------------------------------------------
+
+
+def pipe_source(settings: Settings) -> tuple[str, Path]:
+    """The name by which the network knows the model, and where its weights are.
+
+    A name that was given is the name, whatever file was found by it, so that all nodes that are
+    told the same serve the same; a path that was given lends its own. The fingerprints of the
+    weights tell whether it was the same model.
+    """
+    wanted = settings.pipe_model
+    if settings.pipe_source is not None:
+        return _named(wanted, "pipe_model"), _there(settings.pipe_source)
+    shelf = ModelShelf(settings.model_folder)
+    if (folder := settings.model_folder / wanted).is_dir() and is_model_name(wanted):
+        return wanted, folder
+    if _is_path(wanted) and not (is_model_name(wanted) and _on(shelf, wanted)):
+        path = _there(Path(wanted).expanduser())
+        return _named(path.name.removesuffix(SUFFIX), wanted), path
+    try:
+        found = shelf.find(wanted)
+    except LlmFailure as failure:
+        raise Misconfigured(failure.message) from failure
+    return wanted if is_model_name(wanted) else found.name, Path(found.path)
+
+
+def _is_path(text: str) -> bool:
+    """A bare word is a path only if it leads to a model: folders are called anything."""
+    looks_so = os.sep in text or text.startswith("~") or text.endswith(SUFFIX)
+    return looks_so or os.path.isfile(os.path.join(text, "config.json"))
+
+
+def _on(shelf: ModelShelf, name: str) -> bool:
+    return (shelf.folder / f"{name}{SUFFIX}").is_file()
+
+
+def _there(path: Path) -> Path:
+    if not path.exists():
+        raise Misconfigured(
+            f"there is no file or folder {path}", hint="'penstock models list' shows what is there"
+        )
+    return path.resolve()
+
+
+def _named(name: str, given: str) -> str:
+    if not is_model_name(name):
+        raise InvalidRequest(
+            given[:150],
+            f"a model can't be called {name[:150]!r}",
+            hint="say --model NAME --source PATH (pipe_model and pipe_source); a name has letters,"
+            " digits, _ and -, in words with single dots between",
+        )
+    return name
+
+
+# -- the key ------------------------------------------------------------------------
+
+
+def network_key(settings: Settings) -> str:
+    """As it is set, or as it is kept in the data folder; made there at first."""
+    if settings.pipe_key.startswith("@"):
+        return _read(Path(settings.pipe_key[1:]).expanduser())
+    if settings.pipe_key:
+        return settings.pipe_key
+    path = settings.pipe_key_file
+    if not path.is_file():
+        _make_key(path)
+    return _read(path)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"can't read the network's key in {path}: {error}") from error
+
+
+def _make_key(path: Path) -> None:
+    """Whole or not at all; of two that make one at once, the first one's stays."""
+    new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_urlsafe(32) + "\n")
+            os.link(new, path)
+        except FileExistsError:
+            pass
+        finally:
+            os.unlink(new)
+    except OSError as error:
+        raise StoreFailed(f"can't keep the network's key in {path}: {error.strerror}") from error
+
+
+# -- nodes --------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def running_node(config: LpConfig, told: Loading | None = None) -> AsyncIterator[Node]:
+    """A node without an engine. When it is left, it drains. Raises LlmFailure, Misconfigured."""
+    from penstock.workloads.pipes.node import Node
+
+    node = Node(config)
+    try:
+        await node.start(told)
+        yield node
+    finally:
+        await node.stop()
+
+
+async def observe(address: str, key: str) -> PipesView:
+    """What a node knows of its network, asked without joining it. Raises NotRunning if none
+    answers there, or not with this key."""
+    from penstock.workloads.pipes.net.observing import observe as look
+    from penstock.workloads.pipes.net.observing import observer_id
+    from penstock.workloads.pipes.views import view_of
+    from penstock.workloads.pipes.wire.connection import NotConnected
+    from penstock.workloads.pipes.wire.identity import Identity
+
+    try:
+        return view_of(await look(address, Identity.make(key, observer_id())))
+    except NotConnected as error:
+        raise NotRunning(f"no node tells of its network at {address}: {error.reason}") from error

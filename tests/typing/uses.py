@@ -1,0 +1,223 @@
+"""Right and wrong uses of the Python API, read by type checkers and never run.
+
+A line that ends in `# error` must be refused, and no other line may be. `# is TYPE` after a
+`reveal_type` is what the checkers must say. `test_typing.py` compares.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any, reveal_type
+
+import penstock
+from penstock import App, Client, Context, JobHandle, testing
+
+app = App()
+
+
+@dataclass
+class Page:
+    url: str
+    size: int
+
+
+@app.job("job.web.fetch", retries=3, priority="interactive", mode="async")
+async def fetch(url: str, depth: int = 0) -> Page:
+    return Page(url, depth)
+
+
+@app.job("job.web.measure", timeout=dt.timedelta(seconds=3))
+def measure(page: Page, *, scale: float = 1.0) -> float:
+    return page.size * scale
+
+
+@app.job("job.web.sum")
+def total(pages: list[Page]) -> int:
+    return len(pages)
+
+
+@app.job("job.web.crawl", ctx=True, idempotent=True)
+async def crawl(ctx: Context, url: str) -> list[str]:
+    ctx.progress(0.5)
+    return [url]
+
+
+@app.job("job.any")
+def untyped(value: Any) -> Any:
+    return value
+
+
+app.job("job.wrong", prioriti="batch")  # error
+app.job("job.wrong", priority="urgent")  # error
+app.job("job.wrong", mode="fiber")  # error
+app.job("job.wrong", retries="three")  # error
+
+
+@app.job("job.wrong", ctx=True)  # error
+def no_context(url: str) -> str:
+    return url
+
+
+def calls() -> None:
+    reveal_type(measure(Page("a", 1)))  # is float
+    reveal_type([fetch("a")])  # is list[Coroutine[Any, Any, Page]]
+    measure("a")  # error
+    measure()  # error
+    fetch(url=3)  # error
+    fetch("a", 1, 2)  # error
+    reveal_type([crawl("a")])  # is list[Coroutine[Any, Any, list[str]]]
+
+
+def submits() -> None:
+    page = fetch.submit("a")
+    reveal_type(page)  # is JobHandle[Page]
+    reveal_type(page.result())  # is Page
+    reveal_type(page.result(timeout=3).url)  # is str
+    reveal_type(measure.submit(Page("a", 1), scale=2).result())  # is float
+    reveal_type(crawl.submit("a"))  # is JobHandle[list[str]]
+    reveal_type(untyped.submit("a"))  # is JobHandle[Any]
+    untyped.submit()  # error
+    fetch.submit(3)  # error
+    fetch.submit("a", nope=3)  # error
+    fetch.submit()  # error
+    crawl.submit("a", "b")  # error
+    measure.submit(Page("a", 1), 2.0)  # error
+    page.result("soon")  # error
+    number: int = page.result()  # error
+    print(number)
+    print(page.result().nope)  # error
+
+
+async def awaits() -> None:
+    page = await fetch.asubmit("a")
+    reveal_type(page)  # is JobHandle[Page]
+    reveal_type(await page)  # is Page
+    reveal_type(await page.aresult())  # is Page
+    reveal_type(await (await measure.asubmit(Page("a", 1))))  # is float
+    await fetch.asubmit(3)  # error
+    await measure.asubmit()  # error
+    async for update in page.afollow():
+        reveal_type(update)  # is Moved | Progressed | Logged | Streamed
+
+
+@app.job("job.web.join")
+async def join(a: str, b: int, c: bytes = b"") -> bytes:
+    return c
+
+
+@app.job("job.web.named")
+def named(*, only: int) -> int:
+    return only
+
+
+def maps() -> None:
+    reveal_type(fetch.map(["a", "b"]))  # is list[JobHandle[Page]]
+    reveal_type(measure.map(Page(str(n), n) for n in range(3)))  # is list[JobHandle[float]]
+    reveal_type(crawl.options(priority="batch").map(["a"]))  # is list[JobHandle[list[str]]]
+    fetch.map([1, 2])  # error
+    fetch.map("a", "b")  # error
+    join.map(["a"])  # error
+    named.map([1])  # error
+    reveal_type(join.starmap([("a", 1)]))  # is list[JobHandle[bytes]]
+    reveal_type(join.starmap([("a", 1, b"")]))  # is list[JobHandle[bytes]]
+    reveal_type(fetch.starmap([("a", 2)]))  # is list[JobHandle[Page]]
+    join.starmap([("a", "b")])  # error
+    join.starmap([("a",)])  # error
+
+
+async def amaps() -> None:
+    reveal_type(await fetch.amap(["a"]))  # is list[JobHandle[Page]]
+    reveal_type(await join.astarmap([("a", 1)]))  # is list[JobHandle[bytes]]
+    await fetch.amap([1])  # error
+
+
+def gathers() -> None:
+    pages = fetch.map(["a", "b"])
+    number = measure.submit(Page("a", 1))
+    reveal_type(penstock.gather(*pages))  # is list[Page]
+    reveal_type(penstock.gather(pages[0], number))  # is tuple[Page, float]
+    reveal_type(penstock.gather(*pages, timeout=3))  # is list[Page]
+    reveal_type(penstock.gather(*pages, return_exceptions=True))  # is list[Page | JobEnded]
+    penstock.gather(pages)  # error
+    penstock.gather(*pages, timeout="soon")  # error
+    for page in penstock.as_completed(pages):
+        reveal_type(page)  # is JobHandle[Page]
+    penstock.as_completed(["a"])  # error
+    reveal_type(penstock.first_completed(*pages))  # is JobHandle[Page]
+
+
+async def agathers() -> None:
+    pages = await fetch.amap(["a", "b"])
+    reveal_type(await penstock.agather(*pages))  # is list[Page]
+    reveal_type(await penstock.agather(pages[0], crawl.submit("a")))  # is tuple[Page, list[str]]
+    async for page in penstock.as_completed(pages):
+        reveal_type(await page)  # is Page
+    reveal_type(await penstock.afirst_completed(*pages))  # is JobHandle[Page]
+
+
+def values() -> None:
+    page = fetch.submit("a")
+    reveal_type(penstock.value(page))  # is Page
+    reveal_type(measure.submit(penstock.value(page)))  # is JobHandle[float]
+    total.submit([penstock.value(one) for one in fetch.map(["a"])])
+    measure.submit(page)  # error
+    fetch.submit(penstock.value(page))  # error
+    total.submit(penstock.value(page))  # error
+
+
+def options() -> None:
+    later = fetch.options(delay=dt.timedelta(hours=1), labels={"host": "a"}, priority="batch")
+    reveal_type(later.submit("a"))  # is JobHandle[Page]
+    later.submit(3)  # error
+    fetch.options(lables={"host": "a"})  # error
+    fetch.options(timeout="soon")  # error
+    fetch.options(priority="urgent")  # error
+    fetch.options(after=[later.submit("a"), "job-1"], if_parent_fails="run")
+    fetch.options(after=3)  # error
+    fetch.options(if_parent_fails="wait")  # error
+
+
+def handles(client: Client) -> None:
+    reveal_type(client.get("job-1"))  # is JobHandle[Any]
+    reveal_type(client.submit("job.web.fetch", {"url": "a"}))  # is JobHandle[Any]
+    client.submit("job.web.fetch", {"url": "a"}, prioriti="batch")  # error
+    client.submit("job.web.fetch", "a")  # error
+    reveal_type(client.jobs(topic="job.web.*", limit=3))  # is list[JobHandle[Any]]
+    client.jobs(topik="job.web.*")  # error
+    client.cancel_many(reason="over", states=(penstock.JobState.PENDING,))
+    client.cancel_many(state="PENDING")  # error
+    page = fetch.submit("a")
+    reveal_type(page.cancel())  # is Cancellation
+    page.cancel(childen=True)  # error
+    reveal_type(page.wait())  # is Job
+    reveal_type(page.wait(3).state)  # is JobState
+    page.wait("soon")  # error
+    reveal_type(page.retry())  # is JobHandle[Page]
+    reveal_type(page.job_id)  # is str
+    reveal_type(page.logs())  # is list[LogLine]
+    reveal_type(page.why())  # is str
+    wider: JobHandle[object] = page
+    print(wider)
+    narrower: JobHandle[int] = page  # error
+    print(narrower)
+    with app.run("data") as ps:
+        reveal_type(ps)  # is Client
+
+
+def tests(engine: testing.InMemoryEngine) -> None:
+    reveal_type(testing.run(fetch, "u", depth=2))  # is Page
+    reveal_type(testing.run(crawl, "u"))  # is list[str]
+    reveal_type(testing.RecordingContext().run(measure, Page("u", 1), scale=2))  # is float
+    testing.run(fetch, 3)  # error
+    testing.run(total, [], more=1)  # error
+    engine.step(hours=1, minutes=2.5)
+    engine.step(years=1)  # error
+    engine.step(1)  # error
+
+
+async def async_tests() -> None:
+    reveal_type(await testing.arun(fetch, "u"))  # is Page
+    reveal_type(await testing.arun(total, []))  # is int
+    async with testing.InMemoryEngine(app, start=dt.datetime(2026, 1, 1, tzinfo=dt.UTC)) as engine:
+        reveal_type(engine)  # is InMemoryEngine
