@@ -34,7 +34,7 @@ class SystemClock(Clock):
 def backoff(first: float, longest: float, *, jitter: float = 0.0) -> Iterator[float]:
     """Pauses between attempts, in seconds: each is twice the one before, up to the longest.
 
-    `jitter` is the share of a pause that is left to chance, so that clients do not all come at once.
+    `jitter` is the share of a pause that is left to chance, so that not all clients come at once.
     """
     pause = first
     while True:

@@ -2,9 +2,9 @@
 
 While the code of a job waits for children, another job runs in its slot: else parents that fill
 all slots would wait for children that find none. A parent takes a slot again before it goes on,
-and goes before what has not begun. The worker reports it to the engine, so that it gives the worker more jobs and
-lets others have the limits of the parent; the parent goes on when the engine says that its limits
-have room for it. A short wait is not reported, unless all slots are taken.
+and goes before what has not begun. The worker reports it to the engine, so that it gives the worker
+more jobs and lets others have the limits of the parent; the parent goes on when the engine says
+that its limits have room for it. A short wait is not reported, unless all slots are taken.
 """
 
 from __future__ import annotations
