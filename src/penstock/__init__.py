@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     )
     from penstock.app.containers import Container, container
     from penstock.app.llm import aask, ask
-    from penstock.app.pipelines import Pipeline, pipeline_jobs
     from penstock.core.errors import (
         Conflict,
         EngineUnavailable,
@@ -86,7 +85,7 @@ if TYPE_CHECKING:
     from penstock.workloads.function.context import current
     from penstock.workloads.function.definition import JobFunction, JobOptions, Mode, SubmitOptions
     from penstock.workloads.llm.answers import Answer
-    from penstock.workloads.pipeline.manager import PipelineJobManager
+    from penstock.workloads.pipeline.interface import RunQuery
     from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
     from penstock.workloads.pipeline.records import (
         AlertRule,
@@ -94,7 +93,6 @@ if TYPE_CHECKING:
         PipelineRecord,
         StageStatus,
     )
-    from penstock.workloads.pipeline.store import RunQuery
     from penstock.workloads.spool.flow import Flow
     from penstock.workloads.spool.work import Work
 
@@ -109,7 +107,6 @@ _HOMES = {
     "aask": "penstock.app.llm",
     "ask": "penstock.app.llm",
     "Pipeline": "penstock.app.pipelines",
-    "pipeline_jobs": "penstock.app.pipelines",
     "Conflict": "penstock.core.errors",
     "EngineUnavailable": "penstock.core.errors",
     "InvalidRequest": "penstock.core.errors",
@@ -180,13 +177,12 @@ _HOMES = {
     "Mode": "penstock.workloads.function.definition",
     "SubmitOptions": "penstock.workloads.function.definition",
     "Answer": "penstock.workloads.llm.answers",
-    "PipelineJobManager": "penstock.workloads.pipeline.manager",
     "AsyncPipelineOrchestrator": "penstock.workloads.pipeline.orchestrator",
     "AlertRule": "penstock.workloads.pipeline.records",
     "ItemOutcome": "penstock.workloads.pipeline.records",
     "PipelineRecord": "penstock.workloads.pipeline.records",
     "StageStatus": "penstock.workloads.pipeline.records",
-    "RunQuery": "penstock.workloads.pipeline.store",
+    "RunQuery": "penstock.workloads.pipeline.interface",
     "Flow": "penstock.workloads.spool.flow",
     "Work": "penstock.workloads.spool.work",
 }
@@ -243,7 +239,6 @@ __all__ = [
     "PenstockError",
     "Pipeline",
     "PipelineBusy",
-    "PipelineJobManager",
     "PipelineJobStatus",
     "PipelineRecord",
     "PoolView",
@@ -283,7 +278,6 @@ __all__ = [
     "current",
     "first_completed",
     "gather",
-    "pipeline_jobs",
     "value",
     "values",
 ]

@@ -15,7 +15,7 @@ from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
-from penstock.workloads.pipeline.alerts import evaluate
+from penstock.workloads.pipeline.summary import evaluate
 from penstock.workloads.pipeline.manager import PipelineJobManager
 from penstock.workloads.pipeline.news.pipeline import news
 from penstock.workloads.pipeline.records import (

@@ -13,7 +13,7 @@ import penstock
 from penstock.core.errors import NotFound
 from penstock.core.job import JobRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.workloads.pipeline.alerts import ended
+from penstock.workloads.pipeline.summary import ended
 from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineEventKind, PipelineRecord
 from penstock.workloads.pipeline.store import RunQuery
 

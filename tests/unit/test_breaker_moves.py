@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured
-from penstock.workloads.pipeline.breaker_rules import (
+from penstock.workloads.pipeline.breakers import (
     BreakerSettings,
     Passage,
     failed,

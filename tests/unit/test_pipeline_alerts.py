@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.workloads.pipeline.alerts import (
+from penstock.workloads.pipeline.summary import (
     BUILT_IN,
     count_above,
     count_below,

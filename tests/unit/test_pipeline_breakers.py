@@ -12,7 +12,7 @@ import pytest
 from penstock.core.job import Cancelled
 from penstock.ports.executor import CancelToken
 from penstock.testing.clock import LoopClock, VirtualLoop
-from penstock.workloads.pipeline.breaker_rules import BreakerOpen, BreakerSettings, reset
+from penstock.workloads.pipeline.breakers import BreakerOpen, BreakerSettings, reset
 from penstock.workloads.pipeline.breakers import LOOK_EVERY, WATCH_EVERY, Breakers
 from penstock.workloads.pipeline.records import Breaker, BreakerState, ErrorClass, WhenOpen
 from penstock.workloads.pipeline.retrying import Failure, judge

@@ -18,7 +18,7 @@ from penstock.ports.executor import CancelToken
 from penstock.testing.aio import run_async
 from penstock.testing.clock import LoopClock, VirtualClock, VirtualLoop
 from penstock.workloads.pipeline.pacing import Pace
-from penstock.workloads.pipeline.waiting import pause
+from penstock.workloads.pipeline.pacing import pause
 
 
 def virtually(go: Callable[[LoopClock], Coroutine[Any, Any, None]]) -> None:

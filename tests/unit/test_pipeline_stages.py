@@ -14,7 +14,7 @@ from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, StageStatus
-from penstock.workloads.pipeline.results import Results
+from penstock.workloads.pipeline.payloads import Results
 
 _S = PipelineJobStatus
 

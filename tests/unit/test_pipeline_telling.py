@@ -13,7 +13,7 @@ from tests.unit.pipeline_runs import Place, stage_of
 
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
-from penstock.workloads.pipeline.alerts import count_below
+from penstock.workloads.pipeline.summary import count_below
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.records import PipelineEventKind
 from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore

@@ -17,8 +17,8 @@ from penstock.api.stream import cursor_of
 from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import KeyRole
+from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery
 from penstock.workloads.pipeline.records import ItemOutcome
-from penstock.workloads.pipeline.store import CancelAnswer, RunQuery
 from penstock.workloads.pipeline.views import ItemView, RunView, item_view, view_of
 
 if TYPE_CHECKING:

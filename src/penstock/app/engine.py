@@ -36,6 +36,7 @@ from penstock.control.ledger import Ledger
 from penstock.control.limits import load_limits
 from penstock.control.policy import Rulebook
 from penstock.control.safety import SafetyKernel
+from penstock.control.shared_state import FactState
 from penstock.core.errors import StoreFailed, Unavailable
 from penstock.core.job import IdSource, Job
 from penstock.core.journal import Stride
@@ -47,9 +48,6 @@ from penstock.worker.worker import Worker, WorkerOptions
 from penstock.workloads.llm.batches import BatchStore
 from penstock.workloads.llm.storage.files import FileBatchStore
 from penstock.workloads.llm.storage.memory import MemoryBatchStore
-from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
-from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
-from penstock.workloads.pipeline.store import PipelineStore
 
 if TYPE_CHECKING:
     from penstock.api.health import Health
@@ -138,11 +136,11 @@ class Engine:
         self.store.listeners.on_failure = partial(self._fail, "a listener of the store")
         try:
             await self.store.open()
-            self.runs = self._open_runs(slow)
+            self.state = FactState(self.store)
             parts = assemble(
                 settings,
                 self.store,
-                self.runs,
+                self.state,
                 self._open_batch_store(),
                 rulebook,
                 self._clock,
@@ -181,14 +179,6 @@ class Engine:
             slow_disk=slow,
             max_log_lines=settings.max_log_lines,
             lock=self._lock,
-        )
-
-    def _open_runs(self, slow: bool) -> PipelineStore:
-        settings = self.settings
-        if settings.durability is Durability.MEMORY:
-            return MemoryPipelineStore()
-        return SqlitePipelineStore(
-            settings.pipeline_database, durability=settings.durability, slow_disk=slow
         )
 
     def _open_batch_store(self) -> BatchStore:
@@ -254,7 +244,7 @@ class Engine:
             drain_timeout=self.settings.drain_timeout,
             max_log_lines=self.settings.max_log_lines,
         )
-        environment = Environment(self.worker_id, self._clock, self.blobs, self.api, self.runs)
+        environment = Environment(self.worker_id, self._clock, self.blobs, self.api, self.state)
         worker = Worker(
             self.bus, self.blobs, self._executors, self._clock, options, FileStartLog, environment
         )
@@ -275,7 +265,7 @@ class Engine:
 
     async def _start_listening(self, token: str) -> None:
         settings = self.settings
-        self._server = LinkServer(self.bus, self.api, token, self.runs)
+        self._server = LinkServer(self.bus, self.api, token, self.state)
         for text in settings.addresses:
             address = Address.parse(text)
             if address.path is not None:
@@ -351,8 +341,6 @@ class Engine:
             closing.callback(self._abandon_jobs)  # after the store: nothing is recorded of them
             closing.callback(self._close_waiting)
             closing.push_async_callback(self.store.close)
-            if hasattr(self, "runs"):
-                closing.push_async_callback(self.runs.close)
             if hasattr(self, "parts"):
                 closing.push_async_callback(self.bus.close)
                 closing.push_async_callback(self.parts.hub.close)

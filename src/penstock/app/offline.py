@@ -14,13 +14,21 @@ from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.app.parts import open_blobs
 from penstock.config import Settings
 from penstock.control.ledger import Ledger
+from penstock.control.shared_state import FactState
 from penstock.core.errors import NotFound, NotRunning, WaitTimedOut
 from penstock.core.job import Job, chain_of
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import JobUpdate, Logged
 from penstock.ports.store import LogLine, StepCount, StepPage, StepQuery
-from penstock.workloads.pipeline.storage.offline import OfflinePipelines
-from penstock.workloads.pipeline.store import Pipelines
+from penstock.workloads.pipeline.records import (
+    ItemOutcome,
+    ItemRecord,
+    PipelineEvent,
+    PipelineRecord,
+    pipeline_of,
+)
+from penstock.workloads.pipeline.service import RunReader
 
 
 @asynccontextmanager
@@ -29,11 +37,7 @@ async def offline(settings: Settings) -> AsyncIterator[OfflineEngineApi]:
     reader = Ledger(SqliteBackend(settings.database), own=False)
     try:
         await reader.open()
-        api = OfflineEngineApi(settings, reader)
-        try:
-            yield api
-        finally:
-            await api.runs.close()
+        yield OfflineEngineApi(settings, reader)
     finally:
         await reader.close()
 
@@ -46,8 +50,7 @@ class OfflineEngineApi:
         closed: Any = _Closed(self._refuse)
         self.approvals = self.policy = self.schedules = self.limits = closed
         self.keys = self.audit = self.batches = closed
-        self.runs = OfflinePipelines(settings.pipeline_database, self._refuse)
-        self.pipelines: Pipelines = self.runs
+        self.pipelines = OfflinePipelines(settings, reader, self._refuse)
         self.find, self.history, self.verify = reader.find, reader.history, reader.verify
         blobs = open_blobs(settings)
         self.get_blob, self.stat_blob, self.read_blob = blobs.get, blobs.stat, blobs.read
@@ -111,6 +114,45 @@ class OfflineEngineApi:
 
     submit = cancel = retry = topics = workers = pipes = pools = status = prune = put_blob = _refuse
     cancel_many = retry_many = pause_pool = resume_pool = events = wait_many = _refuse
+
+
+class OfflinePipelines:
+    """The part of `Pipelines` that only reads."""
+
+    def __init__(self, settings: Settings, jobs: Ledger, refuse: Callable[..., Any]) -> None:
+        self._jobs, self._refuse = jobs, refuse
+        self._runs = RunReader(jobs, open_blobs(settings), FactState(jobs), SystemClock())
+        self.start = self.cancel = self.retry_failed = self.reset_breaker = refuse
+        self.list, self.show = self._runs.list, self._runs.show
+        self.runs, self.breakers = self._runs.find, self._runs.breakers
+
+    async def get(self, job_id: str) -> PipelineRecord:
+        return await self._runs.record(await self._job(job_id))
+
+    async def _job(self, job_id: str) -> Job:
+        job = await self._jobs.get(job_id)
+        if job is None or pipeline_of(job.request.topic) is None:
+            raise NotFound(f"no run {job_id!r}", hint="'penstock pipeline runs' lists them")
+        return job
+
+    async def items(
+        self,
+        job_id: str,
+        stage: str,
+        *,
+        after: int = -1,
+        limit: int = 100,
+        outcomes: tuple[ItemOutcome, ...] = (),
+    ) -> list[ItemRecord]:
+        return await self._runs.items(await self.get(job_id), stage, after, limit, outcomes)
+
+    async def stream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
+        """What happened so far. Refused at the end of that, where more is to come."""
+        job = await self._job(job_id)
+        async for event in self._runs.events(job, after):
+            yield event
+        if not job.is_final:
+            self._refuse()
 
 
 class _Closed:

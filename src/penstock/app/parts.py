@@ -28,7 +28,6 @@ from penstock.control.pruner import Pruner
 from penstock.control.reconciler import Reconciler
 from penstock.control.scheduler import Scheduler
 from penstock.control.schedules import ScheduleRunner
-from penstock.control.store_retry import Retry
 from penstock.control.workers import Pool, Roster
 from penstock.core.job import IdSource, Timeouts
 from penstock.ports.blobs import Blobs
@@ -36,6 +35,7 @@ from penstock.ports.bus import MemoryBus
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import OWNER, EngineStatus
 from penstock.ports.executor import Executor
+from penstock.ports.shared_state import SharedState
 from penstock.workloads.llm.batch_run import BatchDependencies
 from penstock.workloads.llm.batch_service import BatchApi, BatchService, PendingUploads
 from penstock.workloads.llm.batches import BatchStore
@@ -43,7 +43,6 @@ from penstock.workloads.llm.values import MODEL_TOPICS
 from penstock.workloads.pipeline.executor import PipelineExecutor
 from penstock.workloads.pipeline.records import TOPIC as PIPELINE_TOPICS
 from penstock.workloads.pipeline.service import PipelineApi, PipelineService
-from penstock.workloads.pipeline.store import PipelineStore
 
 
 class Service(Protocol):
@@ -67,7 +66,7 @@ class Parts(Services):
 def assemble(
     settings: Settings,
     store: Ledger,
-    runs: PipelineStore,
+    shared: SharedState,
     batch_store: BatchStore,
     rulebook: Rulebook,
     clock: Clock,
@@ -117,12 +116,11 @@ def assemble(
         ids=ids,
     )
     pipelines = PipelineService(
-        runs,
         store,
         gateway,
         blobs,
+        shared,
         clock,
-        Retry(clock),
         executors=[one for one in executors if isinstance(one, PipelineExecutor)],
         ids=ids,
     )
@@ -140,7 +138,7 @@ def assemble(
         retention=settings.retention or None,
         needed=schedules.pointers,
         awaited=open_jobs.awaited,
-        records=(pipelines, batches),
+        records=(batches,),
     )
     keys = KeyRegistry(store, clock, token)
     return Parts(
@@ -155,8 +153,7 @@ def assemble(
         schedules=schedules,
         nudge=scheduler.nudge,
         keys=keys,
-        pipelines=lambda guard: PipelineApi(pipelines, guard, store, gateway, feed),
-        refers=runs.refers,
+        pipelines=lambda guard: PipelineApi(pipelines, guard, store, gateway, feed, clock),
         batches=lambda guard: BatchApi(batches, uploading, guard),
         clock=clock,
         about=_about(settings, kernel.rules.snapshot, clock),

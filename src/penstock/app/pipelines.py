@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.app.client import DefaultClient, JobHandle
-from penstock.config import Settings, load
+from penstock.config import load
 from penstock.core.errors import NotFound
-from penstock.ports.clock import SystemClock
 from penstock.workloads.pipeline.definition import Definition, load_pipeline
-from penstock.workloads.pipeline.manager import PipelineJobManager
 from penstock.workloads.pipeline.records import PipelineRecord
 
 if TYPE_CHECKING:
@@ -86,33 +83,6 @@ class Pipeline(Definition):
         start."""
         if self._default is not None:
             self._default.close()
-
-
-@asynccontextmanager
-async def pipeline_jobs(
-    path: str | Path, *pipelines: Definition, lease: float = 30.0
-) -> AsyncIterator[PipelineJobManager]:
-    """A `PipelineJobManager` on a file of its own: pipelines without an engine.
-
-    What an earlier process left unfinished is taken up.
-    """
-    from penstock.adapters.files.blobs import FileBlobs
-    from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
-
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    async with AsyncExitStack() as stack:
-        store = SqlitePipelineStore(path)
-        stack.push_async_callback(store.close)
-        settings = Settings(data_dir=path.parent)
-        blobs = FileBlobs(
-            path.with_suffix(".blobs"),
-            inline_limit=settings.inline_limit,
-            max_size=settings.max_result,
-            sources=(),
-        )
-        manager = PipelineJobManager(store, pipelines, blobs, SystemClock(), lease=lease)
-        yield await stack.enter_async_context(manager)
 
 
 async def run_here(

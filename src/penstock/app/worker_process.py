@@ -13,7 +13,7 @@ from penstock.adapters.files.start_log import FileStartLog
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.blocking import Pulse
 from penstock.adapters.link.client import Link
-from penstock.adapters.link.proxy import RemoteBlobs, remote_api, remote_records
+from penstock.adapters.link.proxy import RemoteBlobs, remote_api, remote_state
 from penstock.app.application import App, make_executors
 from penstock.app.client import Client
 from penstock.app.portal import Portal
@@ -98,8 +98,8 @@ class WorkerProcess:
         blobs = RemoteBlobs(api, inline_limit=settings.inline_limit, max_size=max_size)
         # An engine behind a Unix socket is on this machine, and can read our start log.
         make_log = FileStartLog if self._address.path is not None else None
-        clock, records = SystemClock(), remote_records(link)
-        environment = Environment(options.worker_id, clock, blobs, api, records)
+        clock, state = SystemClock(), remote_state(link)
+        environment = Environment(options.worker_id, clock, blobs, api, state)
         worker = Worker(link, blobs, executors, clock, options, make_log, environment)
         self._worker = worker
         self._made.set()

@@ -118,8 +118,8 @@ def _more(stage: StageInfo) -> Iterator[str]:
         yield f"at least {stage.min_ok} ok"
     if stage.max_failed is not None:
         yield f"at most {stage.max_failed:.0%} failed"
-    if stage.spread:
-        yield "spread over workers"
+    if stage.distributed:
+        yield "distributed over workers"
     if stage.mode != "async":
         yield f"in a {stage.mode}"
 

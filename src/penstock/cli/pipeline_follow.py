@@ -22,8 +22,8 @@ from penstock.core.errors import EngineUnavailable, Unavailable
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
+from penstock.workloads.pipeline.interface import Pipelines
 from penstock.workloads.pipeline.records import PipelineEvent, PipelineEventKind, PipelineRecord
-from penstock.workloads.pipeline.store import Pipelines
 
 _LOOK = 0.15
 """Seconds between looks at the record while a run is shown live."""

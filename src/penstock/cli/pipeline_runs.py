@@ -19,8 +19,8 @@ from penstock.cli.words import short_id, span
 from penstock.core.errors import NotFound, PenstockError
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
+from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery
 from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
-from penstock.workloads.pipeline.store import CancelAnswer, RunQuery
 from penstock.workloads.pipeline.views import item_view, view_of
 
 STATUS = click.Choice([status.value for status in PipelineJobStatus], case_sensitive=False)

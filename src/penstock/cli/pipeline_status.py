@@ -98,8 +98,8 @@ def _facts(look: Look, now: float) -> Iterator[tuple[str, str]]:
         inside = f", {span(record.summary.stages_ms / 1000)} in stages" if record.summary else ""
         verb = "ran" if record.is_final else "runs"
         yield verb, f"{span(elapsed(record, now))}{inside}, from {moment(record.started_at, now)}"
-    if record.resumes:
-        yield "resumed", f"{record.resumes} times"
+    if record.attempt > 1:
+        yield "resumed", f"{record.attempt - 1} times"
     if record.retry_of:
         yield "retry of", record.retry_of
     if record.cancel_requested:

@@ -86,7 +86,7 @@ class CheckpointService:
                 if usage is not None and (message.attempt, message.n) < usage.latest:
                     continue  # a late copy; its worker had the answer before it sent the next
                 try:
-                    size = check_message(message.rows)
+                    size = check_message(message.rows, message.notes)
                 except PenstockError as error:
                     self._refuse(message, error)
                 else:
@@ -125,7 +125,13 @@ class CheckpointService:
     async def _keep(self, batch: list[_Checked]) -> None:
         """Commit and answer them; if the store fails, those stay in `batch` that it failed for."""
         batch[:] = [one for one in batch if await self._admit(*one)]
-        changes = [Checkpoint(each.job_id, each.attempt, each.rows) for each, _ in batch]
+        now = self._clock.now()
+        changes = [
+            Checkpoint(
+                each.job_id, each.attempt, each.rows, each.notes, f"worker:{each.worker_id}", now
+            )
+            for each, _ in batch
+        ]
         # One commit; but each by itself, so that rows that can't be stored harm no other job.
         applying = (self._store.apply((change,)) for change in changes)
         ends = await asyncio.gather(*applying, return_exceptions=True)

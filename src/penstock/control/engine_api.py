@@ -18,7 +18,7 @@ from penstock.control.approvals import ApprovalService
 from penstock.control.backlog import QueueKey
 from penstock.control.feed import Feed, JobSet
 from penstock.control.gateway import Gateway, check_batch
-from penstock.control.guard import AuditService, Guard, Refers, Uploads
+from penstock.control.guard import AuditService, Guard, Uploads
 from penstock.control.journal import JournalHub
 from penstock.control.keys import KeyRegistry, KeyService
 from penstock.control.ledger import Committed, Ledger
@@ -57,7 +57,7 @@ from penstock.ports.store import JobQuery, LogLine, StepCount, StepPage, StepQue
 
 if TYPE_CHECKING:
     from penstock.workloads.llm.batches import Batches
-    from penstock.workloads.pipeline.store import Pipelines
+    from penstock.workloads.pipeline.interface import Pipelines
 
 _BATCH = 100_000
 _READ = 500
@@ -89,8 +89,6 @@ class Services:
     """Wakes the scheduler."""
     keys: KeyRegistry
     pipelines: Callable[[Guard], Pipelines]
-    refers: Refers
-    """Whether the records of pipelines refer to a blob."""
     batches: Callable[[Guard], Batches]
     clock: Clock
     about: EngineStatus
@@ -104,7 +102,7 @@ class LocalEngineApi:
         self._store, self._blobs, self._open_jobs = store, services.blobs, services.open_jobs
         self._gateway, self._feed, self._clock = services.gateway, services.feed, clock
         self._guard = guard = Guard(caller, store, clock)
-        self._uploads = Uploads(store, clock, caller.tenant, services.refers)
+        self._uploads = Uploads(store, clock, caller.tenant)
         self.approvals = ApprovalService(store, services.rulebook.kernel, clock, guard)
         self.policy = PolicyService(services.rulebook, store, guard)
         self.schedules = ScheduleService(services.schedules, guard, self._uploads)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from msgspec.structs import replace
@@ -141,9 +141,6 @@ class AuditService:
 
 # -- blobs ------------------------------------------------------------------------
 
-Refers = Callable[[str, str], Awaitable[bool]]
-"""Whether records of a tenant (tenant, URI) refer to a blob."""
-
 UPLOADS = "blob/"
 _BLOB = "blob:"
 
@@ -155,11 +152,8 @@ class Uploads:
     it uploaded, what its jobs took or gave, and what the items of its pipelines did.
     """
 
-    def __init__(
-        self, store: Ledger, clock: Clock, tenant: str | None, refers: Refers | None = None
-    ) -> None:
-        """`refers`: also asked, as for the records of pipelines."""
-        self._store, self._clock, self._tenant, self._refers = store, clock, tenant, refers
+    def __init__(self, store: Ledger, clock: Clock, tenant: str | None) -> None:
+        self._store, self._clock, self._tenant = store, clock, tenant
 
     async def note(self, uri: str) -> None:
         """Record the uploader until a job refers to the blob."""
@@ -175,7 +169,5 @@ class Uploads:
             if await self._store.refers(self._tenant, uri):
                 return
             if await self._store.recall(f"{UPLOADS}{self._tenant}/{uri}") is not None:
-                return
-            if self._refers is not None and await self._refers(self._tenant, uri):
                 return
         raise UnreadablePointer("pointer", f"there is no {uri!r}")

@@ -83,14 +83,27 @@ class Step(Struct, frozen=True, gc=False, omit_defaults=True):
     at: float = 0.0
     attempt: int = 0
     """The attempt that wrote it; said by the engine."""
+    info: str = ""
+    """What else the executor keeps with it, in a format of its own."""
 
 
 class Checkpoint(Struct, frozen=True, gc=False):
-    """Keep these rows of a job, if this is still its live attempt."""
+    """Keep these rows of a job, if this is still its live attempt.
+
+    An attempt that checkpoints has started: if nobody said so before, this does.
+    """
 
     job_id: str
     attempt: int
     rows: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+    """Entries of the job's history; dropped when it has more than `MAX_HISTORY`."""
+    actor: str = Role.WORKER.value
+    at: float = 0.0
+
+
+MAX_HISTORY = 5000
+"""Entries of a job's history after which a worker's notes are dropped."""
 
 
 Change = Accept | Move | Checkpoint
@@ -520,7 +533,14 @@ class Decider:
             return Answer(_REFUSED, job, why=f"attempt {change.attempt} is not live")
         rows = [replace(row, attempt=change.attempt) for row in change.rows]
         self._steps.extend((job.seq, row) for row in rows)
-        return Answer(_MOVED, job)
+        answer = Answer(_MOVED, job)
+        events = [(JobEvent.START, "")] if job.state is JobState.DISPATCHED else []
+        if job.version < MAX_HISTORY:
+            events.extend((JobEvent.NOTE, note) for note in change.notes)
+        for event, reason in events:
+            move = Move(change.job_id, (event,), change.actor, change.at, reason)
+            answer = self._one(move)
+        return answer
 
     # -- looking up ---------------------------------------------------------------
 

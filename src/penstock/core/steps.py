@@ -21,6 +21,10 @@ MAX_PAGE_BYTES = 1 << 20
 """What is read back at once; at least one row, however long."""
 _STAMP = 20
 """Bytes of a row's time and attempt, which are not the caller's."""
+MAX_NOTES = 100
+"""Notes of one checkpoint."""
+MAX_NOTE = 4000
+"""Characters of a note."""
 _MAX_NAME = 200
 _MAX_N = 1 << 53
 
@@ -72,10 +76,24 @@ def split_rows(rows: Sequence[Step]) -> list[tuple[list[Step], int]]:
     return [*messages, (some, total)] if some else messages
 
 
-def check_message(rows: Sequence[Step]) -> int:
+def check_notes(notes: Sequence[str]) -> tuple[str, ...]:
+    """The notes, if they can be kept. Raises InvalidRequest or TooLarge."""
+    if len(notes) > MAX_NOTES:
+        raise TooLarge("notes", f"a checkpoint may have {MAX_NOTES} notes, got {len(notes)}")
+    for index, note in enumerate(notes):
+        if not note:
+            raise InvalidRequest(f"notes[{index}]", "must be text that is not empty")
+        if len(note) > MAX_NOTE:
+            raise TooLarge(f"notes[{index}]", f"may have {MAX_NOTE} characters, has {len(note)}")
+    return tuple(note.encode("utf-8", "replace").decode() for note in notes)
+
+
+def check_message(rows: Sequence[Step], notes: Sequence[str] = ()) -> int:
     """The size of the rows of one message, which the engine does not take a worker's word for."""
-    if len(rows) > MAX_ROWS:
+    if len(rows) + len(notes) > MAX_ROWS + MAX_NOTES:
         raise TooLarge("rows", f"a message may have {MAX_ROWS} rows, this one has {len(rows)}")
+    if max(map(len, notes), default=0) > MAX_NOTE:
+        raise TooLarge("notes", f"a note may have {MAX_NOTE} characters")
     sizes = [len(_encode(row)) for row in rows]
     if max(sizes, default=0) > MAX_ROW + _STAMP:
         raise TooLarge("rows", f"a row may have {MAX_ROW} bytes, one has {max(sizes)}")

@@ -246,6 +246,8 @@ class Checkpointed(Message, frozen=True, gc=False):
     n: int
     """Grows from one message of a worker to the next."""
     rows: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+    """Entries of the job's history."""
 
 
 class CheckpointKept(Message, frozen=True, gc=False):

@@ -33,7 +33,7 @@ from penstock.ports.store import (
 
 if TYPE_CHECKING:
     from penstock.workloads.llm.batches import Batches
-    from penstock.workloads.pipeline.store import Pipelines
+    from penstock.workloads.pipeline.interface import Pipelines
 
 
 class Cancellation(Struct, frozen=True):

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 if TYPE_CHECKING:
     from penstock.ports.engine_api import EngineApi
-    from penstock.workloads.pipeline.store import PipelineStore
+    from penstock.ports.shared_state import SharedState
 
 
 class Task(Struct, frozen=True, gc=False):
@@ -126,7 +126,8 @@ class Environment:
     api: EngineApi
     """The engine's, with the rights of its owner: child jobs carry their parent's tenant and
     principal."""
-    pipelines: PipelineStore
+    state: SharedState
+    """Small values that all workers share."""
 
 
 class Interrupted(Exception):
@@ -210,8 +211,9 @@ class Context(Protocol):
     def remaining(self) -> float:
         """Seconds until the attempt must have ended."""
 
-    async def checkpoint(self, rows: Sequence[Step]) -> None:
-        """Make these rows durable; returns when they are.
+    async def checkpoint(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
+        """Make these rows durable; returns when they are. `notes` become entries of the job's
+        history, in the same commit.
 
         A row replaces the one with the same name and `n`. All rows of a call that fits one
         message are kept, or none; more are kept from the first on. Raises Superseded if this
@@ -230,7 +232,7 @@ class Context(Protocol):
         `n`; those of one name, or those after a (name, n). Read in pages. `previous`: those of
         the try before, in a retry."""
 
-    def checkpoint_sync(self, rows: Sequence[Step]) -> None:
+    def checkpoint_sync(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
         """The same as `checkpoint`, for plain functions: blocks the thread."""
 
     def steps_sync(

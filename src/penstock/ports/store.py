@@ -195,6 +195,8 @@ class StepQuery(Struct, frozen=True, kw_only=True):
     name: str | None = None
     after: tuple[str, int] | None = None
     """Only rows after this (name, n): where the page before ended."""
+    outcomes: tuple[str, ...] = ()
+    """Only rows with one of these outcomes; of any, if there are none."""
     limit: int = MAX_PAGE_ROWS
 
 

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from penstock.app.client import request_fields
 from penstock.core.job import JobRequest
 from penstock.core.ledger import Step
-from penstock.core.steps import check_row
+from penstock.core.steps import check_notes, check_row
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import CancelToken, Environment
 from penstock.ports.steps import RunsSteps
@@ -54,6 +54,7 @@ class RecordingContext(RunsSteps):
         """(level, text) of every line."""
         self.streamed: list[str] = []
         self.checkpointed: dict[tuple[str, int], Step] = {}
+        self.notes: list[str] = []
         """Rows by name and number; a test may put those of an earlier attempt here."""
         self._until = time.monotonic() + timeout
         self._reported = threading.Condition()
@@ -140,10 +141,11 @@ class RecordingContext(RunsSteps):
             self.streamed.append(text)
             self._reported.notify_all()
 
-    async def checkpoint(self, rows: Sequence[Step]) -> None:
-        self.checkpoint_sync(rows)
+    async def checkpoint(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
+        self.checkpoint_sync(rows, notes)
 
-    def checkpoint_sync(self, rows: Sequence[Step]) -> None:
+    def checkpoint_sync(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
+        self.notes.extend(check_notes(notes))
         for index, row in enumerate(rows):
             check_row(row, f"rows[{index}]")
         self.checkpointed.update({(row.name, row.n): row for row in rows})

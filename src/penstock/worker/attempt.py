@@ -165,11 +165,11 @@ class Attempt(RunsSteps):
     def remaining(self) -> float:
         return max(0.0, self.ends_at - self._host.clock.monotonic())
 
-    async def checkpoint(self, rows: Sequence[Step]) -> None:
-        await self._host.checkpoints.checkpoint(self.key, rows)
+    async def checkpoint(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
+        await self._host.checkpoints.checkpoint(self.key, rows, notes)
 
-    def checkpoint_sync(self, rows: Sequence[Step]) -> None:
-        self._host.checkpoints.checkpoint_sync(self.key, rows, self.cancel)
+    def checkpoint_sync(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
+        self._host.checkpoints.checkpoint_sync(self.key, rows, notes, self.cancel)
 
     def steps(
         self,

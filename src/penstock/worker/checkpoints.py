@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from penstock.core.errors import Misconfigured, Unstorable
 from penstock.core.job import Cancelled
 from penstock.core.ledger import Step
-from penstock.core.steps import MAX_BYTES, MAX_PAGE_ROWS, MAX_ROWS, split_rows
+from penstock.core.steps import MAX_BYTES, MAX_PAGE_ROWS, MAX_ROWS, check_notes, split_rows
 from penstock.ports.bus import (
     CHECKPOINT,
     Bus,
@@ -45,10 +45,11 @@ _CANCEL_GRACE = 5.0
 class _Part:
     """Rows that are kept together, and the future of it."""
 
-    __slots__ = ("alone", "done", "rows", "size")
+    __slots__ = ("alone", "done", "notes", "rows", "size")
 
     def __init__(self, rows: list[Step], size: int, done: asyncio.Future[None]) -> None:
         self.rows, self.size, self.done = rows, size, done
+        self.notes: tuple[str, ...] = ()
         self.alone = False
         """Others must not be refused because of it."""
 
@@ -77,11 +78,13 @@ class Checkpoints:
 
     # -- for jobs, in any thread and event loop ------------------------------------
 
-    async def checkpoint(self, key: Key, rows: Sequence[Step]) -> None:
-        await self._run(self.write(*key, rows))
+    async def checkpoint(self, key: Key, rows: Sequence[Step], notes: Sequence[str]) -> None:
+        await self._run(self.write(*key, rows, notes))
 
-    def checkpoint_sync(self, key: Key, rows: Sequence[Step], cancel: CancelToken) -> None:
-        self._run_sync(self.write(*key, rows), cancel)
+    def checkpoint_sync(
+        self, key: Key, rows: Sequence[Step], notes: Sequence[str], cancel: CancelToken
+    ) -> None:
+        self._run_sync(self.write(*key, rows, notes), cancel)
 
     async def steps(self, key: Key, name: str | None, after: Place | None) -> AsyncIterator[Step]:
         more = True
@@ -135,12 +138,16 @@ class Checkpoints:
 
     # -- writing ------------------------------------------------------------------
 
-    async def write(self, job_id: str, attempt: int, rows: Sequence[Step]) -> None:
-        """Send the rows, and wait until they are durable."""
-        now = self._clock.now()
-        for some, size in split_rows(rows):
+    async def write(
+        self, job_id: str, attempt: int, rows: Sequence[Step], notes: Sequence[str] = ()
+    ) -> None:
+        """Send the rows and then the notes, and wait until they are durable."""
+        now, checked = self._clock.now(), check_notes(notes)
+        messages = split_rows(rows) or ([([], 0)] if checked else [])
+        for place, (some, size) in enumerate(messages, 1):
             dated = [row if row.at else replace(row, at=now) for row in some]
             part = _Part(dated, size, self._loop.create_future())
+            part.notes = checked if place == len(messages) else ()
             channel = self._channels.setdefault((job_id, attempt), _Channel())
             channel.waiting.append(part)
             if channel.message is None:
@@ -152,20 +159,22 @@ class Checkpoints:
         count = size = 0
         while channel.waiting:
             part = channel.waiting[0]
-            count, size = count + len(part.rows), size + part.size
+            length = len(part.rows) + len(part.notes)
+            count, size = count + length, size + part.size
             if sent and (part.alone or sent[0].alone or count > MAX_ROWS or size > MAX_BYTES):
                 break
             channel.waiting.popleft()
             if part.done.done():  # whoever waited for it was cancelled
-                count, size = count - len(part.rows), size - part.size
+                count, size = count - length, size - part.size
             else:
                 sent.append(part)
         if not sent:
             del self._channels[key]
             return
         rows = tuple(row for part in sent for row in part.rows)
+        notes = tuple(note for part in sent for note in part.notes)
         channel.sent = sent
-        channel.message = Checkpointed(*key, self._worker_id, next(self._numbers), rows)
+        channel.message = Checkpointed(*key, self._worker_id, next(self._numbers), rows, notes)
         self._bus.publish(CHECKPOINT, [channel.message])
 
     def kept(self, answer: CheckpointKept) -> None:

@@ -69,6 +69,7 @@ from penstock.ports.store import (
     StepQuery,
 )
 from penstock.workloads.llm.batches import Batches
+from penstock.workloads.pipeline.interface import CancelAnswer, Pipelines, RunQuery
 from penstock.workloads.pipeline.records import (
     ItemOutcome,
     ItemRecord,
@@ -76,7 +77,6 @@ from penstock.workloads.pipeline.records import (
     PipelineEventKind,
     PipelineRecord,
 )
-from penstock.workloads.pipeline.store import CancelAnswer, Pipelines, RunQuery
 from penstock.workloads.pipeline.views import ItemView, RunView, item_of, record_of
 
 P = ParamSpec("P")
@@ -223,7 +223,7 @@ class HttpBatches:
 
 
 class HttpPipelines(_Part):
-    """See `penstock.workloads.pipeline.store.Pipelines`."""
+    """See `penstock.workloads.pipeline.interface.Pipelines`."""
 
     def __init__(self, http: Connection, clock: Clock) -> None:
         super().__init__(http)

@@ -14,14 +14,15 @@ from msgspec import Raw
 from penstock.core.errors import Unavailable
 from penstock.ports.blobs import Blobs, BlobStat
 from penstock.ports.engine_api import EngineApi
+from penstock.ports.shared_state import SharedState
 from penstock.workloads.llm.batches import Batches
-from penstock.workloads.pipeline.store import Pipelines, PipelineStore
+from penstock.workloads.pipeline.interface import Pipelines
 
 T = TypeVar("T")
 Decode = Callable[[Raw], T]
 
-RECORDS = "records"
-"""How the names of calls to the pipeline store begin."""
+STATE = "state"
+"""How the names of calls to the shared state begin."""
 
 _WORKLOADS = {"Batches": Batches, "Pipelines": Pipelines}
 """Names in the annotations of EngineApi that its module imports for type checkers only."""
@@ -44,18 +45,14 @@ def remote_api(caller: Caller) -> EngineApi:
     return cast(EngineApi, _proxy_class(EngineApi, "")(caller))
 
 
-def remote_records(caller: Caller) -> PipelineStore:
-    """The pipeline store of the engine that `caller` calls, for workers."""
-    return cast(PipelineStore, _proxy_class(PipelineStore, f"{RECORDS}.")(caller))
+def remote_state(caller: Caller) -> SharedState:
+    """The shared state of the engine that `caller` calls, for workers."""
+    return cast(SharedState, _proxy_class(SharedState, f"{STATE}.")(caller))
 
 
 class _Proxy:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-
-    def listen(self, listener: Callable[..., None]) -> Callable[[], None]:
-        """Nobody listens through a link."""
-        return lambda: None
 
     async def close(self) -> None:
         """The link is somebody else's."""

@@ -16,8 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.adapters.link.address import Address
-from penstock.adapters.link.proxy import RECORDS
-from penstock.core.errors import EngineUnavailable, NotRunning
+from penstock.core.errors import EngineUnavailable
 from penstock.core.job import IdSource, JobRequest
 from penstock.ports.clock import backoff
 from penstock.ports.engine_api import ONCE, EventBatch, Logged, Moved, Streamed
@@ -30,7 +29,6 @@ HANDSHAKE_TIMEOUT = 10.0
 _LATE = 2.0
 """Seconds beyond a caller's timeout after which an engine that is connected counts as lost."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-_RECORDS = f"{RECORDS}."
 
 
 class ConnectionLost(Exception):
@@ -76,7 +74,7 @@ class Sending:
 
     @property
     def is_once(self) -> bool:
-        return self._method in ONCE or self._method.startswith(_RECORDS)
+        return self._method in ONCE
 
     @property
     def answer_timeout(self) -> float | None:
@@ -100,8 +98,6 @@ class Sending:
 
     def time_left(self) -> float | None:
         """Seconds to wait for the engine; None: for ever. Raises EngineUnavailable at the end."""
-        if self._method.startswith(_RECORDS):
-            raise NotRunning(f"not connected to {self._address}")  # its callers have patience
         if self._lost_at is None:
             self._lost_at = time.monotonic()
         left = self._left()

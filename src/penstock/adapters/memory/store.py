@@ -174,7 +174,9 @@ class MemoryBackend:
         found = (
             (size_of(steps[place]), steps[place])
             for place in sorted(steps)
-            if query.name in (None, place[0]) and (query.after is None or place > query.after)
+            if query.name in (None, place[0])
+            and (query.after is None or place > query.after)
+            and (not query.outcomes or steps[place].outcome in query.outcomes)
         )
         return StepPage.of(found, query.limit)
 

@@ -112,11 +112,13 @@ WHERE j.job_id = ? AND l.n > ? ORDER BY l.n LIMIT ?;
 -- name: read_steps
 SELECT body FROM step
 WHERE job = (SELECT seq FROM job WHERE job_id = ?1) AND (name, n) > (?2, ?3)
+AND (?5 IS NULL OR outcome IN (SELECT value FROM json_each(?5)))
 ORDER BY name, n LIMIT ?4;
 
 -- name: read_steps_named
 SELECT body FROM step
-WHERE job = (SELECT seq FROM job WHERE job_id = ?1) AND name = ?5 AND (name, n) > (?2, ?3)
+WHERE job = (SELECT seq FROM job WHERE job_id = ?1) AND name = ?6 AND (name, n) > (?2, ?3)
+AND (?5 IS NULL OR outcome IN (SELECT value FROM json_each(?5)))
 ORDER BY n LIMIT ?4;
 
 -- name: count_steps

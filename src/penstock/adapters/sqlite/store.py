@@ -437,7 +437,8 @@ class SqliteBackend:
 
     async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
         after, limit = query.after or ("", -1), query.limit + 1
-        values: rows.Row = (job_id, *after, limit)
+        outcomes = json.dumps(query.outcomes) if query.outcomes else None
+        values: rows.Row = (job_id, *after, limit, outcomes)
         sql = self._sql["read_steps"]
         if query.name is not None:
             values, sql = (*values, query.name), self._sql["read_steps_named"]

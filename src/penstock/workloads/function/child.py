@@ -114,6 +114,7 @@ class Report(Frame, frozen=True):
 class Checkpoint(Frame, frozen=True):
     n: int
     rows: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
 
 
 class StepsWanted(Frame, frozen=True):
@@ -202,12 +203,14 @@ class ChildContext(RunsSteps):
     def remaining(self) -> float:
         return self._until - time.monotonic()
 
-    async def checkpoint(self, rows: Sequence[Step]) -> None:
-        await asyncio.to_thread(self.checkpoint_sync, rows)
+    async def checkpoint(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
+        await asyncio.to_thread(self.checkpoint_sync, rows, notes)
 
-    def checkpoint_sync(self, rows: Sequence[Step]) -> None:
+    def checkpoint_sync(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
         for some, _ in split_rows(rows):
             self._ask(Checkpoint(next(self._numbers), tuple(some)))
+        if notes:
+            self._ask(Checkpoint(next(self._numbers), (), tuple(notes)))
 
     async def steps(
         self,

@@ -467,7 +467,7 @@ class ChildProcess:
         rows: list[Step] = []
         try:
             if isinstance(frame, child.Checkpoint):
-                await ctx.checkpoint(frame.rows)
+                await ctx.checkpoint(frame.rows, frame.notes)
             elif isinstance(frame, child.Wait):
                 if ctx.waits is not None:
                     await ctx.waits.end(frame.jobs)

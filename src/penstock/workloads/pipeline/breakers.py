@@ -19,26 +19,157 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import StrEnum
 from types import TracebackType
-from typing import Protocol
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
-from penstock.workloads.pipeline.breaker_rules import (
-    BreakerOpen,
-    BreakerSettings,
-    Decision,
-    Passage,
-    failed,
-    given_back,
-    let_pass,
-    succeeded,
-    unknown,
-)
+from penstock.ports.shared_state import SharedState
+from penstock.workloads.pipeline.pacing import pause, release
 from penstock.workloads.pipeline.records import Breaker, BreakerState, WhenOpen
-from penstock.workloads.pipeline.retrying import Failure, judge
-from penstock.workloads.pipeline.waiting import pause, release
+from penstock.workloads.pipeline.retrying import BreakerOpen, Failure, judge
+
+MAX_COOLDOWN = 365 * 86_400.0
+
+
+class BreakerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a breaker opens, for how long, and how it is tried."""
+
+    threshold: Annotated[int, Meta(ge=1)] = 5
+    cooldown: Annotated[float, Meta(ge=0, le=MAX_COOLDOWN)] = 60.0
+    trials: Annotated[int, Meta(ge=1)] = 1
+
+    @staticmethod
+    def of(name: str, given: Mapping[str, Any]) -> BreakerSettings:
+        """From what a pipeline says of it. Raises Misconfigured, naming the breaker."""
+        try:
+            return msgspec.convert(dict(given), BreakerSettings)
+        except msgspec.ValidationError as problem:
+            raise Misconfigured(
+                f"breaker {name}: {problem}",
+                hint=f"it has {', '.join(BreakerSettings.__struct_fields__)}",
+            ) from None
+
+    def apply(self, breaker: Breaker) -> Breaker:
+        """The breaker as these settings have it. No move: they are stored with the next one."""
+        mine = (self.threshold, self.cooldown, self.trials)
+        if (breaker.threshold, breaker.cooldown, breaker.trials) == mine:
+            return breaker
+        return replace(
+            breaker, threshold=self.threshold, cooldown=self.cooldown, trials=self.trials
+        )
+
+
+def unknown(name: str) -> Breaker:
+    """One that nobody has stored. Its first move has version 0, as a store wants it."""
+    return Breaker(name=name, version=-1)
+
+
+class Passage(StrEnum):
+    """What a call may do."""
+
+    PASS = "pass"
+    TRIAL = "trial"
+    NOT = "not"
+
+
+class Decision(Struct, frozen=True):
+    """What `let_pass` said. A TRIAL holds only once `breaker` is stored."""
+
+    passage: Passage
+    breaker: Breaker
+    until: float | None = None
+    """Of a TRIAL: when it lapses, which names its slot. Of a NOT: when to ask again."""
+
+
+def let_pass(breaker: Breaker, now: float, timeout: float | None = None) -> Decision:
+    """Whether a call, that may take `timeout` seconds, is let through."""
+    if breaker.state is BreakerState.CLOSED:
+        return Decision(Passage.PASS, breaker)
+    if breaker.state is BreakerState.OPEN and now < (cooled := _cooled_at(breaker, now)):
+        return Decision(Passage.NOT, breaker, cooled)
+    under_way = tuple(until for until in breaker.trial_until if until > now)
+    if len(under_way) >= breaker.trials:
+        return Decision(Passage.NOT, breaker, min(under_way))
+    # Never in the past, else the slot would be lost as soon as it is given.
+    lapse = now + max(breaker.cooldown, timeout or 0.0, _LEAST_LAPSE)
+    moved = _move(breaker, state=BreakerState.HALF_OPEN, trial_until=(*under_way, lapse))
+    return Decision(Passage.TRIAL, moved, lapse)
+
+
+def succeeded(breaker: Breaker, now: float, trial: float | None = None) -> Breaker:
+    """A call succeeded; `trial` is the `until` of its Decision if it was one."""
+    if breaker.state is BreakerState.CLOSED:
+        return _closed(breaker) if breaker.failures else breaker
+    if breaker.state is BreakerState.HALF_OPEN and trial is not None:
+        return _closed(breaker)
+    return given_back(breaker, now, trial)
+
+
+def failed(breaker: Breaker, now: float, trial: float | None = None) -> Breaker:
+    """A call failed in a way that counts.
+
+    One that began before the breaker opened makes it stay open for longer, but says nothing
+    of a breaker that is being tried.
+    """
+    failures = breaker.failures + 1
+    if breaker.state is BreakerState.CLOSED:
+        if failures < breaker.threshold:
+            return _move(breaker, failures=failures)
+    elif breaker.state is BreakerState.HALF_OPEN and trial is None:
+        return breaker
+    return _move(
+        breaker,
+        state=BreakerState.OPEN,
+        failures=failures,
+        opened_at=now,
+        trial_until=_without(breaker.trial_until, trial),
+    )
+
+
+def given_back(breaker: Breaker, now: float, trial: float | None = None) -> Breaker:
+    """A call ended and says nothing of the breaker: it was cancelled, or its item was bad."""
+    if trial not in breaker.trial_until:
+        return breaker
+    return _move(breaker, trial_until=_without(breaker.trial_until, trial))
+
+
+def reset(breaker: Breaker) -> Breaker:
+    """Closed by hand. Always a move, so that trials under way can't undo it."""
+    return _closed(breaker)
+
+
+_LEAST_LAPSE = 1.0
+
+
+def _cooled_at(breaker: Breaker, now: float) -> float:
+    opened = now if breaker.opened_at is None else breaker.opened_at
+    # Opened in the far future means that the clock was set back: the wait was long enough.
+    return now if opened > now + breaker.cooldown else opened + breaker.cooldown
+
+
+def _without(slots: tuple[float, ...], trial: float | None) -> tuple[float, ...]:
+    """One slot less. Of two that lapse at the same time, it does not matter which."""
+    if trial not in slots:
+        return slots
+    at = slots.index(trial)
+    return slots[:at] + slots[at + 1 :]
+
+
+def _closed(breaker: Breaker) -> Breaker:
+    return _move(breaker, state=BreakerState.CLOSED, failures=0, opened_at=None, trial_until=())
+
+
+def _move(breaker: Breaker, **changes: Any) -> Breaker:
+    return replace(breaker, version=breaker.version + 1, **changes)
+
 
 LOOK_EVERY = 0.2
 """Seconds for which what was read of a breaker is believed."""
@@ -48,19 +179,35 @@ WATCH_EVERY = 1.0
 DEFAULT = BreakerSettings()
 
 
-class BreakerStore(Protocol):
-    """The part of a PipelineStore that is used here."""
+PREFIX = "breaker/"
+"""How the names begin that breakers are kept under."""
+_decode = msgspec.json.Decoder(Breaker).decode
 
-    async def breaker(self, name: str) -> Breaker | None: ...
 
-    async def put_breaker(self, breaker: Breaker) -> bool: ...
+async def load_breakers(shared: SharedState) -> list[Breaker]:
+    """All that were ever stored, by name."""
+    return [_decode(value) for value in (await shared.read_all(PREFIX)).values()]
+
+
+async def load_breaker(shared: SharedState, name: str) -> Breaker | None:
+    value = await shared.read(PREFIX + name)
+    return None if value is None else _decode(value)
+
+
+async def store_breaker(shared: SharedState, breaker: Breaker) -> bool:
+    """Store it if its `version` is one more than the stored one's (0 where none is)."""
+    name = PREFIX + breaker.name
+    before = await shared.read(name)
+    if breaker.version != (0 if before is None else _decode(before).version + 1):
+        return False
+    return await shared.replace(name, before, msgspec.json.encode(breaker))
 
 
 class Breakers:
     """The breakers as one process sees them. Make one for all its jobs."""
 
-    def __init__(self, store: BreakerStore, clock: Clock) -> None:
-        self._store, self._clock = store, clock
+    def __init__(self, shared: SharedState, clock: Clock) -> None:
+        self._shared, self._clock = shared, clock
         self._seen: dict[str, tuple[Breaker, float]] = {}
         """What was last read or written, and when."""
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -130,7 +277,7 @@ class Breakers:
         async with self._locks[call.name]:
             breaker = self._fresh(call) or await self._read(call)
             while (moved := move(breaker)) is not breaker:
-                if await self._store.put_breaker(moved):
+                if await store_breaker(self._shared, moved):
                     self._see(moved)
                     break
                 breaker = await self._read(call)
@@ -143,7 +290,7 @@ class Breakers:
         return call.settings.apply(breaker)
 
     async def _read(self, call: Call) -> Breaker:
-        breaker = await self._store.breaker(call.name) or unknown(call.name)
+        breaker = await load_breaker(self._shared, call.name) or unknown(call.name)
         self._see(breaker)
         return call.settings.apply(breaker)
 

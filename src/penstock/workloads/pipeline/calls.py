@@ -34,9 +34,9 @@ from penstock.workloads.function.output import OUTPUT, leave
 from penstock.workloads.function.processes import ProcessPool
 from penstock.workloads.function.threads import Call, ThreadPool
 from penstock.workloads.pipeline.context import StageContext
+from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.payloads import TOO_MANY_OUTPUTS, Codec, Unfit
-from penstock.workloads.pipeline.stage import Stage
 
 NOT_IMPORTABLE = "NOT_IMPORTABLE"
 

@@ -7,7 +7,6 @@ after a failure or a crash, is counted once.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import threading
@@ -19,47 +18,29 @@ import msgspec
 from penstock.core.errors import NotFound
 from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
+from penstock.ports.shared_state import SharedState
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import Tell
-from penstock.workloads.pipeline.payloads import Payloads, encode
-from penstock.workloads.pipeline.records import PipelineRecord
-from penstock.workloads.pipeline.results import Portal, Reader, Results
+from penstock.workloads.pipeline.payloads import Payloads, Portal, Reader, Results, encode
+from penstock.workloads.pipeline.records import PipelineRecord, StageRecord
 from penstock.workloads.pipeline.retrying import bounded
-from penstock.workloads.pipeline.store import PipelineStore
+from penstock.workloads.pipeline.rows import ItemReport, Metric, RunRows
 
-Metric = float | int | str | bool
 _MAX_MESSAGE = 500
-_DEFAULT_TENANT = "default"
+_MAX_EMIT = 3000
+"""Bytes of an event: it is an entry of the job's history."""
 
 
-class Notes:
-    """What a stage's function reported beside its output."""
-
-    __slots__ = ("added", "errors", "fixed")
-
-    def __init__(self) -> None:
-        self.added: dict[str, float] = {}
-        self.fixed: dict[str, Metric] = {}
-        self.errors: list[str] = []
-
-    def metric(self, name: str, value: Metric, fix: bool) -> None:
-        """Add to it, or set it. Raises TypeError or ValueError for what can't be stored."""
-        name, value = str(name), _storable(name, value)
-        if fix or isinstance(value, str):
-            self.added.pop(name, None)
-            self.fixed[name] = value
-        elif isinstance(before := self.fixed.get(name), int | float):
-            self.fixed[name] = before + value
-        else:
-            self.added[name] = self.added.get(name, 0) + value
-
-    def add_to(self, metrics: Mapping[str, Metric]) -> dict[str, Metric]:
-        """The metrics of a stage with these, too."""
-        result = {**metrics, **self.fixed}
-        for name, value in self.added.items():
-            before = result.get(name, 0)
-            result[name] = value if isinstance(before, str) else before + value
-        return result
+def report_metric(report: ItemReport, name: str, value: Metric, fix: bool) -> None:
+    """Add to a metric, or set it. Raises TypeError or ValueError for what can't be stored."""
+    name, value = str(name), _storable(name, value)
+    if fix or isinstance(value, str):
+        report.added.pop(name, None)
+        report.fixed[name] = value
+    elif isinstance(before := report.fixed.get(name), int | float):
+        report.fixed[name] = before + value
+    else:
+        report.added[name] = report.added.get(name, 0) + value
 
 
 def _storable(name: str, value: Any) -> Metric:
@@ -110,33 +91,35 @@ class RunScope:
         self,
         pipeline: Definition,
         record: PipelineRecord,
-        store: PipelineStore,
+        rows: RunRows,
         payloads: Payloads,
         clock: Clock,
+        shared: SharedState,
         tell: Tell,
     ) -> None:
-        self.pipeline, self.record, self.store = pipeline, record, store
+        self.pipeline, self.record, self.shared = pipeline, record, shared
         self.payloads, self.clock, self.tell = payloads, clock, tell
         self.config = pipeline.config_of(record.config)
-        self.reader = Reader(store, payloads, record.id)
+        self.stage: Callable[[str], StageRecord] = self._recorded
+        """A stage as it is by now."""
+        self.reader = Reader(rows, payloads, lambda name: self.stage(name))
         self.portal = Portal()
         self.resources = Resources(pipeline.resources)
         self.lock = threading.Lock()
-        self.fans: dict[str, int] = {}
+        self.output_counts: dict[str, int] = {}
         """How many outputs the stages that have ended gave."""
         self.on_progress: Callable[[str, float | None, str], None] = self._tell_progress
-        self.on_emit: Callable[[str, str, dict[str, Any]], None] = _nobody_hears
+        self.on_emit: Callable[[str, str, bytes], None] = _drop
 
-    async def know(self, stage: str) -> int:
-        """How many outputs a stage gave; asked of the store if it did not run here."""
-        if stage not in self.fans:
-            self.fans[stage] = await self.store.fan(self.record.id, stage)
-        return self.fans[stage]
+    def _recorded(self, name: str) -> StageRecord:
+        stage = self.record.stage(name)
+        if stage is None:
+            raise NotFound(f"no stage {name!r}")
+        return stage
 
-    def fact(self, name: str) -> str:
+    def memory_name(self, name: str) -> str:
         """What something is remembered under: each tenant has its own."""
-        of, tenant = f"{self.pipeline.name}/{name}", self.record.tenant
-        return of if tenant == _DEFAULT_TENANT else f"{tenant}:{of}"
+        return f"pipeline-memory/{self.record.tenant}/{self.pipeline.name}/{name}"
 
     def _tell_progress(self, stage: str, fraction: float | None, message: str) -> None:
         self.tell.progress(fraction, message)
@@ -145,14 +128,14 @@ class RunScope:
         await self.resources.close(self.tell)
 
 
-def _nobody_hears(stage: str, key: str, data: dict[str, Any]) -> None:
+def _drop(stage: str, key: str, data: bytes) -> None:
     pass
 
 
 class StageContext:
     """Given to plain functions. May be used from any thread."""
 
-    __slots__ = ("_notes", "_run", "_until", "attempt", "cancel", "key", "stage")
+    __slots__ = ("_report", "_run", "_until", "attempt", "cancel", "key", "stage")
 
     def __init__(
         self,
@@ -167,7 +150,7 @@ class StageContext:
         self.cancel = cancel
         """Asks the function to end: by a cancel, a timeout, or because its worker stops."""
         self._until = until
-        self._notes: Notes | None = None
+        self._report: ItemReport | None = None
 
     @property
     def job_id(self) -> str:
@@ -216,17 +199,19 @@ class StageContext:
     def metric(self, name: str, value: Metric = 1, *, set: bool = False) -> None:
         """Add to a metric of the stage, or set it."""
         with self._run.lock:
-            self._noted().metric(name, value, set)
+            report_metric(self._reported(), name, value, set)
 
     def error(self, text: str) -> None:
         """Report an error without failing: the stage ends partial."""
         with self._run.lock:
-            self._noted().errors.append(str(text))
+            self._reported().errors.append(str(text))
 
     def emit(self, data: dict[str, Any]) -> None:
-        """Send an event of one's own to whoever follows the job. It must be JSON."""
-        plain = msgspec.json.decode(encode(data))
-        self._run.portal.post(self._run.on_emit, self.stage, self.key, plain)
+        """Write an event of one's own into the run's history. It must be JSON, and small."""
+        encoded = encode(data)
+        if len(encoded) > _MAX_EMIT:
+            raise ValueError(f"an event may have {_MAX_EMIT} bytes of JSON, has {len(encoded)}")
+        self._run.portal.post(self._run.on_emit, self.stage, self.key, encoded)
 
     def resource(self, name: str) -> Any:
         """What the pipeline declared under this name; one for all items of a job."""
@@ -245,22 +230,23 @@ class StageContext:
         return self._run.portal.call(self._remember(name, value))
 
     def _results(self, stage: str, portal: Portal | None) -> Results[Any]:
-        if stage not in self._run.fans:
-            ended = ", ".join(self._run.fans) or "none"
+        counts = self._run.output_counts
+        if stage not in counts:
+            ended = ", ".join(counts) or "none"
             raise NotFound(f"no stage {stage!r} has ended", hint=f"these have: {ended}")
-        return Results(self._run.reader, stage, self._run.fans[stage], portal=portal)
+        return Results(self._run.reader, stage, counts[stage], portal=portal)
 
     async def _recall(self, name: str) -> Any:
-        data = await self._run.store.recall(self._run.fact(name))
+        data = await self._run.shared.read(self._run.memory_name(name))
         return None if data is None else msgspec.json.decode(data)
 
     async def _remember(self, name: str, value: Any) -> None:
-        await self._run.store.remember(self._run.fact(name), encode(value))
+        await self._run.shared.write(self._run.memory_name(name), encode(value))
 
-    def _noted(self) -> Notes:
-        if self._notes is None:
-            self._notes = Notes()
-        return self._notes
+    def _reported(self) -> ItemReport:
+        if self._report is None:
+            self._report = ItemReport({}, {}, [])
+        return self._report
 
 
 class AsyncStageContext(StageContext):
@@ -278,8 +264,6 @@ class AsyncStageContext(StageContext):
         await self._remember(name, value)
 
 
-def notes_of(ctx: StageContext) -> Notes | None:
+def report_of(ctx: StageContext) -> ItemReport | None:
     """What was reported through it, to be kept with the item."""
-    with contextlib.suppress(AttributeError):
-        return ctx._notes
-    return None
+    return ctx._report

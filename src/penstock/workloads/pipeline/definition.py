@@ -23,22 +23,18 @@ import importlib
 import inspect
 import re
 import sys
+import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
+from penstock import values
 from penstock.core.errors import InvalidRequest, Misconfigured
-from penstock.core.job import Retry, RetryPolicy
-from penstock.workloads.pipeline.choices import (
-    above_zero,
-    at_least,
-    choice,
-    mode_of,
-    name_of,
-    policy_of,
-    seconds,
-)
+from penstock.core.job import NO_RETRY, Retry, RetryPolicy
+from penstock.core.quantity import parse_duration
+from penstock.ports.executor import Context
 from penstock.workloads.pipeline.records import (
     STALE_AFTER,
     TOPIC,
@@ -50,8 +46,218 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     WhenOpen,
 )
-from penstock.workloads.pipeline.shape import Shape, shape_of
-from penstock.workloads.pipeline.stage import Source, Stage
+
+CTX = "ctx"
+"""The parameter by which a function asks for its context."""
+
+
+class Shape(Struct, frozen=True):
+    """A function's parameters, as far as they matter here."""
+
+    takes_input: bool
+    takes_ctx: bool
+    is_async: bool
+    """A coroutine function, or an async generator function."""
+    is_generator: bool
+    """It yields its outputs, plainly or asynchronously."""
+    input_type: Any
+    """What its input is converted to; Any leaves it as JSON has it."""
+    output_type: Any
+    """What it said it returns, or yields; Any is not checked."""
+    parameter: str
+    """The name of the parameter for the input."""
+
+
+def shape_of(fn: Callable[..., Any], stage: str) -> Shape:
+    """Look at a function once. Raises Misconfigured for one that can't be called as a stage."""
+    if not callable(fn):
+        raise Misconfigured(f"stage {stage}: {fn!r} can't be called")
+    parameters = list(inspect.signature(fn).parameters.values())
+    plain = [p for p in parameters if p.name != CTX]
+    wanted = [p for p in plain if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if len(wanted) > 1 or any(p.kind is p.KEYWORD_ONLY for p in wanted):
+        raise Misconfigured(
+            f"stage {stage}: its function wants {', '.join(p.name for p in wanted)}",
+            hint="a stage's function takes one input and, if it likes, ctx",
+        )
+    try:
+        hints = typing.get_type_hints(fn)
+    except Exception as error:
+        raise Misconfigured(f"stage {stage}: its annotations can't be read: {error}") from error
+    given = wanted[0] if wanted else next(iter(plain), None)
+    yields = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
+    returned = hints.get("return", Any)
+    return Shape(
+        takes_input=given is not None,
+        takes_ctx=any(p.name == CTX for p in parameters),
+        is_async=inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn),
+        is_generator=yields,
+        input_type=hints.get(given.name, Any) if given is not None else Any,
+        output_type=_yielded(returned) if yields else returned,
+        parameter=given.name if given is not None else "",
+    )
+
+
+def _yielded(annotation: Any) -> Any:
+    """T of `Iterator[T]`, `AsyncIterator[T]` or `Generator[T, ...]`."""
+    arguments = typing.get_args(annotation)
+    return arguments[0] if arguments else Any
+
+
+_MODES = ("async", "thread", "process")
+
+
+def name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__name__", "")
+
+
+def mode_of(stage: str, mode: str | None, shape: Shape) -> str:
+    if mode is None:
+        return "async" if shape.is_async else "thread"
+    if mode not in _MODES:
+        raise Misconfigured(f"stage {stage}: mode {mode!r} is none of {', '.join(_MODES)}")
+    if shape.is_async is not (mode == "async"):
+        other = "an async function" if shape.is_async else "a plain function"
+        raise Misconfigured(f"stage {stage}: {other} can't run with mode={mode!r}")
+    if mode == "process" and shape.is_generator:
+        raise Misconfigured(
+            f"stage {stage}: a generator can't run in a process", hint="return a list"
+        )
+    return mode
+
+
+def policy_of(given: Retry | RetryPolicy | int | None) -> RetryPolicy:
+    if isinstance(given, Retry):
+        return given.policy
+    if isinstance(given, int):
+        return Retry(given).policy
+    return given or NO_RETRY
+
+
+def seconds(name: str, given: float | str | None) -> float | None:
+    if given is None:
+        return None
+    try:
+        length = parse_duration(given) if isinstance(given, str) else float(given)
+    except ValueError as error:
+        raise Misconfigured(f"{name}: {error}") from error
+    if length < 0:
+        raise Misconfigured(f"{name}: {given!r} is less than nothing")
+    return length
+
+
+def above_zero(stage: str, name: str, value: float) -> float:
+    if value <= 0:
+        raise Misconfigured(f"stage {stage}: {name} must be above 0")
+    return float(value)
+
+
+def at_least(stage: str, name: str, value: int, least: int) -> int:
+    if value < least:
+        raise Misconfigured(f"stage {stage}: {name} must be at least {least}")
+    return value
+
+
+C = TypeVar("C", OnChange, OnOrphan, WhenOpen)
+
+
+def choice(kind: type[C], name: str, given: C | str) -> C:
+    try:
+        return kind(given)
+    except ValueError:
+        raise Misconfigured(f"{name}: {given!r} is none of {', '.join(kind)}") from None
+
+
+class ProcessStageContext:
+    """What a stage's function has as `ctx` in a process of its own."""
+
+    def __init__(self, ctx: Context, about: dict[str, Any], config: Any) -> None:
+        self._ctx = ctx
+        self.job_id, self.attempt = ctx.job_id, ctx.attempt
+        self.stage, self.key = about["stage"], about["key"]
+        self.pipeline, self.trace_id = about["pipeline"], about["trace_id"]
+        self.config = config
+        self.cancel = ctx.cancel
+
+    def cancelled(self) -> bool:
+        return self.cancel.requested
+
+    def check(self) -> None:
+        self.cancel.raise_if_requested()
+
+    def remaining(self) -> float:
+        return self._ctx.remaining()
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        self._ctx.progress(fraction, message)
+
+    def log(self, text: str, level: str = "info") -> None:
+        self._ctx.log(text, level=level)
+
+    def __getattr__(self, name: str) -> Any:
+        raise Misconfigured(
+            f"ctx.{name} is not there in a process of its own", hint="use mode='thread'"
+        )
+
+
+def call_in_child(
+    fn: Any, shape: Shape, config_type: type | None, ctx: Context, given: Any, about: dict[str, Any]
+) -> Any:
+    arguments: dict[str, Any] = {}
+    if shape.takes_input:
+        kind = shape.input_type
+        arguments[shape.parameter] = (
+            given if kind is Any else values.convert(given, values.readable(kind))
+        )
+    if shape.takes_ctx:
+        config = about["config"]
+        typed = config if config_type is None else msgspec.convert(config, config_type)
+        arguments["ctx"] = ProcessStageContext(ctx, about, typed)
+    return fn(**arguments)
+
+
+Source = Callable[..., Any]
+"""A function of (config, ctx) that gives the items of a map stage."""
+
+
+class Stage:
+    """One declared stage. Called, it is the plain function."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        info: StageInfo,
+        shape: Shape,
+        *,
+        source: Source | None = None,
+        key: Callable[[Any], str] | None = None,
+        enabled: Callable[[Any], bool] | None = None,
+        width: str = "",
+    ) -> None:
+        functools.update_wrapper(self, fn)
+        self.fn, self.info, self.shape = fn, info, shape
+        self.source, self.key, self.enabled = source, key, enabled
+        self.width = width
+        """The config field that says how many items run at once; may be ''."""
+        self.name = info.name
+        self.config_type: type | None = None
+
+    @property
+    def upstream(self) -> str:
+        """The stage whose outputs it maps over, or whose results it is given; may be ''."""
+        kind, _, name = self.info.over.partition(":")
+        return name if kind == "stage" else self.info.of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def in_child(self, ctx: Any, given: Any, about: dict[str, Any]) -> Any:
+        """Run the function in a process that was started for it; see `in_child`."""
+        return call_in_child(self.fn, self.shape, self.config_type, ctx, given, about)
+
+    def __repr__(self) -> str:
+        return f"<stage {self.name}>"
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
@@ -127,7 +333,7 @@ class Definition:
         breaker: str | None = None,
         when_open: WhenOpen | str = WhenOpen.WAIT,
         mode: str | None = None,
-        spread: bool = False,
+        distributed: bool = False,
         enabled: str | Callable[[Any], bool] | None = None,
         needs: Sequence[Stage | str] = (),
         critical: bool = False,
@@ -164,7 +370,7 @@ class Definition:
                 counts=counts,
                 min_ok=min_ok,
                 max_failed=max_failed,
-                spread=spread,
+                distributed=distributed,
                 version=version,
                 doc=inspect.getdoc(fn) or "",
             )
@@ -182,7 +388,7 @@ class Definition:
         breaker: str | None = None,
         when_open: WhenOpen | str = WhenOpen.WAIT,
         mode: str | None = None,
-        spread: bool = False,
+        distributed: bool = False,
         enabled: str | Callable[[Any], bool] | None = None,
         needs: Sequence[Stage | str] = (),
         critical: bool = False,
@@ -210,7 +416,7 @@ class Definition:
                 enabled=self._flag(stage, enabled),
                 critical=critical,
                 counts=counts,
-                spread=spread,
+                distributed=distributed,
                 version=version,
                 doc=inspect.getdoc(fn) or "",
             )

@@ -1,47 +1,48 @@
 """Runs pipelines as canonical jobs: what happens inside RUNNING.
 
-A run's record has its job's id, and its fence is the job's attempt: a worker that was taken for
-lost, and comes back, can write nothing any more. A job whose worker is gone is dispatched again,
-and the next attempt goes on where the record stands.
+What a run must remember are rows of its job (`rows`), fenced by the job's attempt: a worker that
+was taken for lost, and comes back, can write nothing any more. A job whose worker is gone is
+dispatched again, and the next attempt goes on where the rows stand.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.check import MAX_TIMEOUT
-from penstock.core.errors import InvalidRequest, NotFound, PenstockError, Unavailable
-from penstock.core.job import TopicDefaults, Unique
+from penstock.core.errors import InvalidRequest, NotFound
+from penstock.core.job import Job, TopicDefaults, Unique
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
-from penstock.ports.executor import Context, Environment, Interrupted, Outcome, Task
+from penstock.ports.executor import Context, Environment, Outcome, Task
+from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Pools
-from penstock.workloads.pipeline.closing import call_hooks
-from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.distributed import (
+    DistributedItems,
+    ItemEnd,
+    child_topic,
+    given_item,
+)
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.options import DEFAULTS, Silent
 from penstock.workloads.pipeline.orchestrator import (
     AsyncPipelineOrchestrator,
     RunOptions,
     Stop,
+    call_hooks,
 )
-from penstock.workloads.pipeline.records import (
-    TOPIC,
-    ItemOutcome,
-    ItemRecord,
-    PipelineRecord,
-    StageKind,
-    first_record,
-)
+from penstock.workloads.pipeline.records import TOPIC, ItemOutcome, PipelineRecord
+from penstock.workloads.pipeline.rows import RunRows, RunState, fold, is_retry_of, run_row
 from penstock.workloads.pipeline.run_config import read_config
-from penstock.workloads.pipeline.spread import Emitter, ItemEnd, ItemTask, Spread, child_topic
-from penstock.workloads.pipeline.stage import Stage
-from penstock.workloads.pipeline.store import Claim
+from penstock.workloads.pipeline.service import DECLARED
 
 _MAX_ATTEMPTS = 100
 """How often a run may lose its worker: it goes on where it was, so that costs little."""
@@ -50,11 +51,11 @@ _STOPS = {
     JobState.TIMEOUT: Stop.FAIL,
     JobState.FAILED: Stop.INTERRUPT,
 }
-"""What the end that was asked for is to the run; FAILED: the worker stops."""
+"""What the end that was requested is to the run; FAILED: the worker stops."""
 
 
 class PipelineExecutor:
-    """Executes pipelines, and items of those whose stages spread them."""
+    """Executes pipelines, and items of stages that are distributed."""
 
     resumable = True
 
@@ -62,13 +63,14 @@ class PipelineExecutor:
         self._pipelines = {pipeline.topic: pipeline for pipeline in pipelines}
         self._options = options or RunOptions()
         self._pools = Pools(self._options)
+        self._breakers: Breakers | None = None
         self._items: dict[str, tuple[Definition, Stage]] = {}
         topic_defaults: dict[str, TopicDefaults] = {}
         for topic, pipeline in self._pipelines.items():
             pipeline.check()
-            topic_defaults[topic] = _offer(pipeline)
+            topic_defaults[topic] = _defaults(pipeline)
             for stage in pipeline.stages.values():
-                if stage.info.spread:
+                if stage.info.distributed:
                     child = child_topic(pipeline.name, stage.name)
                     self._items[child] = pipeline, stage
                     topic_defaults[child] = TopicDefaults(timeout=MAX_TIMEOUT, idempotent=True)
@@ -76,10 +78,11 @@ class PipelineExecutor:
         self.topics: tuple[str, ...] = (*self._pipelines, *self._items)
 
     async def open(self, environment: Environment) -> None:
-        """Say what can be started, before anything is."""
-        await environment.pipelines.declare(
-            [pipeline.info() for pipeline in self._pipelines.values()]
-        )
+        """Declare what can be started, before anything is."""
+        for pipeline in self._pipelines.values():
+            name, info = DECLARED + pipeline.name, msgspec.json.encode(pipeline.info())
+            if await environment.state.read(name) != info:
+                await environment.state.write(name, info)
 
     def check(self, topic: str, payload: bytes) -> None:
         if (pipeline := self._pipelines.get(topic)) is not None:
@@ -95,7 +98,7 @@ class PipelineExecutor:
         if topic not in self.topics:
             return _failure("UNKNOWN_TOPIC", f"no pipeline here serves {topic}")
         if environment is None:
-            return _failure("NO_RECORDS", "there is no engine behind this worker to keep records")
+            return _failure("NO_ENGINE", "there is no engine behind this worker to keep its rows")
         if (demand := _unenforceable(task.constraints)) is not None:
             return _failure(
                 "CONSTRAINT_NOT_ENFORCED",
@@ -112,6 +115,10 @@ class PipelineExecutor:
     async def close(self) -> None:
         await self._pools.close()
 
+    def has_hooks(self, topic: str) -> bool:
+        pipeline = self._pipelines.get(topic)
+        return pipeline is not None and bool(pipeline.on_end or pipeline.on_alert)
+
     async def call_hooks(self, record: PipelineRecord) -> None:
         """For a run that has ended without its runner, who would have called them."""
         if (pipeline := self._pipelines.get(TOPIC + record.pipeline)) is not None:
@@ -122,105 +129,115 @@ class PipelineExecutor:
     async def _run_pipeline(
         self, pipeline: Definition, task: Task, ctx: Context, environment: Environment
     ) -> Outcome:
-        record = await self._claim(pipeline, task, environment)
-        if record.is_final:
-            return await _outcome(record, environment)
-        orchestrator = AsyncPipelineOrchestrator(
-            pipeline,
-            record,
-            environment.pipelines,
-            environment.blobs,
-            environment.clock,
-            tell=ctx,
-            spread=Spread(environment, task.request, pipeline),
-            options=self._options,
-            pools=self._pools,
-        )
-        running = asyncio.ensure_future(orchestrator.run())
-        try:
-            ended = await _stoppable(running, orchestrator, ctx)
-        except Unavailable as lost:
-            raise Interrupted(f"its records can't be written: {lost}") from lost
-        if ctx.cancel.requested and not _finished_first(ended):
-            raise asyncio.CancelledError  # the worker knows what the end counts as
-        return await _outcome(ended, environment, orchestrator.output)
-
-    async def _claim(
-        self, pipeline: Definition, task: Task, environment: Environment
-    ) -> PipelineRecord:
-        """The run's record, ours to write from now on."""
-        runs, now = environment.pipelines, environment.clock.now()
-        config = pipeline.plain_config(read_config(task.payload))
-        claim = Claim(
-            job_id=task.request.job_id, owner=environment.worker_id, now=now, fence=task.attempt
-        )
-        try:
-            claimed = await runs.claim(claim)
-        except NotFound:  # we were quicker than the keeper of records
-            parent = task.request.parent_job_id
-            before = await runs.get(parent) if parent is not None else None
-            await runs.create(first_record(task.request, config, now, before))
-            claimed = await runs.claim(claim)
-        if claimed is not None:
-            return claimed
-        record = await runs.get(claim.job_id)
-        if record is None or not record.is_final:
-            raise PenstockError(
-                f"run {claim.job_id} belongs to another attempt by now",
-                hint="this attempt was taken for lost",
+        record, state = await self._taken_up(pipeline, task, ctx, environment)
+        if state is None or state.status is None:
+            orchestrator = AsyncPipelineOrchestrator(
+                pipeline,
+                record,
+                state,
+                environment.api.read_steps,
+                ctx.checkpoint,
+                environment.blobs,
+                environment.clock,
+                environment.state,
+                tell=ctx,
+                distributed=DistributedItems(environment, task.request, pipeline, ctx),
+                options=self._options,
+                pools=self._pools,
+                breakers=self._shared_breakers(environment),
             )
-        return record
+            running = asyncio.ensure_future(orchestrator.run())
+            record = await _stoppable(running, orchestrator, ctx)
+            state = orchestrator.state
+        if not state.hooks_called and (pipeline.on_end or pipeline.on_alert):
+            ended = replace(record, finished_at=environment.clock.now())
+            await call_hooks(pipeline, ended, ctx)
+            await ctx.checkpoint([run_row(replace(state, hooks_called=True))])
+        if ctx.cancel.requested and record.status not in _FINISHED:
+            raise asyncio.CancelledError  # the worker knows what the end counts as
+        return await _outcome(record, state, environment)
+
+    async def _taken_up(
+        self, pipeline: Definition, task: Task, ctx: Context, environment: Environment
+    ) -> tuple[PipelineRecord, RunState | None]:
+        """The run as earlier attempts left it."""
+        request, now = task.request, environment.clock.now()
+        config = pipeline.plain_config(read_config(task.payload))
+        rows = RunRows(environment.api.read_steps, request.job_id)
+        state, stages, at = await rows.head() if task.attempt > 1 else (None, (), None)
+        retry_of, started = None, now
+        if (parent := request.parent_job_id) is not None:
+            retry_of = parent if is_retry_of(request, await _job(environment, parent)) else None
+        if task.attempt > 1 and (job := await _job(environment, request.job_id)) is not None:
+            started = job.started_at or now
+        job = Job(
+            seq=0,
+            request=request,
+            state=JobState.RUNNING,
+            version=1,
+            accepted_at=now,
+            updated_at=now,
+            attempt=task.attempt,
+            started_at=started,
+            worker_id=environment.worker_id,
+        )
+        info = pipeline.info()
+        return fold(job, config, info, state, stages, at, retry_of=retry_of), state
+
+    def _shared_breakers(self, environment: Environment) -> Breakers:
+        """One view of the breakers for all runs of a worker."""
+        if self._breakers is None:
+            self._breakers = Breakers(environment.state, environment.clock)
+        return self._breakers
 
     # -- one item -----------------------------------------------------------------
 
     async def _run_item(self, task: Task, ctx: Context, environment: Environment) -> Outcome:
         pipeline, stage = self._items[task.request.topic]
-        given, record, item = await _given(pipeline, stage, task, environment)
+        given = await given_item(pipeline, stage, task.request, task.payload, environment)
         runner = ItemRunner(
             pipeline,
-            record,
-            environment.pipelines,
+            given.record,
+            given.rows,
             environment.blobs,
             environment.clock,
             ctx.cancel,
+            self._shared_breakers(environment),
+            environment.state,
             ctx,
             self._options,
             pools=self._pools,
         )
-        runner.scope.fans.update(given.fans)
-        emitter = Emitter(environment, record, ctx)
-        runner.scope.on_emit = emitter.emit
+        runner.scope.output_counts.update(given.task.output_counts)
+        emitted: list[tuple[str, str]] = []
+        runner.scope.on_emit = partial(_keep_emitted, emitted)
         try:
-            ended, notes = await runner.perform(stage, item)
+            ended, report = await runner.perform(stage, given.item)
         finally:
             await runner.close()
-            await emitter.close()
         if ctx.cancel.requested:
             raise asyncio.CancelledError
-        end = msgspec.json.encode(ItemEnd.of(ended, notes))
+        end = msgspec.json.encode(ItemEnd(ended, report, emitted))
         if ended.outcome is ItemOutcome.FAILED:
             code = ended.error_code or "ITEM_FAILED"
             return Outcome(JobState.FAILED, end, error_code=code, error_message=ended.error)
         return Outcome(JobState.SUCCEEDED, end)
 
 
-async def _given(
-    pipeline: Definition, stage: Stage, task: Task, environment: Environment
-) -> tuple[ItemTask, PipelineRecord, ItemRecord]:
-    """The item that a child job is for. Another tenant's run is as unknown as one that never
-    was."""
+_FINISHED = (PipelineJobStatus.COMPLETED, PipelineJobStatus.PARTIAL)
+_MAX_EMITTED = 100
+
+
+def _keep_emitted(emitted: list[tuple[str, str]], stage: str, key: str, data: bytes) -> None:
+    if len(emitted) < _MAX_EMITTED:
+        emitted.append((key, data.decode()))
+
+
+async def _job(environment: Environment, job_id: str) -> Job | None:
     try:
-        given = msgspec.json.decode(task.payload, type=ItemTask)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest("input", f"is no item of a run: {error}") from error
-    record = await environment.pipelines.get(given.run)
-    mine = pipeline.name, task.request.tenant
-    if record is None or (record.pipeline, record.tenant) != mine:
-        raise InvalidRequest("run", f"there is no run {given.run!r}")
-    items = await environment.pipelines.items(record.id, stage.name, after=given.seq - 1, limit=1)
-    if not items or items[0].seq != given.seq:
-        raise InvalidRequest("seq", f"stage {stage.name} has no item {given.seq}")
-    return given, record, items[0]
+        return await environment.api.get(job_id)
+    except NotFound:
+        return None
 
 
 def make(app: Any, options: Mapping[str, Any]) -> PipelineExecutor:
@@ -246,10 +263,6 @@ async def _stoppable(
             orchestrator.stop(_STOPS.get(ctx.ended_as, Stop.CANCEL), ctx.cancel.reason)
 
 
-def _finished_first(record: PipelineRecord) -> bool:
-    return record.status in (PipelineJobStatus.COMPLETED, PipelineJobStatus.PARTIAL)
-
-
 class RunResult(msgspec.Struct, frozen=True):
     """What a finished run's job returns."""
 
@@ -261,16 +274,17 @@ class RunResult(msgspec.Struct, frozen=True):
     alerts: list[str]
 
 
-async def _outcome(record: PipelineRecord, environment: Environment, output: str = "") -> Outcome:
+async def _outcome(record: PipelineRecord, state: RunState, environment: Environment) -> Outcome:
     end = ENDS[record.status]
     errors = [f"{error.stage}: {error.message}" for error in record.errors]
     if end.state is not JobState.SUCCEEDED:
         message = "; ".join(errors[:5]) or f"the run ended {record.status}"
         code = record.errors[0].code if len(record.errors) == 1 and record.errors[0].code else None
         return Outcome(end.state, error_code=code or end.error_code, error_message=message)
+    output = await environment.blobs.get(state.output) if state.output else b"null"
     result = RunResult(
         status=record.status,
-        output=await _output(record, environment, output),
+        output=msgspec.Raw(output),
         stages={
             stage.name: {
                 "status": stage.status,
@@ -292,23 +306,7 @@ async def _outcome(record: PipelineRecord, environment: Environment, output: str
     )
 
 
-async def _output(record: PipelineRecord, environment: Environment, pointer: str) -> Any:
-    """What the last step that succeeded returned; if that was in an earlier run, it is read."""
-    if not pointer:
-        pointer = await _last_output(record, environment)
-    return msgspec.json.decode(await environment.blobs.get(pointer)) if pointer else None
-
-
-async def _last_output(record: PipelineRecord, environment: Environment) -> str:
-    for stage in reversed(record.stages):
-        if stage.kind is StageKind.STEP and stage.ok:
-            items = await environment.pipelines.items(record.id, stage.name, limit=1)
-            if items and items[0].output:
-                return items[0].output
-    return ""
-
-
-def _offer(pipeline: Definition) -> TopicDefaults:
+def _defaults(pipeline: Definition) -> TopicDefaults:
     unique = Unique(f"pipeline.{pipeline.name}") if pipeline.single_flight else None
     return TopicDefaults(
         timeout=pipeline.timeout or MAX_TIMEOUT,

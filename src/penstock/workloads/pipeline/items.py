@@ -20,20 +20,27 @@ from penstock.core.job import Cancelled
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
-from penstock.workloads.pipeline.breaker_rules import BreakerOpen, BreakerSettings
-from penstock.workloads.pipeline.breakers import Breakers
+from penstock.ports.shared_state import SharedState
+from penstock.workloads.pipeline.breakers import Breakers, BreakerSettings
 from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order, Pools
 from penstock.workloads.pipeline.context import (
     AsyncStageContext,
-    Notes,
     RunScope,
     StageContext,
-    notes_of,
+    report_of,
 )
-from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Tell
-from penstock.workloads.pipeline.pacing import Pace
-from penstock.workloads.pipeline.payloads import Codec, Payloads, Unfit, outputs_of
+from penstock.workloads.pipeline.pacing import Pace, pause
+from penstock.workloads.pipeline.payloads import (
+    Codec,
+    Payloads,
+    Results,
+    Unfit,
+    element_of,
+    outputs_of,
+    wants_list,
+)
 from penstock.workloads.pipeline.records import (
     ErrorClass,
     ItemOutcome,
@@ -42,11 +49,8 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     WhenOpen,
 )
-from penstock.workloads.pipeline.results import Results, element_of, wants_list
-from penstock.workloads.pipeline.retrying import Failure, bounded, judge, next_try
-from penstock.workloads.pipeline.stage import Stage
-from penstock.workloads.pipeline.store import PipelineStore
-from penstock.workloads.pipeline.waiting import pause
+from penstock.workloads.pipeline.retrying import BreakerOpen, Failure, bounded, judge, next_try
+from penstock.workloads.pipeline.rows import ItemReport, RunRows
 
 _MOST_TRACEBACKS = 20
 _MAX_TRACEBACK = 8_000
@@ -59,10 +63,12 @@ class ItemRunner:
         self,
         pipeline: Definition,
         record: PipelineRecord,
-        store: PipelineStore,
+        rows: RunRows,
         blobs: Blobs,
         clock: Clock,
         cancel: CancelToken,
+        breakers: Breakers,
+        shared: SharedState,
         tell: Tell | None = None,
         options: RunOptions = DEFAULTS,
         *,
@@ -71,7 +77,7 @@ class ItemRunner:
         self._pipeline, self._clock, self._cancel = pipeline, clock, cancel
         self._tell = tell or Silent()
         self.payloads = Payloads(blobs, options)
-        self.scope = RunScope(pipeline, record, store, self.payloads, clock, self._tell)
+        self.scope = RunScope(pipeline, record, rows, self.payloads, clock, shared, self._tell)
         self.calls = Calls(
             clock,
             options,
@@ -79,7 +85,7 @@ class ItemRunner:
             pools=pools,
             threads=self._most_threads(),
         )
-        self._breakers = Breakers(store, clock)
+        self._breakers = breakers
         self._settings = {
             name: BreakerSettings.of(name, given) for name, given in pipeline.breakers.items()
         }
@@ -89,7 +95,7 @@ class ItemRunner:
 
     async def perform(
         self, stage: Stage, item: ItemRecord, cancel: CancelToken | None = None
-    ) -> tuple[ItemRecord, Notes | None]:
+    ) -> tuple[ItemRecord, ItemReport | None]:
         """The item as it ended, and what its last attempt reported."""
         return await _Item(self, stage, item, cancel or self._cancel).run()
 
@@ -145,7 +151,7 @@ class ItemRunner:
         far = info.mode == "process"
         if not info.of:
             return (b"[]", None) if far else (None, [])
-        count = await scope.know(info.of)
+        count = scope.output_counts.get(info.of, 0)
         if far:
             raws = [
                 raw
@@ -200,27 +206,27 @@ class ItemRunner:
 class _Item:
     """One item while it is run."""
 
-    __slots__ = ("attempts", "item", "notes", "runner", "spent", "stage", "token")
+    __slots__ = ("attempts", "item", "report", "runner", "spent", "stage", "token")
 
     def __init__(
         self, runner: ItemRunner, stage: Stage, item: ItemRecord, token: CancelToken
     ) -> None:
         self.runner, self.stage, self.item, self.token = runner, stage, item, token
         self.attempts, self.spent = 0, 0.0
-        self.notes: Notes | None = None
+        self.report: ItemReport | None = None
 
-    async def run(self) -> tuple[ItemRecord, Notes | None]:
+    async def run(self) -> tuple[ItemRecord, ItemReport | None]:
         try:
-            return await self._try_until_it_ends(), self.notes
+            return await self._try_until_it_ends(), self.report
         except Cancelled as asked:
-            return self._failed(_cancelled(str(asked))), self.notes
+            return self._failed(_cancelled(str(asked))), self.report
         except asyncio.CancelledError:
             # The job is being cancelled, and this item did not end by itself.
             task = asyncio.current_task()
             if not self.token.requested or task is None:
                 raise
             task.uncancel()
-            return self._failed(_cancelled(self.token.reason)), self.notes
+            return self._failed(_cancelled(self.token.reason)), self.report
 
     async def _try_until_it_ends(self) -> ItemRecord:
         policy = self.stage.info.retry
@@ -261,12 +267,12 @@ class _Item:
             ended = await runner.calls.run(await runner.order(self.stage, item, ctx))
             if not isinstance(ended, bytes):
                 return runner.judge(ended)
-            output, fan = await runner.store(ended)
+            output, count = await runner.store(ended)
         except Exception as error:  # of its input or output: what it raises itself is returned
             return runner.judge(error)
         finally:
             self.spent += runner.monotonic() - begun
-            self.notes = notes_of(ctx)
+            self.report = report_of(ctx)
             if forget is not None:
                 forget()
         return ItemRecord(
@@ -275,7 +281,7 @@ class _Item:
             input=item.input,
             outcome=ItemOutcome.OK,
             output=output,
-            fan=fan,
+            output_count=count,
             attempts=self.attempts,
             error=self._complaints(),
             duration_ms=self.spent * 1000,
@@ -283,7 +289,7 @@ class _Item:
         )
 
     def _complaints(self) -> str:
-        return "" if self.notes is None else bounded("; ".join(self.notes.errors))
+        return "" if self.report is None else bounded("; ".join(self.report.errors))
 
     def _failed(self, failure: Failure) -> ItemRecord:
         return replace(

@@ -19,12 +19,13 @@ from msgspec.structs import replace
 
 from penstock.core.job import Cancelled
 from penstock.ports.executor import CancelToken
-from penstock.workloads.pipeline.context import AsyncStageContext, Notes, StageContext, notes_of
+from penstock.workloads.pipeline.context import AsyncStageContext, StageContext, report_of
+from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.payloads import WRONG_TYPE, Payloads, Unfit, encode, outputs_of
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord
 from penstock.workloads.pipeline.retrying import bounded
-from penstock.workloads.pipeline.stage import Stage
+from penstock.workloads.pipeline.rows import ItemReport
 
 _MAX_KEY = 256
 _decode = msgspec.json.Decoder().decode
@@ -49,9 +50,9 @@ class Lister:
         self._ctx: StageContext | None = None
 
     @property
-    def notes(self) -> Notes | None:
+    def report(self) -> ItemReport | None:
         """What a source function reported."""
-        return None if self._ctx is None else notes_of(self._ctx)
+        return None if self._ctx is None else report_of(self._ctx)
 
     async def pages(self) -> AsyncIterator[list[ItemRecord]]:
         """Raises StageFailed where the source is to blame."""

@@ -1,4 +1,4 @@
-"""What a run is given beside its pipeline: its limits, and whom it tells and asks."""
+"""What a run is given beside its pipeline: its limits, and what it reports to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Struct
 
-from penstock.workloads.pipeline.records import ItemRecord, PipelineRecord
+from penstock.workloads.pipeline.records import ItemRecord, StageRecord
 
 if TYPE_CHECKING:
-    from penstock.workloads.pipeline.context import Notes
-    from penstock.workloads.pipeline.stage import Stage
+    from penstock.workloads.pipeline.definition import Stage
+    from penstock.workloads.pipeline.rows import ItemReport
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):
@@ -31,14 +31,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
     processes: int | None = None
     kill_grace: float = 5.0
     """How long a call that ran out of time has to stop before it is killed, or left."""
-    lease: float | None = None
-    """How long a run counts as alive without a word; None: the control plane watches it."""
     progress_every: float = 0.25
-    """The least time between two `stage_progress` events."""
-    heartbeat: float = 30.0
-    """How often a long call that reports progress is written down as alive."""
-    store_patience: float = 30.0
-    """How long a failing store is tried again before the run is left for a resume."""
+    """The least time between two reports of progress."""
 
 
 DEFAULTS = RunOptions()
@@ -62,14 +56,14 @@ class Silent:
         pass
 
 
-class Spread(Protocol):
+class Distributed(Protocol):
     """Runs items elsewhere, as jobs of their own."""
 
     async def run(
-        self, record: PipelineRecord, stage: Stage, item: ItemRecord, fans: Mapping[str, int]
-    ) -> tuple[ItemRecord, Notes | None]:
-        """The item as it ended, and what it reported. `fans` are the outputs that the stages
-        before gave."""
+        self, stage: Stage, record: StageRecord, item: ItemRecord, output_counts: Mapping[str, int]
+    ) -> tuple[ItemRecord, ItemReport | None]:
+        """The item as it ended, and what it reported. `output_counts` are the outputs that the
+        stages before gave."""
 
-    async def stop(self, record: PipelineRecord, stage: Stage, reason: str) -> None:
+    async def stop(self, stage: Stage, reason: str) -> None:
         """End whatever is still running of this stage."""

@@ -1,54 +1,64 @@
-"""Runs one claimed job of a pipeline: its stages, one after the other, to an honest end.
+"""Runs one attempt of a run: its stages, one after the other, to an honest end.
 
-The end of a stage and the beginning of the next are one write, and that is done before
-anything of the next one runs; so whenever the process dies, the record says what is left to
-do. Between stages, and with every write, the store is asked whether the job is to be
-cancelled. There is one end, and it is written in one piece: status, errors, summary, alerts
-and the last event.
+The end of a stage and the beginning of the next are one checkpoint, and that is durable before
+anything of the next one runs; so whenever the process dies, the rows say what is left to do.
+Before every stage it is checked whether the run is to be cancelled. There is one end, and it is
+written in one piece: status, errors, summary and alerts. The end of the job follows it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Any
 
-from penstock.core.errors import IllegalMove, Superseded, Unavailable
-from penstock.lifecycles.pipeline import PipelineJobEvent, PipelineJobStatus
+from msgspec.structs import replace
+
+from penstock.core.errors import Superseded
+from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken, Interrupted
-from penstock.workloads.pipeline import resume, status, summary
+from penstock.ports.shared_state import SharedState
+from penstock.workloads.pipeline import reuse, status, summary
+from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Pools
-from penstock.workloads.pipeline.checkpoint import Checkpoint
-from penstock.workloads.pipeline.closing import Closing, call_hooks
-from penstock.workloads.pipeline.definition import Definition
+from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import StageFailed
-from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Spread, Tell
-from penstock.workloads.pipeline.patience import patient
+from penstock.workloads.pipeline.options import DEFAULTS, Distributed, RunOptions, Silent, Tell
 from penstock.workloads.pipeline.records import (
-    ItemRecord,
+    STALE_MESSAGE,
+    Alert,
     OnChange,
-    PipelineEventKind,
     PipelineRecord,
     StageKind,
     StageRecord,
     StageStatus,
 )
+from penstock.workloads.pipeline.retrying import bounded
 from penstock.workloads.pipeline.reuse import Reuse
-from penstock.workloads.pipeline.skipping import skip_of
-from penstock.workloads.pipeline.stage import Stage
+from penstock.workloads.pipeline.rows import (
+    CANCELLED,
+    STALE,
+    WAS_CANCELLED,
+    Read,
+    RunRows,
+    RunState,
+)
+from penstock.workloads.pipeline.run_log import RunLog, Write
 from penstock.workloads.pipeline.stage_run import Halt, StageRun
-from penstock.workloads.pipeline.store import PipelineStore, Saved
-from penstock.workloads.pipeline.upkeep import Upkeep
+from penstock.workloads.pipeline.status import skip_of
 
-__all__ = ["AsyncPipelineOrchestrator", "RunOptions", "Spread", "Stop", "Tell"]
+__all__ = ["AsyncPipelineOrchestrator", "RunOptions", "Stop", "Tell"]
 
 ORCHESTRATOR = "orchestrator"
-CANCELLED = "CANCELLED"
-STALE = "STALE"
-_WAS_CANCELLED = "Job was cancelled"
+BREAKER_OPEN = "breaker_open"
+_ITEM_ERRORS = 3
+_LONGEST_REASON = 500
+_SOON = 0.01
 
 
 class Stop(StrEnum):
@@ -59,7 +69,7 @@ class Stop(StrEnum):
     FAIL = "fail"
     """FAILED, with the reason."""
     INTERRUPT = "interrupt"
-    """It stays RUNNING, for another to go on with."""
+    """It stays RUNNING, for another attempt to go on with."""
 
 
 _HALTS = {
@@ -70,7 +80,7 @@ _HALTS = {
 
 
 class AsyncPipelineOrchestrator:
-    """Runs one job that its caller has claimed."""
+    """Runs one attempt of a run."""
 
     _runner: ItemRunner
     _reuse: Reuse | None = None
@@ -81,39 +91,44 @@ class AsyncPipelineOrchestrator:
         self,
         pipeline: Definition,
         record: PipelineRecord,
-        store: PipelineStore,
+        state: RunState | None,
+        read: Read,
+        write: Write,
         blobs: Blobs,
         clock: Clock,
+        shared: SharedState,
         *,
         tell: Tell | None = None,
-        spread: Spread | None = None,
+        distributed: Distributed | None = None,
         options: RunOptions = DEFAULTS,
         pools: Pools | None = None,
+        breakers: Breakers | None = None,
     ) -> None:
-        """`pools` are threads and processes that other jobs use, too; it makes its own if none
-        are given."""
+        """`record` and `state` are what earlier attempts left; `read` and `write` reach the rows
+        of its job. `pools` are threads and processes that other runs use, too; it makes its own
+        if none are given."""
         self._pipeline, self._record, self._blobs = pipeline, record, blobs
-        self._store = patient(store, clock, options.store_patience)
-        self._clock, self._options = clock, options
+        self._read, self._rows = read, RunRows(read, record.id)
+        self._clock, self._shared, self._options = clock, shared, options
         self._tell: Tell = tell or Silent()
-        self._spread, self._pools = spread, pools
+        self._distributed, self._pools = distributed, pools
+        self._breakers = breakers or Breakers(shared, clock)
         self._token = CancelToken()
-        self.output = ""
-        """Where the output of the last step is that ran here."""
-        self._saved = Checkpoint(record, store, clock, options, self._tell, self._heard)
-        self._saved.when_broken = self._stop_at_once
-        self._closing = Closing(pipeline, self._saved, clock, self._tell)
-        self._upkeep = Upkeep(pipeline, self._saved, clock, options, self._tell, self._give_up)
+        self._log = RunLog(record, state or RunState(), write, clock, options)
+        self._log.when_broken = self._stop_at_once
         self._abandoned: list[Callable[[], tuple[str, ...]]] = []
+        self._positions = {name: index for index, name in enumerate(pipeline.stages)}
+        self._late_at = float("inf")
+        """When it must have ended. Monotonic."""
 
     # -- from outside -------------------------------------------------------------
 
     async def run(self) -> PipelineRecord:
-        """The record as it ended. Raises Interrupted after `Stop.INTERRUPT`, Superseded when
-        another run has taken over, Unavailable when the store is lost: then it can be resumed.
+        """The record as it ended. Raises Interrupted after `Stop.INTERRUPT`, and Superseded when
+        another attempt has taken over.
 
         Cancelling it stops the run as CANCELLED and lets the cancellation pass; where a stop was
-        asked for before, it only makes that shorter.
+        requested before, it only makes that shorter.
         """
         running = asyncio.ensure_future(self._run())
         given_up = False
@@ -131,7 +146,7 @@ class AsyncPipelineOrchestrator:
         return running.result()
 
     def stop(self, how: Stop, reason: str) -> None:
-        """End it soon. Of several wishes the first counts."""
+        """End it soon. Of several requests the first counts."""
         if self._stopping is None:
             self._stopping = how, reason or str(how)
             self._token.request(reason or str(how))
@@ -140,174 +155,198 @@ class AsyncPipelineOrchestrator:
                     self._stage.hurry()
                 self._stage.halt(_HALTS[how], reason)
 
+    @property
+    def state(self) -> RunState:
+        """The run's own row, as it is by now."""
+        return self._log.state
+
     # -- the seed's names ---------------------------------------------------------
 
     async def _check_cancelled(self) -> bool:
-        """Whether it is to end: asked before every stage."""
-        if self._stopping is None:
-            seen = await self._store.glance(self._record.id)
-            if seen is not None and seen.cancel_requested:
-                self.stop(Stop.CANCEL, _WAS_CANCELLED)
+        """Whether it is to end: checked before every stage."""
         return self._stopping is not None
 
     def _build_cancelled_result(self) -> None:
-        """Gather what a cancelled job ends with: the stage that ran was cut short."""
-        reason = self._stopping[1] if self._stopping is not None else _WAS_CANCELLED
-        self._closing.complain(self._saved.current_stage or ORCHESTRATOR, reason, CANCELLED)
-        self._closing.cut_short("cancelled")
+        """Gather what a cancelled run ends with: the stage that ran was cut short."""
+        reason = self._stopping[1] if self._stopping is not None else WAS_CANCELLED
+        self._log.complain(self.state.current_stage or ORCHESTRATOR, reason, CANCELLED)
+        self._cut_short("cancelled")
         self._end(PipelineJobStatus.CANCELLED)
 
     def _determine_overall_status(self) -> PipelineJobStatus:
-        return status.overall(self._pipeline.policy, self._saved.stages)
+        return status.overall(self._pipeline.policy, self._log.stages)
 
     # -- the run ------------------------------------------------------------------
 
     async def _run(self) -> PipelineRecord:
-        upkeep = asyncio.ensure_future(self._upkeep.run())
+        watchdog = asyncio.ensure_future(self._watch())
         try:
             await self._go()
-        except IllegalMove:
-            return await self._ended_elsewhere()
         finally:
-            upkeep.cancel()
-            await self._saved.close()
+            watchdog.cancel()
+            await self._log.close()
             if hasattr(self, "_runner"):
                 await self._runner.close()
-        record = await self._store.get(self._record.id)
-        assert record is not None
-        await call_hooks(self._pipeline, record, self._tell)
-        return record
+        return self._log.record
 
     async def _go(self) -> None:
-        """To the end of the job, or to where it is left."""
+        """To the end of the run, or to where it is left."""
         failure: Exception | None = None
         try:
             await self._begin()
             await self._run_stages()
-        except (Superseded, Unavailable, IllegalMove):
+        except Superseded:
             raise
         except Exception as error:
             failure = error
         if failure is None and self._stopping is not None and self._stopping[0] is Stop.INTERRUPT:
-            await self._give_back()
+            await self._log.commit()
             raise Interrupted(self._stopping[1])
-        if self._saved.is_moving:  # nothing was run: its start is not written yet
-            await self._saved.commit()
         self._finish(failure)
-        await self._saved.commit()
+        await self._log.commit()
 
     async def _begin(self) -> None:
-        saved, pipeline = self._saved, self._pipeline
-        if self._record.status is PipelineJobStatus.PENDING:
-            saved.move(PipelineJobEvent.EXECUTE)
-            saved.note_start()
-            told = {"pipeline": pipeline.name, "stages": list(pipeline.stages)}
-            saved.happened(PipelineEventKind.JOB_START, told)
+        pipeline, log = self._pipeline, self._log
+        if (limit := pipeline.timeout) is not None:
+            began = self._record.started_at or self._clock.now()
+            self._late_at = self._clock.monotonic() + began + limit - self._clock.now()
         self._runner = ItemRunner(
             pipeline,
             self._record,
-            self._store,
+            self._rows,
             self._blobs,
             self._clock,
             self._token,
+            self._breakers,
+            self._shared,
             self._tell,
             self._options,
             pools=self._pools,
         )
         self._abandoned.append(self._runner.calls.abandoned)
-        self._runner.scope.on_progress = self._upkeep.progressed
-        self._runner.scope.on_emit = self._upkeep.emitted
-        for stage in await self._prepared():
-            saved.put(stage)
-        saved.set(fingerprint=pipeline.fingerprint)
+        scope = self._runner.scope
+        scope.on_progress, scope.on_emit = self._progressed, self._emitted
+        scope.stage = log.stage
+        for stage in self._prepared():
+            log.put(stage)
+        for stage in log.stages:
+            if stage.status is StageStatus.RUNNING:
+                await self._take_up(stage)
+        log.set(fingerprint=pipeline.fingerprint)
         self._reuse = await self._reused()
-        if self._record.cancel_requested:
-            self.stop(Stop.CANCEL, _WAS_CANCELLED)
 
-    async def _prepared(self) -> tuple[StageRecord, ...]:
+    def _prepared(self) -> tuple[StageRecord, ...]:
         record, pipeline = self._record, self._pipeline
-        if pipeline.on_change is OnChange.RESTART and resume.is_changed(record, pipeline):
+        if pipeline.on_change is OnChange.RESTART and reuse.is_changed(record, pipeline):
             self._tell.log("the pipeline was changed: every stage is run again", level="warning")
-            names = [stage.name for stage in record.stages]
-            await self._store.forget_stages(record.id, record.fence, names)
-            return (*resume.first_stages(pipeline), *resume.removed_stages(record, pipeline))
-        return resume.stages_to_go_on(record, pipeline)
+            return reuse.stages_anew(record, pipeline)
+        return reuse.stages_to_go_on(record, pipeline)
+
+    async def _take_up(self, stage: StageRecord) -> None:
+        """A stage that an earlier attempt left. Its counters are made from its items; one that was
+        not listed to the end is listed anew."""
+        listed = stage.listed
+        self._log.put(
+            replace(
+                stage,
+                total=stage.total if listed else 0,
+                done=0,
+                ok=0,
+                failed=0,
+                skipped=0,
+                reused=0,
+                output_count=0,
+                metrics={},
+                errors=(),
+                generation=stage.generation + (not listed),
+            )
+        )
+        after = -1
+        while listed and (rows := await self._rows.ended(stage, after=after)):
+            self._log.recount(stage.name, rows)
+            after = rows[-1].n
 
     async def _reused(self) -> Reuse | None:
         if self._record.retry_of is None:
             return None
-        before = await self._store.get(self._record.retry_of)
-        if before is None or before.tenant != self._record.tenant:
-            return None
-        return Reuse(before, self._store, self._options.page)
+        before = RunRows(self._read, self._record.retry_of)
+        _, stages, _ = await before.head()
+        return Reuse(stages, before, self._options.page)
 
     # -- stages -------------------------------------------------------------------
 
     async def _run_stages(self) -> None:
         last = next(reversed(self._pipeline.stages))
         for name, stage in self._pipeline.stages.items():
-            if not self._saved.stage(name).is_final:
+            if not self._log.stage(name).is_final:
                 await self._run_stage(stage)
                 if self._stopping is not None:
                     return
-            await self._count_outputs(name)
+            self._runner.scope.output_counts[name] = self._log.counters(name).output_count
             if name == (self._pipeline.summary_after or last):
-                self._saved.set(summary=summary.summarise(self._saved.record, self._clock.now()))
-        self._upkeep.tell(last, 1.0, "all stages have ended")
+                self._log.set(summary=summary.summarise(self._log.record, self._clock.now()))
+        self._tell_progress(last, 1.0, "all stages have ended")
 
     async def _run_stage(self, stage: Stage) -> None:
-        saved, name = self._saved, stage.name
+        log, name = self._log, stage.name
         try:
-            known = {one.name: one for one in saved.stages}
+            known = {one.name: one for one in log.stages}
             skip = skip_of(stage, self._runner.scope.config, known)
         except Exception as error:
             self._fail_stage(stage, f"its flag failed: {error}", type(error).__name__)
             return
         if skip is not None:
-            saved.change(name, counted=skip.counted and stage.info.counts)
-            self._closing.end_stage(name, StageStatus.SKIPPED, skip.reason)
+            log.change(name, counted=skip.counted and stage.info.counts)
+            self._end_stage(name, StageStatus.SKIPPED, skip.reason)
             return
         if await self._check_cancelled():
             return
-        await self._start_stage(stage)
-        await saved.commit()
-        if self._stopping is not None:  # the write brought the news
-            saved.change(name, status=StageStatus.PENDING, started_at=None)
+        first = await self._start_stage(stage)
+        # What an earlier attempt did is durable already, and so is the acceptance of the job.
+        if not first:
+            await log.commit()
+        if self._stopping is not None:
+            log.change(name, status=StageStatus.PENDING, started_at=None)
             return
         await self._perform(stage)
 
-    async def _start_stage(self, stage: Stage) -> None:
-        saved, name = self._saved, stage.name
-        known = saved.stage(name)
+    async def _start_stage(self, stage: Stage) -> bool:
+        """Whether it is the first of a run of which nothing was done before: then nothing that has
+        been done waits to be written."""
+        log, name = self._log, stage.name
+        known = log.stage(name)
+        first = self._record.attempt <= 1 and not any(one.is_final for one in log.stages)
         started = self._clock.now() if known.started_at is None else known.started_at
-        saved.change(name, status=StageStatus.RUNNING, started_at=started)
-        saved.set(current_stage=name)
-        saved.happened(PipelineEventKind.STAGE_START, {"stage": name, "index": known.index})
+        log.change(name, status=StageStatus.RUNNING, started_at=started)
+        log.set(current_stage=name)
+        log.note(f"stage_start {name}")
+        log.counters(name).begin()
         if stage.info.kind is StageKind.STEP and not known.listed:
             await self._list_step(stage, known.index)
-        saved.tally(name).begin()
-        self._upkeep.tell(name, 0.0, name)
+        self._tell_progress(name, 0.0, name)
+        return first
 
     async def _list_step(self, stage: Stage, index: int) -> None:
-        """A step is a stage of one item."""
-        saved, item = self._saved, ItemRecord(seq=0, key="")
+        """A step is a stage of one item, and has no row in the list."""
+        log, counters = self._log, self._log.counters(stage.name)
+        counters.total = 1
+        log.change(stage.name, listed=True)
         if self._reuse is not None:
-            before = tuple(one for one in saved.stages if one.index < index)
-            item = await self._reuse.step(stage, before) or item
-        saved.listed(stage.name, [item])
-        if self._reuse is not None and item.reused:
-            saved.tally(stage.name).go_on_from(self._reuse.counted(stage))
-        saved.change(stage.name, listed=True)
+            before = tuple(one for one in log.stages if one.index < index)
+            if (item := await self._reuse.step(stage, before)) is not None:
+                await log.end(stage.name, item, soon=False)
+                counters.go_on_from(self._reuse.counted(stage))
+                log.set(output=item.output)
 
     async def _perform(self, stage: Stage) -> None:
         self._stage = one = StageRun(
             stage,
             self._runner,
-            self._saved,
-            self._store,
+            self._log,
+            self._rows,
             self._clock,
             self._options,
-            spread=self._spread,
+            distributed=self._distributed,
             reuse=self._reuse,
             grace=self._pipeline.cancel_grace,
         )
@@ -319,24 +358,58 @@ class AsyncPipelineOrchestrator:
             return
         finally:
             self._stage = None
-        self._saved.check()
+        self._log.check()
         if stage.info.kind is StageKind.STEP and one.output:
-            self.output = one.output
+            self._log.set(output=one.output)
         if self._stopping is None:
-            self._closing.conclude(stage)
+            self._conclude(stage)
 
     def _fail_stage(self, stage: Stage, reason: str, code: str) -> None:
-        self._closing.complain(stage.name, reason, code)
-        self._closing.end_stage(stage.name, StageStatus.FAILED, reason)
+        self._log.complain(stage.name, reason, code)
+        self._end_stage(stage.name, StageStatus.FAILED, reason)
 
-    async def _count_outputs(self, name: str) -> None:
-        """So that later stages know how many there are; most were counted as they came."""
-        known, fan = self._runner.scope.fans, self._saved.tally(name).fan
-        if fan is not None:
-            known[name] = fan
-        elif name not in known:
-            await self._saved.settle()
-            await self._runner.scope.know(name)
+    def _conclude(self, stage: Stage) -> None:
+        """A stage ended by its items."""
+        info, counters = stage.info, self._log.counters(stage.name)
+        ended = status.stage_status(
+            ok=counters.ok,
+            failed=counters.failed,
+            skipped=counters.skipped,
+            total=counters.total,
+            min_ok=info.min_ok,
+            max_failed=info.max_failed,
+            errors=0 if counters.failed or counters.skipped else len(counters.errors),
+        )
+        reason = BREAKER_OPEN if ended is StageStatus.SKIPPED else ""
+        if ended is StageStatus.FAILED:
+            reason = _why_failed(stage, counters.ok, counters.failed, counters.total)
+        for error in counters.errors[:_ITEM_ERRORS]:
+            self._log.complain(stage.name, error, "")
+        self._log.change(stage.name, empty=not counters.total)
+        self._end_stage(stage.name, ended, reason)
+
+    def _end_stage(self, name: str, ended: StageStatus, reason: str = "") -> None:
+        counters = self._log.counters(name)
+        counters.stand_still()
+        was_run = ended is not StageStatus.SKIPPED or counters.total > 0
+        self._log.change(
+            name,
+            status=ended,
+            reason=bounded(reason, _LONGEST_REASON),
+            finished_at=self._clock.now() if was_run else None,
+        )
+        said = f": {counters.ok} ok, {counters.failed} failed" if counters.total else ""
+        self._log.note(f"stage_complete {name} {ended}{said}")
+
+    def _cut_short(self, reason: str) -> None:
+        """What had not ended when the run was stopped."""
+        for stage in self._log.stages:
+            if stage.status is StageStatus.RUNNING:
+                ended = StageStatus.PARTIAL if stage.ok else StageStatus.FAILED
+                self._end_stage(stage.name, ended, reason)
+            elif stage.status is StageStatus.PENDING:
+                reason = bounded(reason, _LONGEST_REASON)
+                self._log.change(stage.name, status=StageStatus.SKIPPED, reason=reason)
 
     # -- the end ------------------------------------------------------------------
 
@@ -355,47 +428,113 @@ class AsyncPipelineOrchestrator:
             self._build_cancelled_result()
         else:
             reason = self._stopping[1]
-            self._closing.complain(self._saved.current_stage or ORCHESTRATOR, reason, STALE)
-            self._closing.cut_short(reason)
+            self._log.complain(self.state.current_stage or ORCHESTRATOR, reason, STALE)
+            self._cut_short(reason)
             self._end(PipelineJobStatus.FAILED)
 
     def _fail(self, error: Exception) -> None:
         """The orchestrator itself went wrong."""
         stage, code = ORCHESTRATOR, type(error).__name__
-        if isinstance(error, resume.DefinitionChanged):
-            stage, code = error.stage, resume.DEFINITION_CHANGED
+        if isinstance(error, reuse.DefinitionChanged):
+            stage, code = error.stage, reuse.DEFINITION_CHANGED
         self._tell.log(f"the run failed: {error!r}", level="error")
-        self._closing.complain(stage, str(error) or code, code)
-        self._closing.cut_short("the run failed")
+        self._log.complain(stage, str(error) or code, code)
+        self._cut_short("the run failed")
         self._end(PipelineJobStatus.FAILED)
 
     def _end(self, ended: PipelineJobStatus) -> None:
-        self._closing.end_job(ended, (name for left in self._abandoned for name in left()))
+        """The one end: status, summary and alerts."""
+        log, now = self._log, self._clock.now()
+        if names := tuple(dict.fromkeys(name for left in self._abandoned for name in left())):
+            log.set(abandoned_items=names)
+        record = replace(log.record, status=ended, finished_at=now)
+        found = self._alerts(record)
+        made = summary.closed(record.summary, record, found)
+        log.set(status=ended, alerts=found, summary=made)
 
-    async def _give_back(self) -> None:
-        """Leave it, so that another can go on at once."""
-        if self._options.lease is not None:
-            self._saved.set(lease_until=self._clock.now())
-        await self._saved.commit()
-
-    async def _ended_elsewhere(self) -> PipelineRecord:
-        """It was cancelled before it began."""
-        record = await self._store.get(self._record.id)
-        if record is None or not record.is_final:
-            raise IllegalMove("pipeline job", str(record and record.status), "execute")
-        return record
-
-    # -- news ---------------------------------------------------------------------
-
-    def _heard(self, saved: Saved) -> None:
-        if saved.cancel_requested:
-            self.stop(Stop.CANCEL, _WAS_CANCELLED)
-
-    def _give_up(self, reason: str) -> None:
-        self.stop(Stop.FAIL, reason)
+    def _alerts(self, record: PipelineRecord) -> tuple[Alert, ...]:
+        try:
+            return summary.evaluate(self._pipeline.alerts, record)
+        except Exception as error:
+            self._tell.log(f"the alert rules could not be evaluated: {error!r}", level="error")
+            return ()
 
     def _stop_at_once(self) -> None:
-        """Nothing can be written any more: another has the job, or the store is lost."""
+        """Nothing can be written any more: another attempt has the run."""
         self._token.request("its run can't be recorded any more")
         if self._stage is not None:
             self._stage.halt(Halt.LOST, self._token.reason)
+
+    # -- progress and the watchdog ------------------------------------------------
+
+    def _progressed(self, stage: str, fraction: float | None, message: str) -> None:
+        """A call reports how far it is. From any thread."""
+        self._log.touch()
+        self._tell_progress(stage, fraction or 0.0, message)
+
+    def _emitted(self, stage: str, key: str, data: bytes) -> None:
+        """A stage sends an event of its own."""
+        self._log.note(f"emit {stage}/{key} {data.decode()}")
+        self._log.wake()
+
+    def _tell_progress(self, stage: str, part: float, message: str) -> None:
+        """How far the run is, if every stage is as long as the others."""
+        position = self._positions.get(stage, len(self._positions)) + min(max(part, 0.0), 1.0)
+        self._tell.progress(min(position / len(self._positions), 1.0), message)
+
+    async def _watch(self) -> None:
+        """Tell of progress, and end a run that gets nowhere or takes too long."""
+        told = -1
+        while True:
+            left = min(self._until_stale(), self._late_at - self._clock.monotonic())
+            if left <= 0:
+                late = self._late_at <= self._clock.monotonic()
+                limit = f"the run took longer than its {self._pipeline.timeout:g} s" if late else ""
+                self.stop(Stop.FAIL, limit or STALE_MESSAGE)
+                return
+            await self._clock.sleep(min(left + _SOON, self._options.progress_every))
+            name = self.state.current_stage
+            if name is not None and self._stage is not None:
+                counters = self._log.counters(name)
+                if counters.total > 1 and counters.done != told:
+                    told = counters.done
+                    text = f"{name}: {counters.done} of {counters.total}"
+                    self._tell_progress(name, counters.done / counters.total, text)
+
+    def _until_stale(self) -> float:
+        """Seconds until it counts as stuck; a call may take as long as it was given."""
+        limit = self._pipeline.stale_after
+        if limit is None:
+            return float("inf")
+        stage = self._pipeline.stages.get(self.state.current_stage or "")
+        if stage is not None:
+            limit = max(limit, stage.info.timeout or 0.0)
+        return self._log.progress_at + limit - self._clock.monotonic()
+
+
+async def call_hooks(pipeline: Definition, record: PipelineRecord, tell: Tell) -> None:
+    """After the end is durable. What goes wrong in them is logged, and changes nothing."""
+    if pipeline.on_alert is not None:
+        for alert in record.alerts:
+            await _call(pipeline.on_alert, tell, record, alert)
+    if pipeline.on_end is not None:
+        await _call(pipeline.on_end, tell, record)
+
+
+async def _call(hook: Callable[..., Any], tell: Tell, *arguments: Any) -> None:
+    try:
+        if inspect.isawaitable(answer := hook(*arguments)):
+            await answer
+    except Exception as error:
+        tell.log(f"a hook of the pipeline failed: {error!r}", level="error")
+
+
+def _why_failed(stage: Stage, ok: int, failed: int, total: int) -> str:
+    info = stage.info
+    if info.kind is StageKind.STEP:
+        return ""
+    if ok < info.min_ok:
+        return f"{ok} of {total} items succeeded; {info.min_ok} must"
+    if info.max_failed is not None and failed > info.max_failed * total:
+        return f"{failed} of {total} items failed; at most {info.max_failed:.0%} may"
+    return "no item succeeded"

@@ -1,6 +1,6 @@
 """The values of a staged pipeline (seed 002): the record of a run, its stages and its items.
 
-A pipeline is a row of stages. A *map* stage runs once for each of its items, a *step* once;
+A pipeline is a sequence of stages. A *map* stage runs once for each of its items, a *step* once;
 a step is kept as a stage with one item. Values are frozen; times are seconds since the
 epoch, UTC, and come from a Clock.
 """
@@ -14,7 +14,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import Struct, field
 
-from penstock.core.job import NO_RETRY, JobRequest, RetryPolicy
+from penstock.core.job import NO_RETRY, RetryPolicy
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
 
 STALE_MESSAGE = "Job timed out or was orphaned"
@@ -136,7 +136,7 @@ class StageInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Items that must succeed, else the stage failed."""
     max_failed: float | None = None
     """The share of failed items, between 0 and 1, above which the stage failed."""
-    spread: bool = False
+    distributed: bool = False
     """Whether its items are jobs of their own, for any worker."""
     version: str = ""
     doc: str = ""
@@ -166,7 +166,7 @@ class PipelineInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AlertRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A threshold on a finished run; `penstock.workloads.pipeline.alerts` makes them."""
+    """A threshold on a finished run; `penstock.workloads.pipeline.summary` makes them."""
 
     code: str
     metric: str
@@ -192,7 +192,7 @@ class StageError(Struct, frozen=True):
 
 
 class StageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far one stage of one job is. The same shape while it runs and after."""
+    """How far one stage of one run is. The same shape while it runs and after."""
 
     name: str
     index: int
@@ -203,7 +203,7 @@ class StageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str = ""
     """Why it was skipped, or failed as a whole."""
     counted: bool = True
-    """Whether the job's status takes it into account."""
+    """Whether the run's status takes it into account."""
     critical: bool = False
     empty: bool = False
     """It had nothing to do."""
@@ -216,9 +216,11 @@ class StageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failed: int = 0
     skipped: int = 0
     reused: int = 0
-    """Of `ok`: taken over from the job that this one retries."""
+    """Of `ok`: taken over from the run that this one retries."""
+    output_count: int = 0
+    """How many items it gives a stage that maps over it."""
     rate: float | None = None
-    """Items a second, of late."""
+    """Items a second, over the last seconds."""
     eta: float | None = None
     """Seconds that the rest will take at that rate."""
     started_at: float | None = None
@@ -228,6 +230,8 @@ class StageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     metrics: dict[str, float | int | str | bool] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     """The first few; every item keeps its own."""
+    generation: int = 0
+    """Which set of item rows is this stage's: one that is listed anew begins another."""
 
     @property
     def is_final(self) -> bool:
@@ -235,17 +239,16 @@ class StageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ItemRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One item of one stage. Input and output are JSON, or pointers where they are large."""
+    """One item of one stage. Input and output are pointers: `data:` or a blob."""
 
     seq: int
-    """Its place in the stage, from 0."""
+    """Its position in the stage, from 0."""
     key: str
-    """What it is known by, in this job and in one that retries it."""
+    """What it is known by, in this run and in one that retries it."""
     input: str = ""
-    """A pointer: `data:` or a blob."""
     outcome: ItemOutcome = ItemOutcome.PENDING
     output: str = ""
-    fan: int = 0
+    output_count: int = 0
     """How many items it gives a stage that maps over this one."""
     attempts: int = 0
     error_class: ErrorClass | None = None
@@ -291,41 +294,39 @@ class RunSummary(Struct, frozen=True, kw_only=True):
 
 
 class PipelineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The record of one pipeline job."""
+    """A run: the fold of its job and of the rows that the job checkpointed."""
 
     id: str
+    """That of its job."""
     trace_id: str
     pipeline: str
     fingerprint: str = ""
+    """Of the definition that it runs under."""
     config: dict[str, Any] = field(default_factory=dict)
-    """As validated at the start, frozen."""
+    """As validated at the start."""
     status: PipelineJobStatus = PipelineJobStatus.PENDING
     current_stage: str | None = None
     created_at: float
     started_at: float | None = None
     finished_at: float | None = None
+    progress_at: float | None = None
+    """When its rows last changed."""
     stages: tuple[StageRecord, ...] = ()
     errors: tuple[StageError, ...] = ()
     cancel_requested: bool = False
     cancel_effective: bool | None = None
-    """After a cancel was asked for: whether that, or the finish, won."""
+    """After a cancel was requested: whether it was cancelled, or finished first."""
     abandoned_items: tuple[str, ...] = ()
-    """`stage/key` of work that would not stop within the grace time."""
+    """`stage/key` of work that did not stop within the grace time."""
     summary: RunSummary | None = None
     alerts: tuple[Alert, ...] = ()
     retry_of: str | None = None
-    """The job whose finished items this one takes over."""
+    """The run whose finished items this one takes over."""
     tenant: str = "default"
     trigger: str = "manual"
-    owner: str = ""
-    """Who runs it."""
-    fence: int = 0
-    """Which run of it is the live one; writes of an older one are refused."""
-    lease_until: float | None = None
-    """When its owner must have been heard of again; None: the control plane watches it."""
-    progress_at: float | None = None
-    resumes: int = 0
-    version: int = 1
+    worker_id: str = ""
+    """The worker that has it, or had it last."""
+    attempt: int = 0
 
     @property
     def is_final(self) -> bool:
@@ -349,28 +350,6 @@ class PipelineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {stage.name: stage for stage in self.stages}
 
 
-def first_record(
-    request: JobRequest, config: dict[str, Any], at: float, parent: PipelineRecord | None
-) -> PipelineRecord:
-    """The record with which a run begins. `parent` is the record of the job's parent, if that is
-    a run: one of the same pipeline and tenant is the one that this run retries. Who submits a job
-    may name any parent, so another tenant's is none."""
-    name = pipeline_of(request.topic) or ""
-    same = parent is not None and (parent.pipeline, parent.tenant) == (name, request.tenant)
-    trigger = "retry" if same else "manual" if request.parent_job_id is None else "child"
-    return PipelineRecord(
-        id=request.job_id,
-        trace_id=trace_of(request.job_id),
-        pipeline=name,
-        config=config,
-        created_at=at,
-        progress_at=at,
-        tenant=request.tenant,
-        retry_of=request.parent_job_id if same else None,
-        trigger=trigger if request.schedule is None else "schedule",
-    )
-
-
 class PipelineEventKind(StrEnum):
     JOB_START = "job_start"
     STAGE_START = "stage_start"
@@ -383,9 +362,10 @@ class PipelineEventKind(StrEnum):
 
 
 class PipelineEvent(Struct, frozen=True, omit_defaults=True):
-    """Something that happened to a run; `id` grows over all runs of a store."""
+    """Something that happened to a run."""
 
     id: int
+    """Its place in the history of the run's job; progress has that of the event before it."""
     job_id: str
     at: float
     kind: PipelineEventKind

@@ -23,8 +23,19 @@ from msgspec import Struct
 
 from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, NotPermitted
 from penstock.core.job import RETRY_REQUESTED, Cancelled, Retry, RetryPolicy, backoff
-from penstock.workloads.pipeline.breaker_rules import BREAKER_OPEN, BreakerOpen
-from penstock.workloads.pipeline.records import ErrorClass
+from penstock.workloads.pipeline.records import ErrorClass, WhenOpen
+
+BREAKER_OPEN = "BREAKER_OPEN"
+"""The error code of an item that failed because its breaker was open."""
+
+
+class BreakerOpen(Exception):
+    """An item was not run because its breaker is open, and it is not to wait."""
+
+    def __init__(self, name: str, until: float, when_open: WhenOpen) -> None:
+        super().__init__(f"circuit breaker {name} is open")
+        self.name, self.until, self.when_open = name, until, when_open
+
 
 MAX_MESSAGE = 2_000
 MAX_RETRY_AFTER = 3_600.0

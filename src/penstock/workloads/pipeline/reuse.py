@@ -1,9 +1,12 @@
-"""What a job that retries another takes over from it.
+"""What an attempt takes over from earlier ones, and a run from the run that it retries.
 
-An item that was ok before, of the same stage, with the same key and the same input, is not
-run again. Where a map stage goes over is not asked again, so what failed meets the same list;
-but a source of a stage that needs others is, if one of those before it did not complete.
-A step is taken over only if all that stands before it was.
+Stages are declared, not replayed, so what was done can be kept as long as it is still a part of
+the pipeline: the stages that have begun must be its first ones, unchanged.
+
+In a run that retries another, an item that was ok before, of the same stage, with the same key
+and the same input, is not run again. What a map stage goes over is not listed again, so what
+failed meets the same items; but the source of a stage that needs others is, if one of those
+before it did not complete. A step is taken over only if all stages before it were.
 """
 
 from __future__ import annotations
@@ -12,16 +15,97 @@ from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
-from penstock.workloads.pipeline.context import Metric
+from penstock.workloads.pipeline import records
+from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.records import (
     ItemOutcome,
     ItemRecord,
+    OnChange,
     PipelineRecord,
     StageRecord,
     StageStatus,
 )
-from penstock.workloads.pipeline.stage import Stage
-from penstock.workloads.pipeline.store import PipelineStore
+from penstock.workloads.pipeline.rows import Metric, RunRows, item_of
+
+DEFINITION_CHANGED = "DEFINITION_CHANGED"
+
+
+class DefinitionChanged(Exception):
+    """What was begun can't be gone on with."""
+
+    def __init__(self, message: str, stage: str = "orchestrator") -> None:
+        super().__init__(message)
+        self.stage = stage
+
+
+def first_stages(pipeline: Definition) -> tuple[StageRecord, ...]:
+    """The stages of a run of which nothing has begun."""
+    return records.first_stages(stage.info for stage in pipeline.stages.values())
+
+
+def is_changed(record: PipelineRecord, pipeline: Definition) -> bool:
+    """Whether something was begun under another definition than this."""
+    begun = any(stage.status is not StageStatus.PENDING for stage in record.stages)
+    return begun and record.fingerprint not in ("", pipeline.fingerprint)
+
+
+def stages_to_go_on(record: PipelineRecord, pipeline: Definition) -> tuple[StageRecord, ...]:
+    """The stages with what was done of them. Raises DefinitionChanged, naming the stage.
+
+    Not for a pipeline that restarts upon a change: that forgets what was done.
+    """
+    if is_changed(record, pipeline):
+        if pipeline.on_change is OnChange.REFUSE:
+            raise DefinitionChanged(
+                f"pipeline {pipeline.name} was changed while this job ran, and its jobs are not"
+                " resumed then (on_change='refuse')"
+            )
+        _check(record, pipeline)
+    begun = {s.name: s for s in record.stages if s.status is not StageStatus.PENDING}
+    known = (begun.get(stage.name, stage) for stage in first_stages(pipeline))
+    return (*known, *removed_stages(record, pipeline))
+
+
+def stages_anew(record: PipelineRecord, pipeline: Definition) -> tuple[StageRecord, ...]:
+    """The stages of a run that starts over: nothing that was done is theirs any more."""
+    generations = {stage.name: stage.generation + 1 for stage in record.stages}
+    fresh = (
+        replace(one, generation=generations.get(one.name, 0)) for one in first_stages(pipeline)
+    )
+    return (*fresh, *removed_stages(record, pipeline))
+
+
+def removed_stages(record: PipelineRecord, pipeline: Definition) -> list[StageRecord]:
+    """Those that the pipeline had when the job began. They are kept, last, and do not count."""
+    first = len(pipeline.stages)
+    gone = [stage for stage in record.stages if stage.name not in pipeline.stages]
+    return [
+        StageRecord(
+            name=stage.name,
+            index=first + place,
+            kind=stage.kind,
+            form=stage.form,
+            status=StageStatus.SKIPPED,
+            reason="removed",
+            counted=False,
+        )
+        for place, stage in enumerate(gone)
+    ]
+
+
+def _check(record: PipelineRecord, pipeline: Definition) -> None:
+    begun = [stage for stage in record.stages if stage.status is not StageStatus.PENDING]
+    now = list(pipeline.stages.values())
+    for index, stage in enumerate(begun):
+        if stage.name not in pipeline.stages:
+            raise DefinitionChanged(f"stage {stage.name} is not there any more", stage.name)
+        if index >= len(now) or now[index].name != stage.name:
+            raise DefinitionChanged(f"stage {stage.name} is not in its place any more", stage.name)
+        if stage.form and stage.form != form_of(now[index]):
+            raise DefinitionChanged(
+                f"stage {stage.name} was {stage.form!r} and is {form_of(now[index])!r}", stage.name
+            )
+
 
 DUPLICATES = "duplicates"
 """Metric: items left out since another has their key."""
@@ -30,8 +114,10 @@ DUPLICATES = "duplicates"
 class Reuse:
     """The run before, as the one that retries it sees it."""
 
-    def __init__(self, before: PipelineRecord, store: PipelineStore, page: int) -> None:
-        self._before, self._store, self._page = before, store, page
+    def __init__(self, stages: tuple[StageRecord, ...], rows: RunRows, page: int) -> None:
+        self._stages = {stage.name: stage for stage in stages}
+        self._rows, self._page = rows, page
+        self._finders: dict[str, _Finder] = {}
 
     async def listing(self, stage: Stage) -> AsyncIterator[list[ItemRecord]] | None:
         """The items that the run before went over; None if that is not to be copied."""
@@ -40,34 +126,31 @@ class Reuse:
             return None
         if stage.info.needs and not self._all_done_before(old):
             return None
-        return self._copied(stage.name)
+        return self._copied(old)
 
     def _all_done_before(self, stage: StageRecord) -> bool:
         """Whether a source that reads the stages before its own would find the same again."""
         return all(
             one.status is StageStatus.COMPLETED or not one.counted
-            for one in self._before.stages
+            for one in self._stages.values()
             if one.index < stage.index
         )
 
-    async def _copied(self, stage: str) -> AsyncIterator[list[ItemRecord]]:
+    async def _copied(self, stage: StageRecord) -> AsyncIterator[list[ItemRecord]]:
         after = -1
-        while page := await self._store.items(
-            self._before.id, stage, after=after, limit=self._page
-        ):
+        while page := await self._rows.items(stage, after=after, limit=self._page):
             yield [_afresh(item) for item in page]
             after = page[-1].seq
 
     async def taken_over(self, stage: Stage, items: list[ItemRecord]) -> list[ItemRecord]:
         """The items, with the ends of those that need not be run again."""
-        if self._old(stage) is None:
+        old = self._old(stage)
+        if old is None:
             return items
-        keys = [item.key for item in items]
-        before = {
-            item.key: item
-            for item in await self._store.items_by_key(self._before.id, stage.name, keys)
-        }
-        return [_taken(item, before.get(item.key)) for item in items]
+        finder = self._finders.get(stage.name)
+        if finder is None:
+            finder = self._finders[stage.name] = _Finder(self._rows, old)
+        return [_taken(item, await finder.find(item.key)) for item in items]
 
     async def step(self, stage: Stage, stages: tuple[StageRecord, ...]) -> ItemRecord | None:
         """The end of a step, if it need not be run again; `stages` are those before it."""
@@ -76,10 +159,10 @@ class Reuse:
             return None
         if not all(self._is_as_before(one) for one in stages):
             return None
-        held = await self._store.items(self._before.id, stage.name, limit=1)
-        if not held or held[0].outcome is not ItemOutcome.OK:
+        rows = await self._rows.ended(old, limit=1)
+        if not rows or (held := item_of(rows[0])).outcome is not ItemOutcome.OK:
             return None
-        return replace(held[0], seq=0, reused=True)
+        return replace(held, seq=0, reused=True)
 
     def counted(self, stage: Stage) -> dict[str, Metric]:
         """What was counted before, to go on from where items are taken over."""
@@ -88,14 +171,41 @@ class Reuse:
         return {name: value for name, value in kept.items() if name != DUPLICATES}
 
     def _old(self, stage: Stage) -> StageRecord | None:
-        old = self._before.stage(stage.name)
+        old = self._stages.get(stage.name)
         return old if old is not None and old.form == form_of(stage) else None
 
     def _is_as_before(self, stage: StageRecord) -> bool:
-        old = self._before.stage(stage.name)
+        old = self._stages.get(stage.name)
         if old is None or old.form != stage.form or old.status is not stage.status:
             return False
         return stage.reused == stage.total == old.total or not stage.total
+
+
+class _Finder:
+    """Finds items that succeeded by their keys: one page of them is in memory, and all keys."""
+
+    def __init__(self, rows: RunRows, stage: StageRecord) -> None:
+        self._rows, self._stage = rows, stage
+        self._positions: dict[str, int] | None = None
+        self._page: dict[int, ItemRecord] = {}
+
+    async def find(self, key: str) -> ItemRecord | None:
+        if self._positions is None:
+            self._positions = {}
+            after = -1
+            while rows := await self._rows.ended(self._stage, after=after, outcomes=_SUCCEEDED):
+                self._positions.update((row.key, row.n) for row in rows)
+                after = rows[-1].n
+        seq = self._positions.get(key)
+        if seq is None:
+            return None
+        if seq not in self._page:
+            rows = await self._rows.ended(self._stage, after=seq - 1, outcomes=_SUCCEEDED)
+            self._page = {row.n: item_of(row) for row in rows}
+        return self._page.get(seq)
+
+
+_SUCCEEDED = (ItemOutcome.OK,)
 
 
 def form_of(stage: Stage) -> str:

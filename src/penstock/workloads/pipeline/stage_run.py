@@ -18,14 +18,14 @@ from msgspec.structs import replace
 from penstock.core.job import Cancelled
 from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
-from penstock.workloads.pipeline.checkpoint import Checkpoint
+from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import Lister, numbered
-from penstock.workloads.pipeline.options import RunOptions, Spread
+from penstock.workloads.pipeline.options import Distributed, RunOptions
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord, StageKind
 from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
-from penstock.workloads.pipeline.stage import Stage
-from penstock.workloads.pipeline.store import PipelineStore
+from penstock.workloads.pipeline.rows import RunRows
+from penstock.workloads.pipeline.run_log import RunLog
 
 TIMEOUT = "TIMEOUT"
 _MOMENT = 0.25
@@ -51,22 +51,21 @@ class StageRun:
         self,
         stage: Stage,
         runner: ItemRunner,
-        checkpoint: Checkpoint,
-        store: PipelineStore,
+        log: RunLog,
+        rows: RunRows,
         clock: Clock,
         options: RunOptions,
         *,
-        spread: Spread | None = None,
+        distributed: Distributed | None = None,
         reuse: Reuse | None = None,
         grace: float = 5.0,
     ) -> None:
-        self._stage, self._runner, self._checkpoint = stage, runner, checkpoint
-        self._store, self._clock, self._options = store, clock, options
-        self._spread = spread if stage.info.spread else None
+        self._stage, self._runner, self._log = stage, runner, log
+        self._rows, self._clock, self._options = rows, clock, options
+        self._distributed = distributed if stage.info.distributed else None
         self._reuse, self._grace = reuse, grace
         self.output = ""
         """Where the output of the item that ended last is."""
-        self._job_id = checkpoint.job_id
         self._token = CancelToken()
         self.halted: Halt | None = None
         self._halting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -85,7 +84,7 @@ class StageRun:
             if self._stage.info.kind is StageKind.MAP and not self._is_listed:
                 await self._drive([self._list()], "async")
             if self.halted is None:
-                mode = "async" if self._spread is not None else self._stage.info.mode
+                mode = "async" if self._distributed is not None else self._stage.info.mode
                 await self._drive([self._work() for _ in range(self._width())], mode)
             if self.halted is Halt.TIMEOUT:
                 await self._end_the_rest()
@@ -113,85 +112,60 @@ class StageRun:
 
     @property
     def _is_listed(self) -> bool:
-        return self._checkpoint.tally(self._stage.name).listed
+        return self._log.counters(self._stage.name).listed
 
     async def _list(self) -> None:
-        name, checkpoint = self._stage.name, self._checkpoint
+        name, log = self._stage.name, self._log
         lister = Lister(
             self._runner, self._runner.payloads, self._stage, self._token, self._options.page
         )
-        seq = await self._next_seq()
-        known, again = seq > 0, self._reuse
-        pages = lister.pages()
+        again, pages = self._reuse, lister.pages()
         if again is not None and (copied := await again.listing(self._stage)) is not None:
             pages = copied
-        seen = 0
+        seen = seq = 0
+        keys: set[str] | None = None if self._stage.key is None else set()
         async for page in pages:
             self._token.raise_if_requested()
             seen += len(page)
-            items = numbered(await self._fresh(page, known), seq)
+            items = numbered(_fresh(page, keys), seq)
             if again is not None:
                 items = await again.taken_over(self._stage, items)
-            checkpoint.listed(name, items)
+            log.list(name, items)
             seq += len(items)
-            await checkpoint.commit()
-        tally = checkpoint.tally(name)
-        tally.note(lister.notes)
-        if seen > tally.total:  # counted by the whole list, which a resumed run reads again
-            tally.fix(DUPLICATES, seen - tally.total)
-        if again is not None and tally.reused:
-            tally.go_on_from(again.counted(self._stage))
-        checkpoint.change(name, listed=True)
-
-    async def _next_seq(self) -> int:
-        """After the items that a run before this one has listed."""
-        after = -1
-        if self._checkpoint.tally(self._stage.name).total:
-            while page := await self._store.items(
-                self._job_id, self._stage.name, after=after, limit=self._options.page
-            ):
-                after = page[-1].seq
-        return after + 1
-
-    async def _fresh(self, page: list[ItemRecord], known: bool) -> list[ItemRecord]:
-        """Those that are not listed yet. Keys of the stage's own making may come twice."""
-        if self._stage.key is None and not known:
-            return page
-        keys = list(dict.fromkeys(item.key for item in page))
-        held = await self._store.items_by_key(self._job_id, self._stage.name, keys)
-        there = {item.key for item in held}
-        fresh: dict[str, ItemRecord] = {}
-        for item in page:
-            if item.key not in there:
-                fresh.setdefault(item.key, item)
-        return list(fresh.values())
+            await log.commit()
+        counters = log.counters(name)
+        counters.report(lister.report)
+        if seen > counters.total:
+            counters.fix(DUPLICATES, seen - counters.total)
+        if again is not None and counters.reused:
+            counters.go_on_from(again.counted(self._stage))
+        log.change(name, listed=True)
 
     # -- running ------------------------------------------------------------------
 
     def _width(self) -> int:
-        tally, scope = self._checkpoint.tally(self._stage.name), self._runner.scope
+        counters, scope = self._log.counters(self._stage.name), self._runner.scope
         most = scope.pipeline.stage_concurrency(self._stage, scope.config)
-        return min(most, tally.total - tally.done)
+        return min(most, counters.total - counters.done)
 
     async def _work(self) -> None:
         """Run one item after the other, until there are none."""
         task, stage, name = asyncio.current_task(), self._stage, self._stage.name
         assert task is not None
-        perform, end = self._runner.perform, self._checkpoint.end
+        perform, end = self._runner.perform, self._log.end
         soon = stage.info.kind is StageKind.MAP  # a step's end is its stage's
         try:
             while self.halted is None and (item := await self._next()) is not None:
                 self._at[task] = item
-                if self._spread is None:
-                    ended, notes = await perform(stage, item, self._token)
+                if self._distributed is None:
+                    ended, report = await perform(stage, item, self._token)
                 else:
-                    fans = self._runner.scope.fans
-                    ended, notes = await self._spread.run(
-                        self._checkpoint.record, stage, item, fans
+                    ended, report = await self._distributed.run(
+                        stage, self._log.stage(name), item, self._runner.scope.output_counts
                     )
                 self.output = ended.output
                 if (kept := self._kept(ended)) is not None:
-                    await end(name, kept, notes if kept is ended else None, soon=soon)
+                    await end(name, kept, report if kept is ended else None, soon=soon)
         finally:
             self._at.pop(task, None)
 
@@ -207,9 +181,8 @@ class StageRun:
             self._drained = True
             self._page.append(ItemRecord(seq=0, key=""))
             return
-        page = await self._store.items(
-            self._job_id,
-            self._stage.name,
+        page = await self._rows.items(
+            self._log.stage(self._stage.name),
             after=self._after,
             limit=self._options.page,
             outcomes=(ItemOutcome.PENDING,),
@@ -234,18 +207,17 @@ class StageRun:
     async def _end_the_rest(self) -> None:
         """What a stage that ran out of time did not get to."""
         name, after = self._stage.name, -1
-        await self._checkpoint.settle()
-        while page := await self._store.items(
-            self._job_id,
-            name,
+        await self._log.settle()
+        while page := await self._rows.items(
+            self._log.stage(name),
             after=after,
             limit=self._options.page,
             outcomes=(ItemOutcome.PENDING,),
         ):
             after = page[-1].seq
             for item in page:
-                await self._checkpoint.end(name, self._too_late(item))
-            await self._checkpoint.commit()
+                await self._log.end(name, self._too_late(item))
+            await self._log.commit()
 
     def _too_late(self, item: ItemRecord) -> ItemRecord:
         return replace(
@@ -286,8 +258,8 @@ class StageRun:
                 raise error
 
     async def _wind_down(self, tasks: Sequence[asyncio.Task[None]], mode: str) -> None:
-        if self._spread is not None and self.halted not in (Halt.INTERRUPT, Halt.LOST):
-            await self._spread.stop(self._checkpoint.record, self._stage, self._token.reason)
+        if self._distributed is not None and self.halted not in (Halt.INTERRUPT, Halt.LOST):
+            await self._distributed.stop(self._stage, self._token.reason)
         rest = self._grace
         if self.halted is Halt.CANCEL:
             moment = min(rest / 2, _MOMENT)
@@ -320,6 +292,18 @@ class StageRun:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if seconds is not None:
             waits[1].cancel()
+
+
+def _fresh(page: list[ItemRecord], keys: set[str] | None) -> list[ItemRecord]:
+    """The items whose keys are new; without `keys`, all of them are."""
+    if keys is None:
+        return page
+    fresh = []
+    for item in page:
+        if item.key not in keys:
+            keys.add(item.key)
+            fresh.append(item)
+    return fresh
 
 
 def _all_done(tasks: Sequence[asyncio.Task[None]]) -> asyncio.Future[None]:

@@ -13,7 +13,7 @@ from penstock.workloads.pipeline.news.articles import Neutralized
 from penstock.workloads.pipeline.news.config import NewsConfig
 from penstock.workloads.pipeline.news.edition import Missing, Section, assemble
 from penstock.workloads.pipeline.news.layout import as_html, as_markdown
-from penstock.workloads.pipeline.results import Results
+from penstock.workloads.pipeline.payloads import Results
 
 
 class Brief(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from penstock.workloads.pipeline.news.versions import (
     recall_versions,
     remember_history,
 )
-from penstock.workloads.pipeline.results import Results
+from penstock.workloads.pipeline.payloads import Results
 
 
 def evaluation(results: Results[Neutralized], ctx: StageContext) -> Evaluation:

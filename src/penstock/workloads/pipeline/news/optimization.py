@@ -28,7 +28,7 @@ from penstock.workloads.pipeline.news.versions import (
     recall_versions,
     remember_versions,
 )
-from penstock.workloads.pipeline.results import Results
+from penstock.workloads.pipeline.payloads import Results
 
 DROPS = {
     "overall": 0.5,

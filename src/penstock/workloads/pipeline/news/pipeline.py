@@ -8,14 +8,6 @@ import msgspec
 
 from penstock.core.job import Retry
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.workloads.pipeline.alerts import (
-    count_below,
-    count_equals_zero,
-    duration_above,
-    ended,
-    rate_above,
-    rate_below,
-)
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.news import classify as classifying
 from penstock.workloads.pipeline.news import ingest as ingesting
@@ -28,6 +20,14 @@ from penstock.workloads.pipeline.news.fetching import shown
 from penstock.workloads.pipeline.news.identity import Seen
 from penstock.workloads.pipeline.news.optimization import optimization
 from penstock.workloads.pipeline.news.versions import SHELF
+from penstock.workloads.pipeline.summary import (
+    count_below,
+    count_equals_zero,
+    duration_above,
+    ended,
+    rate_above,
+    rate_below,
+)
 
 news = Definition(
     "news",

@@ -1,1 +1,0 @@
-"""Pipeline runs in a SQLite file of their own."""
