@@ -18,6 +18,7 @@ from penstock.control.store_retry import Retry
 from penstock.core.errors import PenstockError, StoreFailed, Superseded, TooLarge
 from penstock.core.ledger import Answer, Checkpoint
 from penstock.core.steps import MAX_BYTES, MAX_PAGE_ROWS, MAX_ROWS, check_message
+from penstock.lifecycles.canonical import JobState
 from penstock.ports.bus import (
     CHECKPOINT,
     AnyMessage,
@@ -153,6 +154,8 @@ class CheckpointService:
     async def _admit(self, message: Checkpointed, size: int) -> bool:
         """Whether the job may have these rows, too; if not, they are refused."""
         usage = self._usage.get(message.job_id)
+        if usage is None and self._is_first(message):
+            usage = self._keep_usage(message.job_id, _Usage(0, 0))
         if usage is None or self._is_over(usage, message, size):
             usage = await self._count(message.job_id)
         usage.latest = max(usage.latest, (message.attempt, message.n))
@@ -166,6 +169,11 @@ class CheckpointService:
         self._refuse(message, TooLarge("rows", why, hint=hint))
         return False
 
+    def _is_first(self, message: Checkpointed) -> bool:
+        """Whether the job can have no rows: it was not known to have started."""
+        job = self._store.jobs.get(message.job_id)
+        return job is not None and job.attempt == 1 and job.state is JobState.DISPATCHED
+
     def _is_over(self, usage: _Usage, message: Checkpointed, size: int) -> bool:
         return (
             usage.rows + len(message.rows) > self._max_rows or usage.size + size > self._max_bytes
@@ -173,13 +181,16 @@ class CheckpointService:
 
     async def _count(self, job_id: str) -> _Usage:
         counts = await self._store.count_steps(job_id)
+        usage = _Usage(sum(count.rows for count in counts), sum(count.size for count in counts))
+        if (before := self._usage.get(job_id)) is not None:
+            usage.latest = before.latest
+        return self._keep_usage(job_id, usage)
+
+    def _keep_usage(self, job_id: str, usage: _Usage) -> _Usage:
         if len(self._usage) >= _MOST_USAGES:
             self._usage = {
                 known: usage for known, usage in self._usage.items() if known in self._store.jobs
             }
-        usage = _Usage(sum(count.rows for count in counts), sum(count.size for count in counts))
-        if (before := self._usage.get(job_id)) is not None:
-            usage.latest = before.latest
         self._usage[job_id] = usage
         return usage
 

@@ -73,6 +73,8 @@ _FEW = 8
 """Callers up to which a commit does not look whether more are coming."""
 _LARGE = 5000
 """Changes beyond which a commit is decided in a thread."""
+_EXTRAS_DELAY = 0.01
+"""Seconds that log lines and audit entries wait for a commit to go along with."""
 _MOST_EXTRAS = 100_000
 """Log lines, and audit entries, kept while the storage refuses them."""
 _REPLAY_PAGES = 1000
@@ -186,6 +188,8 @@ class Ledger:
         self._apart: deque[_Request] = deque()
         """Requests that are committed each by itself."""
         self._extras = Extras(lines=[], audit=[])
+        self._extras_timer: asyncio.TimerHandle | None = None
+        self._extras_due = False
         self._committing: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -306,11 +310,23 @@ class Ledger:
     def write_log(self, lines: Sequence[LogLine]) -> None:
         """Keep these lines; they go along with the next commit, and nobody waits for it."""
         self._extras.lines.extend(lines)
-        self._wake()
+        self._wake_for_extras()
 
     def write_audit(self, entries: Sequence[AuditEntry]) -> None:
         self._extras.audit.extend(entries)
-        self._wake()
+        self._wake_for_extras()
+
+    def _wake_for_extras(self) -> None:
+        """Commit them soon, unless another commit takes them along before."""
+        if self._extras_timer is None:
+            loop = asyncio.get_running_loop()
+            self._extras_timer = loop.call_later(_EXTRAS_DELAY, self._commit_extras)
+
+    def _commit_extras(self) -> None:
+        self._extras_timer = None
+        if self._extras:
+            self._extras_due = True
+            self._wake()
 
     async def remember(self, name: str, value: bytes) -> None:
         """Keep a small named fact of the engine itself."""
@@ -340,7 +356,7 @@ class Ledger:
     async def _commit_all(self) -> None:
         """Commit until nothing waits."""
         crowd = 0
-        while self._apart or self._waiting or self._extras:
+        while self._apart or self._waiting or self._extras_due:
             if _FEW < len(self._waiting) > crowd and not self._apart:
                 # Many come at once, and some are still on their way through this very loop.
                 crowd = len(self._waiting)
@@ -353,6 +369,7 @@ class Ledger:
                 self._join_patient()
                 requests, self._waiting = self._waiting, []
             extras, self._extras = self._extras, Extras(lines=[], audit=[])
+            self._extras_due = False
             try:
                 await self._commit(requests, extras)
             except Exception as error:
@@ -456,6 +473,8 @@ class Ledger:
         """
         self._extras.lines[:0] = extras.lines[-_MOST_EXTRAS:]
         self._extras.audit[:0] = extras.audit[-_MOST_EXTRAS:]
+        if self._extras:
+            self._wake_for_extras()
         if isinstance(error, Unstorable) and len(requests) > 1:
             self._apart.extend(requests)
             return False
@@ -687,7 +706,10 @@ class Ledger:
             return
         self._closed = True
         self._join_patient()
-        if self._waiting:
+        if self._extras_timer is not None:
+            self._extras_timer.cancel()
+        self._extras_due = bool(self._extras)
+        if self._waiting or self._extras_due:
             self._wake()
         while (committing := self._committing) is not None:
             await asyncio.wait((committing,))

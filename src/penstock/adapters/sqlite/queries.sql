@@ -117,7 +117,7 @@ ORDER BY name, n LIMIT ?4;
 
 -- name: read_steps_named
 SELECT body FROM step
-WHERE job = (SELECT seq FROM job WHERE job_id = ?1) AND name = ?6 AND (name, n) > (?2, ?3)
+WHERE job = (SELECT seq FROM job WHERE job_id = ?1) AND name = ?2 AND n > ?3
 AND (?5 IS NULL OR outcome IN (SELECT value FROM json_each(?5)))
 ORDER BY n LIMIT ?4;
 

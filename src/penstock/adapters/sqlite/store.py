@@ -441,7 +441,10 @@ class SqliteBackend:
         values: rows.Row = (job_id, *after, limit, outcomes)
         sql = self._sql["read_steps"]
         if query.name is not None:
-            values, sql = (*values, query.name), self._sql["read_steps_named"]
+            if after[0] > query.name:
+                return StepPage([], more=False)
+            n = after[1] if after[0] == query.name else -1
+            values, sql = (job_id, query.name, n, *values[3:]), self._sql["read_steps_named"]
         with self._reading() as db:
             found = ((len(body), rows.decode_step(body)) for (body,) in db.execute(sql, values))
             return StepPage.of(found, query.limit)

@@ -241,6 +241,8 @@ class Stage:
         """The config field that says how many items run at once; may be ''."""
         self.name = info.name
         self.config_type: type | None = None
+        self.codec: Any = None
+        """How its input and output are converted; made when it is first run."""
 
     @property
     def upstream(self) -> str:

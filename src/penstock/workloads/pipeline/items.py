@@ -12,7 +12,7 @@ import asyncio
 import builtins
 import random
 import traceback
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -89,7 +89,6 @@ class ItemRunner:
         self._settings = {
             name: BreakerSettings.of(name, given) for name, given in pipeline.breakers.items()
         }
-        self._codecs: dict[str, Codec] = {}
         self._paces: dict[str, Pace] = {}
         self._tracebacks = 0
 
@@ -112,10 +111,10 @@ class ItemRunner:
     # -- what the attempts share --------------------------------------------------
 
     def codec(self, stage: Stage) -> Codec:
-        codec = self._codecs.get(stage.name)
-        if codec is None:
-            codec = self._codecs[stage.name] = Codec(stage.name, stage.shape)
-        return codec
+        """Made once a stage: looking at its annotations takes longer than most calls."""
+        if stage.codec is None:
+            stage.codec = Codec(stage.name, stage.shape)
+        return cast(Codec, stage.codec)
 
     def pace(self, stage: Stage) -> Pace | None:
         if stage.info.rate is None:
