@@ -15,6 +15,8 @@ from typing import Any
 from penstock.app.portal import new_event_loop
 
 STAGES = 6
+WARM_JOBS = 3
+"""Runs that are not counted, before those that are."""
 WARM_ITEMS = 10
 """Items of a run that is not counted, before one that is."""
 
@@ -32,11 +34,9 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-async def many(
-    run: Callable[[], Awaitable[Any]], jobs: int, at_once: int, warm: int = 3
-) -> dict[str, float]:
+async def many(run: Callable[[], Awaitable[Any]], jobs: int, at_once: int) -> dict[str, float]:
     """Run so many, so many at once; the first few are not counted."""
-    for _ in range(warm):
+    for _ in range(WARM_JOBS):
         await run()
     times: list[float] = []
     left = iter(range(jobs))

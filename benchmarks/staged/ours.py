@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
+from statistics import quantiles
 from typing import Any
 
-from clocked import STAGES, WARM_ITEMS, main, many, once
+from clocked import STAGES, WARM_ITEMS, WARM_JOBS, main, many, once
 
 import penstock
+from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.cli.service import run_service
 
 
@@ -61,11 +65,73 @@ async def alone(pipeline: penstock.Pipeline, folder: Path, body: Any) -> dict[st
         return await body(run)
 
 
+class Commits:
+    """Counts what the engine of this process writes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        write = SqliteBackend.write
+
+        async def counted(backend: SqliteBackend, *args: Any) -> None:
+            self.count += 1
+            await write(backend, *args)
+
+        SqliteBackend.write = counted  # type: ignore[method-assign]
+
+
+RATE = 50
+"""Jobs a second whose dispatch is timed."""
+
+
+async def beside(folder: Path, items: int) -> dict[str, float]:
+    """How long jobs take from submission to start: alone, and beside a run with many items."""
+    app = penstock.App()
+    app.add(Items(50).pipeline)
+
+    @app.job("job.bench.start")
+    async def start() -> float:
+        return time.time()
+
+    async with app.run(folder / "data", concurrency=64) as ps:
+
+        async def timed() -> float:
+            asked = time.time()
+            handle = await start.asubmit()
+            return float(await handle.aresult()) - asked
+
+        async def latencies(until: Any) -> list[float]:
+            jobs: list[asyncio.Task[float]] = []
+            while not until(len(jobs)):
+                jobs.append(asyncio.ensure_future(timed()))
+                await asyncio.sleep(1 / RATE)
+            return sorted(await asyncio.gather(*jobs))
+
+        await latencies(lambda count: count >= 100)
+        alone = await latencies(lambda count: count >= 500)
+        record = await ps.api.pipelines.start("items", {"n": items})
+        running = asyncio.ensure_future(ps.api.wait(record.id))
+        busy = await latencies(lambda count: running.done())
+        await running
+    return {
+        "alone_p50_ms": quantiles(alone, n=100)[49] * 1e3,
+        "alone_p99_ms": quantiles(alone, n=100)[98] * 1e3,
+        "beside_p50_ms": quantiles(busy, n=100)[49] * 1e3,
+        "beside_p99_ms": quantiles(busy, n=100)[98] * 1e3,
+        "timed": len(busy),
+    }
+
+
 def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float]:
+    if what == "beside":
+        return run_service(beside(folder, options["items"]))
+    commits = Commits()
     place = {"engine": engine, "alone": alone}[options["place"]]
 
     async def jobs(run: Any) -> dict[str, float]:
-        return await many(run, options["jobs"], options["at_once"])
+        before = commits.count
+        figures = await many(run, options["jobs"], options["at_once"])
+        figures["commits_job"] = (commits.count - before) / (options["jobs"] + WARM_JOBS)
+        return figures
 
     async def items(run: Any) -> dict[str, float]:
         await run(n=WARM_ITEMS)
