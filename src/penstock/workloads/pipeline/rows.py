@@ -262,10 +262,11 @@ class RunRows:
             return [item_of(row) for row in rows]
         found: list[ItemRecord] = []
         name = list_rows_name(stage)
+        some = 1  # a row may list one item or hundreds
         while len(found) < limit:
-            page = await self._read(
-                self.job_id, StepQuery(name=name, after=(name, after), limit=max(1, limit // 10))
-            )
+            query = StepQuery(name=name, after=(name, after), limit=some)
+            page = await self._read(self.job_id, query)
+            some = min(some * 4, limit)
             if not page.steps:
                 break
             listed = [item for row in page.steps for item in listed_items(row)]
