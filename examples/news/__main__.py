@@ -61,7 +61,8 @@ def _run(engine: penstock.Client, config: dict[str, Any]) -> penstock.PipelineRe
             engine.get(busy.running).wait()
             continue
         engine.get(run.id).wait()
-        return engine.pipelines.get(run.id)
+        record: penstock.PipelineRecord = engine.pipelines.get(run.id)
+        return record
 
 
 def _print(record: penstock.PipelineRecord, home: Path) -> None:

@@ -11,4 +11,5 @@ from .pipeline import build
 from .settings import from_environment
 
 app = penstock.App()
-app.add(build(from_environment(), app.client))
+news = build(from_environment(), app.client)
+app.add(news)

@@ -30,8 +30,8 @@ from .lexicon import (
 
 BODY_LENGTH, TITLE_LENGTH = (0.7, 1.1), (0.2, 1.6)
 """How long a rewritten text may be, as a share of the original."""
-KEPT_WORDS = 0.6
-"""The share of words that a model's rewrite must keep, and of its words that must be old."""
+KEPT_WORDS, NEW_WORDS = 0.8, 0.3
+"""The share of words that a model's rewrite must keep, and of its words that may be new."""
 _SLACK = 20
 """Characters by which a short text may differ in any case."""
 _NUMBER = re.compile(r"[£$€¥]?\d+(?:[.,:/-]\d+)*(?:[^\S\n]?%)?")
@@ -78,9 +78,10 @@ def audit_model(original: str, rewritten: str, lexicon: Lexicon, *, headline: bo
     if problem := _compared(original, rewritten, (), (), headline):
         return problem
     old, new = _words(original), _words(rewritten)
-    shared = (old & new).total()
-    if shared < KEPT_WORDS * max(old.total(), new.total()):
+    if (old & new).total() < KEPT_WORDS * old.total() - 1:
         return "it keeps too few of the words"
+    if (new - old).total() > NEW_WORDS * new.total() + 1:
+        return "it has too many words of its own"
     if len(lexicon.spans(rewritten, headline=headline)) > 0:
         return "it still has phrases of the lexicon"
     return ""

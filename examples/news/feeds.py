@@ -134,7 +134,9 @@ class Fetcher:
                 error.os_error, _Private
             ):
                 raise BadFeed(f"{shown} leads to a private address") from error
-            raise FeedError(f"{shown} can't be reached: {error or type(error).__name__}") from error
+            raise FeedError(
+                f"{shown} can't be reached: {str(error) or type(error).__name__}"
+            ) from error
 
     async def _follow(self, url: str, shown: str, limit: int, headers: Mapping[str, str]) -> Answer:
         for _ in range(MAX_REDIRECTS + 1):

@@ -224,10 +224,10 @@ def _edit(
         to = to.title() if titled and not opens else to[:1].upper() + to[1:]
     article = _ARTICLE.search(text, max(0, start - _REACH), start)
     if article and (article[1].islower() or titled or at_sentence_start(text, article.start())):
-        following = text[end : end + _REACH]
+        rest = text[end : end + _REACH]
         if later and end <= later.start < end + _REACH:
-            following = text[end : later.start] + later.replacement + text[later.end :][:_REACH]
-        right = article_for(to + following)
+            rest = text[end : later.start] + later.replacement + text[later.end :][:_REACH]
+        right = article_for(to + rest)
         if article[1].casefold() != right:
             right = right.capitalize() if article[1][0].isupper() else right
             start, to = article.start(), right + article[2] + to

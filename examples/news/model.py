@@ -6,9 +6,11 @@ or keeps failing is not asked again in the same run; offline rules do its work.
 
 from __future__ import annotations
 
+import contextvars
 import json
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import penstock
 
@@ -58,13 +60,15 @@ class Model:
         answer = self._ask(text, system=_REWRITE, max_tokens=len(text) // 2 + 32)
         return answer.strip() if answer else None
 
-    def _ask(self, prompt: str, **options: object) -> str | None:
+    def _ask(self, prompt: str, **options: Any) -> str | None:
         """None if there was no answer."""
         if not self:
             return None
         urgency: penstock.SubmitOptions = {"priority": "batch", "timeout": TIMEOUT}
         try:
-            answer = penstock.ask(
+            # In a context of its own: a question is no child of the run, and may outlive it.
+            answer: penstock.Answer = contextvars.Context().run(
+                penstock.ask,
                 prompt,
                 model=self._name,
                 client=self._client(),

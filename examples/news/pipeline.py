@@ -8,21 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 import penstock
-from penstock import Pipeline, Retry
-from penstock.workloads.pipeline.alerts import (
-    count_below,
-    count_equals_zero,
-    duration_above,
-    ended,
-    rate_above,
-    rate_below,
-)
+from penstock import AlertRule, Pipeline, Retry
 
 from . import brief as briefs
 from . import classify as classifying
@@ -33,8 +25,9 @@ from .articles import Article, Articles
 from .feeds import FULL_TEXT, BadFeed, FeedError, Fetcher, parse_feed
 from .lexicon import lexicon_of
 from .model import Model
-from .settings import Settings
+from .settings import Feed, Settings
 
+T = TypeVar("T")
 PAGES_AT_ONCE = 5
 SEED = 0
 """Of what is drawn by lot in an evaluation."""
@@ -59,15 +52,28 @@ class NewsConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ALERTS = (
-    count_equals_zero("ingestion_zero", "ingest.total"),
-    rate_below("body_download_rate_low", "ingest.body_downloaded", of="ingest.success", share=0.7),
-    rate_above(
-        "classify_fallback_rate_high", "classify.keyword_fallback", of="classify.total", share=0.01
+    AlertRule(code="ingestion_zero", metric="ingest.total", equals="0"),
+    AlertRule(
+        code="body_download_rate_low",
+        metric="ingest.body_downloaded",
+        of="ingest.success",
+        below=0.7,
     ),
-    rate_below("neutralization_rate_low", "neutralize.success", of="neutralize.total", share=0.9),
-    count_below("brief_story_count_low", "brief.story_count", 10),
-    duration_above("pipeline_duration_high", 600),
-    ended("pipeline_failed", "FAILED"),
+    AlertRule(
+        code="classify_fallback_rate_high",
+        metric="classify.keyword_fallback",
+        of="classify.total",
+        above=0.01,
+    ),
+    AlertRule(
+        code="neutralization_rate_low",
+        metric="neutralize.success",
+        of="neutralize.total",
+        below=0.9,
+    ),
+    AlertRule(code="brief_story_count_low", metric="brief.story_count", below=10),
+    AlertRule(code="pipeline_duration_high", metric="duration_ms", above=600_000),
+    AlertRule(code="pipeline_failed", metric="status", equals="FAILED"),
 )
 
 
@@ -99,58 +105,69 @@ def build(settings: Settings, client: Callable[[], penstock.Client]) -> Pipeline
     @news.map(sources, key=str, concurrency=5, retry=Retry(3, delay=0.5), breaker="feeds")
     async def ingest(source: str, ctx: Any) -> int:
         """Store what is new in a feed, take up to max_items_per_source, download their pages."""
-        feed, table = feeds[source], ctx.resource("articles")
+        feed, table = feeds[source], _table(ctx)
         async with Fetcher(feed, allow_private=settings.allow_private) as fetcher:
-            etag, modified = await asyncio.to_thread(table.validators, source)
-            answer = await fetcher.feed(etag, modified)
-            if answer.unchanged:
-                ctx.metric("not_modified")
-                await asyncio.to_thread(table.unchanged, source, now(ctx))
-            else:
-                found = await asyncio.to_thread(parse_feed, answer.data, source, answer.charset)
-                if found.malformed:
-                    ctx.metric("malformed")
-                    ctx.log(f"{source} is malformed: {found.malformed}", level="warning")
-                await asyncio.to_thread(
-                    table.store, feed, found.entries, answer.etag, answer.modified, now(ctx)
-                )
-            limit = ctx.config.max_items_per_source
-            await asyncio.to_thread(table.take, source, ctx.job_id, limit, now(ctx))
+            try:
+                await read_feed(feed, fetcher, table, ctx)
+            finally:  # what waits of a feed that is gone gets its turn, too
+                limit = ctx.config.max_items_per_source
+                await asyncio.to_thread(table.take, source, ctx.job_id, limit, now(ctx))
             await _read_pages(await asyncio.to_thread(table.without_page, source), fetcher, table)
         figures = await asyncio.to_thread(table.ingested, source, ctx.job_id)
         for name, value in figures.items():
             ctx.metric(name, value)
         return figures["success"]
 
+    async def read_feed(feed: Feed, fetcher: Fetcher, table: Articles, ctx: Any) -> None:
+        answer = await fetcher.feed(*await asyncio.to_thread(table.validators, feed.name))
+        if answer.unchanged:
+            ctx.metric("not_modified")
+            await asyncio.to_thread(table.unchanged, feed.name, now(ctx))
+            return
+        found = await asyncio.to_thread(parse_feed, answer.data, feed.name, answer.charset)
+        if found.malformed:
+            ctx.metric("malformed")
+            ctx.log(f"{feed.name} is malformed: {found.malformed}", level="warning")
+        await asyncio.to_thread(
+            table.store, feed, found.entries, answer.etag, answer.modified, now(ctx)
+        )
+
     # -- CLASSIFY ---------------------------------------------------------------------------
 
     def unclassified(config: NewsConfig, ctx: Any) -> list[str]:
-        return _listed(ctx.resource("articles").unclassified(config.classify_limit), ctx)
+        return _listed(_table(ctx).unclassified(config.classify_limit), ctx)
 
     @news.map(unclassified, key=str, concurrency=5)
     def classify(id: str, ctx: Any) -> str:
         """The section of one article."""
-        table, model = ctx.resource("articles"), ctx.resource("model")
+        table, model = _table(ctx), ctx.resource("model")
         ctx.metric("total")
-        label, method = _tried(ctx, id, lambda one: classifying.classify(one, model))
-        table.classified(id, label, method)
+        one = table.get(id)
+        label, method = one.label, one.method
+        if label is None:  # else a run that crashed did it, and could not say so
+            label, method = _tried(ctx, one, lambda one: classifying.classify(one, model))
+            table.classified(id, label, method)
         ctx.metric("success")
-        ctx.metric("keyword_fallback" if method == "keywords" else method)
+        ctx.metric("keyword_fallback" if method == "keywords" else str(method))
         return label
 
     # -- NEUTRALIZE -------------------------------------------------------------------------
 
     def unneutralized(config: NewsConfig, ctx: Any) -> list[str]:
-        return _listed(ctx.resource("articles").unneutralized(config.neutralize_limit), ctx)
+        return _listed(_table(ctx).unneutralized(config.neutralize_limit), ctx)
 
     @news.map(unneutralized, key=str, concurrency="max_workers")
     def neutralize(id: str, ctx: Any) -> int:
         """One article in plain words; of one without a body the title and the teaser."""
-        table, model = ctx.resource("articles"), ctx.resource("model")
+        table, model = _table(ctx), ctx.resource("model")
         lexicon = lexicon_of(optimizing.load(table).current.choice)
         ctx.metric("total")
-        done = _tried(ctx, id, lambda one: neutralizing.neutralize(one, lexicon, model))
-        table.neutralized(id, msgspec.json.encode(done).decode())
+        one = table.get(id)
+        if one.neutral is None:
+            done = _tried(ctx, one, lambda one: neutralizing.neutralize(one, lexicon, model))
+            table.neutralized(id, msgspec.json.encode(done).decode())
+        else:
+            done = msgspec.json.decode(one.neutral, type=neutralizing.Neutral)
         ctx.metric("skipped_no_body" if done.teaser else "success")
         ctx.metric("phrases", done.phrases)
         ctx.metric("llm", done.by_model)
@@ -162,7 +179,7 @@ def build(settings: Settings, client: Callable[[], penstock.Client]) -> Pipeline
     @news.step()
     def brief(results: Any, ctx: Any) -> dict[str, int]:
         """brief.md and brief.html in the home folder. One without stories says why, as an error."""
-        table, hours = ctx.resource("articles"), ctx.config.cutoff_hours
+        table, hours = _table(ctx), ctx.config.cutoff_hours
         missing = {item.key: item.error for item in ctx.results("ingest").missing()}
         counts = table.counts()
         edition = briefs.assemble(
@@ -195,7 +212,7 @@ def build(settings: Settings, client: Callable[[], penstock.Client]) -> Pipeline
     @news.step(enabled="enable_evaluation")
     def evaluation(results: Any, ctx: Any) -> dict[str, Any]:
         """How good the rules are, on held-out phrases in held-out articles."""
-        table, config = ctx.resource("articles"), ctx.config
+        table, config = _table(ctx), ctx.config
         pool = full_articles(table)
         for half in ("dev", "held_out"):
             if sum(evaluating.half_of(one) == half for one in pool) < evaluating.MIN_ARTICLES:
@@ -254,7 +271,7 @@ def build(settings: Settings, client: Callable[[], penstock.Client]) -> Pipeline
     @news.step(of="evaluation", enabled="enable_auto_optimize")
     def optimization(results: Any, ctx: Any) -> dict[str, Any]:
         """Better switches for the next run, or those of before."""
-        table, config = ctx.resource("articles"), ctx.config
+        table, config = _table(ctx), ctx.config
         done = optimizing.optimize(
             table, full_articles(table), ctx.job_id, config.min_runs_before_optimize
         )
@@ -263,7 +280,7 @@ def build(settings: Settings, client: Callable[[], penstock.Client]) -> Pipeline
         ctx.metric("rollback_triggered", done.action == "rollback", set=True)
         ctx.metric("prompts_updated", int(done.action == "optimized"), set=True)
         ctx.metric("reason", done.reason, set=True)
-        return msgspec.to_builtins(done)
+        return {"action": done.action, "reason": done.reason, "trials": done.trials}
 
     return news
 
@@ -290,6 +307,11 @@ async def _read_pages(articles: list[Article], fetcher: Fetcher, table: Articles
     await asyncio.gather(*map(read, articles))
 
 
+def _table(ctx: Any) -> Articles:
+    found: Articles = ctx.resource("articles")
+    return found
+
+
 def _listed(ids: list[str], ctx: Any) -> list[str]:
     """The articles of a stage; a stage that has none because no feed could be read has failed."""
     if not ids and not len(ctx.results("ingest")):
@@ -297,12 +319,11 @@ def _listed(ids: list[str], ctx: Any) -> list[str]:
     return ids
 
 
-def _tried(ctx: Any, id: str, work: Callable[[Article], Any]) -> Any:
+def _tried(ctx: Any, article: Article, work: Callable[[Article], T]) -> T:
     """The result of an article's work; a failure is noted, so that others get their turn first."""
-    table = ctx.resource("articles")
     try:
-        return work(table.get(id))
+        return work(article)
     except Exception:
         ctx.metric("failed")
-        table.failed(id)
+        _table(ctx).failed(article.id)
         raise
