@@ -234,7 +234,7 @@ def parse_feed(data: bytes, name: str, charset: str = "") -> Parsed:
         )
     except Exception as error:  # feedparser overlooks most mistakes, but not all
         raise BadFeed(f"{name} can't be parsed: {type(error).__name__}: {error}") from error
-    if not found.entries and not found.version:
+    if not found.entries and not found.get("version"):
         raise BadFeed(f"{name} is not an RSS or Atom feed")
     malformed = str(found.get("bozo_exception", "")) if found.bozo else ""
     entries = (_entry(one, name) for one in found.entries)

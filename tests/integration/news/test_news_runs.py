@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -134,36 +133,6 @@ def test_an_article_that_fails_is_tried_again_and_does_not_stop_others(
     assert metrics(record, "classify")["failed"] == 1
     assert record.status == "PARTIAL"
     assert metrics(run(chosen), "classify") == {"total": 1, "success": 1, "feed": 1}
-
-
-@pytest.mark.parametrize(
-    ("method", "calls"),
-    [("store", 2), ("take", 2), ("classified", 4), ("classified", 12), ("neutralized", 3),
-     ("neutralized", 12), ("briefed", 1)],
-)  # fmt: skip
-def test_a_crash_loses_nothing_and_repeats_nothing(method: str, calls: int, tmp_path: Path) -> None:
-    crashed, whole = tmp_path / "crashed", tmp_path / "whole"
-
-    def process(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tests.integration.news.newsroom", *words],
-            cwd=ROOT, capture_output=True, text=True, timeout=50,
-        )  # fmt: skip
-
-    crashed.mkdir()
-    assert process(str(crashed), method, str(calls)).returncode == -9
-    again = process(str(crashed), "nothing", "0")
-    assert again.returncode == 0, again.stderr
-    assert "finishing run" in again.stdout
-    assert "news PARTIAL" in again.stdout
-    written = Counter((crashed / "log").read_text().splitlines())
-    work = ("classified", "neutralized")
-    assert {times for line, times in written.items() if line.startswith(work)} == {1}
-    table = Articles(crashed / "articles.db")
-    assert table.counts() == {"articles": 12, "finished": 12, "waiting": 0, "undone": 0}
-    table.close()
-    run(sample(whole))
-    assert brief(crashed) == brief(whole)
 
 
 def test_ordinary_teasers_give_a_brief_of_teasers_and_alerts(tmp_path: Path) -> None:
