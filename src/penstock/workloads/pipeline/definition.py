@@ -405,7 +405,7 @@ def load_pipeline(reference: str) -> Definition:
     """The pipeline `module:name`. Raises Misconfigured."""
     module_name, _, name = reference.partition(":")
     if not module_name or not name:
-        raise Misconfigured(f"{reference!r} names no pipeline", hint="write module:name")
+        raise Misconfigured(f"there is no pipeline {reference!r}", hint="write module:name")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
