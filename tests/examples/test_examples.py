@@ -231,17 +231,10 @@ def test_the_news_example_asks_a_real_model_and_the_auditor_judges_it(
     tmp_path: Path, model_file: Path
 ) -> None:
     pytest.importorskip("trafilatura")
+    words = ("--sample", "--model", model_file.stem)
+    limits = ("--set", "neutralize_limit=3", "--set", "classify_limit=4")
     ended = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "examples.news",
-            str(tmp_path),
-            "--sample",
-            "--model",
-            model_file.stem,
-        ]
-        + ["--set", "neutralize_limit=3", "--set", "classify_limit=4"],
+        [sys.executable, "-m", "examples.news", str(tmp_path), *words, *limits],
         cwd=EXAMPLES.parent,
         env={**os.environ, "PENSTOCK_MODELS_DIR": str(model_file.parent)},
         capture_output=True,
