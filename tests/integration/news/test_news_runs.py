@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from examples.news import classify as classifying
@@ -239,7 +240,7 @@ def test_the_input_of_a_job_names_no_code_no_folder_and_no_address(tmp_path: Pat
     chosen = settings(tmp_path / "home", paper(tmp_path, item(1)))
     app = penstock.App()
     app.add(build(chosen, app.client))
-    refused = [
+    refused: list[dict[str, Any]] = [
         {"model": "os:abort"}, {"out": str(tmp_path)}, {"sources": ["http://127.0.0.1/"]},
         {"max_items_per_source": 0}, {"max_items_per_source": 101}, {"classify_limit": 501},
         {"neutralize_limit": 0}, {"max_workers": 11}, {"cutoff_hours": 73},
