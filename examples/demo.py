@@ -36,13 +36,13 @@ async def main(folder: Path, console: Console) -> int:
     began = time.perf_counter()
     (folder / "rules.toml").write_text(gate.RULES)
     jobs.app.add(staged.pages)
+    staged.add_news(jobs.app, folder)
     running = jobs.app.run(
         folder / "data",
         rules=folder / "rules.toml",
         http="127.0.0.1:0",
         pools={"elsewhere": {"topics": ["job.elsewhere.*"]}},
         lost_grace=0.5,
-        pipelines=() if staged.without_feeds() else ("news",),
         containers=await contained.find_engine(folder / "data"),
         models=spoken.served(),
         model_context=2048,

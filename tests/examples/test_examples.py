@@ -224,3 +224,26 @@ def test_the_demo_names_what_went_wrong_and_exits_1(tmp_path: Path) -> None:
     ended = run(str(broken), tmp_path)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert "went wrong: success: ended SUCCEEDED, and should have ended FAILED" in ended.stdout
+
+
+@pytest.mark.timeout(300)
+def test_the_news_example_asks_a_real_model_and_the_auditor_judges_it(
+    tmp_path: Path, model_file: Path
+) -> None:
+    pytest.importorskip("trafilatura")
+    words = ("--sample", "--model", model_file.stem)
+    limits = ("--set", "neutralize_limit=3", "--set", "classify_limit=4")
+    ended = subprocess.run(
+        [sys.executable, "-m", "examples.news", str(tmp_path), *words, *limits],
+        cwd=EXAMPLES.parent,
+        env={**os.environ, "PENSTOCK_MODELS_DIR": str(model_file.parent)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = {line.split()[0]: line for line in ended.stdout.splitlines()}
+    assert "total 4  success 4  llm 4" in lines["classify"]
+    assert "total 3  success 3" in lines["neutralize"]
+    assert "story_count" in lines["brief"]
+    assert "slam" not in (tmp_path / "brief.md").read_text().casefold()

@@ -95,16 +95,11 @@ async def run_here(
 ) -> None:
     """Start a pipeline in an engine of this process, which lives as long as `on_start` takes.
 
-    The options are those of `Pipelines.start`. Who gives the config is the operator of this
-    process, so the news pipeline may use the folders and models that it names.
+    The options are those of `Pipelines.start`.
     """
     from penstock.app.application import App
 
     definition = load_pipeline(reference)
-    if reference == "news":
-        from penstock.workloads.pipeline.news.access import allow_named_in
-
-        allow_named_in(config)
     app = App()
     app.add(definition)
     settings = load(flags={} if data is None else {"data_dir": str(data)})

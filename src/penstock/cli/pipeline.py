@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-
 import click
 import msgspec
 
@@ -19,10 +16,7 @@ from penstock.cli.pipeline_status import status
 from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.core.errors import NotRunning
-from penstock.ports.engine_api import EngineApi
 from penstock.workloads.pipeline.records import PipelineInfo
-
-T = TypeVar("T")
 
 
 @click.group(cls=Commands)
@@ -35,11 +29,8 @@ def pipeline() -> None:
 @placed
 @click.pass_obj
 def list_pipelines(place: Place, json: bool) -> None:
-    """List the pipelines that can be started.
-
-    If no engine is running: those that come with Penstock.
-    """
-    found = run(_known(place, lambda api: api.pipelines.list(), _built_in))
+    """List the pipelines that can be started."""
+    found = run(_declared(place))
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
@@ -56,36 +47,29 @@ def list_pipelines(place: Place, json: bool) -> None:
 def show(place: Place, name: str, json: bool) -> None:
     """Draw a pipeline: its stages, its config, its alerts.
 
-    If no engine is running, NAME is one that comes with Penstock, or MODULE:PIPELINE.
+    If no engine is running, NAME is MODULE:PIPELINE.
     """
-    found = run(_known(place, lambda api: api.pipelines.show(name), lambda: _loaded(name)))
+    found = run(_shown(place, name))
     print_json(msgspec.to_builtins(found)) if json else print_pipeline(found)
 
 
-async def _known(
-    place: Place, ask: Callable[[EngineApi], Awaitable[T]], installed: Callable[[], T]
-) -> T:
+async def _declared(place: Place) -> list[PipelineInfo]:
+    async with api_at(place) as api:
+        return await api.pipelines.list()
+
+
+async def _shown(place: Place, name: str) -> PipelineInfo:
     """What the running engine says; if none runs, what is installed here."""
     try:
         async with api_at(place) as api:
-            return await ask(api)
+            return await api.pipelines.show(name)
     except NotRunning:
         if place.connect:
             raise
     echo("penstock: no engine is running; this is what is installed here", err=True)
-    return installed()
-
-
-def _loaded(reference: str) -> PipelineInfo:
     from penstock.workloads.pipeline.definition import load_pipeline
 
-    return load_pipeline(reference).info()
-
-
-def _built_in() -> list[PipelineInfo]:
-    from penstock.workloads.pipeline.definition import BUILT_IN
-
-    return [_loaded(name) for name in BUILT_IN]
+    return load_pipeline(name).info()
 
 
 for command in (start, runs, status, items, watch, cancel, retry_failed, breakers):

@@ -53,7 +53,6 @@ strict_too = click.option(
     help="A field of its config, as JSON or text; OUTER.INNER=VALUE; may be repeated.",
 )
 @click.option("--config", "file", metavar="FILE", help="Its config: a file .json or .toml.")
-@click.option("--corpus", is_flag=True, help="The same as --set corpus=true, for 'news'.")
 @click.option("--key", help="An idempotency key: the same key again is the same run.")
 @click.option("--tenant", default="default", help="Whom it belongs to.")
 @followed
@@ -67,7 +66,6 @@ def start(
     name: str,
     pairs: tuple[tuple[str, str], ...],
     file: str | None,
-    corpus: bool,
     key: str | None,
     tenant: str,
     follows: bool | None,
@@ -80,9 +78,8 @@ def start(
     PARTIAL 0 (PARTIAL 1 with --strict), FAILED 1 (6 and 7 if its job was DENIED or ended
     TIMEOUT), CANCELLED 5. Ctrl-C leaves the run alone.
     If no engine is running, the run goes on in this process and is always followed: NAME is
-    a built-in pipeline as 'news', or MODULE:PIPELINE; Ctrl-C cancels it.
+    MODULE:PIPELINE then; Ctrl-C cancels it.
     """
-    pairs += (("corpus", "true"),) if corpus else ()
     config = gather(file, pairs)
     options = {"tenant": tenant, "idempotency_key": key}
 

@@ -39,7 +39,7 @@ _SURVIVES = {
     "--pipeline",
     multiple=True,
     metavar="NAME",
-    help="A pipeline to serve as well: 'news', or MODULE:NAME; may be repeated.",
+    help="A pipeline to serve as well, as MODULE:NAME; may be repeated.",
 )
 @click.option(
     "--containers",

@@ -27,7 +27,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
     "--pipeline",
     multiple=True,
     metavar="NAME",
-    help="A pipeline to serve as well: 'news', or MODULE:NAME; may be repeated.",
+    help="A pipeline to serve as well, as MODULE:NAME; may be repeated.",
 )
 @click.option(
     "--containers",

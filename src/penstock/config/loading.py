@@ -26,10 +26,7 @@ NOT_SETTINGS = frozenset(
     {
         "PENSTOCK_CONFIG",
         "PENSTOCK_CONNECT",
-        "PENSTOCK_CORPUS",
         "PENSTOCK_FAILPOINT",
-        "PENSTOCK_NEWS_FOLDERS",
-        "PENSTOCK_NEWS_MODELS",
         "PENSTOCK_TOKEN",
     }
 )

@@ -143,8 +143,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     concurrency: Annotated[int, Meta(ge=1, le=10_000)] = 32
     """How many jobs the engine's own worker runs at once."""
     pipelines: tuple[str, ...] = ()
-    """Pipelines that are served besides the application's: built-in ones by name, as `news`,
-    others as `module:name`."""
+    """Pipelines that are served besides the application's, as `module:name`."""
     containers: str = ""
     """The engine for container jobs (`job.container.run`): `auto`, `docker`, `podman`, `oci`, or
     the address of a socket, as `unix:///run/docker.sock`; empty means that none are run here."""

@@ -608,19 +608,12 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
 
 # -- loading ----------------------------------------------------------------------
 
-BUILT_IN = {"news": "penstock.workloads.pipeline.news.pipeline:news"}
-"""Pipelines that come with Penstock, and where they are."""
-
 
 def load_pipeline(reference: str) -> Definition:
-    """A built-in pipeline by its name, or `module:name`. Raises Misconfigured."""
-    where = BUILT_IN.get(reference, reference)
-    module_name, _, name = where.partition(":")
+    """The pipeline `module:name`. Raises Misconfigured."""
+    module_name, _, name = reference.partition(":")
     if not module_name or not name:
-        raise Misconfigured(
-            f"there is no pipeline {reference!r}",
-            hint=f"write module:name, or one of {', '.join(BUILT_IN)}",
-        )
+        raise Misconfigured(f"there is no pipeline {reference!r}", hint="write module:name")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

@@ -1,1 +1,0 @@
-"""The built-in pipeline: feeds in, a calm and sorted brief out, with no hosted model."""
