@@ -7,6 +7,7 @@ the other is gone, as when a machine loses its power.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import sys
 import threading
@@ -252,10 +253,11 @@ def test_the_system_probes_both_ends_of_every_connection(network: Network, way: 
 
 
 def connections() -> Iterator[tuple[set[int], bool]]:
-    """The ports of each TCP connection of this machine, and whether its keepalive timer runs."""
-    established, keepalive = "01", "02"
+    """The ports of each TCP connection of this machine, and whether it will be probed soon."""
+    established, keepalive, soon = "01", "02", 20 * os.sysconf("SC_CLK_TCK")
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         _, local, remote, state, _, timer, *_ = line.split()
+        kind, _, due = timer.partition(":")
         if state == established:
             ports = {int(end.partition(":")[2], 16) for end in (local, remote)}
-            yield ports, timer.startswith(keepalive)
+            yield ports, kind == keepalive and int(due, 16) <= soon
