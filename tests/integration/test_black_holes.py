@@ -197,6 +197,24 @@ def test_calls_go_on_when_the_network_is_back(network: Network, way: str) -> Non
         assert getattr(followed.result(LIMIT)[-1], "transition").after == "SUCCEEDED"  # noqa: B009
 
 
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+def test_a_silent_stream_may_lose_its_engine_again_and_again(network: Network, way: str) -> None:
+    with network.connect(way, reconnect_timeout=4) as ps, ThreadPoolExecutor(1) as threads:
+        job = ps.submit("job.wait")
+        updates = job.follow()
+        while getattr(getattr(next(updates), "transition", None), "after", "") != "RUNNING":
+            pass
+        followed = threads.submit(list, updates)
+        for _ in range(2):
+            network.cut()
+            time.sleep(TIMEOUT)
+            network.heal()
+            time.sleep(4)
+            assert not followed.done()
+        network.gate.set()
+        assert followed.result(LIMIT)
+
+
 def test_a_client_can_be_closed_while_its_engine_is_gone(network: Network) -> None:
     for way in WAYS:
         began = time.monotonic()

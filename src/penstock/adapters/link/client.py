@@ -317,6 +317,7 @@ class Link:
         reading = Reading(self.address, method, params, self._reconnect_timeout)
         while True:
             protocol = self._protocol or await self._connected(reading)
+            reading.connected()
             call_id = next(self._call_ids)
             queue: asyncio.Queue[_Received] = asyncio.Queue()
             self._streams[call_id] = queue

@@ -37,6 +37,8 @@ MAX_UNANSWERED = 3
 """Pings in a row after which an engine that sent nothing is lost."""
 _LEAST_SILENCE = 3.0
 """Seconds for which an engine may be silent, however short the reconnect_timeout is."""
+_STEADY = 1.0
+"""Seconds after which a connection was good, though no value of a stream came over it."""
 _LATE = 2.0
 """Seconds beyond a caller's timeout after which an engine that is connected counts as lost."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -182,6 +184,16 @@ class Reading(Sending):
     ) -> None:
         super().__init__(address, method, dict(params), reconnect_timeout, _NO_IDS)
         self._piece = (0, 0)
+        self._connected_at = self._began
+
+    def connected(self) -> None:
+        self._connected_at = time.monotonic()
+
+    def lost(self, since: float) -> None:
+        """After a connection that was good for a while, all of the time to reconnect is there."""
+        if since - self._connected_at > _STEADY:
+            self._lost_at = None
+        super().lost(since)
 
     def is_new(self, value: object) -> bool:
         """Remember where the stream is; False for a value that came before."""
