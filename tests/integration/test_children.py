@@ -192,7 +192,8 @@ def test_children_end_with_their_parent_at_any_depth_unless_they_are_detached(
     (waited,) = [one for one in results if one and one.error_code == "PARENT_ENDED"]
     assert job.job_id in (waited.error_message or "")
     assert not runs["ended detached"]
-    (detached,) = ps.jobs(topic="job.kids.endless", states=(JobState.RUNNING,))
+    running: dict[str, Any] = {"topic": "job.kids.endless", "states": (JobState.RUNNING,)}
+    (detached,) = eventually(lambda: ps.jobs(**running), "the detached one runs")
     assert detached.record.request.detached
 
 
