@@ -124,11 +124,8 @@ def test_a_retry_of_a_parent_reuses_what_succeeded_and_runs_again_what_failed(
 def test_children_that_failed_in_the_same_try_are_given_back_as_they_ended(ps: Client) -> None:
     """A second attempt of the same try asks with the same keys."""
     job = ps.submit("job.kids.failing", labels={"end": "later"})
-    eventually(lambda: len(ps.jobs(child_of=job.job_id)) == 3, "children")
-    ps.get(job.job_id)
-    (first,) = ps.jobs(child_of=job.job_id, topic="job.kids.endless", states=(JobState.RUNNING,))[
-        :1
-    ]
+    conditions: dict[str, Any] = {"child_of": job.job_id, "states": (JobState.RUNNING,)}
+    first = eventually(lambda: ps.jobs(**conditions), "a child runs")[0]
     key = first.record.request.idempotency_key
     assert key is not None
     first.cancel()
@@ -178,10 +175,11 @@ def test_many_jobs_can_be_given_keys(ps: Client) -> None:
 def test_children_end_with_their_parent_at_any_depth_unless_they_are_detached(
     ps: Client, end: str
 ) -> None:
-    timeout = 1.0 if end == "timeout" else 60.0
+    timeout = 3.0 if end == "timeout" else 60.0
     options: dict[str, Any] = {"labels": {"end": end}, "timeout": timeout}
     job = ps.submit("job.kids.failing", {"grandchild": True}, **options)
-    eventually(lambda: runs["begun running"] and runs["begun below"], "children run")
+    names = ("running", "below", "detached")
+    eventually(lambda: all(runs[f"begun {name}"] for name in names), "children run")
     if end == "cancel":
         job.cancel()
     assert job.wait(timeout=30).state is not JobState.SUCCEEDED
@@ -194,7 +192,8 @@ def test_children_end_with_their_parent_at_any_depth_unless_they_are_detached(
     (waited,) = [one for one in results if one and one.error_code == "PARENT_ENDED"]
     assert job.job_id in (waited.error_message or "")
     assert not runs["ended detached"]
-    (detached,) = ps.jobs(topic="job.kids.endless", states=(JobState.RUNNING,))
+    running: dict[str, Any] = {"topic": "job.kids.endless", "states": (JobState.RUNNING,)}
+    (detached,) = eventually(lambda: ps.jobs(**running), "the detached one runs")
     assert detached.record.request.detached
 
 

@@ -340,7 +340,9 @@ def test_items_spread_over_workers_are_child_jobs_in_order(tmp_path: Path) -> No
             "FAILED",
             "SUCCEEDED",
         ]
-        assert ps.pipelines.get(run.id).stage("double").metrics == {"seen": 5}
+        stage = ps.pipelines.get(run.id).stage("double")
+        assert stage is not None
+        assert stage.metrics == {"seen": 5}
         items = ps.pipelines.items(run.id, "double")
         assert [item.outcome.value for item in items] == ["ok", "failed", "ok"]
 

@@ -8,12 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
 
 import penstock
+from penstock.ports.engine_api import PARTS, EngineApi
 from penstock.ports.store import JobConditions, JobQuery
+from penstock.workloads.llm.batches import Batches
+from penstock.workloads.pipeline.store import Pipelines
 
 USES = Path(__file__).with_name("uses.py")
 SOURCE = Path(penstock.__file__).parents[1]
@@ -125,3 +129,15 @@ def test_the_conditions_of_a_call_are_the_fields_of_a_query() -> None:
 def test_every_public_name_can_be_imported() -> None:
     missing = [name for name in penstock.__all__ if not hasattr(penstock, name)]
     assert missing == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_client_has_every_method_of_the_engine(part: str, tmp_path: Path) -> None:
+    with penstock.App().run(tmp_path, http="") as client:
+        interface = typing.get_type_hints(
+            getattr(EngineApi, part).fget, None, {"Batches": Batches, "Pipelines": Pipelines}
+        )["return"]
+        names = {name for name in vars(interface) if not name.startswith("_")}
+        assert names
+        offered = {name for name in dir(getattr(client, part)) if not name.startswith("_")}
+        assert offered == names | {f"a{name}" for name in names}

@@ -126,7 +126,21 @@ def maps() -> None:
     join.starmap([("a",)])  # error
 
 
+@app.job("job.web.five")
+def five(a: str, b: int, c: bytes, d: float, e: bool = True) -> str:
+    return a
+
+
+def five_arguments() -> None:
+    reveal_type(five.starmap([("a", 1, b"", 2.0)]))  # is list[JobHandle[str]]
+    reveal_type(five.starmap([("a", 1, b"", 2.0, False)]))  # is list[JobHandle[str]]
+    five.starmap([("a", 1, b"", 2.0, "no")])  # error
+    five.starmap([("a", 1, b"")])  # error
+
+
 async def amaps() -> None:
+    reveal_type(await five.astarmap([("a", 1, b"", 2.0, False)]))  # is list[JobHandle[str]]
+    await five.astarmap([("a", 1, b"", "no", False)])  # error
     reveal_type(await fetch.amap(["a"]))  # is list[JobHandle[Page]]
     reveal_type(await join.astarmap([("a", 1)]))  # is list[JobHandle[bytes]]
     await fetch.amap([1])  # error
@@ -203,6 +217,52 @@ def handles(client: Client) -> None:
     print(narrower)
     with app.run("data") as ps:
         reveal_type(ps)  # is Client
+
+
+def parts(client: Client) -> None:
+    request = client.request("job.web.fetch", {"url": "a"})
+    schedule = penstock.Schedule(name="nightly", cron="0 3 * * *", request=request)
+    reveal_type(client.schedules.put(schedule))  # is ScheduleView
+    reveal_type(client.schedules.list())  # is list[ScheduleView]
+    reveal_type(client.schedules.get("nightly").next_at)  # is float | None
+    reveal_type(client.schedules.pause("nightly", paused=False))  # is ScheduleView
+    reveal_type(client.schedules.fire("nightly", tenant="a"))  # is Job
+    client.schedules.put("nightly")  # error
+    client.schedules.pause("nightly", "default", False)  # error
+    client.schedules.remove("nightly")  # error
+    limit = penstock.Limit(name="polite", rate=penstock.Rate(1, 1))
+    reveal_type(client.limits.put(limit).uses[0].running)  # is int
+    reveal_type(client.limits.delete("polite"))  # is None
+    client.limits.put(schedule)  # error
+    reveal_type(client.keys.create("ci", (penstock.KeyRole.SUBMIT,)).token)  # is str
+    client.keys.create("ci", ("submit",))  # error
+    client.keys.create("ci", (), expires="soon")  # error
+    reveal_type(client.keys.revoke("ci").revoked_at)  # is float | None
+    reveal_type(client.policy.current().rules[0].id)  # is str
+    reveal_type(client.policy.simulate("", limit=3).changed)  # is int
+    client.policy.explain()  # error
+    reveal_type(client.approvals.approve("job-1", reason="checked"))  # is Job
+    client.approvals.reject("job-1", "no")  # error
+    reveal_type(client.audit.read(penstock.AuditQuery(limit=3)))  # is list[AuditEntry]
+    client.audit.read(limit=3)  # error
+    reveal_type(client.pipelines.start("news", {"feeds": []}))  # is PipelineRecord
+    reveal_type(client.pipelines.runs(penstock.RunQuery()))  # is list[PipelineRecord]
+    for event in client.pipelines.stream("run-1"):
+        reveal_type(event)  # is PipelineEvent
+    client.pipelines.start("news", 3)  # error
+    client.pipelines.items("run-1")  # error
+    reveal_type(client.batches.get("batch-1"))  # is Batch
+    client.batches.get(3)  # error
+
+
+async def async_parts(client: Client) -> None:
+    reveal_type(await client.schedules.alist())  # is list[ScheduleView]
+    reveal_type(await client.limits.alist())  # is list[LimitView]
+    reveal_type(await client.pipelines.aget("run-1"))  # is PipelineRecord
+    async for event in client.pipelines.astream("run-1"):
+        reveal_type(event)  # is PipelineEvent
+    await client.schedules.aget(3)  # error
+    await client.keys.arevoke()  # error
 
 
 def tests(engine: testing.InMemoryEngine) -> None:

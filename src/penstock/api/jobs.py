@@ -16,7 +16,7 @@ from penstock.core.job import Job
 from penstock.core.ledger import Step
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.engine_api import MAX_WAITED, Ended
+from penstock.ports.engine_api import MAX_WAITED, Ended, newest_try
 from penstock.ports.store import JobQuery, LogLine, StepCount, StepQuery
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ async def wait_job(call: Call) -> Reply:
         with call.attending():
             job = await call.api.wait(job_id, timeout)
     except WaitTimedOut:
-        return job_reply(await call.api.get(job_id), 202)
+        return job_reply(await newest_try(call.api, await call.api.get(job_id)), 202)
     return job_reply(job)
 
 
@@ -256,6 +256,7 @@ OPERATIONS = (
         answer=Job,
         refusals=(404,),
         summary="Get a job's record",
+        description="Of the try with this id. If it was retried, `successor` names the retry.",
     ),
     Operation(
         "GET",
@@ -264,6 +265,10 @@ OPERATIONS = (
         answer=Why,
         refusals=(404,),
         summary="Why a job is where it is",
+        description=(
+            "If the try with this id was retried, how it ended, and what is happening to the "
+            "newest try."
+        ),
     ),
     Operation(
         "GET",
@@ -329,7 +334,7 @@ OPERATIONS = (
         summary="Wait for a job's end",
         description=(
             "200 with the final record, following retries, as soon as it has ended; 202 with the "
-            "record as it is when the time ran out first. Ask again then."
+            "record of the newest try as it is when the time ran out first. Ask again then."
         ),
     ),
     Operation(

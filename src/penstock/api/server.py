@@ -28,6 +28,7 @@ from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import Authenticator
 from penstock.ports.forking import close_in_children, fileno_of
+from penstock.ports.keepalive import ENGINE_TIMEOUT, keep_alive
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +207,7 @@ def _bind(options: HttpOptions) -> socket.socket:
         ) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keep_alive(bound, ENGINE_TIMEOUT)  # what it accepts inherits it
         bound.setblocking(False)
         bound.bind(address)
         bound.listen(_BACKLOG)  # only now is the port ours

@@ -53,11 +53,25 @@ from penstock.core.job import Job, JobRequest, chain_of, has_child_key
 from penstock.core.ledger import Step
 from penstock.core.pointer import decode_data, encode_data, media_type
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.engine_api import Bulk, Cancellation, EngineApi, EventBatch, JobUpdate
+from penstock.ports.engine_api import (
+    Approvals,
+    Audit,
+    Bulk,
+    Cancellation,
+    EngineApi,
+    EventBatch,
+    JobUpdate,
+    Keys,
+    Limits,
+    Policy,
+    Schedules,
+)
 from penstock.ports.store import JobConditions, JobQuery, LogLine, StepQuery
 from penstock.workloads.function.context import awaiting, child_keys, running, waiting
 from penstock.workloads.function.definition import JobFunction, SubmitOptions, checked, with_keys
+from penstock.workloads.llm.batches import Batches
 from penstock.workloads.pipeline.records import PipelineEvent
+from penstock.workloads.pipeline.interface import Pipelines
 from penstock.workloads.pipes.status import PipesView, status_of
 
 if TYPE_CHECKING:
@@ -303,14 +317,14 @@ class Client(_Caller):
         self._engine = engine = EngineCalls(api, portal, direct, functions, reopen)
         self.url = url
         """Where the engine's HTTP API is, if this client knows one."""
-        self.approvals = Front(engine, "approvals")
-        self.policy = Front(engine, "policy")
-        self.schedules = Front(engine, "schedules")
-        self.limits = Front(engine, "limits")
-        self.keys = Front(engine, "keys")
-        self.audit = Front(engine, "audit")
-        self.pipelines = PipelinesFront(engine, "pipelines")
-        self.batches = Front(engine, "batches")
+        self.approvals = ApprovalsClient(engine)
+        self.policy = PolicyClient(engine)
+        self.schedules = SchedulesClient(engine)
+        self.limits = LimitsClient(engine)
+        self.keys = KeysClient(engine)
+        self.audit = AuditClient(engine)
+        self.pipelines = PipelinesClient(engine)
+        self.batches = BatchesClient(engine)
 
     @property
     def api(self) -> EngineApi:
@@ -547,32 +561,100 @@ async def _uploaded(
     return requests
 
 
-class Front:
-    """A part of an EngineApi with blocking methods; each has an async twin with an `a` before
-    it."""
-
-    def __init__(self, engine: EngineCalls, part: str) -> None:
-        self._engine, self._part = engine, part
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        own = getattr(self._engine.api, self._part)
-        if hasattr(own, name):
-            return lambda *args, **given: self._engine.run(self._call(name, args, given))
-        if name.startswith("a") and hasattr(own, name[1:]):
-            return lambda *args, **given: self._engine.arun(self._call(name[1:], args, given))
-        raise AttributeError(f"{self._part} has no {name!r}")
-
-    def _call(self, name: str, args: Any, given: Any) -> Callable[[EngineApi], Any]:
-        return lambda api: getattr(getattr(api, self._part), name)(*args, **given)
-
-    def __dir__(self) -> list[str]:
-        own = getattr(self._engine.api, self._part)
-        names = [name for name in dir(own) if not name.startswith("_")]
-        return names + [f"a{name}" for name in names]
+# -- its parts --------------------------------------------------------------------
 
 
-class PipelinesFront(Front):
-    """Pipelines, with their events to be iterated over, plainly or asynchronously."""
+class ClientPart(_Caller):
+    """A part of an EngineApi, as `client.schedules`, with blocking methods; each has an async twin
+    with an `a` before its name."""
+
+    _part: str
+
+    def __init__(self, engine: EngineCalls) -> None:
+        self._engine = engine
+
+
+def of_part(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Twins[ClientPart, P, T]:
+    """A method of a part of the engine's API, as it is."""
+    name = method.__name__
+
+    async def call(self: ClientPart, api: EngineApi, /, *args: P.args, **given: P.kwargs) -> T:
+        return await getattr(getattr(api, self._part), name)(*args, **given)  # type: ignore[no-any-return]
+
+    return _made(call, method, "")
+
+
+class ApprovalsClient(ClientPart):
+    """See `penstock.ports.engine_api.Approvals`."""
+
+    _part = "approvals"
+    approve, aapprove = of_part(Approvals.approve)
+    reject, areject = of_part(Approvals.reject)
+
+
+class PolicyClient(ClientPart):
+    """See `penstock.ports.engine_api.Policy`."""
+
+    _part = "policy"
+    current, acurrent = of_part(Policy.current)
+    explain, aexplain = of_part(Policy.explain)
+    simulate, asimulate = of_part(Policy.simulate)
+    reload, areload = of_part(Policy.reload)
+
+
+class SchedulesClient(ClientPart):
+    """See `penstock.ports.engine_api.Schedules`."""
+
+    _part = "schedules"
+    put, aput = of_part(Schedules.put)
+    list, alist = of_part(Schedules.list)
+    get, aget = of_part(Schedules.get)
+    pause, apause = of_part(Schedules.pause)
+    fire, afire = of_part(Schedules.fire)
+    delete, adelete = of_part(Schedules.delete)
+
+
+class LimitsClient(ClientPart):
+    """See `penstock.ports.engine_api.Limits`."""
+
+    _part = "limits"
+    put, aput = of_part(Limits.put)
+    list, alist = of_part(Limits.list)
+    delete, adelete = of_part(Limits.delete)
+
+
+class KeysClient(ClientPart):
+    """See `penstock.ports.engine_api.Keys`."""
+
+    _part = "keys"
+    create, acreate = of_part(Keys.create)
+    list, alist = of_part(Keys.list)
+    revoke, arevoke = of_part(Keys.revoke)
+
+
+class AuditClient(ClientPart):
+    """See `penstock.ports.engine_api.Audit`."""
+
+    _part = "audit"
+    read, aread = of_part(Audit.read)
+
+
+class PipelinesClient(ClientPart):
+    """See `penstock.workloads.pipeline.interface.Pipelines`."""
+
+    _part = "pipelines"
+    list, alist = of_part(Pipelines.list)
+    show, ashow = of_part(Pipelines.show)
+    start, astart = of_part(Pipelines.start)
+    get, aget = of_part(Pipelines.get)
+    runs, aruns = of_part(Pipelines.runs)
+    items, aitems = of_part(Pipelines.items)
+    cancel, acancel = of_part(Pipelines.cancel)
+    retry_failed, aretry_failed = of_part(Pipelines.retry_failed)
+    breakers, abreakers = of_part(Pipelines.breakers)
+    reset_breaker, areset_breaker = of_part(Pipelines.reset_breaker)
 
     def stream(self, job_id: str, after: int = 0) -> Iterator[PipelineEvent]:
         """What happens to a run, from an event's id on, until it has ended."""
@@ -580,6 +662,27 @@ class PipelinesFront(Front):
 
     def astream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
         return self._engine.aeach(self._engine.api.pipelines.stream(job_id, after))
+
+
+class BatchesClient(ClientPart):
+    """See `penstock.workloads.llm.batches.Batches`."""
+
+    _part = "batches"
+    begin_upload, abegin_upload = of_part(Batches.begin_upload)
+    write_upload, awrite_upload = of_part(Batches.write_upload)
+    keep_upload, akeep_upload = of_part(Batches.keep_upload)
+    drop_upload, adrop_upload = of_part(Batches.drop_upload)
+    file, afile = of_part(Batches.file)
+    files, afiles = of_part(Batches.files)
+    read_file, aread_file = of_part(Batches.read_file)
+    delete_file, adelete_file = of_part(Batches.delete_file)
+    create, acreate = of_part(Batches.create)
+    get, aget = of_part(Batches.get)
+    list, alist = of_part(Batches.list)
+    cancel, acancel = of_part(Batches.cancel)
+
+
+# -- requests ---------------------------------------------------------------------
 
 
 def encode_input(given: Any) -> bytes:

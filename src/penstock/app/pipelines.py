@@ -53,7 +53,7 @@ class Pipeline(Definition):
         client = self._connected()
         record = client.pipelines.start(self.name, self.plain_config(config))
         client.get(record.id).wait(timeout=timeout)
-        return client.pipelines.get(record.id)  # type: ignore[no-any-return]
+        return client.pipelines.get(record.id)
 
     def _connected(self) -> Client:
         if self._app is not None and self._app.is_running:

@@ -55,13 +55,6 @@ async def chain_or_given(api: EngineApi, text: str) -> str:
         return text
 
 
-async def newest_of(api: EngineApi, job: Job) -> Job:
-    """The newest try of a job."""
-    while job.successor is not None:
-        job = await api.get(job.successor)
-    return job
-
-
 async def _alike(api: EngineApi, text: str) -> list[Job]:
     """Jobs whose id begins or ends so; a few are enough to say that it could be several."""
     plain = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.app.client import outcome_of
 from penstock.cli.exits import Exit
-from penstock.cli.ids import meant, newest_of
+from penstock.cli.ids import meant
 from penstock.cli.paper import print_bytes, print_json, record
 from penstock.cli.parameters import DURATION, as_json
 from penstock.cli.place import Place, placed, reading_at, run
@@ -18,7 +18,7 @@ from penstock.cli.terminal import escaped, harmless
 from penstock.core.errors import WaitTimedOut
 from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.engine_api import EngineApi
+from penstock.ports.engine_api import EngineApi, newest_try
 
 
 @click.command()
@@ -65,7 +65,7 @@ async def _result(
 
 
 async def _last(api: EngineApi, job: Job) -> Job:
-    job = await newest_of(api, job)
+    job = await newest_try(api, job)
     if not job.is_final:
         raise WaitTimedOut(
             f"job {job.job_id} is {job.state}: it has no result yet", hint="--wait waits for it"

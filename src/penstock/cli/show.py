@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.cli.approvals import who_may
-from penstock.cli.ids import meant, newest_of
+from penstock.cli.ids import meant
 from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed, reading_at, run
@@ -21,7 +21,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.job import NO_RETRY, Job, JobRequest, chain_of
 from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.engine_api import EngineApi
+from penstock.ports.engine_api import EngineApi, newest_try
 from penstock.ports.store import JobQuery, StepCount
 from penstock.workloads.llm.values import PIPE_TOPICS, HopTime
 from penstock.workloads.pipeline.records import pipeline_of
@@ -82,7 +82,7 @@ def show(place: Place, job: str, tries: bool, json: bool) -> None:
 
 async def _show(place: Place, text: str, tries: bool, json: bool) -> None:
     async with reading_at(place) as api:
-        dossier = await _gather(api, await newest_of(api, await meant(api, text)), tries)
+        dossier = await _gather(api, await newest_try(api, await meant(api, text)), tries)
         if json:
             print_json(
                 {

@@ -52,6 +52,7 @@ from penstock.ports.engine_api import (
     Session,
     Submitted,
     WorkerView,
+    newest_try,
 )
 from penstock.ports.store import JobQuery, LogLine, StepCount, StepPage, StepQuery, Verified
 
@@ -172,6 +173,13 @@ class LocalEngineApi:
 
     async def why(self, job_id: str) -> str:
         job = await self.get(job_id)
+        if job.successor is None:
+            return self._why(job)
+        newest = await newest_try(self, job)
+        number = newest.request.try_number
+        return f"{self._why(job)}; try {number} is {newest.job_id}: {self._why(newest)}"
+
+    def _why(self, job: Job) -> str:
         match job.state:
             case JobState.PENDING | JobState.SCHEDULED:
                 return self._why_waiting(job)
@@ -217,7 +225,7 @@ class LocalEngineApi:
             async with asyncio.timeout(timeout):
                 return await self._final(job_id)
         except TimeoutError:
-            job = await self.get(job_id)
+            job = await newest_try(self, await self.get(job_id))
             raise WaitTimedOut(
                 f"job {job_id} is still {job.state} after {timeout:g} s",
                 hint="the job goes on; wait again later, or cancel it",
@@ -546,6 +554,4 @@ def _how_it_ended(job: Job) -> str:
     said = f"it ended {job.state}"
     if job.result is not None and job.result.error_message:
         said += f": {job.result.error_message}"
-    if job.successor is not None:
-        said += f"; retried as {job.successor}"
     return said

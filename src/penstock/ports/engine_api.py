@@ -238,14 +238,16 @@ class EngineApi(Protocol):
         key) is answered with the job it became. An empty job_id asks for a new one.
         """
 
-    async def get(self, job_id: str) -> Job: ...
+    async def get(self, job_id: str) -> Job:
+        """The record of the try with this id; `successor` names its retry."""
 
     async def find(self, query: JobQuery) -> list[Job]: ...
 
     async def history(self, job_id: str) -> list[Transition]: ...
 
     async def why(self, job_id: str) -> str:
-        """Why the job waits, or what is happening to it, in one sentence."""
+        """Why the job waits, or what is happening to it, in one sentence; of a try that was
+        retried: what became of it, and the same about the newest try."""
 
     async def wait(self, job_id: str, timeout: float | None = None) -> Job:
         """The final record, following retries. Raises WaitTimedOut."""
@@ -337,6 +339,13 @@ class EngineApi(Protocol):
 
     async def read_blob(self, uri: str, start: int, length: int) -> bytes:
         """A byte range; shorter only at the end."""
+
+
+async def newest_try(api: EngineApi, job: Job) -> Job:
+    """The record of the last retry of a job; its own, if it was not retried."""
+    while job.successor is not None:
+        job = await api.get(job.successor)
+    return job
 
 
 # -- approvals --------------------------------------------------------------------------------

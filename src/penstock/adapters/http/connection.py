@@ -8,6 +8,7 @@ answer was lost is told so.
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -37,6 +38,7 @@ from penstock.core.errors import (
     revived,
 )
 from penstock.ports.clock import Clock, SystemClock, backoff
+from penstock.ports.keepalive import CALLER_TIMEOUT, keep_alive
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +51,11 @@ END = "end"
 """The kind of event that ends a stream."""
 _LATE = 2.0
 """Seconds beyond a caller's own timeout after which an engine that is silent counts as lost."""
-_SILENCE = 60.0
-"""Seconds without a sign of life after which a stream is taken for dead."""
+_SILENCE = 45.0
+"""Seconds without a sign of life (by default an engine gives one every 15 s) after which a stream
+is taken for dead."""
+_LEAST_SILENCE = 10.0
+"""Seconds that an engine has to answer, however short the reconnect_timeout is."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -104,7 +109,9 @@ class Connection:
 
     async def open(self) -> None:
         options = self.options
-        connector = aiohttp.TCPConnector(limit=options.connections, ssl=trust(options.ca_file))
+        connector = aiohttp.TCPConnector(
+            limit=options.connections, ssl=trust(options.ca_file), socket_factory=_new_socket
+        )
         headers = {"Accept": "*/*"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -200,11 +207,12 @@ class Connection:
         began = self._clock.monotonic()
         end = self._patience_ends(began) if until is None else until
         for pause in _pauses():
-            patience = wait + self.options.read_timeout
+            patience = wait + self._longest_silence(again)
             if until is not None:
                 patience = min(patience, max(0.0, end - self._clock.monotonic()) + _LATE)
             try:
-                return await self.once(method, path, query, data, headers, patience)
+                total = None if until is None else patience
+                return await self.once(method, path, query, data, headers, patience, total)
             except NoAnswer as error:
                 if error.was_sent and not again:
                     raise EngineUnavailable(
@@ -217,6 +225,17 @@ class Connection:
                 log.debug("%s %s: %s; trying again", method, path, error)
             await self._clock.sleep(min(pause, left))
         raise AssertionError("unreachable")
+
+    def _longest_silence(self, again: bool) -> float:
+        """Seconds that an answer may take which need not wait for anything.
+
+        With `again`, half of the time is left for another connection: this one may be dead.
+        """
+        options = self.options
+        if options.reconnect_timeout is None:
+            return options.read_timeout
+        silence = options.reconnect_timeout / 2 if again else options.reconnect_timeout
+        return min(options.read_timeout, max(silence, _LEAST_SILENCE))
 
     def _patience_ends(self, since: float) -> float:
         patience = self.options.reconnect_timeout
@@ -237,14 +256,16 @@ class Connection:
         data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         patience: float | None = None,
+        total: float | None = None,
     ) -> Response:
-        """One try. Raises NotRunning if there is no answer in `patience` seconds."""
+        """One try. Raises NotRunning if nothing comes for `patience` seconds, or if it takes
+        longer than `total`."""
         given = dict(headers or {})
         if data is not None:
             given.setdefault("Content-Type", _JSON)
         if patience is None:
             patience = self.options.read_timeout
-        async with self._requested(method, path, query, given, patience, data) as response:
+        async with self._requested(method, path, query, given, patience, data, total) as response:
             return Response(response.status, response.headers, await response.read())
 
     @asynccontextmanager
@@ -256,14 +277,12 @@ class Connection:
         headers: Mapping[str, str],
         patience: float,
         data: bytes | None = None,
+        total: float | None = None,
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         """An answer that began well. Raises what the engine raised, or why there is no answer."""
-        options = self.options
+        connecting = min(self.options.connect_timeout, patience)
         timeout = aiohttp.ClientTimeout(
-            total=None,
-            sock_connect=options.connect_timeout,
-            connect=options.connect_timeout + options.read_timeout,
-            sock_read=patience,
+            total=total, sock_connect=connecting, connect=patience, sock_read=patience
         )
         try:
             async with self._opened().request(
@@ -319,16 +338,18 @@ class Connection:
         engine raised, and EngineUnavailable when it can't be reached for too long.
         """
         parser = EventParser()
-        pauses, since = _pauses(), self._clock.monotonic()
+        pauses, since, is_open = _pauses(), self._clock.monotonic(), False
         while True:
             try:
                 async with aclosing(self._read(path, query, parser)) as reading:
                     async for events in reading:
-                        pauses, since = _pauses(), self._clock.monotonic()
+                        pauses, is_open = _pauses(), True
                         yield events
                         if events[-1].kind in (last, END):
                             return
             except (NoAnswer, TooMany) as error:
+                if is_open:
+                    since, is_open = self._clock.monotonic(), False
                 if self._clock.monotonic() > self._patience_ends(since):
                     if isinstance(error, TooMany):
                         raise
@@ -374,6 +395,12 @@ def trust(ca_file: Path | None) -> ssl.SSLContext | bool:
         raise Misconfigured(
             f"can't use the certificates in {ca_file}: {error}", hint="it must be in PEM form"
         ) from error
+
+
+def _new_socket(address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(*address[:3])
+    keep_alive(made, CALLER_TIMEOUT)
+    return made
 
 
 def segment(text: str) -> str:

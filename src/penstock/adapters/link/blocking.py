@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import select
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +23,8 @@ from penstock.adapters.link.frames import (
     Failure,
     Frame,
     Hello,
+    Ping,
+    Pong,
     Pub,
     Reply,
     decode_frame,
@@ -29,21 +33,28 @@ from penstock.adapters.link.frames import (
 from penstock.adapters.link.proxy import Decode, remote_api
 from penstock.adapters.link.renewal import (
     HANDSHAKE_TIMEOUT,
+    MAX_UNANSWERED,
+    PING_INTERVAL,
     RECONNECT_TIMEOUT,
     ConnectionLost,
     Sending,
     job_ids,
     pauses,
+    ping_interval,
 )
 from penstock.core.errors import NotRunning, Unavailable
 from penstock.ports.bus import HEARTBEAT, Heartbeat
 from penstock.ports.engine_api import ONCE, EngineApi
 from penstock.ports.forking import close_in_children
+from penstock.ports.keepalive import CALLER_TIMEOUT, keep_alive
 
 log = logging.getLogger(__name__)
 
+_PING = framed(Ping())
 T = TypeVar("T")
 _READ = 1 << 16
+_INSTANT = 0.001
+"""The shortest timeout of a socket: with 0 it would not wait at all."""
 
 
 class BlockingLink:
@@ -57,6 +68,9 @@ class BlockingLink:
     ) -> None:
         self._address, self._token = address, token
         self._reconnect_timeout = reconnect_timeout
+        self._ping_interval = ping_interval(reconnect_timeout)
+        self._rest = b""
+        """What was received of later frames."""
         self._call_ids = itertools.count(1)
         self._job_ids = job_ids()
         self._socket: socket.socket | None = None
@@ -75,8 +89,8 @@ class BlockingLink:
             call_id = next(self._call_ids)
             try:
                 frame = self._ask(Call.of(call_id, method, sending.params), sending)
-            except ConnectionLost:
-                sending.lost()
+            except ConnectionLost as error:
+                sending.lost(error.since)
                 continue
             if isinstance(frame, Reply) and frame.id == call_id:
                 return decode(frame.value)
@@ -109,13 +123,15 @@ class BlockingLink:
             time.sleep(pause if left is None else min(left, pause))
 
     def _open(self, patience: float) -> None:
-        self._socket = open_socket(self._address, patience)
+        until = time.monotonic() + patience
+        self._socket, self._rest = open_socket(self._address, patience), b""
         try:
-            self._send(Hello(PROTOCOL, self._token))
-            if isinstance(frame := self._receive(), Failure):
+            self._send(framed(Hello(PROTOCOL, self._token)), until)
+            if isinstance(frame := self._receive(until), Failure):
                 raise frame.revive()
-            self._socket.settimeout(None)
+            self._socket.settimeout(self._ping_interval)
         except (ConnectionLost, TimeoutError) as error:
+            self.close()
             raise self._address.unreachable() from error
         except BaseException:
             self.close()
@@ -123,60 +139,94 @@ class BlockingLink:
 
     def _is_stale(self, connection: socket.socket) -> bool:
         """Whether the engine has closed it: what is sent once must not be lost to that."""
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
         try:
-            return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
+            return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
         except OSError:
             return True
 
     def _ask(self, frame: Frame, sending: Sending) -> AnyFrame:
-        if (patience := sending.answer_timeout) is None:
-            self._send(frame)
-            return self._receive()
-        assert self._socket is not None
-        self._socket.settimeout(patience)
+        patience = sending.answer_timeout
+        until = None if patience is None else time.monotonic() + patience
         try:
-            self._send(frame)
-            answer = self._receive()
+            self._send(framed(frame), until)
+            answer = self._receive(until)
         except TimeoutError:
             self.close()
             raise sending.unavailable() from None
-        self._socket.settimeout(None)
+        if until is not None and self._socket is not None:
+            self._socket.settimeout(self._ping_interval)
         return answer
 
-    def _send(self, frame: Frame) -> None:
-        assert self._socket is not None
+    def _receive(self, until: float | None) -> AnyFrame:
+        """The next frame; the engine sends one for each of ours."""
+        data, self._rest = self._rest, b""
         try:
-            self._socket.sendall(framed(frame))
-        except OSError as error:
+            while True:
+                while len(data) < 4:
+                    data += self._more(until)
+                size = 4 + int.from_bytes(data[:4], "big")
+                if size > MAX_FRAME:
+                    raise ValueError(f"a frame of {size} bytes")
+                if len(data) < size:
+                    whole = bytearray(data)
+                    while len(whole) < size:
+                        whole += self._more(until)
+                    data = bytes(whole)
+                frame: AnyFrame = decode_frame(data[4:size])
+                data = data[size:]
+                if not isinstance(frame, Pong):
+                    self._rest = data
+                    return frame
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
             raise self._lost(error) from error
 
-    def _receive(self) -> AnyFrame:
-        """The next frame; the engine sends one for each of ours."""
+    def _send(self, data: bytes, until: float | None) -> None:
+        """Raises TimeoutError at the end of the caller's time, ConnectionLost."""
+        unsent, tries = memoryview(data), 0
+        while unsent:
+            sent = self._within_interval(partial(_send, data=unsent), until)
+            tries = tries + 1 if sent is None else 0
+            if tries == MAX_UNANSWERED:
+                raise self._silent()
+            unsent = unsent[sent or 0 :]
+
+    def _more(self, until: float | None) -> bytes:
+        """What the engine sent. While it sends nothing, it is pinged. Raises as `_send` does."""
+        for unanswered in range(MAX_UNANSWERED + 1):
+            if unanswered:
+                self._send(_PING, until)
+            if data := self._within_interval(_receive, until):
+                return data
+            if data is not None:
+                raise self._lost(ConnectionError("end of stream"))
+        raise self._silent()
+
+    def _within_interval(self, work: Callable[[socket.socket], T], until: float | None) -> T | None:
+        """None if it could not be done until the next ping is due. Raises as `_send` does."""
         connection = self._socket
         assert connection is not None
+        if until is not None:
+            left = until - time.monotonic()
+            connection.settimeout(max(_INSTANT, min(self._ping_interval, left)))
         try:
-            data = connection.recv(_READ)
-            while len(data) < 4:
-                data += _more(connection)
-            size = 4 + int.from_bytes(data[:4], "big")
-            if size > MAX_FRAME:
-                raise ConnectionError(f"a frame of {size} bytes")
-            if len(data) < size:
-                whole = bytearray(data)
-                while len(whole) < size:
-                    whole += _more(connection)
-                data = bytes(whole)
-            frame: AnyFrame = decode_frame(data[4:])
-            return frame
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise self._lost(error) from error
+            return work(connection)
+        except OSError as error:
+            if not isinstance(error, TimeoutError) or error.errno is not None:
+                raise self._lost(error) from error
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError
+        return None
 
-    def _lost(self, error: Exception) -> Exception:
+    def _silent(self) -> ConnectionLost:
+        silence = MAX_UNANSWERED * self._ping_interval
+        return self._lost(ConnectionError("it is silent"), time.monotonic() - silence)
+
+    def _lost(self, error: Exception, since: float | None = None) -> ConnectionLost:
         log.debug("lost the connection to %s: %s", self._address, error)
         self.close()
-        return error if isinstance(error, TimeoutError) else ConnectionLost()
+        return ConnectionLost(since)
 
     def close(self) -> None:
         if self._socket is not None:
@@ -184,10 +234,12 @@ class BlockingLink:
             self._socket = None
 
 
-def _more(connection: socket.socket) -> bytes:
-    if not (data := connection.recv(_READ)):
-        raise ConnectionError("end of stream")
-    return data
+def _send(connection: socket.socket, data: memoryview) -> int:
+    return connection.send(data)
+
+
+def _receive(connection: socket.socket) -> bytes:
+    return connection.recv(_READ)
 
 
 class LinkPool:
@@ -247,7 +299,7 @@ class Pulse:
     def __init__(self, address: Address, worker_id: str, *, token: str, interval: float) -> None:
         self._address, self._interval = address, interval
         self._hello = framed(Hello(PROTOCOL, token))
-        self._beat = framed(Pub(HEARTBEAT, [Heartbeat(worker_id)]))
+        self._beat = framed(Pub(HEARTBEAT, [Heartbeat(worker_id)])) + _PING
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-pulse", daemon=True)
 
@@ -260,11 +312,17 @@ class Pulse:
 
     def _run(self) -> None:
         connection: socket.socket | None = None
+        unanswered = 0
         while not self._stop.is_set():
             try:
                 if connection is None:
                     connection = open_socket(self._address, timeout=5)
                     connection.sendall(self._hello)
+                    connection.setblocking(False)
+                    unanswered = 0
+                unanswered = 0 if self._was_answered(connection) else unanswered + 1
+                if unanswered * self._interval > MAX_UNANSWERED * PING_INTERVAL:
+                    raise ConnectionError("the engine is silent")
                 connection.sendall(self._beat)
             except (OSError, NotRunning):
                 if connection is not None:
@@ -274,6 +332,15 @@ class Pulse:
         if connection is not None:
             connection.close()
 
+    def _was_answered(self, connection: socket.socket) -> bool:
+        """Whether anything came since the last time."""
+        try:
+            if not connection.recv(_READ):
+                raise ConnectionError("end of stream")
+        except BlockingIOError:
+            return False
+        return True
+
 
 def open_socket(address: Address, timeout: float | None = None) -> socket.socket:
     """Raises NotRunning, and Misconfigured for an address on another machine."""
@@ -282,6 +349,7 @@ def open_socket(address: Address, timeout: float | None = None) -> socket.socket
         if address.path is None:
             connection = socket.create_connection((address.host, address.port), timeout=timeout)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            keep_alive(connection, CALLER_TIMEOUT)
             return connection
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

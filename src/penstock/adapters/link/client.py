@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
@@ -26,6 +27,7 @@ from penstock.adapters.link.frames import (
     FrameProtocol,
     Hello,
     Item,
+    Ping,
     Pub,
     Reply,
     Stop,
@@ -37,16 +39,19 @@ from penstock.adapters.link.frames import (
 from penstock.adapters.link.proxy import Decode
 from penstock.adapters.link.renewal import (
     HANDSHAKE_TIMEOUT,
+    MAX_UNANSWERED,
     RECONNECT_TIMEOUT,
     ConnectionLost,
     Reading,
     Sending,
     job_ids,
     pauses,
+    ping_interval,
 )
 from penstock.core.errors import NotRunning, PenstockError, Unavailable
 from penstock.ports.bus import AnyMessage, Handler, Reader
 from penstock.ports.forking import close_in_children, fileno_of
+from penstock.ports.keepalive import CALLER_TIMEOUT
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +60,9 @@ _REFUSED_PAUSE = 5.0
 """Seconds until a worker asks an engine again that refused it."""
 _BUFFERED = 10_000
 """Messages kept while the link is down; a worker keeps its results itself."""
+_GOODBYE = 2.0
+"""Seconds that the last frames have to leave."""
+_Received = Item | End | Failure | ConnectionLost
 
 
 class Link:
@@ -72,6 +80,7 @@ class Link:
         ever."""
         self.address = address
         self._token, self._will, self._reconnect_timeout = token, will, reconnect_timeout
+        self._ping_interval = ping_interval(reconnect_timeout)
         self.on_connect: Callable[[], None] = lambda: None
         """Called whenever the link has come up."""
         self.number = 0
@@ -83,7 +92,7 @@ class Link:
         self._call_ids = itertools.count(1)
         self._job_ids = job_ids()
         self._calls: dict[int, asyncio.Future[Raw]] = {}
-        self._streams: dict[int, asyncio.Queue[Item | End | Failure | None]] = {}
+        self._streams: dict[int, asyncio.Queue[_Received]] = {}
         self._readers: dict[str, list[Reader]] = {}
         self._unsent: deque[Pub] = deque(maxlen=_BUFFERED)
         self._welcome: asyncio.Future[None] | None = None
@@ -122,7 +131,9 @@ class Link:
         loop, address = asyncio.get_running_loop(), self.address
 
         def make() -> FrameProtocol:
-            opened = FrameProtocol(self._take, lambda error: self._lost(opened))
+            opened = FrameProtocol(
+                self._take, lambda error: self._lost(opened, error), CALLER_TIMEOUT
+            )
             self._opened = opened
             return opened
 
@@ -147,6 +158,21 @@ class Link:
         self.on_connect()
         while self._unsent:
             protocol.send(self._unsent.popleft())
+        self._ping(protocol, -1)
+
+    def _ping(self, protocol: FrameProtocol, unanswered: int) -> None:
+        """Ping the engine now and then. Pings are counted, not seconds: if this process was
+        stopped for a while, its engine is not to blame."""
+        if protocol is not self._protocol:
+            return
+        unanswered = 0 if protocol.has_heard else unanswered + 1
+        protocol.has_heard = False
+        if unanswered == MAX_UNANSWERED:
+            silence = unanswered * self._ping_interval
+            protocol.abort(ConnectionLost(time.monotonic() - silence))
+            return
+        protocol.send(Ping())
+        asyncio.get_running_loop().call_later(self._ping_interval, self._ping, protocol, unanswered)
 
     async def keep(self) -> None:
         """Reconnect whenever the connection is lost, until cancelled."""
@@ -201,18 +227,19 @@ class Link:
             if not self._waiting:
                 return
 
-    def _lost(self, protocol: FrameProtocol) -> None:
+    def _lost(self, protocol: FrameProtocol, error: Exception | None) -> None:
         if protocol is not self._opened:
             return  # another one has taken its place
         self._opened = self._protocol = None
         self._down.set()
         if self._welcome is not None and not self._welcome.done():
             self._welcome.set_exception(self.address.unreachable())
+        since = error.since if isinstance(error, ConnectionLost) else time.monotonic()
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(ConnectionLost())
+                call.set_exception(ConnectionLost(since))
         for queue in self._streams.values():
-            queue.put_nowait(None)
+            queue.put_nowait(ConnectionLost(since))
 
     def _take(self, frame: AnyFrame) -> None:
         match frame:
@@ -245,9 +272,14 @@ class Link:
             for reader in list(readers):
                 await reader.close()
         if self._protocol is not None:
-            self._protocol.send(Bye())
-            self._protocol.close()
-            await self._down.wait()
+            protocol = self._protocol
+            protocol.send(Bye())
+            protocol.close()
+            try:
+                async with asyncio.timeout(_GOODBYE):
+                    await self._down.wait()
+            except TimeoutError:
+                protocol.abort(ConnectionError("the engine does not read"))
 
     # -- calling ------------------------------------------------------------------
 
@@ -257,8 +289,8 @@ class Link:
             protocol = self._protocol or await self._connected(sending)
             try:
                 return decode(await self._send(protocol, method, sending))
-            except ConnectionLost:
-                sending.lost()
+            except ConnectionLost as error:
+                sending.lost(error.since)
 
     async def _send(self, protocol: FrameProtocol, method: str, sending: Sending) -> Raw:
         loop = asyncio.get_running_loop()
@@ -285,12 +317,13 @@ class Link:
         reading = Reading(self.address, method, params, self._reconnect_timeout)
         while True:
             protocol = self._protocol or await self._connected(reading)
+            reading.connected()
             call_id = next(self._call_ids)
-            queue: asyncio.Queue[Item | End | Failure | None] = asyncio.Queue()
+            queue: asyncio.Queue[_Received] = asyncio.Queue()
             self._streams[call_id] = queue
             protocol.send(Call.of(call_id, method, reading.params, stream=True))
             try:
-                while (frame := await queue.get()) is not None:  # None: the connection was lost
+                while not isinstance(frame := await queue.get(), ConnectionLost):
                     if isinstance(frame, End):
                         return
                     if isinstance(frame, Failure):
@@ -298,6 +331,7 @@ class Link:
                     value = decode(frame.value)
                     if reading.is_new(value):
                         yield value
+                reading.lost(frame.since)
             finally:
                 del self._streams[call_id]
                 protocol.send(Stop(call_id))

@@ -15,8 +15,9 @@ from msgspec import Raw, Struct
 
 from penstock.core.errors import PenstockError, revived
 from penstock.ports.bus import AnyMessage
+from penstock.ports.keepalive import keep_alive
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME = 128 << 20
 MAX_GREETING = 4 << 10
 """Bytes of the first frame, before the client is authenticated."""
@@ -104,6 +105,14 @@ class Stop(Frame, frozen=True):
     id: int
 
 
+class Ping(Frame, frozen=True):
+    """Asks whether the engine is there, through whatever stands between."""
+
+
+class Pong(Frame, frozen=True):
+    """Answers a Ping."""
+
+
 class Failure(Frame, frozen=True):
     id: int
     code: str
@@ -121,7 +130,21 @@ class Failure(Frame, frozen=True):
 
 
 AnyFrame = (
-    Hello | Welcome | Sub | Unsub | Pub | Will | Bye | Call | Reply | Item | End | Stop | Failure
+    Hello
+    | Welcome
+    | Sub
+    | Unsub
+    | Pub
+    | Will
+    | Bye
+    | Call
+    | Reply
+    | Item
+    | End
+    | Stop
+    | Ping
+    | Pong
+    | Failure
 )
 
 encode = msgspec.msgpack.Encoder().encode
@@ -140,8 +163,13 @@ class FrameProtocol(asyncio.Protocol):
         self,
         on_frame: Callable[[AnyFrame], None],
         on_lost: Callable[[Exception | None], None],
+        unacknowledged: float,
     ) -> None:
+        """`unacknowledged`: seconds that what was sent may be, before the connection ends."""
         self._on_frame, self._on_lost = on_frame, on_lost
+        self._unacknowledged = unacknowledged
+        self.has_heard = False
+        """Whether anything was received since this was last set to False."""
         self._buffer = bytearray()
         self.max_frame = MAX_FRAME
         self._writable = asyncio.Event()
@@ -151,8 +179,10 @@ class FrameProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=4 << 20)
+        keep_alive(transport.get_extra_info("socket"), self._unacknowledged)
 
     def data_received(self, data: bytes) -> None:
+        self.has_heard = True
         buffer = self._buffer
         received: bytes | bytearray = data
         if buffer:  # the rest of a frame

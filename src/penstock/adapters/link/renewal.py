@@ -3,6 +3,10 @@
 A call that was not sent yet waits for the engine to come back. One that was sent is sent again,
 unless it is one of `ONCE`: then its caller is told that the answer was lost. A stream goes on
 after the last value that came.
+
+A connection can also die without a word: a machine without power sends nothing. So the engine is
+pinged, and one that lets three pings unanswered is lost. (The options of `ports/keepalive.py` see
+no farther than the next tunnel or proxy.)
 """
 
 from __future__ import annotations
@@ -26,6 +30,14 @@ RECONNECT_TIMEOUT = 60.0
 """Seconds that a call without a timeout of its own waits for an engine that was lost."""
 HANDSHAKE_TIMEOUT = 10.0
 """Seconds within which an engine must have answered the first frame."""
+PING_INTERVAL = 10.0
+"""Seconds between pings."""
+MAX_UNANSWERED = 3
+"""Pings in a row after which an engine that sent nothing is lost."""
+_LEAST_SILENCE = 3.0
+"""Seconds for which an engine may be silent, however short the reconnect_timeout is."""
+_STEADY = 1.0
+"""Seconds after which a connection was good, though no value of a stream came over it."""
 _LATE = 2.0
 """Seconds beyond a caller's timeout after which an engine that is connected counts as lost."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -33,6 +45,18 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 class ConnectionLost(Exception):
     """The connection ended before the answer came."""
+
+    def __init__(self, since: float | None = None) -> None:
+        """`since` is when the engine was last heard of, on the monotonic clock."""
+        super().__init__()
+        self.since = time.monotonic() if since is None else since
+
+
+def ping_interval(reconnect_timeout: float | None) -> float:
+    """Such that an engine is not missed for longer than a call would wait for it."""
+    if reconnect_timeout is None:
+        return PING_INTERVAL
+    return min(PING_INTERVAL, max(reconnect_timeout, _LEAST_SILENCE) / MAX_UNANSWERED)
 
 
 def job_ids() -> IdSource:
@@ -81,10 +105,10 @@ class Sending:
         """Seconds within which a connected engine must answer, if the caller has a timeout."""
         return None if self.timeout is None else max(0.0, self._left() or 0.0) + _LATE
 
-    def lost(self) -> None:
+    def lost(self, since: float) -> None:
         """Prepare to be sent again. Raises EngineUnavailable for what is sent once."""
         if self._lost_at is None:
-            self._lost_at = time.monotonic()
+            self._lost_at = max(self._began, since)
         if self.is_once:
             raise EngineUnavailable(
                 f"the connection to {self._address} was lost before the engine answered "
@@ -156,6 +180,16 @@ class Reading(Sending):
     ) -> None:
         super().__init__(address, method, dict(params), reconnect_timeout, _NO_IDS)
         self._piece = (0, 0)
+        self._connected_at = self._began
+
+    def connected(self) -> None:
+        self._connected_at = time.monotonic()
+
+    def lost(self, since: float) -> None:
+        """After a connection that was good for a while, all of the time to reconnect is there."""
+        if since - self._connected_at > _STEADY:
+            self._lost_at = None
+        super().lost(since)
 
     def is_new(self, value: object) -> bool:
         """Remember where the stream is; False for a value that came before."""

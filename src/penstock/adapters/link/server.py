@@ -32,6 +32,8 @@ from penstock.adapters.link.frames import (
     FrameProtocol,
     Hello,
     Item,
+    Ping,
+    Pong,
     Pub,
     Reply,
     Stop,
@@ -45,6 +47,7 @@ from penstock.core.errors import InvalidRequest, NotFound, PenstockError
 from penstock.ports.bus import AnyMessage, Bus, Subscription
 from penstock.ports.engine_api import PARTS
 from penstock.ports.forking import close_in_children, fileno_of
+from penstock.ports.keepalive import ENGINE_TIMEOUT
 from penstock.ports.shared_state import SharedState
 
 log = logging.getLogger(__name__)
@@ -136,7 +139,7 @@ class _Connection:
         self._bus, self._methods, self._token = bus, methods, token
         self._begin_submit = methods.get(_BEGIN_SUBMIT)
         self._gone, self._known = gone, known
-        self.protocol = FrameProtocol(self._take, self._lost)
+        self.protocol = FrameProtocol(self._take, self._lost, ENGINE_TIMEOUT)
         self.protocol.max_frame = MAX_GREETING
         self._late = asyncio.get_running_loop().call_later(
             _HANDSHAKE_TIMEOUT, self.drop, "handshake timeout"
@@ -173,6 +176,8 @@ class _Connection:
                 self._will = frame
             case Bye():
                 self._will = None
+            case Ping():
+                self.protocol.send(Pong())
 
     def _greet(self, frame: AnyFrame) -> None:
         if not isinstance(frame, Hello) or frame.protocol != PROTOCOL:

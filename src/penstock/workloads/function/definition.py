@@ -59,10 +59,12 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
+E = TypeVar("E")
 A_contra = TypeVar("A_contra", contravariant=True)
 B_contra = TypeVar("B_contra", contravariant=True)
 C_contra = TypeVar("C_contra", contravariant=True)
 D_contra = TypeVar("D_contra", contravariant=True)
+E_contra = TypeVar("E_contra", contravariant=True)
 
 _CHUNK = 1_000
 """Jobs that `map` submits at once."""
@@ -185,6 +187,12 @@ class _Takes3(Protocol[A_contra, B_contra, C_contra, R_co]):
 
 class _Takes4(Protocol[A_contra, B_contra, C_contra, D_contra, R_co]):
     def __call__(self, a: A_contra, b: B_contra, c: C_contra, d: D_contra, /) -> R_co: ...
+
+
+class _Takes5(Protocol[A_contra, B_contra, C_contra, D_contra, E_contra, R_co]):
+    def __call__(
+        self, a: A_contra, b: B_contra, c: C_contra, d: D_contra, e: E_contra, /
+    ) -> R_co: ...
 
 
 class JobFunction(Generic[P, R_co]):
@@ -323,6 +331,15 @@ class JobFunction(Generic[P, R_co]):
     ) -> list[JobHandle[T]]: ...
     @overload
     def starmap(
+        self: _Takes5[A, B, C, D, E, Coroutine[Any, Any, T]],
+        items: Iterable[tuple[A, B, C, D, E]],
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(
+        self: _Takes5[A, B, C, D, E, T], items: Iterable[tuple[A, B, C, D, E]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    def starmap(
         self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[tuple[A]]
     ) -> list[JobHandle[T]]: ...
     @overload
@@ -354,6 +371,15 @@ class JobFunction(Generic[P, R_co]):
     @overload
     async def astarmap(
         self: _Takes4[A, B, C, D, T], items: Iterable[tuple[A, B, C, D]]
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(
+        self: _Takes5[A, B, C, D, E, Coroutine[Any, Any, T]],
+        items: Iterable[tuple[A, B, C, D, E]],
+    ) -> list[JobHandle[T]]: ...
+    @overload
+    async def astarmap(
+        self: _Takes5[A, B, C, D, E, T], items: Iterable[tuple[A, B, C, D, E]]
     ) -> list[JobHandle[T]]: ...
     @overload
     async def astarmap(
