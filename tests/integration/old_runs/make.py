@@ -12,15 +12,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+from tests.integration.old_runs import sample_pipelines as sample
+
+import penstock
+
 _LEFT_OUT = (".sock", ".lock", ".starts", "-shm", "token", "hold", "calls")
 
 
 def work(data: Path) -> None:
     """Runs that end by themselves."""
-    import sample_pipelines as sample
-
     with sample.app.run(data) as ps:
 
         def run(name: str, config: dict[str, Any], **options: Any) -> None:
@@ -37,8 +37,6 @@ def work(data: Path) -> None:
 
 def cut(data: Path) -> None:
     """A run that is cancelled, and one during whose stage the process kills itself."""
-    import sample_pipelines as sample
-
     Path(os.environ["OLD_RUNS_HOLD"]).touch()
     with sample.app.run(data) as ps:
         cancelled = ps.pipelines.start("orders", {"orders": ["e", sample.HOLD, "f"]})
@@ -60,9 +58,6 @@ def _until(ps: Any, job_id: str, *, done: int) -> None:
 
 def alone(data: Path) -> None:
     """A run of the old PipelineJobManager on the same file: no job of the engine belongs to it."""
-    import sample_pipelines as sample
-
-    import penstock
 
     async def work() -> None:
         async with penstock.pipeline_jobs(data / "pipelines.db", sample.orders) as manager:
@@ -83,7 +78,9 @@ def main(data: Path, target: Path) -> None:
     }
     for part in PARTS:
         data.mkdir(mode=0o700, exist_ok=True)
-        subprocess.run([sys.executable, __file__, part, str(data)], env=environment)
+        subprocess.run(
+            [sys.executable, "-m", "tests.integration.old_runs.make", part, data], env=environment
+        )
     with zipfile.ZipFile(target, "w") as archive:
         for path in sorted(data.rglob("*")):
             name = path.relative_to(data).as_posix()
