@@ -76,7 +76,7 @@ async def read(url: str, ctx: Any) -> str:
 apart = penstock.Pipeline("apart")
 
 
-@apart.map(over="words", name="shout", **{_DISTRIBUTED: True})  # type: ignore[arg-type]
+@apart.map(over="words", name="shout", **{_DISTRIBUTED: True})
 async def shout(word: str, ctx: Any) -> str:
     return word.upper()
 
