@@ -230,8 +230,8 @@ async def test_the_old_file_is_kept_under_another_name(
         pass
     names = {path.name for path in place.data.iterdir()}
     assert {name for name in names if name.startswith("pipelines")} == {"pipelines.db.migrated"}
-    assert "moved 7 pipeline runs with 32 items" in caplog.text
-    assert "1 pipeline runs have no job" in caplog.text
+    assert "moved pipeline runs: 7, with 32 items" in caplog.text
+    assert "have no job in penstock.db and can't be moved: 1;" in caplog.text
     with closing(sqlite3.connect(place.data / "pipelines.db.migrated")) as old:
         assert old.execute("SELECT count(*) FROM run WHERE id = ?", (place.alone,)).fetchone()[0]
 

@@ -132,13 +132,13 @@ def migrate_runs(data: Path, durability: Durability) -> Moved | None:
     failpoint("runs-moved")
     kept = _set_aside(path)
     failpoint("runs-renamed")
-    log.info("moved %d pipeline runs with %d items", moved.runs, moved.items)
+    log.info("moved pipeline runs: %d, with %d items", moved.runs, moved.items)
     if moved.without_job:
         log.warning(
-            "%d pipeline runs have no job in %s and can't be moved; they stay in %s, which no"
+            "pipeline runs that have no job in %s and can't be moved: %d; they stay in %s, which no"
             " command reads",
-            moved.without_job,
             jobs_path.name,
+            moved.without_job,
             kept,
         )
     else:
