@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from penstock.app.containers import Container, container
     from penstock.app.llm import aask, ask
+    from penstock.app.pipelines import Pipeline
     from penstock.core.errors import (
         Conflict,
         EngineUnavailable,

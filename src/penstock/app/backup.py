@@ -5,11 +5,11 @@ the SHA-256 of every file. It is written under a temporary name, and gets its ow
 complete and on disk.
 
 It shows one moment. The records of OpenAI files and batches are read first, then a read
-transaction is begun on the jobs, then on the pipeline runs; if records or runs changed meanwhile,
-all of it is done again. Only then is anything copied. On a machine so busy that no such moment is
-found, the order still holds: a batch is never ahead of its jobs and a job never ahead of its run.
-The other way round is what a crash leaves too, and the engine makes it good when it starts. Blobs
-never change, and a shared lock keeps the pruner from deleting any until all are copied.
+transaction is begun on the jobs; if records changed meanwhile, both are done again. Only then is
+anything copied. On a machine so busy that no such moment is found, the order still holds: a batch
+is never ahead of its jobs. The other way round is what a crash leaves too, and the engine makes it
+good when it starts. Blobs never change, and a shared lock keeps the pruner from deleting any until
+all are copied.
 
 To restore, files are copied into a folder inside the data directory and checked there; then they
 are moved to their places, the database of jobs last. Until then nothing of the data directory
@@ -44,6 +44,7 @@ from penstock.adapters.sqlite.database import Schema, WriterLock
 from penstock.adapters.sqlite.snapshot import Snapshot
 from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.app.engine import make_private
+from penstock.app.migration import OLD_RUNS, OLD_SCHEMA
 from penstock.config import Settings
 from penstock.control.ledger import Ledger
 from penstock.core.errors import (
@@ -58,17 +59,17 @@ from penstock.ports.failpoint import failpoint
 from penstock.ports.store import Verified
 from penstock.workloads.container.storage.sqlite import schema as container_schema
 from penstock.workloads.llm.storage.files import FileRecord
-from penstock.workloads.pipeline.storage.sqlite import schema as pipeline_schema
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 _JOBS = "penstock.db"
 _DATABASES: dict[str, Schema] = {
     _JOBS: job_schema.JOBS,
-    "pipelines.db": pipeline_schema.SCHEMA,
+    OLD_RUNS: OLD_SCHEMA,
     "containers/containers.db": container_schema.SCHEMA,
 }
-"""In the order in which their states are taken."""
+"""In the order in which their states are taken. OLD_RUNS is there only until an engine has
+migrated it, and in backups of earlier versions."""
 _BLOBS = ("blobs", "containers/blobs")
 _SECRETS = ("token", "pipe.key")
 _CONTAINER_FOLDERS = ("artifacts", "logs")
@@ -242,19 +243,15 @@ class _Backup:
     def _missing(self) -> set[str]:
         """Blobs that records point to, and that the backup lacks."""
         copied = {file.path for file in self._files}
-        queries: dict[str, dict[str, str]] = {
-            _JOBS: job_schema.load_queries(),
-            "pipelines.db": pipeline_schema.load_queries(),
-        }
         missing: set[str] = set()
-        for name, sql in queries.items():
-            if name not in copied:
-                continue
-            with closing(Snapshot(self._part / name, _DATABASES[name])) as copy:
-                for pointer in copy.read(sql["pointers"]) if copy.is_current else ():
-                    digest = pointer.removeprefix("blob:sha256-")[:64]
-                    if f"blobs/{digest[:2]}/{digest}" not in copied:
-                        missing.add(digest)
+        if _JOBS not in copied:
+            return missing
+        sql = job_schema.load_queries()["pointers"]
+        with closing(Snapshot(self._part / _JOBS, job_schema.JOBS)) as copy:
+            for pointer in copy.read(sql) if copy.is_current else ():
+                digest = pointer.removeprefix("blob:sha256-")[:64]
+                if f"blobs/{digest[:2]}/{digest}" not in copied:
+                    missing.add(digest)
         return missing
 
     def _copy_database(self, name: str, snapshot: Snapshot) -> None:

@@ -28,6 +28,7 @@ from penstock.adapters.link.server import LinkServer
 from penstock.adapters.memory.store import MemoryBackend
 from penstock.adapters.sqlite.database import WriterLock
 from penstock.adapters.sqlite.store import SqliteBackend
+from penstock.app.migration import migrate_runs
 from penstock.app.parts import assemble, open_blobs
 from penstock.config import Settings
 from penstock.config.rules import parse_host_port
@@ -136,6 +137,8 @@ class Engine:
         self.store.listeners.on_failure = partial(self._fail, "a listener of the store")
         try:
             await self.store.open()
+            if settings.durability is not Durability.MEMORY:
+                migrate_runs(settings.data_dir, settings.durability)
             self.state = FactState(self.store)
             parts = assemble(
                 settings,

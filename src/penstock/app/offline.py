@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from typing import Any, NoReturn
 
 from penstock.adapters.sqlite.store import SqliteBackend
+from penstock.app.migration import OLD_RUNS, is_unmigrated
 from penstock.app.parts import open_blobs
 from penstock.config import Settings
 from penstock.control.ledger import Ledger
 from penstock.control.shared_state import FactState
-from penstock.core.errors import NotFound, NotRunning, WaitTimedOut
+from penstock.core.errors import NotFound, NotRunning, StoreFailed, WaitTimedOut
 from penstock.core.job import Job, chain_of
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import SystemClock
@@ -50,7 +51,9 @@ class OfflineEngineApi:
         closed: Any = _Closed(self._refuse)
         self.approvals = self.policy = self.schedules = self.limits = closed
         self.keys = self.audit = self.batches = closed
-        self.pipelines = OfflinePipelines(settings, reader, self._refuse)
+        self.pipelines: Any = OfflinePipelines(settings, reader, self._refuse)
+        if is_unmigrated(settings.data_dir):
+            self.pipelines = _Closed(self._refuse_unmigrated)
         self.find, self.history, self.verify = reader.find, reader.history, reader.verify
         blobs = open_blobs(settings)
         self.get_blob, self.stat_blob, self.read_blob = blobs.get, blobs.stat, blobs.read
@@ -110,6 +113,13 @@ class OfflineEngineApi:
         raise NotRunning(
             f"no engine is running on {self._settings.data_dir}",
             hint="start one with 'penstock up'",
+        )
+
+    def _refuse_unmigrated(self, *args: Any, **kwargs: Any) -> NoReturn:
+        data = self._settings.data_dir
+        raise StoreFailed(
+            f"{data / OLD_RUNS} was written by an older Penstock and can't be read as it is",
+            hint="start an engine on it once ('penstock up'): it moves the runs to penstock.db",
         )
 
     submit = cancel = retry = topics = workers = pipes = pools = status = prune = put_blob = _refuse

@@ -105,6 +105,8 @@ def _options() -> Iterator[Check]:
 
 
 def _folder(settings: Settings) -> Iterator[Check]:
+    from penstock.app.migration import OLD_RUNS, is_unmigrated
+
     folder = settings.data_dir
     if not folder.exists():
         yield Check("data", _NOTE, f"{folder} is not there yet", "'penstock up' makes it")
@@ -118,6 +120,11 @@ def _folder(settings: Settings) -> Iterator[Check]:
         yield Check("data", _NOTE, f"{folder} (mode {mode:o})", advice)
     else:
         yield Check("data", _OK, str(folder))
+    if is_unmigrated(folder):
+        found = f"{OLD_RUNS} was written by an older Penstock"
+        yield Check(
+            "pipeline runs", _NOTE, found, "the engine's next start moves it to penstock.db"
+        )
     yield from _disk(folder)
     yield from _secret("token", settings.token_file)
     yield from _secret("pipe key", settings.pipe_key_file)

@@ -53,8 +53,8 @@ PLACES = """\
 
 | path | what it is |
 |---|---|
-| `penstock.db` | every job and its history; schedules, limits, keys (as hashes), the audit log |
-| `pipelines.db` | the runs of pipelines, with their stages and items |
+| `penstock.db` | every job and its history, and what jobs checkpointed, as the stages and items \
+of pipelines; schedules, limits, keys (as hashes), the audit log |
 | `blobs/` | payloads too large for their pointer, named by their content |
 | `openai/` | files and batches of the OpenAI API |
 | `files/` | files that a job may point to with `file:` |
@@ -67,10 +67,11 @@ of `penstock container serve` (`containers.db`, `jobs/`, `blobs/`) |
 | `pipes/` | the addresses of nodes that run on this machine |
 | `penstock.lock` | held by the engine that owns the folder |
 | `penstock.sock` | where clients and workers connect |
-| `pipelines.opening` | held while `pipelines.db` is opened |
+| `pipelines.db` | pipeline runs of an older version; the engine's next start \
+[moves them](../how-to/production.md#restarts-and-upgrades) to `penstock.db` |
 
 A file whose name ends in `-wal` or `-shm` belongs to the database beside it.
-[`penstock backup`](../how-to/production.md#backup) copies the first seven, and of `containers/`
+[`penstock backup`](../how-to/production.md#backup) copies the first six, and of `containers/`
 the store of `penstock container serve`.
 
 A Unix socket's path can't be longer than about a hundred bytes. If that of

@@ -252,11 +252,6 @@ class Settings(Struct, frozen=True, kw_only=True):
         return self.database.with_suffix(".lock")
 
     @property
-    def pipeline_database(self) -> Path:
-        """Where the records of pipeline runs are."""
-        return self.data_dir / "pipelines.db"
-
-    @property
     def model_folder(self) -> Path:
         """Where models are kept."""
         return self.models_dir or default_data_dir() / "models"

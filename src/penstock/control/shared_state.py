@@ -8,7 +8,8 @@ from penstock.control.ledger import Ledger
 from penstock.core.errors import InvalidRequest, TooLarge
 from penstock.ports.shared_state import MAX_NAME, MAX_VALUE
 
-_PREFIX = "shared:"
+PREFIX = "shared:"
+"""How the names begin that the ledger keeps shared values under."""
 
 
 class FactState:
@@ -19,11 +20,11 @@ class FactState:
         self._writing = asyncio.Lock()
 
     async def read(self, name: str) -> bytes | None:
-        return await self._store.recall(_PREFIX + name)
+        return await self._store.recall(PREFIX + name)
 
     async def read_all(self, prefix: str) -> dict[str, bytes]:
-        found = await self._store.recall_all(_PREFIX + prefix)
-        return {name.removeprefix(_PREFIX): value for name, value in found.items()}
+        found = await self._store.recall_all(PREFIX + prefix)
+        return {name.removeprefix(PREFIX): value for name, value in found.items()}
 
     async def write(self, name: str, value: bytes | None) -> None:
         async with self._writing:
@@ -40,8 +41,8 @@ class FactState:
         if not 0 < len(name) <= MAX_NAME:
             raise InvalidRequest("name", f"must have 1 to {MAX_NAME} characters")
         if value is None:
-            await self._store.forget(_PREFIX + name)
+            await self._store.forget(PREFIX + name)
             return
         if len(value) > MAX_VALUE:
             raise TooLarge("value", f"has {len(value)} bytes; a shared value may have {MAX_VALUE}")
-        await self._store.remember(_PREFIX + name, value)
+        await self._store.remember(PREFIX + name, value)

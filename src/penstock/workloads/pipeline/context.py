@@ -119,7 +119,7 @@ class RunScope:
 
     def memory_name(self, name: str) -> str:
         """What something is remembered under: each tenant has its own."""
-        return f"pipeline-memory/{self.record.tenant}/{self.pipeline.name}/{name}"
+        return memory_name(self.record.tenant, self.pipeline.name, name)
 
     def _tell_progress(self, stage: str, fraction: float | None, message: str) -> None:
         self.tell.progress(fraction, message)
@@ -130,6 +130,11 @@ class RunScope:
 
 def _drop(stage: str, key: str, data: bytes) -> None:
     pass
+
+
+def memory_name(tenant: str, pipeline: str, name: str) -> str:
+    """What `ctx.remember` keeps a value under."""
+    return f"pipeline-memory/{tenant}/{pipeline}/{name}"
 
 
 class StageContext:
