@@ -213,8 +213,8 @@ async def test_a_long_call_that_reports_progress_is_written_down_as_alive() -> N
 async def test_whoever_listens_hears_how_far_the_job_is() -> None:
     place = Place()
     await place.run(_steps(4))
-    assert place.ear.fractions == sorted(place.ear.fractions, key=lambda one: one or 0)
-    assert (place.ear.fractions[0], place.ear.fractions[-1]) == (0.0, 1.0)
+    assert place.attempt.fractions == sorted(place.attempt.fractions, key=lambda one: one or 0)
+    assert (place.attempt.fractions[0], place.attempt.fractions[-1]) == (0.0, 1.0)
 
 
 # -- summary, alerts, hooks -------------------------------------------------------
@@ -265,7 +265,7 @@ async def test_alerts_are_evaluated_on_the_final_record_and_told_after_it_is_wri
     assert ended.summary is not None
     assert ended.summary.alerts == ("few",)
     assert ended.status is done
-    assert place.ear.heard("the hook is broken")
+    assert place.attempt.heard("the hook is broken")
 
 
 @on_virtual_time
