@@ -249,6 +249,8 @@ class Attempt(RecordingContext):
         pointer = None
         if outcome.payload is not None:
             pointer = await place.blobs.put(outcome.payload)
+        if place.engine.jobs[self.job_id].attempt != self.attempt:
+            raise Superseded(f"attempt {self.attempt} of job {self.job_id} is not live")
         place.engine.end(
             self.job_id, outcome.status, outcome.error_code, outcome.error_message, pointer
         )
