@@ -87,7 +87,7 @@ class MemoryEngine:
         self.messages: list[list[Step]] = []
         """The rows of every message that was kept."""
         self.read_rows = 0
-        self.before_message: Callable[[], Awaitable[None]] | None = None
+        self.before_message: Callable[[Sequence[Step]], Awaitable[None]] | None = None
         """Called when a message comes, before it is looked at."""
         self.after_message: Callable[[], None] | None = None
 
@@ -140,7 +140,7 @@ class MemoryEngine:
         messages = split_rows(rows) or ([([], 0)] if checked else [])
         for place, (some, _) in enumerate(messages, 1):
             if self.before_message is not None:
-                await self.before_message()
+                await self.before_message(some)
             await asyncio.sleep(0)
             self._keep(job_id, attempt, some, checked if place == len(messages) else ())
 
@@ -222,6 +222,7 @@ class Attempt(RecordingContext):
         super().__init__(job.request, attempt=job.attempt, environment=place.environment)
         self._place = place
         self.task: asyncio.Task[PipelineRecord]
+        self._executing: asyncio.Task[Outcome] | None = None
 
     async def checkpoint(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
         await self._place.engine.write(self.job_id, self.attempt, rows, notes)
@@ -230,9 +231,13 @@ class Attempt(RecordingContext):
         """As the worker does when a job is cancelled, is out of time, or the worker stops."""
         self.ended_as = how
         self.cancel.request(reason)
-        self.task.cancel()
+        if self._executing is not None:
+            self._executing.cancel()
 
     def cancel_run(self, reason: str = "enough") -> None:
+        job = self._place.engine.jobs[self.job_id]
+        if not job.is_final:
+            self._place.engine.jobs[self.job_id] = replace(job, cancel_requested=True)
         self.stop(JobState.CANCELLED, reason)
 
     async def perform(self, pipeline: Definition) -> PipelineRecord:
@@ -241,7 +246,10 @@ class Attempt(RecordingContext):
         payload = await place.blobs.get(self.request.context_ptr)
         task = Task(self.request, self.attempt, payload, deadline=float("inf"))
         try:
-            outcome = await executor.run(task, self)
+            self._executing = asyncio.create_task(executor.run(task, self))
+            if self.cancel.requested:
+                self._executing.cancel()
+            outcome = await self._executing
         except asyncio.CancelledError:
             outcome = Outcome(self.ended_as, error_message=self.cancel.reason)
         finally:

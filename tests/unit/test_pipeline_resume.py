@@ -155,7 +155,7 @@ async def test_an_engine_that_is_away_for_a_while_is_waited_for() -> None:
         place, journal = Place(backlog=2), Journal()
         one = _pipeline(journal)
 
-        async def wait(place: Place = place, away: int = away) -> None:
+        async def wait(rows: Any, place: Place = place, away: int = away) -> None:
             if len(place.engine.messages) == away:
                 await asyncio.sleep(600)
 
@@ -169,7 +169,7 @@ async def test_an_engine_that_is_away_for_a_while_is_waited_for() -> None:
 async def test_a_row_that_the_engine_refuses_ends_the_attempt() -> None:
     place, journal = Place(), Journal()
 
-    async def refuse() -> None:
+    async def refuse(rows: Any) -> None:
         if len(place.engine.messages) == 4:
             raise StoreFailed("the job has too many rows")
 
@@ -278,7 +278,7 @@ async def test_a_stage_that_was_begun_keeps_its_items_when_the_next_attempt_is_s
     assert 0 < done < 5
     stopped: list[bool] = []
 
-    async def stop() -> None:
+    async def stop(rows: Any) -> None:
         if not stopped:
             stopped.append(True)
             place.attempt.stop(how, "stopped")

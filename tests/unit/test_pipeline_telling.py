@@ -76,7 +76,7 @@ async def test_items_that_end_while_a_write_is_under_way_go_together_into_the_ne
         return number
 
     place = Place()
-    place.engine.before_message = lambda: asyncio.sleep(1.0)
+    place.engine.before_message = lambda rows: asyncio.sleep(1.0)
     await place.run(one, {"numbers": list(range(60))})
     sizes = [sum(row.name == "item/quick/0" for row in rows) for rows in place.engine.messages]
     assert sum(sizes) == 60
@@ -87,7 +87,7 @@ async def test_items_that_end_while_a_write_is_under_way_go_together_into_the_ne
 async def test_one_write_is_under_way_at_a_time() -> None:
     inside = most = 0
 
-    async def slow() -> None:
+    async def slow(rows: Any) -> None:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
