@@ -295,7 +295,9 @@ class Place:
         payload = msgspec.json.encode(pipeline.plain_config(config))
         pointer = encode_data(payload)
         await PipelineExecutor([pipeline]).open(self.environment)
-        return self.engine.accept(JobRequest(job_id=job_id, topic=pipeline.topic, context_ptr=pointer, **more))
+        return self.engine.accept(
+            JobRequest(job_id=job_id, topic=pipeline.topic, context_ptr=pointer, **more)
+        )
 
     def next_attempt(self, pipeline: Definition, job_id: str = "job") -> Attempt:
         """The next attempt of a run, under way."""

@@ -12,7 +12,9 @@ from penstock.workloads.pipeline.run_log import RateMeter
 WINDOW = 10.0
 
 
-def steadily(meter: RateMeter, clock: VirtualClock, rate: float, seconds: float, done: int = 0) -> int:
+def steadily(
+    meter: RateMeter, clock: VirtualClock, rate: float, seconds: float, done: int = 0
+) -> int:
     for _ in range(round(rate * seconds)):
         clock.advance(1 / rate)
         done += 1

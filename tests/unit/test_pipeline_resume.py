@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses, turns
 
-from penstock.core.errors import StoreFailed, Superseded
+from penstock.core.errors import StoreFailed
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.executor import Interrupted

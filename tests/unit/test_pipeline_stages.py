@@ -13,8 +13,8 @@ from penstock.core.errors import NotFound
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, StageStatus
 from penstock.workloads.pipeline.payloads import Results
+from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, StageStatus
 
 _S = PipelineJobStatus
 

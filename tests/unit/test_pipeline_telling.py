@@ -15,9 +15,9 @@ from tests.unit.pipeline_runs import Place, stage_of
 from penstock.lifecycles.canonical import JobEvent
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
-from penstock.workloads.pipeline.summary import count_below
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.records import PipelineEventKind, trace_of
+from penstock.workloads.pipeline.summary import count_below
 
 _K = PipelineEventKind
 
