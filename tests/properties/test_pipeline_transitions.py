@@ -24,7 +24,7 @@ ARROWS = {
 def _statuses(state: JobState) -> set[PipelineJobStatus]:
     """What a run may be whose job is in this state."""
     request = JobRequest(job_id="a", topic="job.pipeline.p")
-    results = [None]
+    results: list[JobResult | None] = [None]
     if state is JobState.SUCCEEDED:
         results += [JobResult(job_id="a", status=state, error_code=c) for c in (None, "PARTIAL")]
     return {

@@ -65,8 +65,9 @@ def _pipeline(world: World, version: str = "") -> Definition:
         return letter.upper()
 
     @one.step(of=second)
-    async def total(results: Any) -> int:
+    async def total(results: Any, ctx: Any) -> int:
         world.calls.append("total")
+        ctx.metric("summed")
         return sum([number async for number in results])
 
     @one.step(enabled="enable_last")
@@ -127,7 +128,8 @@ async def test_a_step_is_taken_over_only_if_all_before_it_was() -> None:
     world.bad = set()
     ended = await _again(place, one)
     assert world.came() == ["last"]
-    assert stage_of(ended, "total").reused == 1
+    total = stage_of(ended, "total")
+    assert (total.reused, total.metrics) == (1, {"summed": 1})
     assert await place.outputs("total", "again") == [63]
     assert ended.status is _S.COMPLETED
 

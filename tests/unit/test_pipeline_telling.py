@@ -252,6 +252,7 @@ async def test_the_summary_is_made_after_its_stage_and_closed_at_the_end() -> No
     @one.step()
     async def second(results: Any, ctx: Any) -> int:
         record = await place.record(ctx.job_id)
+        assert record.summary is not None
         seen.append((record.summary.finished_at, record.summary.stages["first"]["stories"]))
         await asyncio.sleep(5)
         return 2
@@ -388,8 +389,13 @@ async def test_metrics_add_up_over_items_and_may_be_set() -> None:
 async def test_errors_that_are_long_and_many_are_cut() -> None:
     one = Definition("one")
 
-    @one.step()
-    async def careful(results: Any, ctx: Any) -> str:
+    async def source(ctx: Any) -> list[int]:
+        for _ in range(1000):
+            ctx.error("x" * 1000)
+        return [1]
+
+    @one.map(over=source)
+    async def careful(number: int, ctx: Any) -> str:
         for _ in range(1000):
             ctx.error("x" * 1000)
         return "done"
@@ -400,6 +406,24 @@ async def test_errors_that_are_long_and_many_are_cut() -> None:
     (item,) = await place.items("careful")
     assert 300 <= len(item.error) <= 2000
     assert await place.outputs("careful") == ["done"]
+
+
+@on_virtual_time
+async def test_a_source_that_counts_too_much_fails_its_stage() -> None:
+    one = Definition("one")
+
+    async def source(ctx: Any) -> list[int]:
+        for number in range(10_000):
+            ctx.metric(f"metric number {number}")
+        return [1]
+
+    @one.map(over=source)
+    async def some(number: int) -> int:
+        return number
+
+    ended = await Place().run(one)
+    assert stage_of(ended, "some").status == "failed"
+    assert [error.code for error in ended.errors] == ["REPORT_TOO_LARGE"]
 
 
 @pytest.mark.parametrize(

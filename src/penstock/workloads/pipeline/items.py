@@ -269,7 +269,7 @@ class _Item:
             if not isinstance(ended, bytes):
                 return runner.judge(ended)
             output, count = await runner.store(ended)
-            _check_report(report_of(ctx))
+            check_report(report_of(ctx))
         except Exception as error:  # of its input or output: what it raises itself is returned
             return runner.judge(error)
         finally:
@@ -318,7 +318,8 @@ def _is_too_large(report: ItemReport | None) -> bool:
     return has_metrics(report) and report_size(report) > _MAX_REPORT
 
 
-def _check_report(report: ItemReport | None) -> None:
+def check_report(report: ItemReport | None) -> None:
+    """Raise Unfit for metrics that a row has no room for."""
     if _is_too_large(report):
         raise Unfit(
             "REPORT_TOO_LARGE", f"its metrics take more than {_MAX_REPORT:,} bytes: count less"
