@@ -9,6 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.records import (
+    AlertRule,
+    PipelineRecord,
+    StageKind,
+    StageRecord,
+    StageStatus,
+)
 from penstock.workloads.pipeline.summary import (
     BUILT_IN,
     count_above,
@@ -19,13 +26,6 @@ from penstock.workloads.pipeline.summary import (
     evaluate,
     rate_above,
     rate_below,
-)
-from penstock.workloads.pipeline.records import (
-    AlertRule,
-    PipelineRecord,
-    StageKind,
-    StageRecord,
-    StageStatus,
 )
 
 T = 1_700_000_000.0

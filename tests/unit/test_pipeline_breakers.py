@@ -8,39 +8,44 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from tests.unit.pipeline_runs import MemoryState
 
 from penstock.core.job import Cancelled
 from penstock.ports.executor import CancelToken
 from penstock.testing.clock import LoopClock, VirtualLoop
-from penstock.workloads.pipeline.breakers import BreakerOpen, BreakerSettings, reset
-from penstock.workloads.pipeline.breakers import LOOK_EVERY, WATCH_EVERY, Breakers
+from penstock.workloads.pipeline.breakers import (
+    LOOK_EVERY,
+    WATCH_EVERY,
+    Breakers,
+    BreakerSettings,
+    load_breaker,
+    reset,
+    store_breaker,
+)
 from penstock.workloads.pipeline.records import Breaker, BreakerState, ErrorClass, WhenOpen
-from penstock.workloads.pipeline.retrying import Failure, judge
-from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
+from penstock.workloads.pipeline.retrying import BreakerOpen, Failure, judge
 
 SETTINGS = BreakerSettings(threshold=3, cooldown=10.0)
 
 
-class Counting:
-    """A store that counts what it is asked, and may be slow or beaten by another writer."""
+class Counting(MemoryState):
+    """Counts what it is asked, and may be beaten by another writer."""
 
     def __init__(self) -> None:
-        self.inner = MemoryPipelineStore()
+        super().__init__()
         self.reads = self.writes = 0
         self.before_write: Callable[[], Coroutine[Any, Any, None]] | None = None
 
-    async def breaker(self, name: str) -> Breaker | None:
+    async def read(self, name: str) -> bytes | None:
         self.reads += 1
-        await asyncio.sleep(0)
-        return await self.inner.breaker(name)
+        return await super().read(name)
 
-    async def put_breaker(self, breaker: Breaker) -> bool:
+    async def replace(self, name: str, before: bytes | None, value: bytes) -> bool:
         self.writes += 1
         meddle, self.before_write = self.before_write, None
         if meddle is not None:
             await meddle()
-        await asyncio.sleep(0)
-        return await self.inner.put_breaker(breaker)
+        return await super().replace(name, before, value)
 
 
 class Scene:
@@ -67,7 +72,7 @@ class Scene:
                     raise error or ConnectionError("no")
 
     async def stored(self) -> Breaker:
-        breaker = await self.store.inner.breaker("b")
+        breaker = await load_breaker(self.store, "b")
         assert breaker is not None
         return breaker
 
@@ -166,7 +171,7 @@ async def test_a_failure_told_instead_of_raised_counts_the_same(scene: Scene) ->
     for error_class, failures in ((ErrorClass.PERMANENT, 0), (ErrorClass.TRANSIENT, 1)):
         async with scene.here.call("b", SETTINGS) as call:
             call.ended(Failure(error_class=error_class, code="X", message=""))
-        stored = await scene.store.inner.breaker("b")
+        stored = await load_breaker(scene.store, "b")
         assert (stored.failures if stored else 0) == failures
 
 
@@ -380,7 +385,7 @@ async def test_one_closed_by_hand_lets_those_who_wait_go_within_a_moment(scene: 
 
     waiting = asyncio.ensure_future(one())
     await scene.clock.sleep(2.5)
-    assert await scene.store.inner.put_breaker(reset(await scene.stored()))
+    assert await store_breaker(scene.store, reset(await scene.stored()))
     assert await waiting <= 2.5 + WATCH_EVERY + LOOK_EVERY
 
 

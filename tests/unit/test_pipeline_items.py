@@ -18,9 +18,11 @@ from penstock.core.job import Retry
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.executor import CancelToken
 from penstock.testing.aio import run_async
+from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.records import BreakerState, ErrorClass, ItemOutcome, StageStatus
+from penstock.workloads.pipeline.rows import RunRows, listed_items
 
 _S = PipelineJobStatus
 
@@ -122,18 +124,15 @@ async def test_memory_holds_no_more_than_a_page_and_a_backlog() -> None:
         return number
 
     place = Place(page=50, backlog=20)
-    sizes: list[int] = []
-    save = place.store.save
-
-    async def counted(one: Any) -> Any:
-        sizes.append(sum(len(group.items) for group in (*one.listed, *one.ended)))
-        return await save(one)
-
-    place.store.save = counted
     ended = await place.run(one)
     assert stage_of(ended, "same").ok == given == 1000
+    sizes = []
+    for rows in place.engine.messages:
+        listed = [item for row in rows if row.name == "list/same/0" for item in listed_items(row)]
+        sizes.append(len(listed) + len([row for row in rows if row.name == "item/same/0"]))
     assert max(sizes) <= 50
     assert sum(sizes) == 2000
+    assert place.engine.read_rows < 2000  # pages of the list are not read over and over
 
 
 # -- sources ----------------------------------------------------------------------
@@ -395,7 +394,7 @@ async def test_a_thread_that_ran_out_of_time_is_told_and_left_and_reported() -> 
     ]
     assert items[1].error_class is ErrorClass.TIMEOUT
     assert ended.abandoned_items == ("stuck/1",)
-    assert place.ear.heard("is left to itself")
+    assert place.attempt.heard("is left to itself")
     assert told.wait(10)
     release.set()
 
@@ -442,8 +441,8 @@ async def test_items_behind_an_open_breaker_are_not_run(
     assert [item.outcome for item in items[2:]] == [outcome] * 2
     assert items[3].error_code == "BREAKER_OPEN"
     assert stage_of(ended, "fetch").status is StageStatus.FAILED
-    breaker = await place.store.breaker("feeds")
-    assert breaker.state is BreakerState.OPEN
+    (breaker,) = await place.reader.breakers()
+    assert (breaker.name, breaker.state) == ("feeds", BreakerState.OPEN)
 
 
 @on_virtual_time
@@ -486,6 +485,12 @@ async def test_a_stage_whose_items_were_all_kept_out_is_skipped_and_counts() -> 
 # -- one item by itself -----------------------------------------------------------
 
 
+def _runner(place: Place, one: Definition, record: Any, token: CancelToken) -> ItemRunner:
+    rows = RunRows(place.engine.read_steps, "job")
+    breakers = Breakers(place.state, place.clock)
+    return ItemRunner(one, record, rows, place.blobs, place.clock, token, breakers, place.state)
+
+
 @on_virtual_time
 async def test_an_item_runs_alone_with_the_results_that_are_there() -> None:
     one = Definition("one", config=Config)
@@ -501,16 +506,14 @@ async def test_an_item_runs_alone_with_the_results_that_are_there() -> None:
 
     place = Place()
     record = await place.run(one)
-    runner = ItemRunner(
-        one, record, place.store, place.blobs, place.clock, CancelToken(), place.ear
-    )
-    runner.scope.fans["first"] = 3
+    runner = _runner(place, one, record, CancelToken())
+    runner.scope.output_counts["first"] = 3
     item = (await place.items("second"))[0]
-    ended, notes = await runner.perform(one.stages["second"], item)
+    ended, report = await runner.perform(one.stages["second"], item)
     await runner.close()
     assert ended.outcome is ItemOutcome.OK
-    assert notes is not None
-    assert notes.added == {"read": 1}
+    assert report is not None
+    assert report.added == {"read": 1}
 
 
 @on_virtual_time
@@ -526,7 +529,7 @@ async def test_an_item_of_a_cancelled_runner_is_not_begun() -> None:
     record = await place.run(one)
     begun.clear()
     token.request("enough")
-    runner = ItemRunner(one, record, place.store, place.blobs, place.clock, token)
+    runner = _runner(place, one, record, token)
     ended, _ = await runner.perform(one.stages["first"], (await place.items("first"))[0])
     await runner.close()
     assert (ended.error_class, ended.attempts, begun) == (ErrorClass.CANCELLED, 0, [])

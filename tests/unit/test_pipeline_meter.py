@@ -7,10 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.testing.clock import VirtualClock
-from penstock.workloads.pipeline.meter import WINDOW, Meter
+from penstock.workloads.pipeline.run_log import RateMeter
+
+WINDOW = 10.0
 
 
-def steadily(meter: Meter, clock: VirtualClock, rate: float, seconds: float, done: int = 0) -> int:
+def steadily(
+    meter: RateMeter, clock: VirtualClock, rate: float, seconds: float, done: int = 0
+) -> int:
     for _ in range(round(rate * seconds)):
         clock.advance(1 / rate)
         done += 1
@@ -20,7 +24,7 @@ def steadily(meter: Meter, clock: VirtualClock, rate: float, seconds: float, don
 
 def test_before_anything_is_done_nothing_can_be_told() -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     assert (meter.rate(), meter.eta(10)) == (None, None)
     meter.mark(0)
     clock.advance(5)
@@ -28,28 +32,28 @@ def test_before_anything_is_done_nothing_can_be_told() -> None:
 
 
 def test_what_is_done_in_no_time_has_no_rate() -> None:
-    meter = Meter(VirtualClock())
+    meter = RateMeter(VirtualClock())
     meter.mark(5)
     assert meter.rate() is None
 
 
 def test_the_rest_takes_as_long_as_the_rate_says() -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     done = steadily(meter, clock, rate=50, seconds=4)
     assert meter.rate() == pytest.approx(50)
     assert meter.eta(done + 100) == pytest.approx(2)
 
 
 def test_a_stage_that_is_done_has_no_time_left() -> None:
-    meter = Meter(VirtualClock(), done=3)
+    meter = RateMeter(VirtualClock(), done=3)
     assert meter.eta(3) == 0
     assert meter.eta(2) == 0
 
 
 def test_a_change_of_speed_shows_within_the_window() -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     done = steadily(meter, clock, rate=100, seconds=60)
     steadily(meter, clock, rate=10, seconds=WINDOW + 1, done=done)
     assert meter.rate() == pytest.approx(10, rel=0.05)
@@ -57,7 +61,7 @@ def test_a_change_of_speed_shows_within_the_window() -> None:
 
 def test_a_stage_slower_than_the_window_still_has_a_rate() -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     for done in (1, 2, 3):
         clock.advance(60)
         meter.mark(done)
@@ -69,7 +73,7 @@ def test_a_stage_slower_than_the_window_still_has_a_rate() -> None:
 
 def test_a_stall_lowers_the_rate_without_end() -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     steadily(meter, clock, rate=10, seconds=20)
     rates = []
     for _ in range(6):
@@ -82,7 +86,7 @@ def test_a_stall_lowers_the_rate_without_end() -> None:
 
 def test_what_a_run_before_has_done_says_nothing_of_the_speed_now() -> None:
     clock = VirtualClock()
-    meter = Meter(clock, done=1_000)
+    meter = RateMeter(clock, done=1_000)
     clock.advance(2)
     meter.mark(1_004)
     assert meter.rate() == pytest.approx(2)
@@ -91,7 +95,7 @@ def test_what_a_run_before_has_done_says_nothing_of_the_speed_now() -> None:
 
 def test_a_wall_clock_that_is_set_changes_nothing() -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     clock.advance(1)
     meter.mark(10)
     clock.jump(-7_200)
@@ -100,7 +104,7 @@ def test_a_wall_clock_that_is_set_changes_nothing() -> None:
 
 def test_a_fast_stage_keeps_few_marks() -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     steadily(meter, clock, rate=2_000, seconds=15)
     assert len(meter._marks) < 60
 
@@ -110,7 +114,7 @@ def test_a_steady_stage_has_a_steady_rate_and_an_exact_eta(
     rate: float, count: int, rest: int
 ) -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     done = steadily(meter, clock, rate, count / rate)
     assert meter.rate() == pytest.approx(rate, rel=1e-3)
     assert meter.eta(done + rest) == pytest.approx(rest / rate, rel=1e-3)
@@ -119,7 +123,7 @@ def test_a_steady_stage_has_a_steady_rate_and_an_exact_eta(
 @given(st.lists(st.tuples(st.floats(0, 40), st.integers(0, 1_000)), max_size=60))
 def test_rate_and_eta_are_never_negative(steps: list[tuple[float, int]]) -> None:
     clock = VirtualClock()
-    meter = Meter(clock)
+    meter = RateMeter(clock)
     done = 0
     for pause, more in steps:
         clock.advance(pause)

@@ -17,8 +17,7 @@ from penstock.ports.clock import SystemClock
 from penstock.ports.executor import CancelToken
 from penstock.testing.aio import run_async
 from penstock.testing.clock import LoopClock, VirtualClock, VirtualLoop
-from penstock.workloads.pipeline.pacing import Pace
-from penstock.workloads.pipeline.pacing import pause
+from penstock.workloads.pipeline.pacing import Pace, pause
 
 
 def virtually(go: Callable[[LoopClock], Coroutine[Any, Any, None]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 
 import pytest
@@ -12,7 +11,6 @@ from tests.unit.pipeline_runs import Place, stage_of, turns, within
 
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
-from penstock.workloads.pipeline.orchestrator import Stop
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome
 
 _S = PipelineJobStatus
@@ -31,7 +29,7 @@ async def test_items_run_in_other_processes_and_their_results_come_back() -> Non
     assert items[1].error == "two is not liked"
     assert await place.outputs("collect") == [[10, 30]]
     assert ended.status is _S.PARTIAL
-    assert place.ear.heard("at 0")
+    assert place.attempt.heard("at 0")
 
 
 @run_async
@@ -72,12 +70,10 @@ async def test_a_process_that_ran_out_of_time_is_killed() -> None:
 @run_async
 async def test_a_cancel_kills_processes_that_do_not_listen_and_leaves_none() -> None:
     place = Place(processes=2)
-    await place.create(stages.sleepy)
-    orchestrator = await place.claimed(stages.sleepy)
-    running = asyncio.ensure_future(orchestrator.run())
-    await soon(lambda: sum("pid" in line for _, line in place.ear.logs) == 2)
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await within(20, running)
+    attempt = await place.begin(stages.sleepy)
+    await soon(lambda: sum("pid" in line for _, line in attempt.lines) == 2)
+    attempt.cancel_run()
+    ended = await within(20, attempt.task)
     assert ended.status is _S.CANCELLED
     assert ended.abandoned_items == ()
     items = await place.items("asleep")
@@ -85,7 +81,7 @@ async def test_a_cancel_kills_processes_that_do_not_listen_and_leaves_none() -> 
         *(ItemOutcome.FAILED, ItemOutcome.FAILED, ItemOutcome.PENDING)
     ]
     await turns()
-    for _, line in place.ear.logs:
+    for _, line in attempt.lines:
         if line.startswith("pid "):
             with pytest.raises(ProcessLookupError):
                 os.kill(int(line.split()[1]), 0)

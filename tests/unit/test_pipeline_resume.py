@@ -1,26 +1,22 @@
-"""Runs that go on after their process died, lost its claim, or its store."""
+"""Runs that go on after their process died, or another attempt took over."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import Struct
-from tests.support.rows import every
+from msgspec.structs import replace
 from tests.unit.pipeline_jobs import on_virtual_time
-from tests.unit.pipeline_runs import Place, stage_of, statuses, turns
+from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses, turns
 
-from penstock.core.errors import StoreFailed, Superseded
+from penstock.core.errors import StoreFailed
+from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.testing.aio import run_async
+from penstock.ports.executor import Interrupted
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.records import ItemOutcome, PipelineRecord
-from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
-from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
-from penstock.workloads.pipeline.store import Claim, Save, Saved
 
 _S = PipelineJobStatus
 
@@ -43,7 +39,8 @@ class Journal:
 def _pipeline(journal: Journal, **options: Any) -> Definition:
     one = Definition("one", config=Config, **options)
 
-    async def letters() -> Any:
+    async def letters(ctx: Any) -> Any:
+        ctx.metric("asked", set=True)
         for letter in "abc":
             yield letter
 
@@ -73,34 +70,6 @@ def _pipeline(journal: Journal, **options: Any) -> Definition:
     return one
 
 
-class TakenOver:
-    """A store whose n-th write is the last that the run gets: then another has the job."""
-
-    left: int | None = None
-    written = 0
-
-    async def save(self: Any, save: Save) -> Saved:
-        saved: Saved = await super().save(save)  # type: ignore[misc]
-        self.written += 1
-        if self.written == self.left:
-            held = await self.get(save.job_id)
-            claim = Claim(job_id=save.job_id, owner="thief", now=save.at, fence=held.fence + 1)
-            await self.claim(claim)
-        return saved
-
-
-class InMemory(TakenOver, MemoryPipelineStore):
-    def __init__(self, writes: int | None = None) -> None:
-        super().__init__()
-        self.left = writes
-
-
-class OnDisk(TakenOver, SqlitePipelineStore):
-    def __init__(self, path: Path, writes: int | None = None) -> None:
-        super().__init__(path)
-        self.left = writes
-
-
 async def _ok_items(place: Place, pipeline: Definition) -> set[tuple[str, str]]:
     return {
         (stage, item.key)
@@ -128,121 +97,209 @@ async def _essence(place: Place, record: PipelineRecord, pipeline: Definition) -
 
 
 async def _undisturbed(page: int) -> tuple[Any, int]:
-    store = InMemory()
-    place, one = Place(store=store, page=page, backlog=2), _pipeline(Journal())
+    place, one = Place(page=page, backlog=2), _pipeline(Journal())
     ended = await place.run(one)
-    return await _essence(place, ended, one), store.written
+    return await _essence(place, ended, one), len(place.engine.messages)
 
 
 @on_virtual_time
-async def test_whatever_the_last_write_was_the_next_run_comes_to_the_same_end() -> None:
+async def test_whatever_the_last_write_was_the_next_attempt_comes_to_the_same_end() -> None:
     expected, writes = await _undisturbed(page=2)
     assert writes > 20
     for last in range(1, writes):
-        place, before, after = Place(store=InMemory(last), page=2, backlog=2), Journal(), Journal()
+        place, before, after = Place(page=2, backlog=2), Journal(), Journal()
         one = _pipeline(before)
-        with pytest.raises(Superseded):
-            await place.run(one)
-        await turns()
+        await place.create(one)
+        assert await place.crash_after(last, one)
         done = await _ok_items(place, one)
         again = _pipeline(after)
-        ended = await (await place.claimed(again)).run()
+        ended = await place.go_on(again)
         assert await _essence(place, ended, again) == expected, f"after write {last}"
         assert not done & set(after.calls), f"after write {last}"
         assert len(set(after.calls)) == len(after.calls)
-        assert ended.resumes >= 1
-
-
-@run_async
-async def test_a_store_on_disk_comes_to_the_same_end(tmp_path: Path) -> None:
-    expected: Any = None
-    for last in (None, 3, 6, 9, 12):
-        store = OnDisk(tmp_path / f"{last}.db", last)
-        place, one = Place(store=store, page=2, backlog=2), _pipeline(Journal())
-        if last is None:
-            ended = await place.run(one)
-            expected = await _essence(place, ended, one)
-        else:
-            with pytest.raises(Superseded):
-                await place.run(one)
-            done, after = await _ok_items(place, one), Journal()
-            ended = await (await place.claimed(_pipeline(after))).run()
-            assert await _essence(place, ended, one) == expected, f"after write {last}"
-            assert not done & set(after.calls)
-        await store.close()
+        assert ended.attempt == 3
 
 
 @on_virtual_time
-async def test_a_run_that_was_taken_over_writes_nothing_more() -> None:
-    store = InMemory(4)
-    place, journal = Place(store=store), Journal()
+async def test_a_run_that_loses_its_worker_again_and_again_comes_to_the_same_end() -> None:
+    expected, _ = await _undisturbed(page=2)
+    for every in (8, 11):
+        place, one = Place(page=2, backlog=2), _pipeline(Journal())
+        await place.create(one)
+        while await place.crash_after(every, one):
+            pass
+        assert await _essence(place, await place.record(), one) == expected
+
+
+@on_virtual_time
+async def test_an_attempt_that_was_taken_over_writes_nothing_more() -> None:
+    place, journal = Place(), Journal()
     one = _pipeline(journal)
-    with pytest.raises(Superseded):
-        await place.run(one)
-    held = await store.get("job")
+    await place.create(one)
+    assert await place.crash_after(4, one)
+    held, rows = await place.record(), dict(place.engine.rows["job"])
     calls = len(journal.calls)
     await asyncio.sleep(10)
-    assert await store.get("job") == held
+    assert place.engine.rows["job"] == rows
     assert len(journal.calls) == calls  # and nothing of it runs on
-    assert held is not None
     assert held.status is _S.RUNNING
 
 
-# -- a store that fails -----------------------------------------------------------
-
-
-class Failing(MemoryPipelineStore):
-    """Refuses to write between two writes of its own count."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        super().__init__()
-        self.clock, self.until, self.refused = clock, 0.0, 0
-        self.fail_at: int | None = None
-        self.outage = 0.0
-        self.written = 0
-
-    async def save(self, save: Save) -> Saved:
-        if self.written == self.fail_at:
-            self.until, self.fail_at = self.clock() + self.outage, None
-        if self.clock() < self.until:
-            self.refused += 1
-            raise StoreFailed("the disk is on fire")
-        self.written += 1
-        return await super().save(save)
-
-
-@every("write", range(12))
-@on_virtual_time
-async def test_a_store_that_fails_for_a_while_loses_nothing(write: int) -> None:
-    expected, _ = await _undisturbed(page=500)
-    store = Failing(asyncio.get_running_loop().time)
-    store.fail_at, store.outage = write, 10.0
-    place, journal = Place(store=store, backlog=2), Journal()
-    one = _pipeline(journal)
-    ended = await place.run(one)
-    assert store.refused > 3
-    assert await _essence(place, ended, one) == expected
-    assert len(set(journal.calls)) == len(journal.calls)
-    assert place.ear.heard("the disk is on fire")
+# -- an engine that is away -------------------------------------------------------
 
 
 @on_virtual_time
-async def test_a_store_that_stays_away_ends_the_run_and_leaves_the_job_for_a_resume() -> None:
-    expected, _ = await _undisturbed(page=500)
-    store = Failing(asyncio.get_running_loop().time)
-    store.fail_at, store.outage = 4, 1000.0
-    place, journal = Place(store=store), Journal()
-    one = _pipeline(journal)
+async def test_an_engine_that_is_away_for_a_while_is_waited_for() -> None:
+    expected, writes = await _undisturbed(page=500)
+    for away in range(writes):
+        place, journal = Place(backlog=2), Journal()
+        one = _pipeline(journal)
+
+        async def wait(rows: Any, place: Place = place, away: int = away) -> None:
+            if len(place.engine.messages) == away:
+                await asyncio.sleep(600)
+
+        place.engine.before_message = wait
+        ended = await place.run(one)
+        assert await _essence(place, ended, one) == expected
+        assert len(set(journal.calls)) == len(journal.calls)
+
+
+@on_virtual_time
+async def test_a_row_that_the_engine_refuses_ends_the_attempt() -> None:
+    place, journal = Place(), Journal()
+
+    async def refuse(rows: Any) -> None:
+        if len(place.engine.messages) == 4:
+            raise StoreFailed("the job has too many rows")
+
+    place.engine.before_message = refuse
     with pytest.raises(StoreFailed):
-        await place.run(one)
-    assert place.clock.monotonic() < 40
-    left = await store.get("job")
-    assert left is not None
-    assert left.status is _S.RUNNING
-    await asyncio.sleep(1000)
-    again = _pipeline(Journal())
-    ended = await (await place.claimed(again)).run()
-    assert await _essence(place, ended, again) == expected
+        await place.run(_pipeline(journal))
+    calls = len(journal.calls)
+    await asyncio.sleep(10)
+    assert len(journal.calls) == calls
+
+
+# -- a stage that was being listed ------------------------------------------------
+
+
+@on_virtual_time
+async def test_a_stage_cut_off_while_it_was_listed_is_listed_anew_and_no_old_item_is_seen() -> None:
+    listed, calls = ["a", "b", "c", "d", "e"], []
+    one = Definition("one")
+
+    async def letters(ctx: Any) -> Any:
+        ctx.metric("letters", len(listed))
+        for letter in listed:
+            yield letter
+            if listed[0] == "a":
+                await asyncio.sleep(1)
+
+    @one.map(over=letters, key=str)
+    async def spelled(letter: str) -> str:
+        calls.append(letter)
+        return letter.upper()
+
+    @one.step()
+    async def word(results: Any) -> str:
+        return "".join([letter async for letter in results])
+
+    place = Place(page=2)
+    attempt = await place.begin(one)
+    await asyncio.sleep(4.5)
+    assert stage_of(await place.record(), "spelled").total == 4
+    await place.crash(attempt)
+    listed[:] = ["x", "y", "z"]
+    ended = await place.go_on(one)
+    assert calls == ["x", "y", "z"]
+    stage = stage_of(ended, "spelled")
+    assert (stage.total, stage.ok, stage.metrics) == (3, 3, {"letters": 3})
+    assert [item.key for item in await place.items("spelled")] == ["x", "y", "z"]
+    assert await place.outputs("word") == ["XYZ"]
+    assert {name for name, _ in place.engine.rows["job"]} >= {"list/spelled/0", "list/spelled/1"}
+
+
+@on_virtual_time
+async def test_a_long_list_cut_off_within_a_checkpoint_leaves_nothing_behind() -> None:
+    # Inputs that are blobs have rows of their own, so a page is more than one message.
+    listed = [f"{number}-" + "x" * 100 for number in range(300)]
+    one = Definition("one")
+
+    async def large() -> Any:
+        for text in listed:
+            yield text
+
+    @one.map(over=large)
+    async def length(text: str) -> int:
+        return len(text)
+
+    place = Place(inline_limit=50)
+    place.blobs.inline_limit = 0
+    await place.create(one)
+    assert await place.crash_after(1, one)
+    listed[:] = ["y"] * 10
+    ended = await place.go_on(one)
+    assert (stage_of(ended, "length").total, stage_of(ended, "length").ok) == (10, 10)
+    assert await place.outputs("length") == [1] * 10
+
+
+@on_virtual_time
+async def test_counters_after_a_resume_are_those_of_the_items() -> None:
+    place, journal = Place(backlog=1), Journal()
+    one = _pipeline(journal)
+    await place.create(one)
+    assert await place.crash_after(3, one)
+    rows = place.engine.rows["job"]
+    # Whatever the counters say that were written last, the items say how far it is.
+    row = rows["stage", 0]
+    wrong = row.output.replace('"metrics":{"seen":', '"metrics":{"seen":9')
+    assert wrong != row.output
+    rows["stage", 0] = replace(row, output=wrong)
+    ended = await place.go_on(_pipeline(Journal()))
+    first = stage_of(ended, "first")
+    assert (first.total, first.done, first.ok, first.failed) == (5, 5, 4, 1)
+    assert first.metrics == {"seen": 5}
+
+
+# -- stopped while it is taken up -------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [JobState.FAILED, JobState.CANCELLED])
+@on_virtual_time
+async def test_a_stage_that_was_begun_keeps_its_items_when_the_next_attempt_is_stopped_at_once(
+    how: JobState,
+) -> None:
+    place, journal = Place(backlog=1), Journal()
+    one = _pipeline(journal)
+    await place.create(one)
+    assert await place.crash_after(3, one)
+    done = len(await _ok_items(place, one))
+    assert 0 < done < 5
+    stopped: list[bool] = []
+
+    async def stop(rows: Any) -> None:
+        if not stopped:
+            stopped.append(True)
+            place.attempt.stop(how, "stopped")
+            await turns()
+
+    place.engine.before_message = stop
+    calls = len(journal.calls)
+    attempt = place.next_attempt(one)
+    if how is JobState.FAILED:
+        with pytest.raises(Interrupted):
+            await attempt.task
+        assert len(await _ok_items(place, one)) == done
+        expected, _ = await _undisturbed(page=500)
+        ended = await place.go_on(one)
+        assert await _essence(place, ended, one) == expected
+        again = journal.calls[calls:]
+        assert len(set(again)) == len(again)
+    else:
+        first = stage_of(await attempt.task, "first")
+        assert (str(first.status), first.done) == ("partial", done)
+        assert len(journal.calls) == calls
 
 
 # -- a pipeline that was changed --------------------------------------------------
@@ -265,22 +322,16 @@ def _versions(journal: Journal, *names: str, version: str = "", **options: Any) 
 async def _left_in(place: Place, *names: str) -> None:
     """A run that was lost while its stage `stop` ran."""
     journal = Journal()
-    one = _versions(journal, *names)
-    await place.create(one)
-    orchestrator = await place.claimed(one)
-    running = asyncio.ensure_future(orchestrator.run())
+    attempt = await place.begin(_versions(journal, *names))
     await asyncio.sleep(1)
     assert journal.calls[-1] == ("stop", "")
-    place.lost = running  # type: ignore[attr-defined]
+    await place.crash(attempt)
 
 
 async def _gone_on(place: Place, *names: str, **options: Any) -> tuple[Any, list[str]]:
     journal = Journal()
     journal.calls.append(("again", ""))
-    one = _versions(journal, *names, **options)
-    ended = await (await place.claimed(one)).run()
-    place.lost.cancel()  # type: ignore[attr-defined]
-    await asyncio.wait((place.lost,))  # type: ignore[attr-defined]
+    ended = await place.go_on(_versions(journal, *names, **options))
     return ended, [stage for stage, _ in journal.calls[1:]]
 
 
@@ -315,6 +366,8 @@ async def test_a_stage_that_was_begun_must_still_be_there_as_it_was(
     assert ended.status is _S.FAILED
     assert [(error.stage, error.code) for error in ended.errors] == [(blamed, "DEFINITION_CHANGED")]
     assert ran == []
+    assert statuses(ended) == {"a": "completed", "b": "completed", "stop": "failed"}
+    assert reasons(ended)["stop"] == "the run failed"
 
 
 @on_virtual_time
@@ -324,7 +377,7 @@ async def test_a_changed_pipeline_may_restart() -> None:
     ended, ran = await _gone_on(place, "b", "stop", "c", on_change="restart")
     assert ended.status is _S.COMPLETED
     assert ran == ["b", "stop", "c"]
-    assert place.ear.heard("the pipeline was changed")
+    assert place.attempt.heard("the pipeline was changed")
 
 
 @on_virtual_time
@@ -342,3 +395,66 @@ async def test_an_unchanged_pipeline_goes_on_whatever_its_policy() -> None:
     await _left_in(place, "a", "stop", "c")
     ended, ran = await _gone_on(place, "a", "stop", "c", on_change="refuse")
     assert (ended.status, ran) == (_S.COMPLETED, ["stop", "c"])
+
+
+class Letters(Struct):
+    letters: tuple[str, ...] = ("a", "b")
+
+
+def _letters(calls: list[str], *names: str, stuck: str = "", **options: Any) -> Definition:
+    """Stages that map over letters; the last letter of the one that is stuck never ends."""
+    one = Definition("one", config=Letters, **options)
+    for name in names:
+
+        async def stage(letter: str, ctx: Any) -> str:
+            calls.append(f"{ctx.stage} {letter}")
+            if ctx.stage == stuck and letter == "b":
+                await asyncio.Event().wait()
+            return f"{names[0]} before {ctx.stage}"
+
+        one.map(over="letters", name=name, key=str, concurrency=1)(stage)
+    return one
+
+
+async def _lost_in(place: Place, stuck: str, *names: str, **options: Any) -> list[str]:
+    """An attempt that is lost while one of its stages is stuck; what it called."""
+    calls: list[str] = []
+    attempt = place.next_attempt(_letters(calls, *names, stuck=stuck, **options))
+    await asyncio.sleep(1)
+    await place.crash(attempt)
+    return calls
+
+
+@pytest.mark.parametrize("stuck", ["new", "first"])
+@on_virtual_time
+async def test_a_restart_that_is_lost_as_well_never_sees_what_was_done_before_it(
+    stuck: str,
+) -> None:
+    place = Place(page=1)
+    calls: list[str] = []
+    await place.create(_letters([], "first", "second"))
+    assert await _lost_in(place, "second", "first", "second") == [
+        *("first a", "first b", "second a", "second b")
+    ]
+    again = {"on_change": "restart"}
+    begun = await _lost_in(place, stuck, "new", "first", "second", **again)
+    ended = await place.go_on(_letters(calls, "new", "first", "second", **again))
+    assert ended.status is _S.COMPLETED
+    assert begun[-1] == calls[0] == f"{stuck} b"  # the one that was lost is run again
+    assert begun[:-1] + calls == [
+        f"{stage} {letter}" for stage in ("new", "first", "second") for letter in "ab"
+    ]
+    assert await place.outputs("first") == ["new before first"] * 2
+    assert await place.outputs("second") == ["new before second"] * 2
+
+
+@on_virtual_time
+async def test_a_removed_stage_may_come_back() -> None:
+    place = Place()
+    await _left_in(place, "a", "stop", "x")
+    journal = Journal()
+    attempt = place.next_attempt(_versions(journal, "a", "stop", "y"))
+    await asyncio.sleep(1)
+    await place.crash(attempt)
+    ended, ran = await _gone_on(place, "a", "stop", "y", "x")
+    assert (ended.status, ran) == (_S.COMPLETED, ["stop", "y", "x"])

@@ -20,11 +20,11 @@ from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest, NotRunning, TooMany
 from penstock.core.job import Cancelled, Retry, RetryPolicy
-from penstock.workloads.pipeline.breakers import BreakerOpen
 from penstock.workloads.pipeline.records import ErrorClass, WhenOpen
 from penstock.workloads.pipeline.retrying import (
     MAX_MESSAGE,
     MAX_RETRY_AFTER,
+    BreakerOpen,
     Failure,
     bounded,
     judge,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses
 
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 
 _S = PipelineJobStatus
 
@@ -66,8 +65,9 @@ def _pipeline(world: World, version: str = "") -> Definition:
         return letter.upper()
 
     @one.step(of=second)
-    async def total(results: Any) -> int:
+    async def total(results: Any, ctx: Any) -> int:
         world.calls.append("total")
+        ctx.metric("summed")
         return sum([number async for number in results])
 
     @one.step(enabled="enable_last")
@@ -83,7 +83,7 @@ def _pipeline(world: World, version: str = "") -> Definition:
 
 
 async def _again(place: Place, one: Definition, **config: Any) -> Any:
-    return await place.run(one, config or None, "again", retry_of="job")
+    return await place.run(one, config or None, "again", parent_job_id="job")
 
 
 @on_virtual_time
@@ -104,22 +104,6 @@ async def test_only_what_failed_and_what_depends_on_it_is_run_again() -> None:
     assert [item.reused for item in await place.items("first", "again")] == [True, False, True]
     assert ended.summary is not None
     assert ended.summary.trigger == "retry"
-
-
-@run_async
-async def test_a_store_on_disk_takes_over_the_same(tmp_path: Path) -> None:
-    store = SqlitePipelineStore(tmp_path / "pipelines.db")
-    place, world = Place(store=store, page=2), World()
-    world.bad = {2, "a"}
-    one = _pipeline(world)
-    await place.run(one)
-    world.came()
-    world.bad = set()
-    ended = await _again(place, one)
-    assert (ended.status, stage_of(ended, "first").reused) == (_S.COMPLETED, 2)
-    assert sorted(world.came()) == ["first 2", "last", "second 20", "spelled a", "total"]
-    assert await place.outputs("total", "again") == [63]
-    await store.close()
 
 
 @on_virtual_time
@@ -144,7 +128,8 @@ async def test_a_step_is_taken_over_only_if_all_before_it_was() -> None:
     world.bad = set()
     ended = await _again(place, one)
     assert world.came() == ["last"]
-    assert stage_of(ended, "total").reused == 1
+    total = stage_of(ended, "total")
+    assert (total.reused, total.metrics) == (1, {"summed": 1})
     assert await place.outputs("total", "again") == [63]
     assert ended.status is _S.COMPLETED
 
@@ -213,6 +198,38 @@ async def test_metrics_go_on_from_those_of_the_run_before() -> None:
 @on_virtual_time
 async def test_a_run_that_was_forgotten_is_simply_run_again() -> None:
     place, world = Place(), World()
-    ended = await place.run(_pipeline(world), None, "again", retry_of="gone")
+    ended = await place.run(_pipeline(world), None, "again", parent_job_id="gone")
     assert ended.status is _S.COMPLETED
     assert stage_of(ended, "first").reused == 0
+
+
+@pytest.mark.parametrize("stranger", [{"tenant": "another"}, {"topic": "job.pipeline.another"}])
+@on_virtual_time
+async def test_nothing_is_taken_over_from_a_strangers_run(stranger: dict[str, str]) -> None:
+    place, world = Place(), World()
+    one = _pipeline(world)
+    await place.run(one)
+    job = place.engine.jobs["job"]
+    place.engine.jobs["job"] = replace(job, request=replace(job.request, **stranger))
+    world.came()
+    ended = await _again(place, one)
+    assert (ended.status, ended.retry_of) == (_S.COMPLETED, None)
+    assert stage_of(ended, "first").reused == 0
+    assert "first 1" in world.came()
+
+
+@on_virtual_time
+async def test_a_retry_that_lost_its_worker_counts_what_it_took_over_once() -> None:
+    place, world = Place(), World()
+    world.bad = {2}
+    one = _pipeline(world)
+    await place.run(one)
+    world.bad = set()
+    undisturbed = stage_of(await _again(place, one), "first")
+    for last in range(1, 12):
+        job_id = f"again-{last}"
+        await place.create(one, None, job_id, parent_job_id="job")
+        await place.crash_after(last, one, job_id)
+        first = stage_of(await place.go_on(one, job_id), "first")
+        assert (first.ok, first.reused) == (3, 2)
+        assert first.metrics == undisturbed.metrics == {"counted": 4}

@@ -78,10 +78,6 @@ def expected_by_reference(statuses: Sequence[StageStatus]) -> PipelineJobStatus:
     return PARTIAL
 
 
-def test_there_are_as_many_multisets_as_there_should_be() -> None:
-    assert len(MULTISETS) == 1 + 4 + 10 + 20 + 35 + 56 + 84
-
-
 @every("statuses", MULTISETS)
 def test_every_multiset_of_stage_statuses_up_to_six(statuses: tuple[StageStatus, ...]) -> None:
     stages = stages_of(statuses)
@@ -180,11 +176,6 @@ def test_a_stage_that_never_ended_is_no_success(unfinished: StageStatus) -> None
 
 
 # -- policies -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["document", "reference", lambda stages: COMPLETED])
-def test_a_job_whose_orchestrator_raised_is_failed_whatever_its_stages(policy: Any) -> None:
-    assert overall(policy, stages_of([OK, OK]), raised=True) is FAILED
 
 
 def test_a_policy_of_ones_own_is_given_the_records_and_decides() -> None:

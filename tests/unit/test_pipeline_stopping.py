@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.unit.pipeline_jobs import on_virtual_time
 from tests.unit.pipeline_runs import Place, reasons, stage_of, statuses, turns, within
 
 from penstock.core.job import Cancelled, Retry
+from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.executor import Interrupted
 from penstock.testing.aio import run_async
@@ -59,12 +61,6 @@ def _slow(seconds: float = 10.0, **options: Any) -> tuple[Definition, list[Any]]
     return one, seen
 
 
-async def _begun(place: Place, pipeline: Definition, config: Any = None) -> Any:
-    await place.create(pipeline, config)
-    orchestrator = await place.claimed(pipeline)
-    return orchestrator, asyncio.ensure_future(orchestrator.run())
-
-
 # -- cancel -----------------------------------------------------------------------
 
 
@@ -72,11 +68,11 @@ async def _begun(place: Place, pipeline: Definition, config: Any = None) -> Any:
 async def test_async_items_are_cancelled_a_moment_after_they_were_asked() -> None:
     place = Place()
     one, seen = _slow(cancel_grace=4.0)
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await asyncio.sleep(15)  # two have ended, two run
     asked = place.clock.now()
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await running
+    attempt.cancel_run()
+    ended = await attempt.task
     assert place.clock.now() - asked == pytest.approx(0.25)
     assert ended.status is _S.CANCELLED
     assert [number for what, number in seen if what == "begun"] == [1, 2, 3, 4]
@@ -100,10 +96,10 @@ async def test_async_items_are_cancelled_a_moment_after_they_were_asked() -> Non
 async def test_an_item_that_finishes_within_that_moment_is_kept() -> None:
     place = Place()
     one, seen = _slow(cancel_grace=4.0)
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await asyncio.sleep(9.9)
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await running
+    attempt.cancel_run()
+    ended = await attempt.task
     assert stage_of(ended, "slow").ok == 2
     assert ("cancelled", 1) not in seen
     assert ended.status is _S.CANCELLED
@@ -120,39 +116,14 @@ async def test_an_item_that_looks_at_its_token_stops_by_itself() -> None:
             await asyncio.sleep(1)
 
     place = Place()
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await asyncio.sleep(5)
     asked = place.clock.now()
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await running
+    attempt.cancel_run()
+    ended = await attempt.task
     assert place.clock.now() - asked <= 1.0
     assert ended.status is _S.CANCELLED
     assert (await place.items("polite"))[0].error == "enough"
-
-
-@on_virtual_time
-async def test_a_cancel_in_the_store_is_learnt_with_the_next_write() -> None:
-    place = Place()
-    one, seen = _slow()
-    _, running = await _begun(place, one)
-    await asyncio.sleep(5)
-    await place.store.request_cancel("job", place.clock.now())
-    ended = await running
-    assert ended.status is _S.CANCELLED
-    assert (ended.cancel_requested, ended.cancel_effective) == (True, True)
-    # The write of 1 and 2 brings the news; 3 and 4 have begun by then.
-    assert {number for what, number in seen if what == "begun"} <= {1, 2, 3, 4}
-
-
-@on_virtual_time
-async def test_nothing_of_a_job_that_was_cancelled_before_it_began_is_run() -> None:
-    place = Place()
-    one, seen = _slow()
-    await place.create(one)
-    orchestrator = await place.claimed(one)
-    await place.store.request_cancel("job", place.clock.now())
-    ended = await orchestrator.run()
-    assert (ended.status, seen) == (_S.CANCELLED, [])
 
 
 @on_virtual_time
@@ -160,7 +131,7 @@ async def test_a_stop_before_the_run_ends_it_before_its_first_stage() -> None:
     place = Place()
     one, seen = _slow()
     await place.create(one)
-    orchestrator = await place.claimed(one)
+    orchestrator = await place.orchestrator(one)
     orchestrator.stop(Stop.CANCEL, "never mind")
     ended = await orchestrator.run()
     assert (ended.status, seen) == (_S.CANCELLED, [])
@@ -171,20 +142,24 @@ async def test_a_stop_before_the_run_ends_it_before_its_first_stage() -> None:
 async def test_a_task_that_is_cancelled_ends_its_job_as_cancelled_and_lets_it_pass() -> None:
     place = Place()
     one, seen = _slow()
-    _, running = await _begun(place, one)
+    await place.create(one)
+    orchestrator = await place.orchestrator(one)
+    running = asyncio.ensure_future(orchestrator.run())
     await asyncio.sleep(5)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert (await place.store.get("job")).status is _S.CANCELLED
+    assert orchestrator.state.status is _S.CANCELLED
     assert ("cancelled", 1) in seen
 
 
 @on_virtual_time
 async def test_cancelling_the_task_of_a_run_that_stops_only_hurries_it() -> None:
-    place = Place()
-    one, _ = _slow(seconds=1000, cancel_grace=100.0)
-    orchestrator, running = await _begun(place, one)
+    place, release = Place(), asyncio.Event()
+    one = _deaf(release, cancel_grace=100.0)
+    await place.create(one)
+    orchestrator = await place.orchestrator(one)
+    running = asyncio.ensure_future(orchestrator.run())
     await asyncio.sleep(5)
     asked = place.clock.now()
     orchestrator.stop(Stop.CANCEL, "enough")
@@ -193,6 +168,7 @@ async def test_cancelling_the_task_of_a_run_that_stops_only_hurries_it() -> None
     ended = await running
     assert ended.status is _S.CANCELLED
     assert place.clock.now() - asked == pytest.approx(1.0)
+    release.set()
 
 
 @run_async
@@ -206,10 +182,10 @@ async def test_threads_are_told_and_waited_for() -> None:
         raise Cancelled(ctx.cancel.reason)
 
     place = Place()
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await soon(begun.is_set)
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await within(10, running)
+    attempt.cancel_run()
+    ended = await within(10, attempt.task)
     assert ended.status is _S.CANCELLED
     assert ended.abandoned_items == ()
     items = await place.items("polite")
@@ -231,38 +207,39 @@ async def test_a_thread_that_does_not_stop_is_abandoned_and_the_record_says_whic
         return number
 
     place = Place()
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await soon(begun.is_set)
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await within(10, running)
+    attempt.cancel_run()
+    ended = await within(10, attempt.task)
     assert ended.status is _S.CANCELLED
     assert ended.abandoned_items == ("deaf/n1",)
-    version = ended.version
     release.set()
     await asyncio.sleep(0.05)
-    assert (await place.store.get("job")).version == version  # what it gave comes too late
+    assert await place.record() == ended  # what it gave comes too late
+
+
+def _deaf(release: asyncio.Event, timeout: float | None = None, **options: Any) -> Definition:
+    one = Definition("one", **options)
+
+    @one.step(timeout=timeout)
+    async def deaf(results: Any) -> int:
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+        return 1
+
+    return one
 
 
 @pytest.mark.parametrize("timeout", [None, 1000.0])
 @on_virtual_time
 async def test_an_async_item_that_does_not_stop_is_abandoned(timeout: float | None) -> None:
-    one, release = Definition("one", cancel_grace=4.0), asyncio.Event()
-
-    @one.step(timeout=timeout)
-    async def deaf(results: Any) -> int:
-        while not release.is_set():
-            try:
-                await release.wait()
-            except asyncio.CancelledError:
-                continue
-        return 1
-
-    place = Place()
-    orchestrator, running = await _begun(place, one)
+    place, release = Place(), asyncio.Event()
+    attempt = await place.begin(_deaf(release, timeout, cancel_grace=4.0))
     await asyncio.sleep(1)
     asked = place.clock.now()
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await running
+    attempt.cancel_run()
+    ended = await attempt.task
     assert place.clock.now() - asked == pytest.approx(4.0)
     assert (ended.status, ended.abandoned_items) == (_S.CANCELLED, ("deaf/",))
     release.set()
@@ -278,11 +255,11 @@ async def test_an_item_that_waits_for_its_next_try_stops_at_once() -> None:
         raise ConnectionError("no")
 
     place = Place()
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await asyncio.sleep(5)
     asked = place.clock.now()
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await running
+    attempt.cancel_run()
+    ended = await attempt.task
     assert place.clock.now() == pytest.approx(asked)
     assert ended.status is _S.CANCELLED
     (item,) = await place.items("failing")
@@ -306,10 +283,10 @@ async def test_a_source_that_is_being_asked_is_cancelled() -> None:
         return number
 
     place = Place(page=3)
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await asyncio.sleep(10)
-    orchestrator.stop(Stop.CANCEL, "enough")
-    ended = await running
+    attempt.cancel_run()
+    ended = await attempt.task
     await turns()
     assert (ended.status, stopped) == (_S.CANCELLED, [True])
     assert stage_of(ended, "same").listed is False
@@ -322,10 +299,10 @@ async def test_a_source_that_is_being_asked_is_cancelled() -> None:
 async def test_a_run_that_is_given_up_fails_with_the_reason() -> None:
     place = Place()
     one, _ = _slow()
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await asyncio.sleep(15)
-    orchestrator.stop(Stop.FAIL, STALE_MESSAGE)
-    ended = await running
+    attempt.stop(JobState.TIMEOUT, STALE_MESSAGE)
+    ended = await attempt.task
     assert ended.status is _S.FAILED
     assert ended.errors[-1].message == STALE_MESSAGE
     assert ended.summary is not None
@@ -334,22 +311,20 @@ async def test_a_run_that_is_given_up_fails_with_the_reason() -> None:
 
 @on_virtual_time
 async def test_an_interrupted_run_stays_running_and_is_gone_on_with() -> None:
-    place = Place(lease=30.0)
+    place = Place()
     one, seen = _slow()
-    orchestrator, running = await _begun(place, one)
+    attempt = await place.begin(one)
     await asyncio.sleep(15)
-    orchestrator.stop(Stop.INTERRUPT, "the worker stops")
+    attempt.stop(JobState.FAILED, "the worker stops")
     with pytest.raises(Interrupted):
-        await running
-    left = await place.store.get("job")
-    assert left.status is _S.RUNNING
-    assert left.lease_until <= place.clock.now()
+        await attempt.task
+    assert (await place.record()).status is _S.RUNNING
     assert [item.outcome for item in await place.items("slow")] == [
         *[ItemOutcome.OK] * 2,
         *[ItemOutcome.PENDING] * 4,
     ]
     seen.clear()
-    ended = await (await place.claimed(one)).run()
+    ended = await place.go_on(one)
     assert ended.status is _S.COMPLETED
     assert [number for what, number in seen if what == "begun"] == [3, 4, 5, 6]
 
@@ -445,7 +420,7 @@ async def test_a_jobs_limit_does_not_depend_on_who_sets_the_clock(jump: float) -
     assert ended.status is (_S.COMPLETED if jump > 0 else _S.FAILED)
 
 
-# -- spread -----------------------------------------------------------------------
+# -- distributed -----------------------------------------------------------------------
 
 
 class Elsewhere:
@@ -456,7 +431,7 @@ class Elsewhere:
         self.ran: list[Any] = []
 
     async def run(
-        self, record: Any, stage: Any, item: ItemRecord, fans: Any
+        self, stage: Any, record: Any, item: ItemRecord, output_counts: Any
     ) -> tuple[ItemRecord, None]:
         sleep = asyncio.ensure_future(asyncio.sleep(self.seconds))
         stop = asyncio.ensure_future(self.stopped.wait())
@@ -467,17 +442,17 @@ class Elsewhere:
         if self.stopped.is_set():
             ended = replace(item, outcome=ItemOutcome.FAILED, error_class=ErrorClass.CANCELLED)
         else:
-            ended = replace(item, outcome=ItemOutcome.OK, output=item.input, fan=1)
+            ended = replace(item, outcome=ItemOutcome.OK, output=item.input, output_count=1)
         return replace(ended, attempts=1), None
 
-    async def stop(self, record: Any, stage: Any, reason: str) -> None:
+    async def stop(self, stage: Any, reason: str) -> None:
         self.stopped.set()
 
 
-def _spread() -> Definition:
+def _distributed() -> Definition:
     one = Definition("one", config=Config)
 
-    @one.map(over="numbers", concurrency=3, spread=True)
+    @one.map(over="numbers", concurrency=3, distributed=True)
     async def far(number: int) -> int:
         raise AssertionError("it runs elsewhere")
 
@@ -489,11 +464,11 @@ def _spread() -> Definition:
 
 
 @on_virtual_time
-async def test_items_of_a_spread_stage_run_elsewhere_so_many_at_once() -> None:
-    place, one, elsewhere = Place(), _spread(), Elsewhere()
+async def test_items_of_a_distributed_stage_run_elsewhere_so_many_at_once() -> None:
+    place, one, elsewhere = Place(), _distributed(), Elsewhere()
     await place.create(one)
     began = place.clock.now()
-    ended = await (await place.claimed(one, spread=elsewhere)).run()
+    ended = await (await place.orchestrator(one, distributed=elsewhere)).run()
     assert ended.status is _S.COMPLETED
     assert place.clock.now() - began == pytest.approx(2.0)
     assert await place.outputs("near") == [1, 2, 3, 4, 5, 6]
@@ -501,9 +476,9 @@ async def test_items_of_a_spread_stage_run_elsewhere_so_many_at_once() -> None:
 
 @on_virtual_time
 async def test_a_cancel_stops_what_runs_elsewhere() -> None:
-    place, one, elsewhere = Place(), _spread(), Elsewhere(1000)
+    place, one, elsewhere = Place(), _distributed(), Elsewhere(1000)
     await place.create(one)
-    orchestrator = await place.claimed(one, spread=elsewhere)
+    orchestrator = await place.orchestrator(one, distributed=elsewhere)
     running = asyncio.ensure_future(orchestrator.run())
     await asyncio.sleep(5)
     asked = place.clock.now()

@@ -27,6 +27,8 @@ from penstock.workloads.pipeline.retrying import bounded
 from penstock.workloads.pipeline.rows import ItemReport, Metric, RunRows
 
 _MAX_MESSAGE = 500
+_MOST_ERRORS = 20
+_LONGEST_ERROR = 300
 _MAX_EMIT = 3000
 """Bytes of an event: it is an entry of the job's history."""
 
@@ -209,7 +211,9 @@ class StageContext:
     def error(self, text: str) -> None:
         """Report an error without failing: the stage ends partial."""
         with self._run.lock:
-            self._reported().errors.append(str(text))
+            errors = self._reported().errors
+            if len(errors) < _MOST_ERRORS:
+                errors.append(bounded(str(text), _LONGEST_ERROR))
 
     def emit(self, data: dict[str, Any]) -> None:
         """Write an event of one's own into the run's history. It must be JSON, and small."""

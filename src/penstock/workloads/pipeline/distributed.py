@@ -30,7 +30,7 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     StageRecord,
 )
-from penstock.workloads.pipeline.rows import ItemReport, RunRows, fold
+from penstock.workloads.pipeline.rows import ItemReport, RunRows, emit_note, fold
 from penstock.workloads.pipeline.run_config import read_config
 
 
@@ -135,7 +135,7 @@ class DistributedItems:
         if job.state in (JobState.SUCCEEDED, JobState.FAILED) and pointer:
             end = msgspec.json.decode(await self._environment.blobs.get(pointer), type=ItemEnd)
             if end.emitted:
-                notes = [f"emit {stage.name}/{key} {data}" for key, data in end.emitted]
+                notes = [emit_note(stage.name, key, data) for key, data in end.emitted]
                 await self._ctx.checkpoint([], notes)
             return replace(end.item, seq=item.seq, key=item.key, input=item.input), end.report
         return _failed(job, item, self._environment.clock.now()), None

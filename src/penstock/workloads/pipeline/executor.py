@@ -149,9 +149,10 @@ class PipelineExecutor:
             running = asyncio.ensure_future(orchestrator.run())
             record = await _stoppable(running, orchestrator, ctx)
             state = orchestrator.state
+        else:  # an earlier attempt came to the end of the run, but not of its job
+            record = replace(record, status=state.status)
         if not state.hooks_called and (pipeline.on_end or pipeline.on_alert):
-            ended = replace(record, finished_at=environment.clock.now())
-            await call_hooks(pipeline, ended, ctx)
+            await call_hooks(pipeline, _ended_now(record, environment, ctx), ctx)
             await ctx.checkpoint([run_row(replace(state, hooks_called=True))])
         if ctx.cancel.requested and record.status not in _FINISHED:
             raise asyncio.CancelledError  # the worker knows what the end counts as
@@ -231,6 +232,18 @@ _MAX_EMITTED = 100
 def _keep_emitted(emitted: list[tuple[str, str]], stage: str, key: str, data: bytes) -> None:
     if len(emitted) < _MAX_EMITTED:
         emitted.append((key, data.decode()))
+
+
+def _ended_now(record: PipelineRecord, environment: Environment, ctx: Context) -> PipelineRecord:
+    """The record as its job will end."""
+    cancelled = record.status is PipelineJobStatus.CANCELLED
+    asked = ctx.cancel.requested and ctx.ended_as is JobState.CANCELLED
+    return replace(
+        record,
+        finished_at=environment.clock.now(),
+        cancel_requested=cancelled or asked,
+        cancel_effective=cancelled if cancelled or asked else None,
+    )
 
 
 async def _job(environment: Environment, job_id: str) -> Job | None:

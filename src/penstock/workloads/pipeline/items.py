@@ -50,10 +50,12 @@ from penstock.workloads.pipeline.records import (
     WhenOpen,
 )
 from penstock.workloads.pipeline.retrying import BreakerOpen, Failure, bounded, judge, next_try
-from penstock.workloads.pipeline.rows import ItemReport, RunRows
+from penstock.workloads.pipeline.rows import ItemReport, RunRows, has_metrics, report_size
 
 _MOST_TRACEBACKS = 20
 _MAX_TRACEBACK = 8_000
+_MAX_REPORT = 8_000
+"""Bytes of the metrics of one item: they stand in its row."""
 
 
 class ItemRunner:
@@ -267,11 +269,13 @@ class _Item:
             if not isinstance(ended, bytes):
                 return runner.judge(ended)
             output, count = await runner.store(ended)
+            check_report(report_of(ctx))
         except Exception as error:  # of its input or output: what it raises itself is returned
             return runner.judge(error)
         finally:
             self.spent += runner.monotonic() - begun
-            self.report = report_of(ctx)
+            report = report_of(ctx)
+            self.report = None if _is_too_large(report) else report
             if forget is not None:
                 forget()
         return ItemRecord(
@@ -308,6 +312,18 @@ class _Item:
         if closed.when_open is WhenOpen.SKIP:
             return replace(ended, outcome=ItemOutcome.SKIPPED, error_class=None)
         return ended
+
+
+def _is_too_large(report: ItemReport | None) -> bool:
+    return has_metrics(report) and report_size(report) > _MAX_REPORT
+
+
+def check_report(report: ItemReport | None) -> None:
+    """Raise Unfit for metrics that a row has no room for."""
+    if _is_too_large(report):
+        raise Unfit(
+            "REPORT_TOO_LARGE", f"its metrics take more than {_MAX_REPORT:,} bytes: count less"
+        )
 
 
 def _chained(token: CancelToken) -> tuple[CancelToken, Any]:

@@ -21,7 +21,7 @@ from penstock.core.job import Cancelled
 from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.context import AsyncStageContext, StageContext, report_of
 from penstock.workloads.pipeline.definition import Stage
-from penstock.workloads.pipeline.items import ItemRunner
+from penstock.workloads.pipeline.items import ItemRunner, check_report
 from penstock.workloads.pipeline.payloads import WRONG_TYPE, Payloads, Unfit, encode, outputs_of
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord
 from penstock.workloads.pipeline.retrying import bounded
@@ -51,8 +51,13 @@ class Lister:
 
     @property
     def report(self) -> ItemReport | None:
-        """What a source function reported."""
-        return None if self._ctx is None else report_of(self._ctx)
+        """What a source function reported. Raises StageFailed for too much."""
+        report = None if self._ctx is None else report_of(self._ctx)
+        try:
+            check_report(report)
+        except Unfit as problem:
+            raise StageFailed(problem.code, str(problem)) from None
+        return report
 
     async def pages(self) -> AsyncIterator[list[ItemRecord]]:
         """Raises StageFailed where the source is to blame."""

@@ -47,8 +47,9 @@ from penstock.workloads.pipeline.rows import (
     Read,
     RunRows,
     RunState,
+    emit_note,
 )
-from penstock.workloads.pipeline.run_log import RunLog, Write
+from penstock.workloads.pipeline.run_log import RunLog, Write, report_from
 from penstock.workloads.pipeline.stage_run import Halt, StageRun
 from penstock.workloads.pipeline.status import skip_of
 
@@ -227,8 +228,7 @@ class AsyncPipelineOrchestrator:
         scope = self._runner.scope
         scope.on_progress, scope.on_emit = self._progressed, self._emitted
         scope.stage = log.stage
-        for stage in self._prepared():
-            log.put(stage)
+        log.put_all(self._prepared())
         for stage in log.stages:
             if stage.status is StageStatus.RUNNING:
                 await self._take_up(stage)
@@ -261,10 +261,15 @@ class AsyncPipelineOrchestrator:
                 generation=stage.generation + (not listed),
             )
         )
+        if not listed:
+            return
+        self._log.counters(stage.name).report(await self._rows.list_report(stage))
         after = -1
-        while listed and (rows := await self._rows.ended(stage, after=after)):
+        while rows := await self._rows.ended(stage, after=after):
             self._log.recount(stage.name, rows)
             after = rows[-1].n
+            if stage.kind is StageKind.STEP and rows[-1].output:
+                self._log.set(output=rows[-1].output)
 
     async def _reused(self) -> Reuse | None:
         if self._record.retry_of is None:
@@ -301,12 +306,13 @@ class AsyncPipelineOrchestrator:
             return
         if await self._check_cancelled():
             return
+        before = log.stage(name)
         first = await self._start_stage(stage)
         # What an earlier attempt did is durable already, and so is the acceptance of the job.
         if not first:
             await log.commit()
         if self._stopping is not None:
-            log.change(name, status=StageStatus.PENDING, started_at=None)
+            log.put(before)
             return
         await self._perform(stage)
 
@@ -334,8 +340,8 @@ class AsyncPipelineOrchestrator:
         if self._reuse is not None:
             before = tuple(one for one in log.stages if one.index < index)
             if (item := await self._reuse.step(stage, before)) is not None:
-                await log.end(stage.name, item, soon=False)
-                counters.go_on_from(self._reuse.counted(stage))
+                report = report_from(self._reuse.counted(stage))
+                await log.end(stage.name, item, report, soon=False)
                 log.set(output=item.output)
 
     async def _perform(self, stage: Stage) -> None:
@@ -474,7 +480,7 @@ class AsyncPipelineOrchestrator:
 
     def _emitted(self, stage: str, key: str, data: bytes) -> None:
         """A stage sends an event of its own."""
-        self._log.note(f"emit {stage}/{key} {data.decode()}")
+        self._log.note(emit_note(stage, key, data.decode()))
         self._log.wake()
 
     def _tell_progress(self, stage: str, part: float, message: str) -> None:

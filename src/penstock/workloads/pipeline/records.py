@@ -379,7 +379,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A circuit breaker as it is stored; `core.breakers` says how it moves."""
+    """A circuit breaker as it is stored; `breakers` says how it moves."""
 
     name: str
     state: BreakerState = BreakerState.CLOSED

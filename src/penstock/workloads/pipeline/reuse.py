@@ -28,6 +28,8 @@ from penstock.workloads.pipeline.records import (
 from penstock.workloads.pipeline.rows import Metric, RunRows, item_of
 
 DEFINITION_CHANGED = "DEFINITION_CHANGED"
+_REMOVED = "removed"
+"""Why a stage was skipped that the pipeline has no more."""
 
 
 class DefinitionChanged(Exception):
@@ -45,8 +47,7 @@ def first_stages(pipeline: Definition) -> tuple[StageRecord, ...]:
 
 def is_changed(record: PipelineRecord, pipeline: Definition) -> bool:
     """Whether something was begun under another definition than this."""
-    begun = any(stage.status is not StageStatus.PENDING for stage in record.stages)
-    return begun and record.fingerprint not in ("", pipeline.fingerprint)
+    return bool(_begun(record)) and record.fingerprint not in ("", pipeline.fingerprint)
 
 
 def stages_to_go_on(record: PipelineRecord, pipeline: Definition) -> tuple[StageRecord, ...]:
@@ -61,9 +62,22 @@ def stages_to_go_on(record: PipelineRecord, pipeline: Definition) -> tuple[Stage
                 " resumed then (on_change='refuse')"
             )
         _check(record, pipeline)
-    begun = {s.name: s for s in record.stages if s.status is not StageStatus.PENDING}
-    known = (begun.get(stage.name, stage) for stage in first_stages(pipeline))
+    begun = {stage.name: stage for stage in _begun(record)}
+    generations = {stage.name: stage.generation for stage in record.stages}
+    known = (
+        begun.get(one.name) or replace(one, generation=generations.get(one.name, 0))
+        for one in first_stages(pipeline)
+    )
     return (*known, *removed_stages(record, pipeline))
+
+
+def _begun(record: PipelineRecord) -> list[StageRecord]:
+    """The stages of which something was done, or which were skipped."""
+    return [
+        stage
+        for stage in record.stages
+        if stage.status is not StageStatus.PENDING and stage.reason != _REMOVED
+    ]
 
 
 def stages_anew(record: PipelineRecord, pipeline: Definition) -> tuple[StageRecord, ...]:
@@ -86,15 +100,16 @@ def removed_stages(record: PipelineRecord, pipeline: Definition) -> list[StageRe
             kind=stage.kind,
             form=stage.form,
             status=StageStatus.SKIPPED,
-            reason="removed",
+            reason=_REMOVED,
             counted=False,
+            generation=stage.generation + 1,
         )
         for place, stage in enumerate(gone)
     ]
 
 
 def _check(record: PipelineRecord, pipeline: Definition) -> None:
-    begun = [stage for stage in record.stages if stage.status is not StageStatus.PENDING]
+    begun = _begun(record)
     now = list(pipeline.stages.values())
     for index, stage in enumerate(begun):
         if stage.name not in pipeline.stages:

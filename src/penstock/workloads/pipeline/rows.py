@@ -2,7 +2,8 @@
 
     run             one row: the definition's fingerprint, errors, and at the end how it ended
     stage           a row a stage, by its index: how far it is
-    list/STAGE/G    the items of a stage as they were listed, many a row; `n` is the last one's
+    list/STAGE/G    the items of a stage as they were listed, many a row; `n` is the last one's.
+                    One more row, without items, says what was counted while they were listed
     item/STAGE/G    a row an item that has ended
 
 G is the stage's generation: rows can be replaced but not removed, so a stage that is listed
@@ -14,7 +15,8 @@ any other.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 import msgspec
 from msgspec import Struct
@@ -35,6 +37,7 @@ from penstock.workloads.pipeline.records import (
     PipelineRecord,
     RunSummary,
     StageError,
+    StageKind,
     StageRecord,
     StageStatus,
     first_stages,
@@ -100,6 +103,7 @@ _info = msgspec.json.Decoder(_ItemInfo).decode
 _stage = msgspec.json.Decoder(StageRecord).decode
 _run = msgspec.json.Decoder(RunState).decode
 _pairs = msgspec.json.Decoder(list[tuple[str, str]]).decode
+_report = msgspec.json.Decoder(ItemReport).decode
 _OUTCOMES = {str(outcome): outcome for outcome in ItemOutcome}
 
 
@@ -131,7 +135,8 @@ def item_row(name: str, item: ItemRecord, report: ItemReport | None = None) -> S
         item.error_code,
         item.duration_ms,
         item.reused,
-        report,
+        # Errors that it reported are the item's error.
+        ItemReport(report.added, report.fixed, []) if has_metrics(report) else None,
     )
     return Step(
         name,
@@ -170,6 +175,15 @@ def report_of(row: Step) -> ItemReport | None:
     return _info(row.info).report
 
 
+def has_metrics(report: ItemReport | None) -> TypeGuard[ItemReport]:
+    return report is not None and bool(report.added or report.fixed)
+
+
+def report_size(report: ItemReport) -> int:
+    """Bytes that its metrics take in an item's row."""
+    return len(_encode((report.added, report.fixed)))
+
+
 def list_rows(name: str, items: Sequence[ItemRecord]) -> list[Step]:
     """Rows that list these items, which follow each other. An input that is a blob has a row of
     its own, whose `input` keeps the blob from being collected."""
@@ -199,6 +213,11 @@ def list_rows(name: str, items: Sequence[ItemRecord]) -> list[Step]:
     return rows
 
 
+def list_end_row(name: str, total: int, report: ItemReport) -> Step:
+    """The row after those of the items: what was reported while they were listed."""
+    return Step(name, total, output="[]", info=_encode(report).decode())
+
+
 def listed_items(row: Step) -> list[ItemRecord]:
     """The items of a row, none of them ended."""
     if row.input:
@@ -209,6 +228,25 @@ def listed_items(row: Step) -> list[ItemRecord]:
         ItemRecord(seq=seq, key=key, input=pointer)
         for seq, (key, pointer) in enumerate(pairs, first)
     ]
+
+
+# -- events of stages -------------------------------------------------------------
+
+
+def emit_note(stage: str, key: str, data: str) -> str:
+    """The entry of the job's history that is an event of a stage's own: JSON."""
+    return f"emit {stage}/{key.replace('%', '%25').replace(' ', '%20')} {data}"
+
+
+def emitted(note: str) -> dict[str, Any] | None:
+    """The event of such a note; None if it is none."""
+    word, name, data = (*note.split(" ", 2), "", "")[:3]
+    stage, _, key = name.partition("/")
+    try:
+        value = msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return None
+    return {"stage": stage, "key": unquote(key), "data": value} if word == "emit" else None
 
 
 # -- reading ----------------------------------------------------------------------
@@ -260,6 +298,9 @@ class RunRows:
         if ItemOutcome.PENDING not in outcomes and outcomes:
             rows = await self.ended(stage, after=after, limit=limit, outcomes=outcomes)
             return [item_of(row) for row in rows]
+        if stage.kind is StageKind.STEP:
+            step = await self._step(stage) if stage.total and after < 0 else None
+            return [] if step is None or (outcomes and step.outcome not in outcomes) else [step]
         found: list[ItemRecord] = []
         name = list_rows_name(stage)
         some = 1  # a row may list one item or hundreds
@@ -277,9 +318,18 @@ class RunRows:
             found.extend(item for item in merged if not outcomes or item.outcome in outcomes)
             if not page.more:
                 break
-        if stage.total and not found and after < 0:  # a step is not listed
-            found = [item_of(row) for row in await self.ended(stage)]
         return found[:limit]
+
+    async def _step(self, stage: StageRecord) -> ItemRecord:
+        """The one item of a step, which is not listed."""
+        rows = await self.ended(stage, limit=1)
+        return item_of(rows[0]) if rows else ItemRecord(seq=0, key="")
+
+    async def list_report(self, stage: StageRecord) -> ItemReport | None:
+        """What was reported while a stage was listed to its end."""
+        name = list_rows_name(stage)
+        rows = await self._rows(StepQuery(name=name, after=(name, stage.total - 1), limit=1))
+        return _report(rows[0].info) if rows else None
 
     async def _ends(self, stage: StageRecord, after: int, last: int) -> dict[int, ItemRecord]:
         rows = await self.ended(stage, after=after, limit=last - after)

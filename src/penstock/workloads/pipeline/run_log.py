@@ -19,6 +19,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.ledger import Step
+from penstock.core.steps import MAX_NOTES
 from penstock.ports.clock import Clock
 from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.records import (
@@ -34,9 +35,11 @@ from penstock.workloads.pipeline.rows import (
     ItemReport,
     Metric,
     RunState,
+    has_metrics,
     item_of,
     item_row,
     item_rows_name,
+    list_end_row,
     list_rows,
     list_rows_name,
     report_of,
@@ -153,7 +156,7 @@ class StageCounters:
             self.skipped += 1
         if item.error and len(self.errors) < _MOST_ERRORS:
             self.complain(f"{item.key}: {item.error}" if item.key else item.error)
-        if report is not None and (report.added or report.fixed):
+        if has_metrics(report):
             self.metrics = with_report(self.metrics, report)
 
     def report(self, report: ItemReport | None) -> None:
@@ -163,21 +166,6 @@ class StageCounters:
             self.metrics = with_report(self.metrics, report)
             for error in report.errors:
                 self.complain(error)
-
-    def fix(self, metric: str, value: Metric) -> None:
-        self._still = False
-        self.metrics = {**self.metrics, metric: value}
-
-    def go_on_from(self, counted: dict[str, Metric]) -> None:
-        """Items were taken over from another run, which had counted this."""
-        report = ItemReport({}, {}, [])
-        for name, value in self.metrics.items():
-            if isinstance(value, bool | str):
-                report.fixed[name] = value
-            else:
-                report.added[name] = value
-        self._still = False
-        self.metrics = with_report(counted, report)
 
     def complain(self, error: str) -> None:
         self._still = False
@@ -231,6 +219,17 @@ def with_report(metrics: dict[str, Metric], report: ItemReport) -> dict[str, Met
     return result
 
 
+def report_from(metrics: dict[str, Metric], errors: Sequence[str] = ()) -> ItemReport:
+    """A report that gives these metrics to a stage that has none."""
+    report = ItemReport({}, {}, list(errors))
+    for name, value in metrics.items():
+        if isinstance(value, bool | str):
+            report.fixed[name] = value
+        else:
+            report.added[name] = value
+    return report
+
+
 class _Batch:
     """What the next checkpoint will hold."""
 
@@ -280,7 +279,7 @@ class RunLog:
     ) -> None:
         self._base, self.state = record, state
         self._write_rows, self._clock, self._options = write, clock, options
-        self._stages: dict[str, StageCounters] = {}
+        self._stages = {stage.name: StageCounters(stage, clock) for stage in record.stages}
         self._batch = _Batch()
         self._under_way: _Batch | None = None
         self._broken: BaseException | None = None
@@ -322,6 +321,12 @@ class RunLog:
 
     # -- gathering ----------------------------------------------------------------
 
+    def put_all(self, stages: Sequence[StageRecord]) -> None:
+        """The stages of the run, instead of those that it had."""
+        self._stages.clear()
+        for stage in stages:
+            self.put(stage)
+
     def put(self, stage: StageRecord) -> None:
         """A stage as it is from now on."""
         self._stages[stage.name] = StageCounters(stage, self._clock)
@@ -354,6 +359,14 @@ class RunLog:
             if item.outcome is not ItemOutcome.PENDING:
                 counters.end(item, None)
                 batch.rows.append(item_row(counters.item_rows, item))
+
+    def end_list(self, stage: str, report: ItemReport) -> None:
+        """All items of a stage are known; `report` is what was counted meanwhile."""
+        counters = self._stages[stage]
+        counters.report(report)
+        if has_metrics(report) or report.errors:
+            self._batch.rows.append(list_end_row(counters.list_rows, counters.total, report))
+        self.change(stage, listed=True)
 
     def recount(self, stage: str, rows: Sequence[Step]) -> None:
         """Count items that an earlier attempt ended; its counters may not have been written."""
@@ -434,12 +447,18 @@ class RunLog:
     async def _write(self, batch: _Batch) -> bool:
         try:
             self.touch()
-            # Items first: counters that were not written are counted again from them.
-            rows = [*batch.rows, *(stage_row(self.stage(name)) for name in batch.changed)]
+            # A long checkpoint that is cut off keeps its first rows. So a stage goes before its
+            # items while it runs, and after them when it has ended.
+            stages = [self.stage(name) for name in batch.changed]
+            rows = [stage_row(stage) for stage in stages if not stage.is_final]
+            rows += batch.rows
+            rows += [stage_row(stage) for stage in stages if stage.is_final]
             if batch.run:
                 rows.append(run_row(self.state))
             if rows or batch.notes:
-                await self._write_rows(rows, batch.notes)
+                await self._write_rows(rows, batch.notes[:MAX_NOTES])
+            for first in range(MAX_NOTES, len(batch.notes), MAX_NOTES):
+                await self._write_rows([], batch.notes[first : first + MAX_NOTES])
         except asyncio.CancelledError:
             raise
         except BaseException as error:

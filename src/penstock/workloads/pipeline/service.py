@@ -10,7 +10,6 @@ import asyncio
 import builtins
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -53,7 +52,7 @@ from penstock.workloads.pipeline.records import (
     PipelineRecord,
     pipeline_of,
 )
-from penstock.workloads.pipeline.rows import RunRows, fold, is_retry_of, status_of
+from penstock.workloads.pipeline.rows import RunRows, emitted, fold, is_retry_of, status_of
 from penstock.workloads.pipeline.run_config import check_depth, check_fields, read_config
 from penstock.workloads.pipeline.summary import ending_of, progress_of, stage_ending
 
@@ -213,14 +212,11 @@ class RunReader:
         if entry.after in TERMINAL and entry.event is not JobEvent.NOTE:
             return _event(entry, PipelineEventKind.JOB_COMPLETE, ending_of(await self.latest(job)))
         word, _, rest = entry.reason.partition(" ")
-        name, _, said = rest.partition(" ")
+        name = rest.partition(" ")[0]
         if entry.event is not JobEvent.NOTE or not name:
             return None
-        if word == "emit":
-            stage, _, key = name.partition("/")
-            with suppress(msgspec.DecodeError):
-                data = {"stage": stage, "key": key, "data": msgspec.json.decode(said)}
-                return _event(entry, PipelineEventKind.CUSTOM, data)
+        if (own := emitted(entry.reason)) is not None:
+            return _event(entry, PipelineEventKind.CUSTOM, own)
         if word in ("stage_start", "stage_complete"):
             stage_of = (await self.latest(job)).stage(name)
             if stage_of is None:

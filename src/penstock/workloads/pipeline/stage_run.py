@@ -24,8 +24,8 @@ from penstock.workloads.pipeline.listing import Lister, numbered
 from penstock.workloads.pipeline.options import Distributed, RunOptions
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord, StageKind
 from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
-from penstock.workloads.pipeline.rows import RunRows
-from penstock.workloads.pipeline.run_log import RunLog
+from penstock.workloads.pipeline.rows import ItemReport, RunRows
+from penstock.workloads.pipeline.run_log import RunLog, report_from, with_report
 
 TIMEOUT = "TIMEOUT"
 _MOMENT = 0.25
@@ -133,13 +133,11 @@ class StageRun:
             log.list(name, items)
             seq += len(items)
             await log.commit()
-        counters = log.counters(name)
-        counters.report(lister.report)
+        counters, report = log.counters(name), lister.report or ItemReport({}, {}, [])
         if seen > counters.total:
-            counters.fix(DUPLICATES, seen - counters.total)
-        if again is not None and counters.reused:
-            counters.go_on_from(again.counted(self._stage))
-        log.change(name, listed=True)
+            report.fixed[DUPLICATES] = seen - counters.total
+        before = {} if again is None or not counters.reused else again.counted(self._stage)
+        log.end_list(name, report_from(with_report(before, report), report.errors))
 
     # -- running ------------------------------------------------------------------
 

@@ -65,12 +65,10 @@ def reference(stages: Sequence[StageRecord]) -> PipelineJobStatus:
 POLICIES: Mapping[str, StagePolicy] = {"document": document, "reference": reference}
 
 
-def overall(
-    policy: str | Callable[..., Any], stages: Sequence[StageRecord], *, raised: bool = False
-) -> PipelineJobStatus:
+def overall(policy: str | Callable[..., Any], stages: Sequence[StageRecord]) -> PipelineJobStatus:
     """The status that a job ends with. Raises Misconfigured where a policy of the pipeline's
     own gives no such status, and whatever that policy raises."""
-    if raised or _stopped(stages):
+    if _stopped(stages):
         return PipelineJobStatus.FAILED
     return _checked(policy_of(policy)(tuple(stages)))
 
