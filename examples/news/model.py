@@ -6,7 +6,6 @@ or keeps failing is not asked again in the same run; offline rules do its work.
 
 from __future__ import annotations
 
-import contextvars
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -66,9 +65,7 @@ class Model:
             return None
         urgency: penstock.SubmitOptions = {"priority": "batch", "timeout": TIMEOUT}
         try:
-            # In a context of its own: a question is no child of the run, and may outlive it.
-            answer: penstock.Answer = contextvars.Context().run(
-                penstock.ask,
+            answer: penstock.Answer = penstock.ask(
                 prompt,
                 model=self._name,
                 client=self._client(),

@@ -70,8 +70,8 @@ from penstock.ports.store import JobConditions, JobQuery, LogLine, StepQuery
 from penstock.workloads.function.context import awaiting, child_keys, running, waiting
 from penstock.workloads.function.definition import JobFunction, SubmitOptions, checked, with_keys
 from penstock.workloads.llm.batches import Batches
-from penstock.workloads.pipeline.records import PipelineEvent
 from penstock.workloads.pipeline.interface import Pipelines
+from penstock.workloads.pipeline.records import PipelineEvent
 from penstock.workloads.pipes.status import PipesView, status_of
 
 if TYPE_CHECKING:
@@ -711,7 +711,8 @@ def request_fields(
     if (ctx := running.get()) is not None:
         # What a job submits is its tenant's and its submitter's, as it is itself.
         if "child_of" not in fields:
-            fields["child_of"], fields["parent_job_id"] = chain_of(ctx.request), ctx.job_id
+            parent = ctx.request
+            fields["child_of"], fields["parent_job_id"] = chain_of(parent), parent.job_id
             named = fields["job_id"] or "idempotency_key" in fields or "keys" in fields
             fields["by_parent"] = not (named or fresh)
         fields.setdefault("tenant", ctx.request.tenant)

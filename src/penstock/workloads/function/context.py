@@ -118,6 +118,7 @@ _child_keys: WeakKeyDictionary[Context, ChildKeys] = WeakKeyDictionary()
 
 
 def child_keys(ctx: Context) -> ChildKeys:
-    """Those of the attempt that this is the context of."""
+    """Those of the attempt that this is the context of, or of a part of it."""
+    ctx = getattr(ctx, "attempt_context", ctx)
     keys = _child_keys.get(ctx)
     return _child_keys.setdefault(ctx, ChildKeys()) if keys is None else keys

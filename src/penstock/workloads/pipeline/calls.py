@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock import values
 from penstock.core.job import IN_VAIN, Cancelled, JobRequest
@@ -392,6 +393,8 @@ def _as_task(order: Order) -> Task:
         }
     )
     request = JobRequest(job_id=ctx.job_id, topic=f"stage.{ctx.stage}")
+    if ctx.has_engine:
+        request = replace(ctx.request, topic=request.topic, context_ptr="")
     return Task(request, ctx.attempt, payload, deadline=sys.float_info.max)
 
 

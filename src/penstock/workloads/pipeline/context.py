@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.errors import NotFound
+from penstock.core.errors import Misconfigured, NotFound
+from penstock.core.job import JobRequest
 from penstock.ports.clock import Clock
-from penstock.ports.executor import CancelToken
+from penstock.ports.executor import CancelToken, Context, WaitContext
 from penstock.ports.shared_state import SharedState
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.options import Tell
@@ -100,6 +101,8 @@ class RunScope:
         tell: Tell,
     ) -> None:
         self.pipeline, self.record, self.shared = pipeline, record, shared
+        self.context: Context | None = None
+        """Of the job that runs it; None without an engine."""
         self.payloads, self.clock, self.tell = payloads, clock, tell
         self.config = pipeline.config_of(record.config)
         self.stage: Callable[[str], StageRecord] = self._recorded
@@ -162,6 +165,26 @@ class StageContext:
     @property
     def job_id(self) -> str:
         return self._run.record.id
+
+    @property
+    def attempt_context(self) -> Context:
+        """The Context of the job: what the function submits is a child of it."""
+        if self._run.context is None:
+            raise Misconfigured("this run has no engine behind it, so it can't submit jobs")
+        return self._run.context
+
+    @property
+    def has_engine(self) -> bool:
+        return self._run.context is not None
+
+    @property
+    def request(self) -> JobRequest:
+        return self.attempt_context.request
+
+    @property
+    def waits(self) -> WaitContext | None:
+        """Lets the run give back its slot while the function waits for other jobs."""
+        return None if self._run.context is None else self._run.context.waits
 
     @property
     def trace_id(self) -> str:

@@ -140,7 +140,7 @@ class PipelineExecutor:
                 environment.blobs,
                 environment.clock,
                 environment.state,
-                tell=ctx,
+                context=ctx,
                 distributed=DistributedItems(environment, task.request, pipeline, ctx),
                 options=self._options,
                 pools=self._pools,
@@ -209,6 +209,7 @@ class PipelineExecutor:
             self._options,
             pools=self._pools,
         )
+        runner.scope.context = ctx
         runner.scope.output_counts.update(given.task.output_counts)
         emitted: list[tuple[str, str]] = []
         runner.scope.on_emit = partial(_keep_emitted, emitted)

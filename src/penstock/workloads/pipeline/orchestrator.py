@@ -20,7 +20,7 @@ from penstock.core.errors import Superseded
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
-from penstock.ports.executor import CancelToken, Interrupted
+from penstock.ports.executor import CancelToken, Context, Interrupted
 from penstock.ports.shared_state import SharedState
 from penstock.workloads.pipeline import reuse, status, summary
 from penstock.workloads.pipeline.breakers import Breakers
@@ -100,6 +100,7 @@ class AsyncPipelineOrchestrator:
         shared: SharedState,
         *,
         tell: Tell | None = None,
+        context: Context | None = None,
         distributed: Distributed | None = None,
         options: RunOptions = DEFAULTS,
         pools: Pools | None = None,
@@ -111,7 +112,8 @@ class AsyncPipelineOrchestrator:
         self._pipeline, self._record, self._blobs = pipeline, record, blobs
         self._read, self._rows = read, RunRows(read, record.id)
         self._clock, self._shared, self._options = clock, shared, options
-        self._tell: Tell = tell or Silent()
+        self._tell: Tell = tell or context or Silent()
+        self._context = context
         self._distributed, self._pools = distributed, pools
         self._breakers = breakers or Breakers(shared, clock)
         self._token = CancelToken()
@@ -227,7 +229,7 @@ class AsyncPipelineOrchestrator:
         self._abandoned.append(self._runner.calls.abandoned)
         scope = self._runner.scope
         scope.on_progress, scope.on_emit = self._progressed, self._emitted
-        scope.stage = log.stage
+        scope.stage, scope.context = log.stage, self._context
         log.put_all(self._prepared())
         for stage in log.stages:
             if stage.status is StageStatus.RUNNING:
