@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from penstock.app.containers import Container, container
     from penstock.app.llm import aask, ask
-    from penstock.app.pipelines import Pipeline
+    from penstock.app.pipelines import Pipeline, PipelineJobManager, pipeline_jobs
     from penstock.core.errors import (
         Conflict,
         EngineUnavailable,
@@ -108,6 +108,8 @@ _HOMES = {
     "aask": "penstock.app.llm",
     "ask": "penstock.app.llm",
     "Pipeline": "penstock.app.pipelines",
+    "PipelineJobManager": "penstock.app.pipelines",
+    "pipeline_jobs": "penstock.app.pipelines",
     "Conflict": "penstock.core.errors",
     "EngineUnavailable": "penstock.core.errors",
     "InvalidRequest": "penstock.core.errors",
@@ -240,6 +242,7 @@ __all__ = [
     "PenstockError",
     "Pipeline",
     "PipelineBusy",
+    "PipelineJobManager",
     "PipelineJobStatus",
     "PipelineRecord",
     "PoolView",
@@ -279,6 +282,7 @@ __all__ = [
     "current",
     "first_completed",
     "gather",
+    "pipeline_jobs",
     "value",
     "values",
 ]

@@ -73,6 +73,7 @@ class RunEventData(Struct, frozen=True, gc=False):
     """Something that happened to a run."""
 
     id: int
+    """Its number in the history of the run's job; progress has that of the event before it."""
     job_id: str
     at: float
     kind: PipelineEventKind
@@ -81,8 +82,10 @@ class RunEventData(Struct, frozen=True, gc=False):
 
 
 def run_frame(event: PipelineEvent) -> bytes:
+    """Progress is not stored, so it has no id of its own to resume after."""
     data = RunEventData(event.id, event.job_id, event.at, event.kind, event.data)
-    return named(event.kind, data, str(event.id))
+    is_stored = event.kind is not PipelineEventKind.STAGE_PROGRESS
+    return named(event.kind, data, str(event.id) if is_stored else "")
 
 
 def opening(place: object, retry: float) -> bytes:

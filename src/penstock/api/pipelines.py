@@ -70,7 +70,7 @@ class RunStarted(Struct, frozen=True):
     status_url: str
     """Where its record is."""
     stream_url: str
-    """Where it tells what happens."""
+    """Where its events are."""
 
 
 async def start_pipeline(call: Call) -> Reply:
@@ -85,9 +85,10 @@ async def start_pipeline(call: Call) -> Reply:
     return started(record)
 
 
-def started(record: PipelineRecord) -> Reply:
+def started(record: PipelineRecord, here: str = "") -> Reply:
+    """202, with where the run's record is: `here`, or its path under `/v1/runs`."""
     # An id has no character that a path would want escaped (penstock.core.check).
-    here = f"/v1/runs/{record.id}"
+    here = here or f"/v1/runs/{record.id}"
     answer = RunStarted(
         record.id, record.trace_id, record.pipeline, record.status, here, f"{here}/stream"
     )

@@ -118,13 +118,16 @@ class CancelRunBody(Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds to wait for running work to end."""
 
 
-async def cancel_run(call: Call) -> Reply:
+async def cancel_answer(call: Call) -> CancelAnswer:
     given = await call.json(CancelRunBody)
     with call.attending():
-        answer = await call.api.pipelines.cancel(
+        return await call.api.pipelines.cancel(
             call.params["job_id"], reason=given.reason, timeout=given.timeout
         )
-    return json_reply(answer)
+
+
+async def cancel_run(call: Call) -> Reply:
+    return json_reply(await cancel_answer(call))
 
 
 async def retry_failed(call: Call) -> Reply:
@@ -134,7 +137,7 @@ async def retry_failed(call: Call) -> Reply:
 
 class RunStreamQuery(Struct, frozen=True):
     after: str | None = None
-    """The id of an event: what came after it is told. Last-Event-ID wins."""
+    """Only events after the one with this id. The header Last-Event-ID wins."""
 
 
 async def stream_run(call: Call) -> AnyReply:
@@ -223,8 +226,9 @@ OPERATIONS = (
         summary="Follow a run",
         description=(
             "From its first event on, or after one: `job_start`, `stage_start`, `stage_progress`, "
-            "`stage_complete`, `custom`; ends after `job_complete`. 204 if nothing came after the "
-            "id that was given and nothing will, so that a browser does not come back."
+            "`stage_complete`, `custom`; ends after `job_complete`. Ids are those of the history "
+            "of the run's job; `stage_progress` is live only and has no id. 204 if nothing came "
+            "after the id that was given and nothing will, so that a browser does not come back."
         ),
     ),
 )

@@ -178,8 +178,7 @@ class EventStreams:
     async def run(self, api: EngineApi, job_id: str, after: int = 0) -> StreamReply | Reply:
         """A run's events after one of them, until the last; NOTHING if that was it.
 
-        Each reader draws them from the store at its own pace, so that a slow one holds up
-        nobody and nothing piles up for it.
+        Their ids are the numbers of the entries in the history of the run's job.
         """
         record = await api.pipelines.get(job_id)
         events = _with_pauses(api.pipelines.stream(job_id, after), self._heartbeat)

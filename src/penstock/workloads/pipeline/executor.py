@@ -39,7 +39,13 @@ from penstock.workloads.pipeline.orchestrator import (
     Stop,
     call_hooks,
 )
-from penstock.workloads.pipeline.records import TOPIC, ItemOutcome, PipelineRecord
+from penstock.workloads.pipeline.records import (
+    STALE_MESSAGE,
+    TOPIC,
+    ItemOutcome,
+    OnOrphan,
+    PipelineRecord,
+)
 from penstock.workloads.pipeline.rows import RunRows, RunState, fold, is_retry_of, run_row
 from penstock.workloads.pipeline.run_config import read_config
 from penstock.workloads.pipeline.service import DECLARED
@@ -274,7 +280,10 @@ async def _stoppable(
         except asyncio.CancelledError:
             if running.done() and running.cancelled():
                 raise
-            orchestrator.stop(_STOPS.get(ctx.ended_as, Stop.CANCEL), ctx.cancel.reason)
+            how = _STOPS.get(ctx.ended_as, Stop.CANCEL)
+            if how is Stop.CANCEL and ctx.cancel.reason == STALE_MESSAGE:
+                how = Stop.FAIL
+            orchestrator.stop(how, ctx.cancel.reason)
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -324,7 +333,7 @@ def _defaults(pipeline: Definition) -> TopicDefaults:
     unique = Unique(f"pipeline.{pipeline.name}") if pipeline.single_flight else None
     return TopicDefaults(
         timeout=pipeline.timeout or MAX_TIMEOUT,
-        idempotent=True,
+        idempotent=pipeline.on_orphan is OnOrphan.RESUME,
         unique=unique,
         max_attempts=_MAX_ATTEMPTS,
     )

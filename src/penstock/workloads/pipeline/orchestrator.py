@@ -60,6 +60,8 @@ BREAKER_OPEN = "breaker_open"
 _ITEM_ERRORS = 3
 _LONGEST_REASON = 500
 _SOON = 0.01
+_RECORDED_EVERY = 60.0
+"""Seconds between rows that tell of progress."""
 
 
 class Stop(StrEnum):
@@ -492,8 +494,13 @@ class AsyncPipelineOrchestrator:
 
     async def _watch(self) -> None:
         """Tell of progress, and end a run that gets nowhere or takes too long."""
-        told = -1
+        told, recorded = -1, self._log.progress_at
         while True:
+            if self._log.progress_at > recorded + _RECORDED_EVERY:
+                # What calls report is not a row; without one, the run looks stuck from outside.
+                recorded = self._log.progress_at
+                self._log.set()
+            self._log.flush()  # the start of the first stage waits for nobody else to write it
             left = min(self._until_stale(), self._late_at - self._clock.monotonic())
             if left <= 0:
                 late = self._late_at <= self._clock.monotonic()

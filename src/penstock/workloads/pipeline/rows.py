@@ -28,6 +28,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.store import StepPage, StepQuery
 from penstock.workloads.pipeline.records import (
+    STALE_AFTER,
     STALE_MESSAGE,
     Alert,
     ErrorClass,
@@ -366,7 +367,29 @@ def status_of(job: Job) -> PipelineJobStatus:
     """What the state of a run's job is in the words of seed 002."""
     if job.state is JobState.SUCCEEDED and job.result is not None and job.result.error_code:
         return PipelineJobStatus.PARTIAL
-    return _STATUS[job.state]
+    return PipelineJobStatus.FAILED if was_stale(job) else _STATUS[job.state]
+
+
+def was_stale(job: Job) -> bool:
+    """Whether its job was cancelled because it made no progress (`cleanup_stale_jobs`)."""
+    if job.state is not JobState.CANCELLED or job.result is None:
+        return False
+    return job.result.error_message == STALE_MESSAGE
+
+
+def stale_since(record: PipelineRecord, job: Job, info: PipelineInfo | None) -> float | None:
+    """When an unfinished run has gone without progress for too long; None: never.
+
+    A run that was dispatched again has all of its time from then on, and a call may take as long
+    as its stage allows.
+    """
+    limit = STALE_AFTER if info is None else info.stale_after
+    if limit is None or record.is_final:
+        return None
+    for stage in () if info is None else info.stages:
+        if record.current_stage in (None, stage.name):
+            limit = max(limit, stage.timeout or 0.0)
+    return limit + max(record.progress_at or 0.0, job.updated_at, job.request.run_at or 0.0)
 
 
 def is_retry_of(request: JobRequest, parent: Job | None) -> bool:
@@ -407,7 +430,8 @@ def fold(
         progress_at=max(progress_at or 0.0, job.started_at or job.accepted_at),
         stages=stages,
         errors=state.errors,
-        cancel_requested=job.cancel_requested or status is PipelineJobStatus.CANCELLED,
+        cancel_requested=not was_stale(job)
+        and (job.cancel_requested or status is PipelineJobStatus.CANCELLED),
         cancel_effective=_cancel_effective(job),
         abandoned_items=state.abandoned_items,
         summary=state.summary,
@@ -435,7 +459,7 @@ def _current(stages: Iterable[StageRecord]) -> str | None:
 
 def _cancel_effective(job: Job) -> bool | None:
     if job.state is JobState.CANCELLED:
-        return True
+        return None if was_stale(job) else True
     return False if job.cancel_requested and job.is_final else None
 
 
@@ -465,7 +489,7 @@ def _end_of(job: Job, *, cancelled: bool) -> tuple[str, str]:
     message = None if result is None else result.error_message
     if cancelled:
         return message or WAS_CANCELLED, CANCELLED
-    if job.state is JobState.TIMEOUT or result is None:
+    if job.state is JobState.TIMEOUT or result is None or was_stale(job):
         return STALE_MESSAGE, STALE
     return message or f"its job ended {job.state}", result.error_code or str(job.state)
 

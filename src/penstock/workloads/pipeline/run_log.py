@@ -415,6 +415,12 @@ class RunLog:
         elif self._under_way is not None:
             await asyncio.shield(self._under_way.wait())
 
+    def flush(self) -> None:
+        """Have what was gathered written soon, if anything was."""
+        batch = self._batch
+        if batch.rows or batch.changed or batch.run or batch.notes:
+            self.wake()
+
     def wake(self) -> None:
         """Have it written soon. After the end, nothing is."""
         if self._closed:

@@ -83,7 +83,13 @@ _JOB_STATES = {
     PipelineJobStatus.RUNNING: (JobState.RUNNING,),
     PipelineJobStatus.COMPLETED: (JobState.SUCCEEDED,),
     PipelineJobStatus.PARTIAL: (JobState.SUCCEEDED,),
-    PipelineJobStatus.FAILED: (JobState.FAILED, JobState.TIMEOUT, JobState.DENIED),
+    # A stale run is a job that was cancelled (`was_stale`).
+    PipelineJobStatus.FAILED: (
+        JobState.FAILED,
+        JobState.TIMEOUT,
+        JobState.DENIED,
+        JobState.CANCELLED,
+    ),
     PipelineJobStatus.CANCELLED: (JobState.CANCELLED,),
 }
 
@@ -127,6 +133,7 @@ class RunReader:
     # -- runs ---------------------------------------------------------------------
 
     async def record(self, job: Job) -> PipelineRecord:
+        job = await self._with_reason(job)
         rows = RunRows(self._jobs.read_steps, job.job_id)
         begun = job.attempt > 0
         state, stages, at = await rows.head() if begun else (None, (), None)
@@ -136,6 +143,16 @@ class RunReader:
             retry_of = parent if is_retry_of(job.request, await self._jobs.get(parent)) else None
         config = await self.config(job)
         return fold(job, config, info, state, stages, at, retry_of=retry_of)
+
+    async def _with_reason(self, job: Job) -> Job:
+        """A cancelled job whose worker was gone ends with a word about the worker; its history
+        has the reason that was given."""
+        if job.state is not JobState.CANCELLED or not job.cancel_requested or job.result is None:
+            return job
+        for entry in await self._jobs.history(job.job_id):
+            if entry.event is JobEvent.REQUEST_CANCEL and entry.reason:
+                return replace(job, result=replace(job.result, error_message=entry.reason))
+        return job
 
     async def latest(self, job: Job) -> PipelineRecord:
         """The record of a run whose job may have moved on."""
@@ -175,7 +192,7 @@ class RunReader:
             for job in page:
                 if pipeline_of(job.request.topic) is None:
                     continue
-                if query.statuses and status_of(job) not in query.statuses:
+                if query.statuses and status_of(await self._with_reason(job)) not in query.statuses:
                     continue
                 found.append(await self.record(job))
                 if len(found) == query.limit:

@@ -45,19 +45,19 @@ class RunView(Struct, frozen=True, kw_only=True):
     errors: tuple[StageError, ...]
     cancel_requested: bool
     cancel_effective: bool | None
-    """After a cancel was asked for: whether that, or the finish, won."""
+    """After a cancel was requested: whether it was cancelled, or finished first."""
     abandoned_items: tuple[str, ...]
-    """`stage/key` of work that would not stop within the grace time."""
+    """`stage/key` of work that did not stop within the grace time."""
     summary: RunSummary | None
-    """Once its work stages are over."""
+    """There once its work stages have ended."""
     alerts: tuple[Alert, ...]
     config: dict[str, Any]
-    """As it was checked at the start, with all defaults."""
+    """As validated at the start, with all defaults."""
     created_at: float
     started_at: float | None
     finished_at: float | None
     progress_at: float | None
-    """When it last got on."""
+    """When it last made progress."""
     retry_of: str | None
     """The run whose finished items this one takes over."""
     tenant: str
@@ -65,16 +65,10 @@ class RunView(Struct, frozen=True, kw_only=True):
     """manual, schedule, retry or child."""
     fingerprint: str
     """Of the pipeline's definition."""
-    owner: str
-    """Who runs it."""
-    fence: int
-    """Which run of it is the live one."""
-    lease_until: float | None
-    """When its owner must have been heard of again; null: the control plane watches it."""
-    resumes: int
-    """How often it went on after it was cut off."""
-    version: int
-    """Grows with every change."""
+    worker_id: str
+    """The worker that has it, or had it last."""
+    attempt: int
+    """How often it was dispatched: each attempt goes on where the one before stopped."""
 
 
 _RUN_FIELDS = tuple(
@@ -120,7 +114,7 @@ class ItemView(Struct, frozen=True, kw_only=True):
     """What it gave, where that is JSON of at most 4 KiB."""
     output_ptr: str | UnsetType = UNSET
     """Where else it is: a `data:` URI or a blob."""
-    fan: int
+    output_count: int
     """How many items it gives a stage that maps over this one."""
     attempts: int
     error_class: ErrorClass | None
@@ -136,7 +130,7 @@ _ITEM_FIELDS = (
     "seq",
     "key",
     "outcome",
-    "fan",
+    "output_count",
     "attempts",
     "error_class",
     "error_code",

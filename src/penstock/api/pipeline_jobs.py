@@ -1,0 +1,143 @@
+"""The paths of seed 002, over the same runs: `/v1/pipeline/jobs` and `scheduled-run-async`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from penstock.api.operation import Operation, Pace
+from penstock.api.pipelines import RunStarted, started
+from penstock.api.reply import Reply, json_reply
+from penstock.api.runs import CancelRunBody, RunStreamQuery, cancel_answer, get_run, stream_run
+from penstock.core.errors import InvalidRequest
+from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.pipeline.interface import MAX_PAGE, RunQuery
+from penstock.workloads.pipeline.views import RunView, view_of
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+_JOBS = "/v1/pipeline/jobs"
+_MOST = 500
+_Config = dict[str, Any]
+
+
+class PipelineJobListing(Struct, frozen=True, kw_only=True):
+    status: PipelineJobStatus | None = None
+    limit: Annotated[int, Meta(ge=1, le=_MOST)] = 10
+
+
+class PipelineJobList(Struct, frozen=True):
+    jobs: list[RunView]
+    """Newest first."""
+    total: int
+    """How many are in this answer."""
+    running_count: int
+    """How many are RUNNING, of all there are; counted up to 1000."""
+
+
+async def list_pipeline_jobs(call: Call) -> Reply:
+    given, pipelines = call.query(PipelineJobListing), call.api.pipelines
+    statuses = () if given.status is None else (given.status,)
+    found = await pipelines.runs(RunQuery(statuses=statuses, limit=given.limit))
+    running = RunQuery(statuses=(PipelineJobStatus.RUNNING,), limit=MAX_PAGE)
+    count = len(await pipelines.runs(running))
+    return json_reply(PipelineJobList([view_of(one) for one in found], len(found), count))
+
+
+class PipelineJobCancelled(Struct, frozen=True):
+    cancelled: bool
+    """Whether the request was accepted."""
+    message: str | UnsetType = UNSET
+    """With `cancelled` true: what became of it."""
+    reason: str | UnsetType = UNSET
+    """With `cancelled` false: why."""
+
+
+async def cancel_pipeline_job(call: Call) -> Reply:
+    answer = await cancel_answer(call)
+    if not answer.accepted:
+        return json_reply(PipelineJobCancelled(False, reason=answer.reason))
+    return json_reply(PipelineJobCancelled(True, message=f"job is {answer.status}"))
+
+
+class ScheduledRunQuery(Struct, frozen=True):
+    pipeline: str = ""
+    """Its name. Required."""
+
+
+async def start_scheduled_run(call: Call) -> Reply:
+    name, config = call.query(ScheduledRunQuery).pipeline, await call.json(_Config)
+    if not name:
+        raise InvalidRequest("pipeline", "is required", hint="GET /v1/pipelines lists them")
+    record = await call.api.pipelines.start(name, config, tenant=call.tenant(None))
+    return started(record, f"{_JOBS}/{record.id}")
+
+
+OPERATIONS = (
+    Operation(
+        "POST",
+        "/v1/pipeline/scheduled-run-async",
+        start_scheduled_run,
+        role=KeyRole.SUBMIT,
+        query=ScheduledRunQuery,
+        body=_Config,
+        may_be_empty=True,
+        answer=RunStarted,
+        status=202,
+        refusals=(404, 409, 415, 422, 429),
+        summary="Start a pipeline (seed 002)",
+        description=(
+            "As `POST /v1/pipelines/{name}/runs`; the body is the config itself, and the URLs of "
+            "the answer are those of `/v1/pipeline/jobs`."
+        ),
+    ),
+    Operation(
+        "GET",
+        _JOBS,
+        list_pipeline_jobs,
+        query=PipelineJobListing,
+        answer=PipelineJobList,
+        refusals=(422,),
+        summary="List runs (seed 002)",
+        description="The newest ones. `GET /v1/runs` has more conditions, and pages.",
+    ),
+    Operation(
+        "GET",
+        f"{_JOBS}/{{job_id}}",
+        get_run,
+        answer=RunView,
+        refusals=(404,),
+        summary="Get a run's record (seed 002)",
+        name="get_pipeline_job",
+    ),
+    Operation(
+        "POST",
+        f"{_JOBS}/{{job_id}}/cancel",
+        cancel_pipeline_job,
+        role=KeyRole.SUBMIT,
+        body=CancelRunBody,
+        may_be_empty=True,
+        answer=PipelineJobCancelled,
+        refusals=(404, 415, 422),
+        pace=Pace.WAITS,
+        summary="Cancel a run (seed 002)",
+        description="`cancelled` is false for a run that had ended, and `reason` says so.",
+    ),
+    Operation(
+        "GET",
+        f"{_JOBS}/{{job_id}}/stream",
+        stream_run,
+        query=RunStreamQuery,
+        answer=bytes,
+        answer_type="text/event-stream",
+        others={204: None},
+        refusals=(404, 422, 429),
+        pace=Pace.STREAMS,
+        summary="Follow a run (seed 002)",
+        description="As `GET /v1/runs/{job_id}/stream`.",
+        name="stream_pipeline_job",
+    ),
+)
