@@ -9,7 +9,7 @@ import click
 import msgspec
 import pytest
 
-from penstock.cli.pipeline_config import explained, fields_of, gather, read_value, said
+from penstock.cli.pipeline_config import changed_fields, explained, fields_of, gather, read_value
 from penstock.core.errors import InvalidRequest
 
 
@@ -126,6 +126,6 @@ def test_a_config_type_that_holds_itself_is_told_up_to_a_depth() -> None:
 
 def test_only_what_was_said_is_told_of_a_config() -> None:
     config = {**msgspec.to_builtins(Config(name="x", size=11))}
-    assert said(config, SCHEMA).keys() >= {"name", "size"}
-    assert not {"sources", "share", "kind", "maybe"} & said(config, SCHEMA).keys()
-    assert said({"a": [1]}, {}) == {"a": "[1]"}
+    assert changed_fields(config, SCHEMA).keys() >= {"name", "size"}
+    assert not {"sources", "share", "kind", "maybe"} & changed_fields(config, SCHEMA).keys()
+    assert changed_fields({"a": [1]}, {}) == {"a": "[1]"}

@@ -11,11 +11,25 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from penstock.cli import pipeline_breakers, pipeline_runs
+from penstock.cli import pipeline_display
 from penstock.cli.exits import Exit
 from penstock.cli.paper import Listing
-from penstock.cli.pipeline_declared import what, when
-from penstock.cli.pipeline_display import Board, bar, headline, outcome, stage_line, stage_table
+from penstock.cli.pipeline import _answer
+from penstock.cli.pipeline_display import (
+    Board,
+    bar,
+    breakers_table,
+    headline,
+    item_errors,
+    items_table,
+    outcome,
+    runs_table,
+    stage_line,
+    stage_table,
+    tries_again,
+    what,
+    when,
+)
 from penstock.cli.pipeline_follow import _looking, code_of, ending, follow, print_events
 from penstock.cli.place import Place
 from penstock.core.errors import Unavailable
@@ -24,6 +38,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
 from penstock.testing.samples import a_job
+from penstock.workloads.pipeline.interface import CancelAnswer
 from penstock.workloads.pipeline.records import (
     Alert,
     AlertRule,
@@ -41,7 +56,6 @@ from penstock.workloads.pipeline.records import (
     StageRecord,
     StageStatus,
 )
-from penstock.workloads.pipeline.store import CancelAnswer
 
 S = PipelineJobStatus
 NOW = 1000.0
@@ -206,7 +220,7 @@ def test_a_complete_end_says_nothing(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_cancellation_says_which_won(
     accepted: bool, status: PipelineJobStatus, code: Exit, words: str
 ) -> None:
-    assert pipeline_runs._answer(CancelAnswer(accepted, status), a_run(status=status)) == (
+    assert _answer(CancelAnswer(accepted, status), a_run(status=status)) == (
         code,
         words,
     )
@@ -318,7 +332,7 @@ LONG = "a-rather-long-name-that-somebody-chose-one-day"
 
 def runs_listed() -> Listing:
     ended = a_run(a_map(LONG, status=StageStatus.FAILED, total=9, failed=9), status=S.CANCELLED)
-    return pipeline_runs._listing([replace(ended, pipeline=LONG, tenant=LONG)], NOW * 1e6)
+    return runs_table([replace(ended, pipeline=LONG, tenant=LONG)], NOW * 1e6)
 
 
 def items_listed() -> Listing:
@@ -332,31 +346,31 @@ def items_listed() -> Listing:
         error=LONG * 3,
         duration_ms=1e6,
     )
-    return pipeline_runs._items([item], [LONG * 4])
+    return items_table([item], [LONG * 4])
 
 
 def errors_listed() -> Listing:
     item = ItemRecord(seq=3, key="k", outcome=ItemOutcome.FAILED, error=LONG * 3)
-    _, listing = pipeline_runs._errors([item, replace(item, seq=4, error="")])
+    _, listing = item_errors([item, replace(item, seq=4, error="")])
     assert isinstance(listing, Listing)
     return listing
 
 
 def breakers_listed() -> Listing:
     half = Breaker(name=LONG, state=BreakerState.HALF_OPEN, failures=1000, opened_at=NOW)
-    return pipeline_breakers._listing([half], NOW + 30)
+    return breakers_table([half], NOW + 30)
 
 
 @pytest.mark.parametrize("listing", [runs_listed, items_listed, errors_listed, breakers_listed])
 def test_lists_fit_eighty_columns_whatever_is_in_them(
     listing: Callable[[], Listing], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline_runs, "console", lambda: Console(width=80))
+    monkeypatch.setattr(pipeline_display, "console", lambda: Console(width=80))
     assert max(map(len, drawn(listing()))) <= 80
 
 
 def test_an_open_breaker_tells_when_it_tries_again() -> None:
-    assert pipeline_breakers._again(Breaker(name="x"), NOW) == ""
+    assert tries_again(Breaker(name="x"), NOW) == ""
     half = Breaker(name="x", state=BreakerState.OPEN, opened_at=NOW, cooldown=60.0)
-    assert pipeline_breakers._again(half, NOW + 20) == "in 40 s"
-    assert pipeline_breakers._again(half, NOW + 60) == "with the next item"
+    assert tries_again(half, NOW + 20) == "in 40 s"
+    assert tries_again(half, NOW + 60) == "with the next item"

@@ -96,7 +96,7 @@ def fields_of(schema: Mapping[str, Any]) -> list[Field]:
     return list(_fields(schema, schema, ""))
 
 
-def said(config: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, str]:
+def changed_fields(config: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, str]:
     """The fields of a config that are not at their defaults, as JSON."""
     known = _meant(schema, schema).get("properties", {})
     return {

@@ -1,4 +1,4 @@
-"""A run on paper and on the screen: one line a stage."""
+"""Pipelines and runs as text: tables, the page of a run, and the live board."""
 
 from __future__ import annotations
 
@@ -6,9 +6,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.cli.words import plural, span
+from penstock.cli.paper import WIDE, Listing, console, emit
+from penstock.cli.pipeline_config import fields_of
+from penstock.cli.place import Place
+from penstock.cli.words import moment, plural, short_id, span
+from penstock.core.job import NO_RETRY
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.workloads.pipeline.records import PipelineRecord, StageKind, StageRecord, StageStatus
+from penstock.workloads.pipeline.records import (
+    AlertRule,
+    Breaker,
+    BreakerState,
+    ItemOutcome,
+    ItemRecord,
+    PipelineInfo,
+    PipelineRecord,
+    StageInfo,
+    StageKind,
+    StageRecord,
+    StageStatus,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -245,3 +261,336 @@ def _trouble(stage: StageRecord) -> str:
         return f"{stage.failed:,} of {plural(stage.total, 'item')} of {stage.name} failed"
     why = note(stage) or next(iter(stage.errors), "").partition("\n")[0]
     return f"{stage.name} {stage.status}" + (f": {why}" if why else "")
+
+
+# -- one run, and many -----------------------------------------------------------
+
+_CONFIG_SHOWN = 300
+"""Characters of a config field that are shown."""
+
+
+def status_page(
+    record: PipelineRecord, why: str, config: dict[str, str], place: Place, now: float
+) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    yield Text.assemble(
+        "run ", (record.id, "bold"), f" of {record.pipeline}  ", job_status(record.status)
+    )
+    facts = Listing("", "fact", flexible=("fact",), folded=("fact",), header=False)
+    for name, value in _run_facts(record, why, config, now):
+        facts.add(Text(f"  {name}", "dim"), value)
+    yield facts
+    if record.stages:
+        yield ""
+        yield from stage_table(record, now)
+    yield from _section("ERROR", [(e.stage or "(job)", e.message) for e in record.errors])
+    yield from _section("ALERT", [(alert.code, alert.message) for alert in record.alerts])
+    yield from _section("FIGURES", list(_figures(record)))
+    if hints := list(_hints(record, place)):
+        yield ""
+        for hint in hints:
+            yield Text(hint, "dim")
+
+
+def _run_facts(
+    record: PipelineRecord, why: str, config: dict[str, str], now: float
+) -> Iterator[tuple[str, str]]:
+    if why:
+        yield "now", why
+    age = span(max(0.0, now - record.created_at))
+    yield "accepted", f"{moment(record.created_at, now)} ({age} ago), {record.trigger}"
+    if record.started_at is not None:
+        inside = f", {span(record.summary.stages_ms / 1000)} in stages" if record.summary else ""
+        verb = "ran" if record.is_final else "runs"
+        yield verb, f"{span(elapsed(record, now))}{inside}, from {moment(record.started_at, now)}"
+    if record.attempt > 1:
+        yield "resumed", f"{record.attempt - 1} times"
+    if record.retry_of:
+        yield "retry of", record.retry_of
+    if record.cancel_requested:
+        yield "cancel", _cancelled(record)
+    if record.abandoned_items:
+        yield "abandoned", ", ".join(record.abandoned_items)
+    if record.tenant != "default":
+        yield "tenant", record.tenant
+    for name, value in config.items():
+        yield (
+            "config",
+            f"{name} = {value[:_CONFIG_SHOWN]}" + ("…" if len(value) > _CONFIG_SHOWN else ""),
+        )
+    yield "trace", record.trace_id
+
+
+def _cancelled(record: PipelineRecord) -> str:
+    if not record.is_final:
+        return "asked for; waits for running items to stop"
+    return "took effect" if record.cancel_effective else "came too late: the end won"
+
+
+def _section(title: str, rows: list[tuple[str, str]]) -> Iterator[RenderableType]:
+    if rows:
+        listing = Listing(title, "", flexible=(title, ""), folded=("",))
+        for name, text in rows:
+            listing.add(f"  {name}", text)
+        yield ""
+        yield listing
+
+
+def _figures(record: PipelineRecord) -> Iterator[tuple[str, str]]:
+    """What the stages counted themselves."""
+    for stage in record.stages:
+        if stage.metrics:
+            figures = (f"{name} {_figure(value)}" for name, value in stage.metrics.items())
+            yield stage.name, ", ".join(figures)
+
+
+def _figure(value: float | int | str | bool) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _hints(record: PipelineRecord, place: Place) -> Iterator[str]:
+    again, name = f"penstock {place.spelled()}pipeline", short_id(record.id)
+    bad = [stage.name for stage in record.stages if stage.failed]
+    if bad:
+        yield f"what failed: {again} items {name} {bad[0]} --outcome failed"
+    elif record.stages:
+        yield f"the items: {again} items {name} STAGE"
+    if not record.is_final:
+        yield f"live: {again} watch {name}"
+    elif record.status is not PipelineJobStatus.COMPLETED:
+        yield f"run what is undone: {again} retry-failed {name}"
+
+
+def runs_table(found: list[PipelineRecord], now: float) -> Listing:
+    wide = console().width >= WIDE
+    tenants = {record.tenant for record in found} != {"default"}
+    listing = Listing(
+        *("JOB", "PIPELINE", *(["TENANT"] if tenants else []), "STATUS", "AGE", "TOOK", "NOTE"),
+        flexible=("JOB", "PIPELINE", "TENANT", "NOTE"),
+        right=("AGE", "TOOK"),
+    )
+    for record in found:
+        listing.add(
+            record.id if wide else short_id(record.id),
+            record.pipeline,
+            *([record.tenant] if tenants else []),
+            job_status(record.status),
+            span(now - record.created_at),
+            "" if record.started_at is None else span(elapsed(record, now)),
+            _run_note(record),
+        )
+    return listing
+
+
+def _run_note(record: PipelineRecord) -> str:
+    if record.is_final:
+        again = f"retry of {short_id(record.retry_of)}" if record.retry_of else ""
+        return "; ".join(filter(None, (outcome(record), again)))
+    if record.cancel_requested:
+        return "asked to stop"
+    return f"in {record.current_stage}" if record.current_stage else ""
+
+
+# -- items and breakers ----------------------------------------------------------
+
+
+def items_table(found: list[ItemRecord], inputs: list[str]) -> Listing:
+    """With the errors in the same line where there is room; else see `item_errors`."""
+    from rich.text import Text
+
+    wide = console().width >= WIDE
+    listing = Listing(
+        *("SEQ", "KEY", "OUTCOME", "TRIES", "CLASS", "TOOK", *(["ERROR"] if wide else []), "INPUT"),
+        flexible=("KEY", "ERROR", "INPUT"),
+        right=("SEQ", "TRIES", "TOOK"),
+    )
+    for one, given in zip(found, inputs, strict=True):
+        listing.add(
+            str(one.seq),
+            one.key,
+            Text(one.outcome.value, _OUTCOME_STYLES[one.outcome]),
+            str(one.attempts) if one.attempts else "",
+            one.error_class.value if one.error_class is not None else "",
+            span(one.duration_ms / 1000) if one.attempts else "",
+            *([_error(one)] if wide else []),
+            given,
+        )
+    return listing
+
+
+def item_errors(found: list[ItemRecord]) -> list[Listing | str]:
+    failed = [(str(one.seq), _error(one)) for one in found if _error(one)]
+    if not failed or console().width >= WIDE:
+        return []
+    listing = Listing("SEQ", "ERROR", flexible=("ERROR",), folded=("ERROR",), right=("SEQ",))
+    for seq, error in failed:
+        listing.add(seq, error)
+    return ["", listing]
+
+
+def _error(one: ItemRecord) -> str:
+    return " ".join(": ".join(filter(None, (one.error_code, one.error))).split())
+
+
+_OUTCOME_STYLES = {
+    ItemOutcome.PENDING: "dim",
+    ItemOutcome.OK: "green",
+    ItemOutcome.FAILED: "red",
+    ItemOutcome.SKIPPED: "dim",
+}
+
+
+_BREAKER_STYLES = {
+    BreakerState.CLOSED: "green",
+    BreakerState.OPEN: "red",
+    BreakerState.HALF_OPEN: "yellow",
+}
+
+
+def breakers_table(found: list[Breaker], now: float) -> Listing:
+    from rich.text import Text
+
+    listing = Listing(
+        *("NAME", "STATE", "FAILURES", "OPENS AT", "SINCE", "TRIES AGAIN"),
+        flexible=("NAME", "TRIES AGAIN"),
+        right=("FAILURES", "OPENS AT", "SINCE"),
+    )
+    for one in found:
+        listing.add(
+            one.name,
+            Text(one.state.value.replace("_", " "), _BREAKER_STYLES[one.state]),
+            f"{one.failures:,}",
+            f"{one.threshold:,}",
+            "" if one.opened_at is None else span(max(0.0, now - one.opened_at)),
+            tries_again(one, now),
+        )
+    return listing
+
+
+def tries_again(one: Breaker, now: float) -> str:
+    if one.state is BreakerState.CLOSED or one.opened_at is None:
+        return ""
+    left = one.opened_at + one.cooldown - now
+    return f"in {span(left)}" if left > 0 else "with the next item"
+
+
+# -- definitions -----------------------------------------------------------------
+
+
+def print_pipelines(infos: Sequence[PipelineInfo]) -> None:
+    listing = Listing(
+        *("NAME", "STAGES", "AT ONCE", "WHAT IT DOES"),
+        flexible=("NAME", "STAGES", "WHAT IT DOES"),
+    )
+    for info in infos:
+        listing.add(
+            info.name,
+            " → ".join(stage.name for stage in info.stages),
+            "one run" if info.single_flight else "any",
+            info.doc.partition("\n")[0],
+        )
+    emit(listing)
+
+
+def print_pipeline(info: PipelineInfo) -> None:
+    from rich.text import Text
+
+    count = plural(len(info.stages), "stage")
+    parts: list[RenderableType] = [Text.assemble("pipeline ", (info.name, "bold"), f"  {count}")]
+    facts = Listing("", "fact", flexible=("fact",), folded=("fact",), header=False)
+    for name, value in _facts(info):
+        facts.add(Text(f"  {name}", "dim"), value)
+    parts += [facts, "", _picture(info.stages)]
+    if fields := fields_of(info.config_schema):
+        columns = ("CONFIG", "TYPE", "DEFAULT", "BOUNDS")
+        listing = Listing(*columns, flexible=columns, folded=columns)
+        for one in fields:
+            about = "; ".join(filter(None, (one.bounds, one.doc)))
+            listing.add(f"  {one.name}", one.kind, one.default, about)
+        parts += ["", listing]
+    if info.alerts:
+        alerts = Listing("ALERT", "WHEN", flexible=("ALERT", "WHEN"), folded=("WHEN",))
+        for rule in info.alerts:
+            alerts.add(f"  {rule.code}", when(rule))
+        parts += ["", alerts]
+    emit(*parts)
+
+
+def _facts(info: PipelineInfo) -> Iterator[tuple[str, str]]:
+    if info.doc:
+        yield "about", " ".join(info.doc.split())
+    yield "topic", info.topic
+    yield "at once", "one run" if info.single_flight else "any number of runs"
+    yield "status", f"by the rule {info.policy}"
+    yield "changed", f"an unfinished run of an older definition: {info.on_change}"
+    yield "orphaned", f"a run whose process is gone: {info.on_orphan}"
+    if info.stale_after is not None:
+        yield "stale", f"after {span(info.stale_after)} without progress"
+
+
+def _picture(stages: Sequence[StageInfo]) -> Listing:
+    listing = Listing(
+        *("STAGE", "WHAT", "AT ONCE", "MORE"),
+        flexible=("STAGE", "WHAT", "MORE"),
+        folded=("MORE",),
+        right=("AT ONCE",),
+    )
+    for number, stage in enumerate(stages):
+        corner = "─" if len(stages) == 1 else "╰╭"[number == 0] if _ends(number, stages) else "├"
+        at_once = str(stage.concurrency) if stage.kind is StageKind.MAP else ""
+        listing.add(f"  {corner} {stage.name}", what(stage), at_once, "; ".join(_more(stage)))
+    return listing
+
+
+def _ends(number: int, stages: Sequence[StageInfo]) -> bool:
+    return number in (0, len(stages) - 1)
+
+
+def what(stage: StageInfo) -> str:
+    """`map over ingest`, `map over config.sources`, `map over candidates()`, `step of brief`."""
+    if stage.kind is StageKind.STEP:
+        return f"step of {stage.of}" if stage.of else "step"
+    kind, _, name = stage.over.partition(":")
+    return "map over " + {"config": f"config.{name}", "source": f"{name}()"}.get(kind, name)
+
+
+def _more(stage: StageInfo) -> Iterator[str]:
+    """What is said about it beyond the defaults."""
+    if stage.enabled:
+        yield f"if {stage.enabled}"
+    if stage.needs:
+        yield f"needs {', '.join(stage.needs)}"
+    if stage.critical:
+        yield "critical"
+    if not stage.counts:
+        yield "does not count"
+    if stage.retry != NO_RETRY:
+        yield f"retries {stage.retry.retries}"
+    if stage.breaker:
+        yield f"breaker {stage.breaker}, open: {stage.when_open}"
+    if stage.rate is not None:
+        yield f"{stage.rate:g}/s"
+    if stage.timeout is not None:
+        yield f"timeout {span(stage.timeout)}"
+    if stage.stage_timeout is not None:
+        yield f"all within {span(stage.stage_timeout)}"
+    if stage.min_ok:
+        yield f"at least {stage.min_ok} ok"
+    if stage.max_failed is not None:
+        yield f"at most {stage.max_failed:.0%} failed"
+    if stage.distributed:
+        yield "distributed over workers"
+    if stage.mode != "async":
+        yield f"in a {stage.mode}"
+
+
+def when(rule: AlertRule) -> str:
+    """The threshold in words."""
+    value = f"{rule.metric} / {rule.of}" if rule.of else rule.metric
+    said = [
+        f"below {rule.below:g}" if rule.below is not None else "",
+        f"above {rule.above:g}" if rule.above is not None else "",
+        f"is {rule.equals}" if rule.equals is not None else "",
+    ]
+    return f"{value} {' or '.join(filter(None, said))}".rstrip()
