@@ -24,8 +24,8 @@ from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.job import Code, Limits
 from penstock.workloads.function.definition import JobFunction, JobOptions, SubmitOptions
 from penstock.workloads.llm.batches import Batches
-from penstock.workloads.pipeline.breakers import BREAKER_OPEN
-from penstock.workloads.pipeline.store import Pipelines
+from penstock.workloads.pipeline.interface import Pipelines
+from penstock.workloads.pipeline.retrying import BREAKER_OPEN
 
 SOURCE = Path(penstock.__file__).parent
 

@@ -14,6 +14,7 @@ from penstock.cli.approvals import who_may
 from penstock.cli.ids import meant
 from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
 from penstock.cli.parameters import as_json
+from penstock.cli.pipeline_display import stage_table
 from penstock.cli.place import Place, placed, reading_at, run
 from penstock.cli.ps import error_of, listing_of
 from penstock.cli.words import moment, run_time, short_id, span
@@ -24,7 +25,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, newest_try
 from penstock.ports.store import JobQuery, StepCount
 from penstock.workloads.llm.values import PIPE_TOPICS, HopTime
-from penstock.workloads.pipeline.records import pipeline_of
+from penstock.workloads.pipeline.records import PipelineRecord, pipeline_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,6 +62,8 @@ class Dossier(Struct, frozen=True):
     """How many rows it checkpointed."""
     hops: tuple[HopTime, ...] = ()
     """The way of an answer over the nodes of its model."""
+    run: PipelineRecord | None = None
+    """If it is a run of a pipeline."""
 
 
 @click.command()
@@ -117,7 +120,12 @@ async def _gather(api: EngineApi, job: Job, all_tries: bool) -> Dossier:
         await _glance(api, result),
         await api.count_steps(job.job_id),
         await _hops(api, job, result),
+        await _run(api, job),
     )
+
+
+async def _run(api: EngineApi, job: Job) -> PipelineRecord | None:
+    return None if pipeline_of(job.request.topic) is None else await api.pipelines.get(job.job_id)
 
 
 async def _state(api: EngineApi, job_id: str) -> str:
@@ -166,6 +174,8 @@ async def _print(api: EngineApi, dossier: Dossier) -> None:
     for name, value in _facts(dossier, now):
         facts.add(Text(f"  {name}", "dim"), value)
     parts: list[RenderableType] = [title, facts]
+    if dossier.run is not None and dossier.run.stages:
+        parts += ["", *stage_table(dossier.run, now)]
     if count > 1:
         parts += ["", _tries(dossier.tries[-_SHOWN:], now)]
     if dossier.children:
@@ -205,8 +215,6 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
     job, request = dossier.job, dossier.job.request
     yield "now", dossier.why
     yield "topic", request.topic
-    if pipeline_of(request.topic) is not None:
-        yield "stages", f"see 'penstock pipeline status {short_id(job.job_id)}'"
     yield "priority", request.priority.value
     yield "tenant", request.tenant
     if dossier.given:
@@ -222,7 +230,7 @@ def _facts(dossier: Dossier, now: float) -> Iterator[tuple[str, str]]:
     if job.started_at is not None:
         ran = span(run_time(job, now))
         yield "ran" if job.is_final else "runs", f"{ran}, from {moment(job.started_at, now)}"
-    if dossier.steps:
+    if dossier.steps and dossier.run is None:
         yield "steps", _steps(dossier.steps)
     if counts := dossier.child_counts:
         said = ", ".join(f"{count:,} {state}" for state, count in counts.items())

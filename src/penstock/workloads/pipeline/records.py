@@ -166,7 +166,7 @@ class PipelineInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class AlertRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A threshold on a finished run; `penstock.workloads.pipeline.summary` makes them."""
+    """A threshold on a finished run; the functions of `penstock.alerts` make them."""
 
     code: str
     metric: str
