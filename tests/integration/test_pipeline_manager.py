@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from penstock import PipelineJobManager, RunQuery, pipeline_jobs
+from penstock import AsyncPipelineOrchestrator, PipelineJobManager, RunQuery, pipeline_jobs
 from penstock.app import pipelines as front
 from penstock.core.errors import (
     IllegalMove,
@@ -153,6 +153,15 @@ async def test_a_second_start_is_refused_while_one_runs_and_names_that_one(
         news.stuck.clear()
         second = await here.start_job("news")
         assert (await here.wait(second.id)).status is _S.COMPLETED
+
+
+@run_async
+async def test_a_pipeline_that_is_not_single_flight_runs_as_often_as_it_is_started(
+    tmp_path: Path,
+) -> None:
+    async with manager(tmp_path, News(single_flight=False)) as here:
+        jobs = [await here.start_job("news") for _ in range(3)]
+        assert [(await here.wait(job.id)).status for job in jobs] == [_S.COMPLETED] * 3
 
 
 @run_async
@@ -303,6 +312,38 @@ async def test_a_running_job_is_not_retried(tmp_path: Path) -> None:
             await here.retry_failed(job.id)
 
 
+@run_async
+async def test_a_stage_that_raises_fails_and_the_next_one_runs(tmp_path: Path) -> None:
+    two = Definition("two")
+
+    @two.step()
+    async def broken() -> None:
+        raise ValueError("no")
+
+    @two.step()
+    async def sound() -> int:
+        return 1
+
+    async with pipeline_jobs(tmp_path / "data", two) as here:
+        ended = await here.wait((await here.start_job(two)).id)
+    assert ended.status is _S.PARTIAL
+    assert [stage.status.value for stage in ended.stages] == ["failed", "completed"]
+
+
+@run_async
+async def test_an_exception_of_the_orchestrator_fails_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: AsyncPipelineOrchestrator) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(AsyncPipelineOrchestrator, "_run_stages", broken)
+    async with manager(tmp_path, News()) as here:
+        ended = await here.wait((await here.start_job("news")).id)
+    assert ended.status is _S.FAILED
+    assert [(error.stage, error.message) for error in ended.errors] == [("orchestrator", "a bug")]
+
+
 # -- stopping and sharing ---------------------------------------------------------
 
 
@@ -375,6 +416,30 @@ async def test_a_job_that_is_running_without_progress_for_two_hours_fails(
         assert await here.cleanup_stale_jobs() == []
         assert [one.id for one in await here.list_jobs(RunQuery(statuses=(_S.FAILED,)))] == [job.id]
         assert await here.list_jobs(RunQuery(statuses=(_S.CANCELLED,))) == []
+
+
+@run_async
+async def test_a_job_that_gets_nowhere_is_stopped_and_fails(tmp_path: Path) -> None:
+    news = News(stale_after=0.3)
+    news.stuck = {"classify"}
+    async with manager(tmp_path, news) as here:
+        job = await here.start_job("news")
+        assert _failed_as_stale(await here.wait(job.id, timeout=30))
+
+
+@run_async
+async def test_a_call_that_reports_progress_may_take_longer_than_that(tmp_path: Path) -> None:
+    slow = Definition("slow", stale_after=2.0)
+
+    @slow.step()
+    async def long(ctx: AsyncStageContext) -> None:
+        for n in range(30):
+            ctx.progress(n / 30)
+            await asyncio.sleep(0.1)
+
+    async with pipeline_jobs(tmp_path / "data", slow) as here:
+        job = await here.start_job("slow")
+        assert (await here.wait(job.id, timeout=60)).status is _S.COMPLETED
 
 
 @run_async

@@ -496,11 +496,6 @@ class AsyncPipelineOrchestrator:
         """Tell of progress, and end a run that gets nowhere or takes too long."""
         told, recorded = -1, self._log.progress_at
         while True:
-            if self._log.progress_at > recorded + _RECORDED_EVERY:
-                # What calls report is not a row; without one, the run looks stuck from outside.
-                recorded = self._log.progress_at
-                self._log.set()
-            self._log.flush()  # the start of the first stage waits for nobody else to write it
             left = min(self._until_stale(), self._late_at - self._clock.monotonic())
             if left <= 0:
                 late = self._late_at <= self._clock.monotonic()
@@ -508,6 +503,11 @@ class AsyncPipelineOrchestrator:
                 self.stop(Stop.FAIL, limit or STALE_MESSAGE)
                 return
             await self._clock.sleep(min(left + _SOON, self._options.progress_every))
+            if self._log.progress_at > recorded + _RECORDED_EVERY:
+                # What calls report is not a row; without one, the run looks stuck from outside.
+                recorded = self._log.progress_at
+                self._log.set()
+            self._log.flush()  # such as the start of the first stage, which nobody waits for
             name = self.state.current_stage
             if name is not None and self._stage is not None:
                 counters = self._log.counters(name)
