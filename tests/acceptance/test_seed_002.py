@@ -1,35 +1,31 @@
 """Seed 002, sentence by sentence, as a user of a pipeline meets it.
 
 docs/reference/seed-002.md says which sentence is told by which test. Most of it runs with a
-`PipelineJobManager` over a file, and what "the DB says" is read from that file by somebody else.
+`PipelineJobManager`, and what "the DB says" is read from its folder by somebody else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tests.support.waiting import soon
 
 import penstock
 from penstock import JobState, PipelineJobStatus, StageStatus
-from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.lifecycles.pipeline import PipelineJobEvent
-from penstock.ports.clock import SystemClock
+from penstock.app import pipelines as front
+from penstock.app.offline import offline
+from penstock.config import load
 from penstock.testing.aio import run_async
-from penstock.testing.clock import VirtualClock
-from penstock.workloads.pipeline import skipping, summary
+from penstock.workloads.pipeline import status, summary
 from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.manager import PipelineJobManager
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
 from penstock.workloads.pipeline.records import PipelineEventKind, PipelineRecord
-from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
-from penstock.workloads.pipeline.store import Claim, Save
 
 _S = PipelineJobStatus
 STAGES = ("ingest", "classify", "neutralize", "brief", "evaluation", "optimization")
@@ -126,43 +122,22 @@ def six_steps(broken: tuple[str, ...]) -> penstock.Pipeline:
     return pipeline
 
 
-class LaterClock(SystemClock):
-    """The time of day may be any number of seconds on."""
-
-    later = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.later
-
-
-@asynccontextmanager
-async def manager_at(
-    folder: Path, *pipelines: Definition, clock: Any = None
-) -> AsyncIterator[PipelineJobManager]:
-    """As `penstock.pipeline_jobs`, by a clock of the test's own."""
-    store = SqlitePipelineStore(folder / "runs.db")
-    try:
-        async with PipelineJobManager(store, pipelines, MemoryBlobs(), clock) as jobs:
-            yield jobs
-    finally:
-        await store.close()
+def at(monkeypatch: pytest.MonkeyPatch, later: float) -> None:
+    """Let managers believe that it is so many seconds later."""
+    now = time.time() + later
+    monkeypatch.setattr(front, "time", type("Later", (), {"time": lambda: now}))
 
 
 async def in_the_file(folder: Path, job_id: str) -> PipelineRecord:
     """What somebody else reads there now."""
-    store = SqlitePipelineStore(folder / "runs.db")
-    try:
-        record = await store.get(job_id)
-    finally:
-        await store.close()
-    assert record is not None
-    return record
+    async with offline(load(flags={"data_dir": str(folder / "runs")})) as api:
+        return await api.pipelines.get(job_id)
 
 
 async def run_to_its_end(
     folder: Path, pipeline: Definition, config: dict[str, Any] | None = None
 ) -> PipelineRecord:
-    async with penstock.pipeline_jobs(folder / "runs.db", pipeline) as jobs:
+    async with penstock.pipeline_jobs(folder / "runs", pipeline) as jobs:
         job = await jobs.start_job(pipeline, config)
         return await jobs.wait(job.id, 20)
 
@@ -181,23 +156,17 @@ def reasons(record: PipelineRecord) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["start_job", "create_job"])
 @run_async
 async def test_a_job_that_is_created_is_pending_until_its_background_task_starts(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path
 ) -> None:
-    news, may_start = News(), asyncio.Event()
-    claim = SqlitePipelineStore.claim
-
-    async def late(self: SqlitePipelineStore, what: Claim) -> PipelineRecord | None:
-        await may_start.wait()
-        return await claim(self, what)
-
-    monkeypatch.setattr(SqlitePipelineStore, "claim", late)
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    news = News()
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
+        await jobs._api.pause_pool("default")
         job = await getattr(jobs, name)("news")
         assert job.status is _S.PENDING
         held = await in_the_file(tmp_path, job.id)
         assert (held.status, held.started_at, held.finished_at) == (_S.PENDING, None, None)
         assert news.ran == []
-        may_start.set()
+        await jobs._api.resume_pool("default")
         assert (await jobs.wait(job.id, 20)).status is _S.COMPLETED
 
 
@@ -205,7 +174,7 @@ async def test_a_job_that_is_created_is_pending_until_its_background_task_starts
 async def test_a_job_whose_task_has_started_is_running_since_then(tmp_path: Path) -> None:
     news = News()
     gate = news.hold("ingest")
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news")
         await news.reached["ingest"].wait()
         held = await in_the_file(tmp_path, job.id)
@@ -225,7 +194,8 @@ async def test_a_job_that_is_cancelled_before_it_starts_is_cancelled_and_never_r
     tmp_path: Path,
 ) -> None:
     news = News()
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
+        await jobs._api.pause_pool("default")
         job = await jobs.start_job("news")
         answer = await jobs.cancel_job(job.id)
         assert (answer.accepted, answer.status) == (True, _S.CANCELLED)
@@ -322,7 +292,7 @@ async def test_a_running_job_that_is_cancelled_is_cancelled_once_it_has_stopped(
 ) -> None:
     news = News(cancel_grace=0.2)
     news.hold("classify")
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news")
         await news.reached["classify"].wait()
         answer = await jobs.cancel_job(job.id, timeout=20)
@@ -337,12 +307,14 @@ async def test_a_running_job_that_is_cancelled_is_cancelled_once_it_has_stopped(
 
 @pytest.mark.parametrize("end", [_S.COMPLETED, _S.PARTIAL, _S.FAILED, _S.CANCELLED])
 @run_async
-async def test_an_end_is_final(end: PipelineJobStatus, tmp_path: Path) -> None:
-    clock, news = LaterClock(), News(critical=True, cancel_grace=0.1)
+async def test_an_end_is_final(
+    end: PipelineJobStatus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news = News(critical=True, cancel_grace=0.1)
     news.broken = {_S.PARTIAL: {"classify a0"}, _S.FAILED: {"ingest"}}.get(end, set())
     if end is _S.CANCELLED:
         news.hold("ingest")
-    async with manager_at(tmp_path, news.pipeline, clock=clock) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news")
         if end is _S.CANCELLED:
             await news.reached["ingest"].wait()
@@ -353,9 +325,9 @@ async def test_an_end_is_final(end: PipelineJobStatus, tmp_path: Path) -> None:
         answer = await jobs.cancel_job(job.id)
         assert (answer.accepted, answer.status) == (False, end)
         assert await jobs.execute_job(job.id) == ended
-    clock.later = 2 * TWO_HOURS
-    async with manager_at(tmp_path, news.pipeline, clock=clock) as jobs:
-        assert await jobs.recover() == await jobs.cleanup_stale_jobs() == []
+    at(monkeypatch, 2 * TWO_HOURS)
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
+        assert await jobs.cleanup_stale_jobs() == []
         assert await jobs.get_job(job.id) == ended
     assert await in_the_file(tmp_path, job.id) == ended
     assert news.ran == []
@@ -369,7 +341,7 @@ async def test_stages_run_one_after_the_other_in_the_order_of_the_flowchart(
     tmp_path: Path,
 ) -> None:
     news = News()
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news", ALL)
         told = [
             (event.kind.value, event.data["stage"])
@@ -382,8 +354,8 @@ async def test_stages_run_one_after_the_other_in_the_order_of_the_flowchart(
 
 
 class Spy:
-    """Marks a job in the file, from outside, just before a check; and sees what the
-    orchestrator does by the seed's own names."""
+    """Cancels a job from outside, just before a check; and sees what the orchestrator does by the
+    seed's own names."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, at: int | None) -> None:
         self.told: list[tuple[str, bool | int]] = []
@@ -395,6 +367,7 @@ class Spy:
             self.made += 1
             if self.made == at:
                 await self._mark(folder)
+                await soon(lambda: orchestrator._stopping is not None)
             answer = await check(orchestrator)
             self.told.append(("_check_cancelled", answer))
             return answer
@@ -407,12 +380,9 @@ class Spy:
         monkeypatch.setattr(AsyncPipelineOrchestrator, "_build_cancelled_result", building)
 
     async def _mark(self, folder: Path) -> None:
-        store = SqlitePipelineStore(folder / "runs.db")
-        try:
-            (job,) = await store.unfinished()
-            await store.request_cancel(job.id, job.created_at + 1)
-        finally:
-            await store.close()
+        async with penstock.connect(data=folder / "runs") as client:
+            (job,) = await client.api.pipelines.runs(penstock.RunQuery())
+            await client.api.pipelines.cancel(job.id, timeout=0)
 
 
 @run_async
@@ -422,11 +392,10 @@ async def test_the_first_check_finds_what_was_cancelled_before_it_began(
     news, spy = News(), Spy(tmp_path, monkeypatch, 1)
     ended = await run_to_its_end(tmp_path, news.pipeline, ALL)
     assert ended.status is _S.CANCELLED
-    assert ended.started_at is None
     assert list(statuses(ended).values()) == ["skipped"] * 6
     assert ended.finished_at is not None
     assert news.ran == []
-    assert spy.told == [("_check_cancelled", True)]
+    assert spy.told == [("_check_cancelled", True), ("_build_cancelled_result", 1)]
 
 
 @pytest.mark.parametrize("check", range(2, 7))
@@ -435,7 +404,7 @@ async def test_each_check_reads_the_file_and_leads_to_cancelled(
     check: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     news, spy = News(), Spy(tmp_path, monkeypatch, check)
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news", ALL)
         ended = await jobs.wait(job.id, 20)
         events = [event async for event in jobs.events(job.id)]
@@ -469,7 +438,7 @@ async def test_the_summary_is_made_between_the_brief_and_the_look_at_the_evaluat
 ) -> None:
     told: list[str] = []
     news = News()
-    is_enabled, summarise = skipping.is_enabled, summary.summarise
+    is_enabled, summarise = status.is_enabled, summary.summarise
 
     def asked(stage: Any, config: Any) -> bool:
         told.append(f"{stage.name}?")
@@ -480,7 +449,7 @@ async def test_the_summary_is_made_between_the_brief_and_the_look_at_the_evaluat
         told.append(f"brief is {statuses(record)['brief']}")
         return summarise(record, now)
 
-    monkeypatch.setattr(skipping, "is_enabled", asked)
+    monkeypatch.setattr(status, "is_enabled", asked)
     monkeypatch.setattr(summary, "summarise", made)
     await run_to_its_end(tmp_path, news.pipeline)
     assert told[3:] == [
@@ -500,7 +469,7 @@ async def test_the_summary_can_be_read_while_evaluation_runs_and_is_closed_at_th
 ) -> None:
     news = News()
     before, gate = news.hold("brief"), news.hold("evaluation")
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news", ALL)
         await news.reached["brief"].wait()
         assert (await in_the_file(tmp_path, job.id)).summary is None
@@ -594,7 +563,7 @@ async def test_each_stage_has_a_status_of_its_own(tmp_path: Path) -> None:
 async def test_a_classify_with_failures_is_partial_and_lists_them(tmp_path: Path) -> None:
     news = News()
     news.broken = {"classify a1", "classify b0"}
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news")
         ended = await jobs.wait(job.id, 20)
         items = await jobs.items(job.id, "classify", outcomes=(penstock.ItemOutcome.FAILED,))
@@ -643,7 +612,7 @@ async def test_a_cancel_marks_the_file_first_then_stops_the_work_and_only_then_e
 ) -> None:
     news = News(cancel_grace=2.0)
     news.hold("brief")
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news")
         await news.reached["brief"].wait()
         assert not (await in_the_file(tmp_path, job.id)).cancel_requested
@@ -668,11 +637,10 @@ async def test_a_cancelled_error_of_the_background_task_ends_the_job_as_cancelle
 ) -> None:
     news = News(cancel_grace=0.1)
     news.hold("neutralize")
-    async with penstock.pipeline_jobs(tmp_path / "runs.db", news.pipeline) as jobs:
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline) as jobs:
         job = await jobs.start_job("news")
         await news.reached["neutralize"].wait()
-        (task,) = [t for t in asyncio.all_tasks() if t.get_name() == f"pipeline job {job.id}"]
-        task.cancel()
+        await jobs._api.cancel(job.id)
         ended = await jobs.wait(job.id, 20)
     assert (ended.status, set(news.stopped)) == (_S.CANCELLED, {"neutralize"})
     assert ended.finished_at is not None
@@ -682,43 +650,28 @@ async def test_a_cancelled_error_of_the_background_task_ends_the_job_as_cancelle
 # -- Stale jobs -------------------------------------------------------------------------------
 
 
-async def _orphans(store: SqlitePipelineStore, now: float) -> None:
-    """Two jobs of a process that died: one it never started, one it was running."""
-    for job_id in ("pending", "running"):
-        record = PipelineRecord(
-            id=job_id,
-            trace_id=job_id,
-            pipeline="gone",
-            created_at=now,
-            owner="dead",
-            lease_until=now + 30,
-        )
-        await store.create(record)
-    claim = Claim(job_id="running", owner="dead", now=now, lease_until=now + 30, fence=1)
-    assert await store.claim(claim) is not None
-    execute = PipelineJobEvent.EXECUTE
-    await store.save(Save(job_id="running", fence=1, at=now, event=execute, lease_until=now + 30))
-
-
 @run_async
 async def test_what_is_stuck_for_more_than_two_hours_is_failed_in_the_seeds_words(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock, store = VirtualClock(), SqlitePipelineStore(tmp_path / "runs.db")
-    await _orphans(store, clock.now())
-    await store.close()
-    ids = ["pending", "running"]
-    async with manager_at(tmp_path, clock=clock) as jobs:
-        clock.jump(TWO_HOURS)
+    news, waiting = News(), six_steps(())
+    news.hold("ingest")
+    async with penstock.pipeline_jobs(tmp_path / "runs", news.pipeline, waiting) as jobs:
+        ids = [(await jobs.start_job("news")).id]
+        await news.reached["ingest"].wait()
+        await jobs._api.pause_pool("default")
+        ids.append((await jobs.start_job(waiting)).id)
+    async with penstock.pipeline_jobs(tmp_path / "runs") as jobs:
+        assert [(await jobs.get_job(job_id)).status for job_id in ids] == [_S.RUNNING, _S.PENDING]
+        at(monkeypatch, TWO_HOURS - 60)
         assert await jobs.cleanup_stale_jobs() == []
-        before = [await jobs.get_job(job_id) for job_id in ids]
-        assert [job.status for job in before] == [_S.PENDING, _S.RUNNING]
-        clock.jump(1)
-        assert sorted(await jobs.cleanup_stale_jobs()) == ids
+        at(monkeypatch, TWO_HOURS + 1)
+        assert sorted(await jobs.cleanup_stale_jobs()) == sorted(ids)
         assert await jobs.cleanup_stale_jobs() == []
     for job_id in ids:
         ended = await in_the_file(tmp_path, job_id)
-        assert (ended.status, ended.finished_at) == (_S.FAILED, clock.now())
+        assert ended.status is _S.FAILED
+        assert ended.finished_at is not None
         assert [error.message for error in ended.errors] == ["Job timed out or was orphaned"]
 
 
@@ -729,7 +682,7 @@ async def test_what_is_stuck_for_more_than_two_hours_is_failed_in_the_seeds_word
     ("name", "home"),
     [
         ("PipelineJobStatus", "penstock.lifecycles.pipeline"),
-        ("PipelineJobManager", "penstock.workloads.pipeline.manager"),
+        ("PipelineJobManager", "penstock.app.pipelines"),
         ("AsyncPipelineOrchestrator", "penstock.workloads.pipeline.orchestrator"),
     ],
 )
