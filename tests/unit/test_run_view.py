@@ -73,10 +73,8 @@ ENDED = PipelineRecord(
     alerts=(Alert(code="SLOW", message="slow", value=2.0, threshold=1.0),),
     retry_of="b",
     tenant="acme",
-    fence=3,
-    lease_until=9.0,
-    resumes=1,
-    version=17,
+    worker_id="w1",
+    attempt=3,
 )
 
 
