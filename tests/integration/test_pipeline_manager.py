@@ -80,7 +80,7 @@ def manager(tmp_path: Path, news: News) -> PipelineJobManager:
 
 def at_hour(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
     """Let the manager believe that it is so much later."""
-    now = front.time.time()
+    now = front.__dict__["time"].time()
     monkeypatch.setattr(front, "time", type("Later", (), {"time": lambda: now + hours * HOUR}))
 
 

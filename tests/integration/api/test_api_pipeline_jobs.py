@@ -81,7 +81,7 @@ async def test_a_second_start_is_a_conflict_and_a_bad_key_is_refused(tmp_path: P
 @run_async
 async def test_jobs_are_listed_newest_first_with_the_number_that_run(tmp_path: Path) -> None:
     async with house(tmp_path) as one:
-        ids = []
+        ids: list[str] = []
         for _ in range(2):
             ids.insert(0, (await start(one)).json["job_id"])
             await ended(one, ids[0])
