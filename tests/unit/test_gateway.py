@@ -840,3 +840,15 @@ async def test_a_retry_that_runs_again_keeps_its_child_while_a_user_cancels_that
     await family.begin(child_id)
     await family.gateway.cancel(child_id, reason="", children=False)
     assert await family.ask(again) == child_id
+
+
+@run_async
+async def test_a_retry_that_runs_again_keeps_its_child_when_a_user_retries_the_one_before() -> None:
+    family, first = await a_family()
+    await family.fail(first)
+    await family.fail("p")
+    again = await family.retry_parent()
+    child_id = await family.ask(again)
+    family.clock.jump(1)
+    await family.gateway.retry(first)
+    assert await family.ask(again) == child_id != first

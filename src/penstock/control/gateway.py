@@ -169,19 +169,22 @@ class Gateway:
         return answer
 
     async def _is_spent(self, child: Job | None, parent: Job) -> bool:
-        """Whether a retry of its parent must not be given this child."""
+        """Whether a retry of its parent must not be given this child: by how it was when that retry
+        was made, and not by what users retried since. Each attempt gets the same answer."""
         if child is None or child.request.parent_job_id == parent.job_id:
             return False
-        while child is not None and child.successor is not None:
-            child = await self.store.get(child.successor)
-        if child is None or child.state is JobState.SUCCEEDED:
+        while child.successor is not None:
+            later = await self.store.get(child.successor)
+            if later is None or (later.pages[0] > parent.pages[0] and _ended_before(child, parent)):
+                break
+            child = later
+        if child.state is JobState.SUCCEEDED:
             return False
         if child.state is JobState.CANCELLED or child.cancel_requested:
             return True  # as the children of a parent that is retried by hand after its end
         if not child.is_final:
             return child.seq in self.open_jobs.families.doomed
-        # By the order of commits: the clock may have been set back. A note may follow the end.
-        return child.pages[-1] <= parent.pages[0] or (child.finished_at or 0) <= parent.accepted_at
+        return _ended_before(child, parent)
 
     def _admissible(
         self,
@@ -493,6 +496,14 @@ def _check_same(request: JobRequest, held: JobRequest) -> None:
             f"{taken} is taken by a different request: {field} differs",
             hint="use another id or key, or submit exactly the same request",
         )
+
+
+def _ended_before(job: Job, other: Job) -> bool:
+    """Whether a job ended before another was accepted."""
+    if job.finished_at is None:
+        return False
+    # By the order of commits: the clock may have been set back. A note may follow the end.
+    return job.pages[-1] <= other.pages[0] or job.finished_at <= other.accepted_at
 
 
 def _check_succeeded(parent: Job) -> None:
