@@ -99,10 +99,9 @@ def test_an_attempt_that_wants_to_go_on_says_so_to_every_new_engine() -> None:
 async def _one_is_cancelled() -> list[int]:
     slots, loop = Slots(), asyncio.get_running_loop()
     first = loop.create_task(slots.go_on("one"))
+    second = loop.create_task(slots.go_on("two"))
     await asyncio.sleep(3.0)
     first.cancel()
-    slots.waits.drop(("one", 1))
-    second = loop.create_task(slots.go_on("two"))
     seen = []
     for seconds in (4.9, 0.2):
         await asyncio.sleep(seconds)
@@ -113,3 +112,17 @@ async def _one_is_cancelled() -> list[int]:
 
 def test_the_five_seconds_of_one_that_is_cancelled_are_not_those_of_the_next() -> None:
     assert _run(_one_is_cancelled()) == [0, 1]
+
+
+async def _one_is_broken_off_while_it_wants_a_slot() -> tuple[bool, int]:
+    slots = Slots()
+    going_on = asyncio.ensure_future(slots.go_on("one"))
+    await asyncio.sleep(1.0)
+    going_on.cancel()
+    await asyncio.sleep(0)
+    return ("one", 1) in slots.waits, slots.free
+
+
+def test_one_that_is_broken_off_while_it_wants_a_slot_counts_as_running() -> None:
+    waits, free = _run(_one_is_broken_off_while_it_wants_a_slot())
+    assert (waits, free) == (False, -1)

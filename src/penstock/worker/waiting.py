@@ -133,7 +133,12 @@ class Waits:
                 self._send(Waiting(*key, self._worker_id))
             else:
                 self.resume(key)
-        await asyncio.shield(wait.going_on)
+        try:
+            await asyncio.shield(wait.going_on)
+        except asyncio.CancelledError:  # its code goes on at once, as after `leave`
+            if self._waits.get(key) is wait and not wait.count:
+                self._go_on(key, wait)
+            raise
 
     def leave(self, key: Key, jobs: Sequence[str]) -> None:
         """A place was interrupted while it waited: its code goes on at once."""
@@ -199,8 +204,8 @@ class Waits:
             self._resume_first()
             some_went_on = True
         if some_went_on:
-            self._stop_counting()
-        if self._queue and self._no_slot is None:
+            self._count_anew()
+        elif self._queue and self._no_slot is None:
             self._no_slot = self.loop.call_later(_PATIENCE, self._resume_without_slot)
 
     def _resume_without_slot(self) -> None:
@@ -209,10 +214,13 @@ class Waits:
         self._resume_first()
         self.fill()
 
-    def _stop_counting(self) -> None:
+    def _count_anew(self) -> None:
+        """Another one is the first in the queue, or none."""
         if self._no_slot is not None:
             self._no_slot.cancel()
             self._no_slot = None
+        if self._queue:
+            self._no_slot = self.loop.call_later(_PATIENCE, self._resume_without_slot)
 
     def _resume_first(self) -> None:
         """Let the first in the queue go on."""
@@ -231,8 +239,7 @@ class Waits:
         self._cancel_timer(wait)
         if key in self._queue:  # it is ended, and wants no slot any more
             self._queue.remove(key)
-            if not self._queue:
-                self._stop_counting()
+            self._count_anew()
         self._lend(key, -1)
         if wait.going_on is not None and not wait.going_on.done():
             wait.going_on.set_result(None)
