@@ -175,7 +175,9 @@ class Gateway:
             return False
         while child.successor is not None:
             later = await self.store.get(child.successor)
-            if later is None or (later.pages[0] > parent.pages[0] and _ended_before(child, parent)):
+            if later is None or (
+                later.seq > parent.seq and await self._ended_before(child, parent)
+            ):
                 break
             child = later
         if child.state is JobState.SUCCEEDED:
@@ -184,7 +186,15 @@ class Gateway:
             return True  # as the children of a parent that is retried by hand after its end
         if not child.is_final:
             return child.seq in self.open_jobs.families.doomed
-        return _ended_before(child, parent)
+        return await self._ended_before(child, parent)
+
+    async def _ended_before(self, job: Job, other: Job) -> bool:
+        """Whether a job ended before another was accepted, by the order of commits: the clock may
+        have been set back."""
+        accepted = other.pages[0]
+        return job.is_final and (
+            job.pages[-1] <= accepted or await self.store.had_ended(job, accepted)
+        )
 
     def _admissible(
         self,
@@ -496,14 +506,6 @@ def _check_same(request: JobRequest, held: JobRequest) -> None:
             f"{taken} is taken by a different request: {field} differs",
             hint="use another id or key, or submit exactly the same request",
         )
-
-
-def _ended_before(job: Job, other: Job) -> bool:
-    """Whether a job ended before another was accepted."""
-    if job.finished_at is None:
-        return False
-    # By the order of commits: the clock may have been set back. A note may follow the end.
-    return job.pages[-1] <= other.pages[0] or job.finished_at <= other.accepted_at
 
 
 def _check_succeeded(parent: Job) -> None:
