@@ -15,15 +15,17 @@ from penstock.control import approvals, judge, reconciler
 from penstock.control.checkpoints import CheckpointService
 from penstock.control.dependencies import Dependencies
 from penstock.control.endings import Losses
+from penstock.control.families import Families
 from penstock.control.feed import Feed
 from penstock.control.gateway import Gateway
 from penstock.control.intake import Intake
+from penstock.control.ledger import Ledger
 from penstock.control.limits import Bucket, Limiter
-from penstock.control.open_jobs import OpenJobs
+from penstock.control.open_jobs import OpenJobs, Wait
 from penstock.control.reconciler import Reconciler
 from penstock.control.scheduler import Scheduler
 from penstock.control.store_retry import RetryingStore
-from penstock.control.workers import WorkerRecord
+from penstock.control.workers import Roster, WorkerRecord
 from penstock.core import ledger
 from penstock.core.job import Job, JobRequest, JobResult, Timeouts
 from penstock.core.ledger import (
@@ -43,14 +45,16 @@ from penstock.core.ledger import (
 )
 from penstock.core.transition import BIRTH
 from penstock.core.verdict import Hold, SafetyVerdict
-from penstock.lifecycles.canonical import TERMINAL, JobEvent
+from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 from penstock.ports.bus import Checkpointed, Dispatch, jobs_of
 from penstock.ports.engine_api import Limit
 from penstock.testing.history import Promise
 from penstock.testing.simulation.start_log import SimStartLogs
 from penstock.testing.simulation.store import FaultyMemoryStore
 from penstock.testing.simulator import simulate
+from penstock.worker.waiting import Key, Waits
 from penstock.worker.worker import Worker
+from penstock.workloads.function.context import ChildKeys
 
 SEEDS = 1000
 """Histories within which a mutant must be caught."""
@@ -435,3 +439,96 @@ def test_a_parent_whose_retry_is_not_waited_for(monkeypatch: Patch) -> None:
 def test_a_hold_that_nobody_ends(monkeypatch: Patch) -> None:
     monkeypatch.setattr(OpenJobs, "next_expiry", lambda self: None)
     assert caught(Promise.ENDED)
+
+
+# -- parents and children -----------------------------------------------------------------
+
+
+def test_children_that_outlive_a_parent_that_failed(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Families, "hear", lambda self, job: None)
+    assert caught(Promise.FAMILY)
+
+
+def test_children_whose_parent_failed_just_before_a_restart(monkeypatch: Patch) -> None:
+    def forgetful(self: Families, chain: tuple[str, str], last: Job | None) -> None:
+        self.unknown.pop(chain, None)
+
+    monkeypatch.setattr(Families, "look_up", forgetful)
+    assert caught(Promise.FAMILY)
+
+
+def test_a_parent_that_waits_and_keeps_its_slot_on_the_worker(monkeypatch: Patch) -> None:
+    def greedy(self: Worker) -> int:
+        return len(self._active) + len(self._starting) + len(self._ready)
+
+    monkeypatch.setattr(Worker, "_busy", greedy)
+    assert caught(Promise.ENDED)
+
+
+def test_a_parent_that_waits_and_keeps_its_slot_for_the_engine(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Roster, "set_waiting", lambda *args, **given: None)
+    assert caught(Promise.ENDED)
+
+
+def test_a_parent_that_waits_and_keeps_its_limits(monkeypatch: Patch) -> None:
+    wait = OpenJobs.wait
+
+    def greedy(self: OpenJobs, job: Job, waits_for: Wait) -> None:
+        wait(self, job, waits_for)
+        self.limiter.hold_again(job)
+
+    monkeypatch.setattr(OpenJobs, "wait", greedy)
+    assert caught(Promise.ENDED)
+
+
+def test_a_parent_that_goes_on_whether_there_is_a_slot_or_not(monkeypatch: Patch) -> None:
+    def hasty(self: Waits, key: Key) -> None:
+        wait = self._waits.get(key)
+        if wait is not None and wait.going_on is not None:
+            self._go_on(key, wait)
+
+    monkeypatch.setattr(Waits, "resume", hasty)
+    assert caught(Promise.SLOTS)
+
+
+def test_a_parent_that_goes_on_whatever_its_limits_say(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(OpenJobs, "may_go_on", lambda self, job: True)
+    assert caught(Promise.WITHIN)
+
+
+def test_child_keys_that_are_others_in_every_attempt(monkeypatch: Patch) -> None:
+    numbers, take = count(), ChildKeys.take
+
+    def fickle(self: ChildKeys, chain: str, topic: str, payload: bytes) -> str:
+        return take(self, chain, topic, payload + str(next(numbers)).encode())
+
+    monkeypatch.setattr(ChildKeys, "take", fickle)
+    assert caught(Promise.SAME)
+
+
+def test_a_retry_that_is_given_the_children_that_failed(monkeypatch: Patch) -> None:
+    async def lazy(self: Gateway, accept: Accept, answer: Answer) -> Answer:
+        return answer
+
+    monkeypatch.setattr(Gateway, "_run_again", lazy)
+    assert caught(Promise.SAME)
+
+
+def test_a_retry_that_runs_all_its_children_again(monkeypatch: Patch) -> None:
+    async def wasteful(self: Gateway, child: Job | None, parent: Job) -> bool:
+        return child is not None and child.request.parent_job_id != parent.job_id
+
+    monkeypatch.setattr(Gateway, "_is_spent", wasteful)
+    assert caught(Promise.SAME)
+
+
+def test_tries_that_are_counted_as_jobs(monkeypatch: Patch) -> None:
+    tally = Ledger.tally
+
+    async def unfolded(self: Ledger, tenant: str | None = None) -> dict[JobState, int]:
+        counts = Counter(await tally(self, tenant))
+        counts[JobState.FAILED] += await self.retried(tenant)
+        return {state: number for state, number in counts.items() if number}
+
+    monkeypatch.setattr(Ledger, "tally", unfolded)
+    assert caught(Promise.COUNTS)

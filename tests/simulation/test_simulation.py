@@ -12,7 +12,17 @@ import random
 import pytest
 
 from penstock.core.verdict import Decision
-from penstock.testing.history import Began, LimitsSet, RulesSet, Told
+from penstock.lifecycles.canonical import JobState
+from penstock.testing.history import (
+    Began,
+    ChildGiven,
+    LimitsSet,
+    RulesSet,
+    Told,
+    TookBack,
+    WaitBegan,
+    WaitEnded,
+)
 from penstock.testing.simulator import failing, simulate
 
 HISTORIES = int(os.environ.get("PENSTOCK_HISTORIES", "400"))
@@ -62,3 +72,29 @@ def test_histories_go_through_the_gate() -> None:
         limited += any(isinstance(event, LimitsSet) and event.limits for event in history.events)
         changes += sum(isinstance(event, RulesSet) for event in history.events) > 1
     assert min(approved, expired, children, orphans, limited, changes) >= 10
+
+
+def test_histories_have_parents_that_wait_and_children_that_end_with_them() -> None:
+    waits = broken_off = took_back = runs_again = retries = doomed = spared = 0
+    for seed in range(150):
+        history = simulate(seed).history
+        given = [event for event in history.events if isinstance(event, ChildGiven)]
+        attempts = {(event.job_id, event.attempt) for event in given}
+        runs_again += len(attempts) - len({job_id for job_id, _ in attempts})
+        retries += sum(
+            history.records[job_id].request.first_try is not None for job_id, _ in attempts
+        )
+        waits += sum(isinstance(event, WaitBegan) for event in history.events)
+        broken_off += sum(
+            isinstance(event, WaitEnded) and event.is_broken_off for event in history.events
+        )
+        took_back += sum(isinstance(event, TookBack) for event in history.events)
+        for job in history.records.values():
+            parent = history.records.get(job.request.child_of or "")
+            while parent is not None and parent.successor is not None:
+                parent = history.records[parent.successor]
+            if parent is not None and parent.state is not JobState.SUCCEEDED:
+                doomed += job.state is JobState.CANCELLED
+                spared += job.request.detached and job.state is not JobState.CANCELLED
+    assert min(waits, broken_off, took_back, retries, doomed, spared) >= 10
+    assert runs_again >= 5

@@ -25,7 +25,15 @@ from penstock.core.errors import (
     UnknownTopic,
     UnreadablePointer,
 )
-from penstock.core.job import JobRequest, Priority, RetryPolicy, Unique, UniqueScope
+from penstock.core.job import (
+    JobRequest,
+    JobResult,
+    Priority,
+    RetryPolicy,
+    Unique,
+    UniqueScope,
+    child_key,
+)
 from penstock.core.ledger import Answer, Change
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.engine_api import Limit
@@ -757,3 +765,96 @@ async def test_a_child_is_known_by_the_first_try_of_its_parent() -> None:
     assert [job.job_id for job in await bench.store.find(JobQuery(child_of="p"))] == ["c"]
     tries = await bench.store.find(JobQuery(first_try="p", oldest_first=True))
     assert [job.job_id for job in tries] == ["p", again.job_id]
+
+
+class Family(GatewayBench):
+    """A parent that runs, and what it asks for in each of its tries."""
+
+    async def begin(self, job_id: str) -> None:
+        await self.apply(move(job_id, _E.SCHEDULE, _E.DISPATCH), move(job_id, _E.START))
+
+    async def fail(self, job_id: str) -> None:
+        now = self.clock.now()
+        await self.apply(move(job_id, _E.FAIL, at=now, result=failed(job_id)))
+
+    async def ask(self, parent_id: str) -> str:
+        """The child that a try of the parent is given."""
+        key = child_key("p", b"digest", 1)
+        asked = a_request("", child_of="p", parent_job_id=parent_id, idempotency_key=key)
+        (job_id,) = await self.submit(asked)
+        return job_id
+
+    async def retry_parent(self) -> str:
+        again = (await self.gateway.retry("p")).job_id
+        await self.begin(again)
+        return again
+
+
+async def a_family() -> tuple[Family, str]:
+    """A parent, and its child; both run."""
+    family = Family()
+    await family.submit(a_request("p"))
+    await family.begin("p")
+    child_id = await family.ask("p")
+    await family.begin(child_id)
+    return family, child_id
+
+
+@pytest.mark.parametrize("with_note", [False, True])
+@run_async
+async def test_a_retry_runs_again_what_failed_although_the_clock_was_set_back(
+    with_note: bool,
+) -> None:
+    family, child_id = await a_family()
+    await family.fail(child_id)
+    family.clock.jump(-60)
+    await family.fail("p")
+    again = await family.retry_parent()
+    if with_note:  # as of a result that came too late
+        await family.apply(move(child_id, _E.NOTE))
+    assert await family.ask(again) != child_id
+
+
+@pytest.mark.parametrize("when", ["about to be cancelled", "asked to end", "cancelled"])
+@run_async
+async def test_a_retry_by_hand_is_not_given_children_that_end_with_the_try_before(
+    when: str,
+) -> None:
+    family, child_id = await a_family()
+    await family.fail("p")
+    again = await family.retry_parent()
+    if when != "about to be cancelled":
+        await family.apply(move(child_id, _E.REQUEST_CANCEL))
+    if when == "cancelled":
+        family.clock.jump(1)
+        ended = JobResult(job_id=child_id, status=_S.CANCELLED)
+        await family.apply(
+            move(child_id, _E.CANCEL, actor="reconciler", at=family.clock.now(), result=ended)
+        )
+    other = await family.ask(again)
+    assert other != child_id
+    assert await family.ask(again) == other
+
+
+@run_async
+async def test_a_retry_that_runs_again_keeps_its_child_while_a_user_cancels_that() -> None:
+    family, first = await a_family()
+    await family.fail(first)
+    await family.fail("p")
+    again = await family.retry_parent()
+    child_id = await family.ask(again)
+    await family.begin(child_id)
+    await family.gateway.cancel(child_id, reason="", children=False)
+    assert await family.ask(again) == child_id
+
+
+@run_async
+async def test_a_retry_that_runs_again_keeps_its_child_when_a_user_retries_the_one_before() -> None:
+    family, first = await a_family()
+    await family.fail(first)
+    await family.fail("p")
+    again = await family.retry_parent()
+    child_id = await family.ask(again)
+    family.clock.jump(1)
+    await family.gateway.retry(first)
+    assert await family.ask(again) == child_id != first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextvars import ContextVar
 from functools import wraps
 from typing import Any
@@ -28,6 +28,7 @@ from penstock.ports.bus import (
     Handshake,
     JobCancel,
     MemoryBus,
+    Resumed,
     Returned,
     Started,
     Welcomed,
@@ -37,6 +38,7 @@ from penstock.ports.executor import Context, Outcome, Task
 from penstock.ports.start_log import MakeStartLog
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.samples import a_request
+from penstock.worker.attempt import Attempt
 from penstock.worker.worker import Worker, WorkerOptions
 
 
@@ -395,4 +397,50 @@ async def test_what_runs_ends_at_its_limit_however_the_wall_clock_is_set(
     await asyncio.sleep(2)
     (finished,) = site.heard(Finished)
     assert (finished.result.status, finished.result.error_code) == (JobState.TIMEOUT, code)
+    await site.end()
+
+
+class Parents(Waiting):
+    """Waits for a child in jobs named so, and counts how many others run at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child_ended = asyncio.Event()
+        self.running = self.most = 0
+
+    async def run(self, task: Task, ctx: Context) -> Outcome:
+        if task.request.job_id != "parent":
+            return await self._work(super().run(task, ctx))
+        assert isinstance(ctx, Attempt)
+        ctx.waits.begin(["child"])
+        await self.child_ended.wait()
+        await ctx.waits.end(["child"])
+        return await self._work(super().run(task, ctx))
+
+    async def _work(self, work: Coroutine[Any, Any, Outcome]) -> Outcome:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            return await work
+        finally:
+            self.running -= 1
+
+
+@on_virtual_time
+async def test_a_parent_does_not_go_on_in_the_slot_of_a_job_whose_start_was_just_confirmed() -> (
+    None
+):
+    executor = Parents()
+    site = Site(executor=executor)
+    await site.welcome()
+    await site.tell(dispatch("parent", idempotent=True))
+    await site.tell(dispatch("other"))
+    executor.child_ended.set()
+    await asyncio.sleep(0.02)
+    await site.tell(Confirmed((("other", 1),)), Resumed("parent", 1))
+    assert executor.begun == [("other", 1)]
+    executor.go.set()
+    await asyncio.sleep(0.02)
+    assert executor.begun == [("other", 1), ("parent", 1)]
+    assert executor.most == 1
     await site.end()

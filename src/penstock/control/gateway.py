@@ -154,29 +154,47 @@ class Gateway:
     async def _run_again(self, accept: Accept, answer: Answer) -> Answer:
         """What a child that was submitted before is answered with.
 
-        The same job; but a retry of the parent runs anew what had ended without success before
-        that retry was made, under the next key.
+        The same job; but a retry of the parent runs anew, under the next key, what an earlier try
+        submitted and what had ended without success before that retry was made, or was cancelled.
         """
         request = accept.request
         parent = self.open_jobs.held.get(request.parent_job_id or "")
         if parent is None or parent.request.first_try is None or not has_child_key(request):
             return answer
         key = request.idempotency_key or ""
-        while not answer.moved and await self._is_spent(answer.job, parent.accepted_at):
+        while not answer.moved and await self._is_spent(answer.job, parent):
             key = next_child_key(key)
             request = replace(request, job_id=self._ids.next(accept.at), idempotency_key=key)
             (answer,) = await self.store.apply([replace(accept, request=request, fresh=True)])
         return answer
 
-    async def _is_spent(self, child: Job | None, before: float) -> bool:
-        """Whether a child ended without success before this time, or is about to."""
-        while child is not None and child.successor is not None:
-            child = await self.store.get(child.successor)
-        if child is None or child.state is JobState.SUCCEEDED:
+    async def _is_spent(self, child: Job | None, parent: Job) -> bool:
+        """Whether a retry of its parent must not be given this child: by how it was when that retry
+        was made, and not by what users retried since. Each attempt gets the same answer."""
+        if child is None or child.request.parent_job_id == parent.job_id:
             return False
-        if child.finished_at is None:
-            return child.cancel_requested
-        return child.finished_at <= before
+        while child.successor is not None:
+            later = await self.store.get(child.successor)
+            if later is None or (
+                later.seq > parent.seq and await self._ended_before(child, parent)
+            ):
+                break
+            child = later
+        if child.state is JobState.SUCCEEDED:
+            return False
+        if child.state is JobState.CANCELLED or child.cancel_requested:
+            return True  # as the children of a parent that is retried by hand after its end
+        if not child.is_final:
+            return child.seq in self.open_jobs.families.doomed
+        return await self._ended_before(child, parent)
+
+    async def _ended_before(self, job: Job, other: Job) -> bool:
+        """Whether a job ended before another was accepted, by the order of commits: the clock may
+        have been set back."""
+        accepted = other.pages[0]
+        return job.is_final and (
+            job.pages[-1] <= accepted or await self.store.had_ended(job, accepted)
+        )
 
     def _admissible(
         self,

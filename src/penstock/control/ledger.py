@@ -592,6 +592,12 @@ class Ledger:
             raise NotFound(f"no job {job_id!r}", hint="'penstock ps' lists the jobs there are")
         return history_of(job, await self.backend.journal(job.pages))
 
+    async def had_ended(self, job: Job, page: int) -> bool:
+        """Whether a job had ended when this page of the journal was written."""
+        pages = [one for one in job.pages if one <= page]
+        log = history_of(job, await self.backend.journal(pages))
+        return any(entry.after in TERMINAL for entry in log)
+
     async def events(self, after: int, limit: int = 1000) -> list[JournalEvent]:
         """What was committed after this cursor, in order; a move's steps are never parted."""
         await self.open()

@@ -18,12 +18,16 @@ from penstock.core.job import Job, ParentPolicy, request_hash
 from penstock.core.verdict import Decision
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 from penstock.testing.history import (
+    Absent,
     Committed,
+    CutOff,
     History,
+    Lent,
     LimitsSet,
     Noticed,
     Promise,
     RulesSet,
+    TookBack,
     Violation,
 )
 
@@ -87,24 +91,50 @@ def _check_rules(history: History) -> Iterator[Violation]:
 
 
 def _check_limits(history: History) -> Iterator[Violation]:
-    """At each first dispatch, nobody is one too many."""
+    """At each first dispatch, and when one goes on that has waited, nobody is one too many.
+
+    Who waits for other jobs does not count, from when its worker says so. What an engine counts
+    whose connection to that worker was lost is not known until the worker says so again.
+    """
     in_force: list[Sorter] = []
     held: dict[str, Job] = {}
+    lent: dict[str, Job] = {}
+    unsure: set[str] = set()
+    holders: dict[str, tuple[int, str | None]] = {}
+
+    def broken(job_id: str) -> Iterator[Violation]:
+        found = [_broken(sorter, job_id, held) for sorter in in_force]
+        if found and all(found):
+            yield Violation(Promise.WITHIN, job_id, found[-1])
+        if by_rule := _broken_rule(held[job_id], held):
+            yield Violation(Promise.WITHIN, job_id, by_rule)
+
     for event in history.events:
         match event:
             case LimitsSet(limits):
                 in_force.append(Sorter(limits))
             case Noticed():
                 in_force = in_force[-1:]
-            case Committed(entry) if entry.event is JobEvent.DISPATCH:
-                held[entry.job_id] = history.records[entry.job_id]
-                broken = [_broken(sorter, entry.job_id, held) for sorter in in_force]
-                if broken and all(broken):
-                    yield Violation(Promise.WITHIN, entry.job_id, broken[-1])
-                if by_rule := _broken_rule(held[entry.job_id], held):
-                    yield Violation(Promise.WITHIN, entry.job_id, by_rule)
+            case Committed(entry) if entry.event in (JobEvent.DISPATCH, JobEvent.REDISPATCH):
+                job_id = entry.job_id
+                held[job_id] = history.records[job_id]
+                holders[job_id] = (entry.attempt, entry.worker_id)
+                lent.pop(job_id, None)
+                if entry.event is JobEvent.DISPATCH:
+                    yield from broken(job_id)
             case Committed(entry) if entry.after in TERMINAL:
                 held.pop(entry.job_id, None)
+                lent.pop(entry.job_id, None)
+            case Absent(worker_id) | CutOff(worker_id):
+                unsure.update(job_id for job_id in lent if holders[job_id][1] == worker_id)
+            case Lent(job_id, attempt) if job_id in holders and holders[job_id][0] == attempt:
+                unsure.discard(job_id)
+                if job_id in held:
+                    lent[job_id] = held.pop(job_id)
+            case TookBack(job_id, attempt) if job_id in lent and holders[job_id][0] == attempt:
+                held[job_id] = lent.pop(job_id)
+                if job_id not in unsure:
+                    yield from broken(job_id)
 
 
 def _broken(sorter: Sorter, job_id: str, held: dict[str, Job]) -> str:

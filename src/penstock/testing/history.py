@@ -48,6 +48,10 @@ class Promise(StrEnum):
     CHECKPOINT = "a checkpoint that was acknowledged is there for every later reader"
     CHECKPOINT_LIVE = "only the live attempt of a job checkpoints"
     AFTER = "a job goes out after those it waits for, and only if they ended as it wants"
+    FAMILY = "children end with a parent that did not succeed, unless they are detached"
+    SAME = "a job that runs again gets its children; a retry runs again what did not succeed"
+    SLOTS = "no more run on a worker than it has slots, and who waits for others takes none"
+    COUNTS = "a job and its retries are counted as one, in the state of the newest try"
 
 
 class Violation(Struct, frozen=True):
@@ -66,6 +70,8 @@ class Committed(Struct, frozen=True):
     """An entry of a job's log became durable."""
 
     entry: Transition
+    at: float = 0.0
+    """Monotonic."""
 
 
 class Acknowledged(Struct, frozen=True):
@@ -166,6 +172,58 @@ class Present(Struct, frozen=True):
     worker_id: str
 
 
+class Hired(Struct, frozen=True):
+    """A worker came, and runs so many jobs at once."""
+
+    worker_id: str
+    slots: int
+
+
+class ChildGiven(Struct, frozen=True):
+    """A running job asked for a child, and was given this one."""
+
+    job_id: str
+    attempt: int
+    asked: str
+    """What for, and the how manieth of the same work that this is in the attempt."""
+    child_id: str
+
+
+class WaitBegan(Struct, frozen=True):
+    """A running job began to wait for others."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+
+
+class WaitEnded(Struct, frozen=True):
+    """A running job that has waited for others went on."""
+
+    job_id: str
+    attempt: int
+    worker_id: str
+    wanted_at: float
+    """Monotonic: when it had what it waited for, and when it went on."""
+    at: float
+    is_broken_off: bool
+    """It did not wait for a slot, as it was cancelled or the wait timed out."""
+
+
+class Lent(Struct, frozen=True):
+    """A worker said that a job waits for others, so that it takes no room in limits."""
+
+    job_id: str
+    attempt: int
+
+
+class TookBack(Struct, frozen=True):
+    """A worker was told that there is room again for a job that has waited."""
+
+    job_id: str
+    attempt: int
+
+
 class RulesSet(Struct, frozen=True):
     """The safety kernel was given other rules."""
 
@@ -198,6 +256,12 @@ Event = (
     | Absent
     | CutOff
     | Present
+    | Hired
+    | ChildGiven
+    | WaitBegan
+    | WaitEnded
+    | Lent
+    | TookBack
     | RulesSet
     | LimitsSet
     | Noticed
@@ -211,7 +275,7 @@ def job_of(event: Event) -> str | None:
             return entry.job_id
         case Acknowledged(job) | Told(job):
             return job.job_id
-        case Absent() | CutOff() | Present() | RulesSet() | LimitsSet() | Noticed():
+        case Absent() | CutOff() | Present() | Hired() | RulesSet() | LimitsSet() | Noticed():
             return None
         case _:
             return event.job_id
@@ -224,6 +288,10 @@ class History(Struct):
     records: Mapping[str, Job] = field(default_factory=dict)
     logs: Mapping[str, Sequence[Transition]] = field(default_factory=dict)
     steps: Mapping[str, Sequence[Step]] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[JobState, int]] = field(default_factory=dict)
+    """How many jobs of each tenant the store says are in each state."""
+    child_counts: Mapping[str, Mapping[JobState, int]] = field(default_factory=dict)
+    """The same of the children of a job, by its first try."""
     quiescent: bool = True
     """Whether everything was given the time to come to its end."""
     waiting: Sequence[str] = ()

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from msgspec import Struct
 
 from penstock.testing.clock import VirtualLoop
+from penstock.testing.family_check import check_families
 from penstock.testing.gate_check import check_gate
 from penstock.testing.history import History, Violation, check, job_of
 from penstock.testing.simulation.world import World
@@ -66,8 +67,9 @@ def simulate(
     finally:
         asyncio.set_event_loop(None)
         loop.close()
-    found = (*check(world.history), *check_gate(world.history))
-    return Simulated(seed, world.history, found, tuple(world.failures), sqlite)
+    history = world.history
+    found = (*check(history), *check_gate(history), *check_families(history))
+    return Simulated(seed, history, found, tuple(world.failures), sqlite)
 
 
 async def _live(seed: int, say: Callable[[str], None], folder: Path | None) -> World:

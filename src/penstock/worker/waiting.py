@@ -5,6 +5,10 @@ all slots would wait for children that find none. A parent takes a slot again be
 and goes before what has not begun. The worker reports it to the engine, so that it gives the worker
 more jobs and lets others have the limits of the parent; the parent goes on when the engine says
 that its limits have room for it. A short wait is not reported, unless all slots are taken.
+
+The slots may be taken by jobs that end only when the parent goes on: it waited for the first of its
+children and wants to cancel the others. So that this is no deadlock, one parent goes on without a
+slot when none has gone on for some seconds, and after as many seconds the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ _SHORT = 0.05
 _REFRESH = 1.0
 """Seconds after which a changed set of awaited jobs is reported again."""
 _PATIENCE = 5.0
-"""Seconds after which an attempt that has waited goes on although no slot is free."""
+"""Seconds without a free slot after which one of those that have waited goes on nevertheless."""
 _NAMED = 3
 """Awaited jobs that a report names by id, at most."""
 
@@ -43,8 +47,8 @@ class _Wait:
         """Places in its code that wait."""
         self.jobs: dict[str, None] = {}
         self.timer: asyncio.TimerHandle | None = None
-        self.reported: tuple[str, ...] = ()
-        """The jobs that were reported to the engine; empty if none were."""
+        self.reported: tuple[str, ...] | None = None
+        """The jobs that the engine was told of; None if it does not know of the wait."""
         self.going_on: asyncio.Future[None] | None = None
         """Done when the attempt has a slot again, once it wants one."""
 
@@ -69,6 +73,8 @@ class Waits:
         self._waits: dict[Key, _Wait] = {}
         self._queue: deque[Key] = deque()
         """Attempts that may go on as soon as there is a slot."""
+        self._no_slot: asyncio.TimerHandle | None = None
+        """Lets the first of them go on without one."""
 
     def __len__(self) -> int:
         """How many attempts hold no slot."""
@@ -103,7 +109,7 @@ class Waits:
             wait = self._waits[key] = _Wait()
         wait.count += 1
         wait.jobs.update(dict.fromkeys(jobs))
-        if wait.reported and wait.timer is None:
+        if wait.reported is not None and wait.timer is None:
             delay = _SHORT if len(wait.reported) < _NAMED else _REFRESH
             wait.timer = self.loop.call_later(delay, self._report, key, wait)
         if is_new:
@@ -123,17 +129,22 @@ class Waits:
         if wait.going_on is None:
             wait.going_on = self.loop.create_future()
             self._cancel_timer(wait)
-            if wait.reported:
+            if wait.reported is not None:
                 self._send(Waiting(*key, self._worker_id))
             else:
                 self.resume(key)
-        await asyncio.shield(wait.going_on)
+        try:
+            await asyncio.shield(wait.going_on)
+        except asyncio.CancelledError:  # its code goes on at once, as after `leave`
+            if self._waits.get(key) is wait and not wait.count:
+                self._go_on(key, wait)
+            raise
 
     def leave(self, key: Key, jobs: Sequence[str]) -> None:
         """A place was interrupted while it waited: its code goes on at once."""
         wait = self._end_one(key, jobs)
         if wait is not None and wait.going_on is None:
-            if wait.reported:
+            if wait.reported is not None:
                 self._send(Waiting(*key, self._worker_id))
             self._go_on(key, wait)
 
@@ -147,7 +158,7 @@ class Waits:
             wait.jobs.pop(job_id, None)
         if wait.count <= 0:
             return wait
-        if wait.timer is None and not wait.jobs.keys() >= set(wait.reported):
+        if wait.timer is None and not wait.jobs.keys() >= set(wait.reported or ()):
             wait.timer = self.loop.call_later(_REFRESH, self._report, key, wait)
         return None
 
@@ -171,7 +182,7 @@ class Waits:
     def send_again(self) -> None:
         """The engine, or the connection to it, is a new one."""
         for key, wait in self._waits.items():
-            if wait.reported:
+            if wait.reported is not None:
                 self._report(key, wait)
                 if wait.going_on is not None:
                     self._send(Waiting(*key, self._worker_id))
@@ -180,37 +191,55 @@ class Waits:
         """The limits of an attempt have room for it."""
         wait = self._waits.get(key)
         if wait is not None and wait.going_on is not None and key not in self._queue:
-            wait.reported = ()
+            wait.reported = None
             self._queue.append(key)
             self.fill()
-            if key in self._queue:
-                wait.timer = self.loop.call_later(_PATIENCE, self._resume_without_slot, key, wait)
-
-    def _resume_without_slot(self, key: Key, wait: _Wait) -> None:
-        """Let it go on without a slot: those who have them may be waiting for it."""
-        if self._waits.get(key) is wait and key in self._queue:
-            self._queue.remove(key)
-            self._go_on(key, wait)
 
     # -- going on -----------------------------------------------------------------
 
     def fill(self) -> None:
         """Let attempts go on that have waited, as far as there are slots."""
+        some_went_on = False
         while self._queue and self._has_free_slot():
-            key = self._queue.popleft()
-            if (wait := self._waits.get(key)) is None:
-                continue
-            if wait.count:  # it waits again, elsewhere in its code
-                assert wait.going_on is not None
-                wait.going_on.set_result(None)
-                wait.going_on = None
-                self._report(key, wait)
-            else:
-                self._go_on(key, wait)
+            self._resume_first()
+            some_went_on = True
+        if some_went_on:
+            self._count_anew()
+        elif self._queue and self._no_slot is None:
+            self._no_slot = self.loop.call_later(_PATIENCE, self._resume_without_slot)
+
+    def _resume_without_slot(self) -> None:
+        """Let one go on without a slot: those that have the slots may need it to."""
+        self._no_slot = None
+        self._resume_first()
+        self.fill()
+
+    def _count_anew(self) -> None:
+        """Another one is the first in the queue, or none."""
+        if self._no_slot is not None:
+            self._no_slot.cancel()
+            self._no_slot = None
+        if self._queue:
+            self._no_slot = self.loop.call_later(_PATIENCE, self._resume_without_slot)
+
+    def _resume_first(self) -> None:
+        """Let the first in the queue go on."""
+        key = self._queue.popleft()
+        wait = self._waits[key]
+        if wait.count:  # it waits again, elsewhere in its code
+            assert wait.going_on is not None
+            wait.going_on.set_result(None)
+            wait.going_on = None
+            self._report(key, wait)
+        else:
+            self._go_on(key, wait)
 
     def _go_on(self, key: Key, wait: _Wait) -> None:
         del self._waits[key]
         self._cancel_timer(wait)
+        if key in self._queue:  # it is ended, and wants no slot any more
+            self._queue.remove(key)
+            self._count_anew()
         self._lend(key, -1)
         if wait.going_on is not None and not wait.going_on.done():
             wait.going_on.set_result(None)

@@ -475,7 +475,9 @@ class Worker:
         return self._busy() < self.options.slots
 
     def _busy(self) -> int:
-        return len(self._active) + len(self._starting) - len(self._waits)
+        """Slots that are taken, or kept for what begins at once."""
+        kept = len(self._starting) + len(self._ready)
+        return len(self._active) + kept - len(self._waits)
 
     def _lend(self, key: tuple[str, int], count: int) -> None:
         """A job that waits takes no room of its executor either."""
@@ -508,7 +510,7 @@ class Worker:
         if self._woken or not (self._ready or (self._queue and self._has_free_slot())):
             return
         waiting = len(self._ready) + len(self._queue)
-        free = max(1, self.options.slots - self._busy())
+        free = max(1, self.options.slots - self._busy() + len(self._ready))
         for _ in range(min(waiting, free, max(1, len(self._active)))):
             self._woken += 1
             if self._idle_runners:

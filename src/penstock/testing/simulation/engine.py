@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.control.approvals import ApprovalService
@@ -19,7 +19,7 @@ from penstock.control.safety import RuleSet, SafetyKernel
 from penstock.control.scheduler import Scheduler
 from penstock.control.workers import Pool, Roster
 from penstock.core.job import IdSource, Timeouts
-from penstock.ports.bus import AnyMessage, Confirmed, Dispatch, MemoryBus
+from penstock.ports.bus import AnyMessage, Confirmed, Dispatch, MemoryBus, Resumed
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import Caller, KeyRole, Limit
 from penstock.testing.history import (
@@ -29,9 +29,12 @@ from penstock.testing.history import (
     Noticed,
     RulesSet,
     StartConfirmed,
+    TookBack,
 )
 from penstock.testing.simulation.start_log import SimStartLogs
 from penstock.testing.simulation.store import FaultyStore
+
+T = TypeVar("T")
 
 LIMITS = Timeouts(
     timeout=6.0, dispatch_timeout=4.0, lease=2.0, lost_grace=0.6, kill_grace=0.5, max_attempts=3
@@ -59,6 +62,8 @@ class WatchedBus(MemoryBus):
                 events.append(Dispatched(request.job_id, attempt, worker_id))
             case Confirmed(jobs):
                 events.extend(StartConfirmed(job_id, attempt) for job_id, attempt in jobs)
+            case Resumed(job_id, attempt):
+                events.append(TookBack(job_id, attempt))
 
 
 class WatchedScheduler(Scheduler):
@@ -129,6 +134,7 @@ class SimEngine:
         )
         self._clock = clock
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.is_dead = False
         self.failures: list[BaseException] = []
 
     def approvals(self, by: str) -> ApprovalService:
@@ -156,11 +162,12 @@ class SimEngine:
         self.own(self.reconciler.run())
         self.own(self.checkpoints.run())
 
-    def own(self, work: Coroutine[Any, Any, Any]) -> None:
+    def own(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run something that dies with this engine."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -169,6 +176,7 @@ class SimEngine:
 
     async def crash(self) -> None:
         """Everything in memory is gone at once."""
+        self.is_dead = True
         self.storage.crash()
         tasks = list(self._tasks)
         for task in tasks:

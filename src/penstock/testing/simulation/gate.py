@@ -14,7 +14,7 @@ TOPICS = (
     *["job.a"] * 3,
     *["job.b"] * 2,
     "job.denied",
-    "job.asked",
+    *["job.asked"] * 2,
     "job.slow",
     "job.few",
 )

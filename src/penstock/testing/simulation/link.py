@@ -18,10 +18,11 @@ from penstock.ports.bus import (
     Returned,
     Started,
     Subscription,
+    Waiting,
     jobs_of,
 )
 from penstock.ports.bus import Finished as FinishedMessage
-from penstock.testing.history import GaveBack, History
+from penstock.testing.history import GaveBack, History, Lent
 
 
 class SimLink:
@@ -105,6 +106,8 @@ class SimLink:
                 self._history.events.append(
                     GaveBack(message.job_id, message.attempt, self.worker_id)
                 )
+            elif isinstance(message, Waiting) and message.count:
+                self._history.events.append(Lent(message.job_id, message.attempt))
         self._unsent.append((subject, list(messages)))
         self._flush()
 

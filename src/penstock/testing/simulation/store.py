@@ -92,6 +92,12 @@ class FaultyStore(ABC):
         self.history.steps = {
             job.job_id: (await ledger.read_steps(job.job_id)).steps for job in jobs
         }
+        tenants = sorted({job.request.tenant for job in jobs})
+        self.history.counts = {tenant: await ledger.tally(tenant) for tenant in tenants}
+        parents = sorted({job.request.child_of for job in jobs if job.request.child_of})
+        self.history.child_counts = {
+            parent: await ledger.count_children(parent) for parent in parents
+        }
         self.history.mismatches = (await ledger.verify()).mismatches
 
     async def close(self) -> None:
@@ -134,9 +140,11 @@ class FaultyBackend:
         for seq, step in commit.steps:
             job_id = store.ledger.by_seq[seq].job_id
             store.history.events.append(StepsCommitted(job_id, step.attempt))
+        at = store.clock.monotonic()
         for stride in commit.strides:
             for job in stride.jobs:
-                store.history.events.extend(map(Committed, stride.transitions(job)))
+                entries = stride.transitions(job)
+                store.history.events.extend(Committed(entry, at) for entry in entries)
         await store.dawdle(store.slowness)
         await self._alive()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from penstock.adapters.memory.blobs import MemoryBlobs
-from penstock.core.job import TopicDefaults
+from penstock.core.job import Job, TopicDefaults
 from penstock.core.ledger import Step
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.bus import Bus
@@ -19,11 +19,13 @@ from penstock.testing.history import (
     Checkpointed,
     CutOff,
     Finished,
+    Hired,
     History,
     Present,
     StepsRead,
 )
-from penstock.testing.simulation.engine import LIMITS
+from penstock.testing.simulation.engine import LIMITS, SimEngine
+from penstock.testing.simulation.family import Parent, SimClient
 from penstock.testing.simulation.link import SimLink
 from penstock.testing.simulation.start_log import SimStartLog, SimStartLogs
 from penstock.testing.simulation.store import UNSTORABLE
@@ -37,10 +39,13 @@ class SimExecutor:
 
     resumable = False
 
-    def __init__(self, link: SimLink, chance: random.Random, history: History) -> None:
+    def __init__(
+        self, link: SimLink, client: SimClient, chance: random.Random, history: History
+    ) -> None:
         self.topics: tuple[str, ...] = ("job.*",)
         self.topic_defaults: Mapping[str, TopicDefaults] = {}
-        self._link, self._chance, self._history = link, chance, history
+        self._link, self._client = link, client
+        self._chance, self._history = chance, history
         self._running: set[tuple[str, int]] = set()
 
     def check(self, topic: str, payload: bytes) -> None:
@@ -55,6 +60,10 @@ class SimExecutor:
             act = task.request.env.get("act", "succeed")
             if act == "checkpoint":
                 await self._checkpoint(ctx)
+            elif act == "parent":
+                act = await Parent(
+                    task.payload, ctx, self._link, self._client, self._chance, self._history
+                ).run()
             return await self._act(act)
         finally:
             self._end(key)
@@ -126,6 +135,8 @@ class SimWorker:
         clock: Clock,
         chance: random.Random,
         history: History,
+        engine: Callable[[], SimEngine],
+        met: Callable[[Job], None],
         *,
         pool: str = "default",
         starts: SimStartLogs | None = None,
@@ -133,15 +144,21 @@ class SimWorker:
         self.worker_id = worker_id
         self._clock, self._chance, self._history = clock, chance, history
         self.link = SimLink(worker_id, chance, history)
-        self._executor = SimExecutor(self.link, chance, history)
-        options = WorkerOptions(
-            worker_id=worker_id, pool=pool, slots=chance.randint(1, 3), drain_timeout=1.0
-        )
+        client = SimClient(self.link, engine, met)
+        self._executor = SimExecutor(self.link, client, chance, history)
+        slots = chance.choice([1, 1, 2, 3])
+        options = WorkerOptions(worker_id=worker_id, pool=pool, slots=slots, drain_timeout=1.0)
+        history.events.append(Hired(worker_id, slots))
         make_log = None if starts is None else lambda *_: SimStartLog(starts)
         self._worker = Worker(self.link, MemoryBlobs(), [self._executor], clock, options, make_log)
         self._cut = 0
         self._tasks: list[asyncio.Task[None]] = []
         self.leaving = False
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether jobs that it runs wait for others."""
+        return any(attempt.is_waiting for attempt in self._worker._active.values())
 
     def start(self, engine: Bus) -> None:
         loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from penstock.core.job import Job, JobRequest, ParentPolicy, Priority, RetryPoli
 from penstock.testing.clock import LoopClock
 from penstock.testing.history import Acknowledged, Heard, History, Told
 from penstock.testing.simulation.engine import LIMITS, SimEngine
+from penstock.testing.simulation.family import some_family
 from penstock.testing.simulation.gate import COLOURS, RULES, TOPICS, VOTERS, some_limits
 from penstock.testing.simulation.start_log import SimStartLogs
 from penstock.testing.simulation.store import (
@@ -24,13 +25,16 @@ from penstock.testing.simulation.worker import SimWorker
 
 UNREST = 12.0
 """Seconds in which users and faults strike."""
-PATIENCE = 240
+PATIENCE = 600
 """Seconds after which what has not ended counts as stuck."""
 Action = Callable[[], Coroutine[Any, Any, None]]
 ACTS = (
     *["succeed", "succeed", "fail", "long", "deaf", "endless", "checkpoint", "checkpoint"] * 3,
+    *["parent"] * 7,
     "unstorable",
 )
+_IDEMPOTENT = {"checkpoint": 0.8, "parent": 0.9}
+"""The share of them that goes on when their worker is lost."""
 
 
 class World:
@@ -62,6 +66,7 @@ class World:
         """Jobs for whose end some user waits."""
         self.failures: list[BaseException] = []
         self._say = say
+        self._is_calm = False
         self._background: set[asyncio.Task[None]] = set()
 
     def say(self, text: str) -> None:
@@ -105,7 +110,16 @@ class World:
         pool = self.chance.choice(["default", "default", "small"])
         name = f"w{len(self.workers) + 1}"
         starts = self.starts if self.chance.random() < 0.5 else None
-        worker = SimWorker(name, self.clock, self.chance, self.history, pool=pool, starts=starts)
+        worker = SimWorker(
+            name,
+            self.clock,
+            self.chance,
+            self.history,
+            lambda: self.engine,
+            self._meet,
+            pool=pool,
+            starts=starts,
+        )
         self.workers.append(worker)
         worker.start(self.engine.bus)
         self.say(f"{name} joins the pool {pool}")
@@ -123,8 +137,8 @@ class World:
         strike(chance.randint(1, 10), self._submit)
         strike(chance.randint(0, 4), self._cancel, self._cancel, self._retry)
         strike(chance.randint(0, 2), self._submit_again)
-        strike(chance.randint(0, 6), self._vote)
-        strike(chance.choice([0, 0, 1, 3]), self._change_rules, self._change_limits)
+        strike(chance.randint(0, 9), self._vote)
+        strike(chance.choice([0, 0, 2, 4]), self._change_rules, self._change_limits)
         faults = [
             self._kill,
             self._silence,
@@ -139,6 +153,7 @@ class World:
             self._stutter,
             self._hire_one,
         ]
+        strike(chance.choice([0, 0, 1]), self._lose_parents)
         strike(chance.randint(0, 5), *chance.sample(faults, k=chance.randint(1, 5)))
         return steps
 
@@ -147,6 +162,10 @@ class World:
     async def _submit(self) -> None:
         chance, now = self.chance, self.clock.now()
         number = len(self.asked) + 1
+        act, pointer = chance.choice(ACTS), ""
+        timeout = chance.choice([None, None, 2.0])
+        if act == "parent":
+            pointer, timeout = some_family(chance)
         request = JobRequest(
             job_id=f"j{number}" if chance.random() < 0.7 else "",
             topic=chance.choice(TOPICS),
@@ -155,17 +174,23 @@ class World:
             labels={"colour": chance.choice(COLOURS)} if chance.random() < 0.3 else {},
             after=self._some_parents(tenant),
             if_parent_fails=chance.choice(list(ParentPolicy)),
-            env={"act": (act := chance.choice(ACTS))},
+            env={"act": act},
+            context_ptr=pointer,
             idempotency_key=f"k{number}" if chance.random() < 0.3 else None,
-            timeout=chance.choice([None, None, 2.0]),
+            timeout=timeout,
             dispatch_timeout=chance.choice([None, None, 2.0]),
             deadline=now + chance.uniform(1, 20) if chance.random() < 0.2 else None,
             run_at=now + chance.uniform(0, 5) if chance.random() < 0.2 else None,
-            idempotent=chance.random() < (0.8 if act == "checkpoint" else 0.4),
+            idempotent=chance.random() < _IDEMPOTENT.get(act, 0.4),
             retry=RetryPolicy(retries=chance.choice([0, 0, 1, 2]), delay=0.5),
         )
         self.asked.append(request)
         self.engine.own(self._ask(request))
+
+    def _meet(self, child: Job) -> None:
+        self.history.events.append(Acknowledged(child))
+        self.say(f"{child.job_id} is acknowledged as a child of {child.request.child_of}")
+        self.known[child.job_id] = child.request.tenant
 
     def _some_parents(self, tenant: str) -> tuple[str, ...]:
         mine = [job_id for job_id, owner in self.known.items() if owner == tenant]
@@ -281,6 +306,25 @@ class World:
             self.say(f"{worker.worker_id} dies")
             worker.die()
 
+    async def _lose_parents(self) -> None:
+        self._meanwhile(self._lose_next_parents())
+
+    async def _lose_next_parents(self) -> None:
+        """As soon as jobs of some worker wait for others, that worker is lost."""
+        while not self._is_calm:
+            for worker in self.workers:
+                if worker.has_waiting and worker.link.healthy and not worker.leaving:
+                    self.say(f"{worker.worker_id} is lost with parents that wait")
+                    match self.chance.choice(["dies", "is silent", "is cut off"]):
+                        case "dies":
+                            worker.die()
+                        case "is silent":
+                            await worker.fall_silent(LIMITS.lease * 2)
+                        case _:
+                            await worker.lose_connection(LIMITS.lost_grace * 3, self.engine.bus)
+                    return
+            await asyncio.sleep(0.3)
+
     async def _silence(self) -> None:
         if (worker := self._victim()) is not None and worker.link.healthy:
             seconds = LIMITS.lease * self.chance.choice([0.3, 0.7, 1.2, 3.0])
@@ -359,6 +403,7 @@ class World:
     async def _calm_down(self) -> None:
         """All faults end, and somebody is there to do what is left."""
         self.say("all is calm")
+        self._is_calm = True
         self.store.mend()
         for worker in self.workers:
             worker.link.stutter = 0.0
