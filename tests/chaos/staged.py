@@ -52,7 +52,7 @@ def config_pause(ctx: Any) -> float:
     return float(ctx.config.get("pause", 0.0))
 
 
-@spread.map(over=lambda config, ctx: range(config["n"]), spread=True, concurrency=8)
+@spread.map(over=lambda config, ctx: range(config["n"]), distributed=True, concurrency=8)
 async def child(n: int, ctx: Any) -> int:
     await asyncio.sleep(0.05)
     mark(f"child {n}")

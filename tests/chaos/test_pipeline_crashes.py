@@ -28,7 +28,7 @@ from tests.support.waiting import eventually
 
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.workloads.pipeline.records import PipelineRecord
-from penstock.workloads.pipeline.store import CancelAnswer
+from penstock.workloads.pipeline.interface import CancelAnswer
 
 AT_ONCE = 6
 """Folders that are hurt side by side."""

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import penstock
 from penstock import App, Context, JobFailed, Step
 from penstock.core.errors import InvalidRequest, PenstockError, TooLarge
+from penstock.lifecycles.canonical import JobEvent
 
 app = App()
 
@@ -36,6 +38,24 @@ def write_in_thread(ctx: Context, count: int) -> list[int]:
 def write_in_process(ctx: Context, count: int) -> list[int]:
     ctx.checkpoint_sync([Step("page", n, key=f"k{n}", outcome="ok") for n in range(count)])
     return [row.n for row in ctx.steps_sync("page")]
+
+
+@app.job("job.notes.async")
+async def note_async(ctx: Context) -> None:
+    await ctx.checkpoint([Step("page", 0)], ["begun", "half way"])
+    await ctx.checkpoint([], ["done"])
+
+
+@app.job("job.notes.thread")
+def note_in_thread(ctx: Context) -> None:
+    ctx.checkpoint_sync([Step("page", 0)], ["begun", "half way"])
+    ctx.checkpoint_sync([], ["done"])
+
+
+@app.job("job.notes.process", mode="process")
+def note_in_process(ctx: Context) -> None:
+    ctx.checkpoint_sync([Step("page", 0)], ["begun", "half way"])
+    ctx.checkpoint_sync([], ["done"])
 
 
 @app.job("job.steps.bad")
@@ -107,6 +127,21 @@ def test_a_job_reads_back_the_rows_that_it_checkpointed(
         assert (steps[7].key, steps[7].outcome, steps[7].attempt) == ("k7", "ok", 1)
         assert steps[7].at > 1e9
         assert list(job.steps("other")) == []
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["embedded", "over a link"])
+@pytest.mark.parametrize("topic", ["async", "thread", "process"])
+def test_what_a_job_notes_is_in_its_history(tmp_path: Path, topic: str, elsewhere: bool) -> None:
+    with ExitStack() as stack:
+        if elsewhere:  # then `app` joins it
+            stack.enter_context(App().run(tmp_path, http=""))
+        ps = stack.enter_context(app.run(tmp_path, http=""))
+        job = ps.submit(f"job.notes.{topic}")
+        job.result(timeout=30)
+        entries = [entry for entry in job.history() if entry.event is JobEvent.NOTE]
+        assert [entry.reason for entry in entries] == ["begun", "half way", "done"]
+        assert {entry.actor for entry in entries} == {f"worker:{job.refresh().worker_id}"}
+        assert [row.n for row in job.steps()] == [0]
 
 
 def test_ten_thousand_rows_come_back_in_order_and_in_pages(tmp_path: Path, durability: str) -> None:

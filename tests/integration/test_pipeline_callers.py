@@ -16,7 +16,7 @@ from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import KeyRole
-from penstock.workloads.pipeline.store import RunQuery
+from penstock.workloads.pipeline.interface import RunQuery
 
 SECRET = "launch code 42"
 
@@ -33,7 +33,7 @@ def pipeline_of(**options: Any) -> penstock.Pipeline:
     async def upper(word: str) -> str:
         return word.upper()
 
-    @pipeline.map(over=upper, spread=True)
+    @pipeline.map(over=upper, distributed=True)
     async def add(word: str, ctx: Any) -> str:
         return ",".join(one[:50] for one in (word, *ctx.config.words))
 

@@ -7,15 +7,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import penstock
-from penstock.core.errors import NotFound
 from penstock.core.job import JobRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.workloads.pipeline.records import PipelineEventKind, PipelineRecord
 from penstock.workloads.pipeline.summary import ended
-from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineEventKind, PipelineRecord
-from penstock.workloads.pipeline.store import RunQuery
 
 ALERTS = [ended("pipeline_failed", "FAILED"), ended("pipeline_cancelled", "CANCELLED")]
 
@@ -121,48 +117,3 @@ def test_a_running_run_whose_worker_is_gone_is_cancelled_with_all_its_stages(
         assert stages_of(record) == [("first", "partial"), ("second", "skipped")]
         assert [event.kind for event in ps.pipelines.stream(run.id)][-1] == "job_complete"
     assert held.ends == []
-
-
-def test_a_manager_that_gives_up_an_orphan_tells_its_hooks(tmp_path: Path) -> None:
-    async def work() -> None:
-        left, found = Held(on_orphan="fail"), Held(on_orphan="fail")
-        async with penstock.pipeline_jobs(tmp_path / "runs.db", left.pipeline) as manager:
-            run = await manager.start_job("held")
-            await asyncio.to_thread(left.begun.wait, 20)
-        assert left.ends == []
-        async with penstock.pipeline_jobs(tmp_path / "runs.db", found.pipeline) as manager:
-            record = await manager.wait(run.id, 20)
-            check_complete(record, PipelineJobStatus.FAILED, "pipeline_failed")
-            assert record.errors[0].message == STALE_MESSAGE
-            assert stages_of(record) == [("first", "partial"), ("second", "skipped")]
-            assert found.ends == [(run.id, "FAILED")]
-            assert found.alerts == [(run.id, "pipeline_failed")]
-
-    asyncio.run(work())
-
-
-def test_an_engine_leaves_the_runs_of_a_job_manager_on_its_file_alone(tmp_path: Path) -> None:
-    pipeline = penstock.Pipeline("gate")
-    begun, opened = asyncio.Event(), asyncio.Event()
-
-    @pipeline.step()
-    async def wait() -> str:
-        begun.set()
-        await opened.wait()
-        return "done"
-
-    async def work() -> None:
-        async with penstock.pipeline_jobs(tmp_path / "pipelines.db", pipeline) as manager:
-            run = await manager.start_job("gate")
-            await begun.wait()
-            async with penstock.App().run(tmp_path) as ps:
-                (seen,) = await ps.pipelines.aruns(RunQuery())
-                assert (seen.id, seen.status) == (run.id, PipelineJobStatus.RUNNING)
-                with pytest.raises(NotFound):  # it is no job of the engine's
-                    await ps.aget(run.id)
-                opened.set()
-                record = await manager.wait(run.id, 20)
-                assert record.status is PipelineJobStatus.COMPLETED
-                assert record.errors == ()
-
-    asyncio.run(work())

@@ -87,7 +87,7 @@ def test_the_time_of_an_item_begins_when_it_has_its_thread(
             assert ps.get(run.id).wait(timeout=30).state is penstock.JobState.SUCCEEDED
 
 
-def test_runs_and_spread_items_share_warm_processes(tmp_path: Path) -> None:
+def test_runs_and_distributed_items_share_warm_processes(tmp_path: Path) -> None:
     with app_of(pids.near, pids.far).run(tmp_path) as ps:
         used: list[bytes] = []
         for name, stage in (("near", "pid_near"), ("near", "pid_near"), ("far", "pid_far")):

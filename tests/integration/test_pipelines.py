@@ -1,12 +1,10 @@
-"""Pipelines under the engine: as canonical jobs, with records of their own."""
+"""Pipelines under the engine: a run is a canonical job and the rows that it checkpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import threading
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,10 @@ from tests.support.waiting import eventually
 import penstock
 from penstock.app.offline import offline
 from penstock.config import load
-from penstock.core.errors import StoreFailed, StoreFull
+from penstock.core.errors import StoreFull
+from penstock.core.ledger import Checkpoint
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
-from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineEventKind
 
 
@@ -264,7 +262,8 @@ def test_retry_failed_runs_what_failed_and_what_depends_on_it(tmp_path: Path) ->
 def test_events_tell_every_stage_and_can_be_resumed(tmp_path: Path) -> None:
     with app_of(words()).run(tmp_path) as ps:
         run = ps.pipelines.start("words")
-        events = list(ps.pipelines.stream(run.id))
+        live = list(ps.pipelines.stream(run.id))
+        events = [event for event in live if event.kind is not PipelineEventKind.STAGE_PROGRESS]
         kinds = [event.kind for event in events]
         assert kinds[-1] is PipelineEventKind.JOB_COMPLETE
         told = [
@@ -310,14 +309,14 @@ def test_an_engine_that_is_stopped_leaves_a_run_to_the_next_one(tmp_path: Path) 
     with app.run(tmp_path, lost_grace=0.1) as ps:
         assert ps.get(run.id).result(timeout=20)["output"] == 2
         assert calls == ["one", "two", "two"]
-        assert ps.pipelines.get(run.id).resumes == 1
+        assert ps.pipelines.get(run.id).attempt == 2
         assert ps.verify().mismatches == ()
 
 
-def test_items_spread_over_workers_are_child_jobs_in_order(tmp_path: Path) -> None:
-    pipeline = penstock.Pipeline("spread")
+def test_distributed_items_are_child_jobs_in_order(tmp_path: Path) -> None:
+    pipeline = penstock.Pipeline("far")
 
-    @pipeline.map(over=lambda config, ctx: [3, 1, 2], spread=True)
+    @pipeline.map(over=lambda config, ctx: [3, 1, 2], distributed=True)
     async def double(n: int, ctx: Any) -> int:
         if n == 1:
             raise ValueError("one is no good")
@@ -329,12 +328,12 @@ def test_items_spread_over_workers_are_child_jobs_in_order(tmp_path: Path) -> No
         return [n async for n in results]
 
     with app_of(pipeline).run(tmp_path) as ps:
-        run = ps.pipelines.start("spread")
+        run = ps.pipelines.start("far")
         assert ps.get(run.id).result(timeout=20)["output"] == [6, 4]
         children = ps.jobs(workflow_id=run.id)
         assert [child.record.request.step_index for child in children] == [0, 1, 2]
         assert {child.record.request.parent_job_id for child in children} == {run.id}
-        assert {child.record.request.topic for child in children} == {"job.pipeline.spread.double"}
+        assert {child.record.request.topic for child in children} == {"job.pipeline.far.double"}
         assert [child.record.state.value for child in children] == [
             "SUCCEEDED",
             "FAILED",
@@ -349,15 +348,15 @@ def test_items_spread_over_workers_are_child_jobs_in_order(tmp_path: Path) -> No
 
 def test_a_cancelled_run_cancels_its_child_jobs(tmp_path: Path) -> None:
     started = threading.Event()
-    pipeline = penstock.Pipeline("spread", cancel_grace=1)
+    pipeline = penstock.Pipeline("far", cancel_grace=1)
 
-    @pipeline.map(over=lambda config, ctx: range(3), spread=True)
+    @pipeline.map(over=lambda config, ctx: range(3), distributed=True)
     async def forever(n: int, ctx: Any) -> None:
         started.set()
         await asyncio.sleep(3600)
 
     with app_of(pipeline).run(tmp_path) as ps:
-        run = ps.pipelines.start("spread")
+        run = ps.pipelines.start("far")
         assert started.wait(20)
         assert ps.pipelines.cancel(run.id).status is PipelineJobStatus.CANCELLED
         for child in ps.jobs(workflow_id=run.id):
@@ -395,20 +394,6 @@ def test_a_pipeline_alone_in_a_script_starts_an_engine_of_its_own(
         pipeline.close()
 
 
-def test_a_job_manager_runs_a_pipeline_without_an_engine(tmp_path: Path) -> None:
-    pipeline = words()
-
-    async def main() -> None:
-        async with penstock.pipeline_jobs(tmp_path / "runs.db", pipeline) as jobs:
-            record = await jobs.start_job("words", Config(loud=True))
-            ended = await jobs.wait(record.id)
-            assert ended.status is PipelineJobStatus.COMPLETED
-
-    asyncio.run(main())
-    assert (tmp_path / "runs.db").is_file()
-    assert not (tmp_path / "penstock.db").exists()
-
-
 def test_runs_can_be_listed_by_pipeline_and_status(tmp_path: Path) -> None:
     with app_of(words(single_flight=False)).run(tmp_path) as ps:
         runs = [ps.pipelines.start("words", {"names": names}) for names in (["a"], ["bad", "a"])]
@@ -440,32 +425,21 @@ def test_definitions_can_be_listed_and_shown(tmp_path: Path) -> None:
 
 
 @run_async
-async def test_reading_runs_without_an_engine_writes_nothing(tmp_path: Path) -> None:
+async def test_runs_are_read_without_an_engine_and_nothing_is_written(tmp_path: Path) -> None:
     async with app_of(words()).run(tmp_path) as ps:
         run = await ps.pipelines.astart("words")
         await (await ps.aget(run.id)).aresult(timeout=20)
+        told = [event async for event in ps.pipelines.astream(run.id)]
     settings = load(flags={"data_dir": str(tmp_path)})
-    path = settings.pipeline_database
-    path.with_suffix(".opening").unlink()
-    before = path.read_bytes()
+    before = settings.database.read_bytes()
     async with offline(settings) as api:
         assert (await api.pipelines.get(run.id)).status is PipelineJobStatus.COMPLETED
         assert [each.id for each in await api.pipelines.runs(penstock.RunQuery())] == [run.id]
         assert len(await api.pipelines.items(run.id, "fetch")) == 3
-    assert path.read_bytes() == before
-    assert not path.with_suffix(".opening").exists()
-
-
-@run_async
-async def test_runs_of_an_older_penstock_are_not_migrated_by_reading_them(tmp_path: Path) -> None:
-    async with app_of(words()).run(tmp_path) as ps:
-        await (await ps.aget((await ps.pipelines.astart("words")).id)).aresult(timeout=20)
-    settings = load(flags={"data_dir": str(tmp_path)})
-    with closing(sqlite3.connect(settings.pipeline_database)) as database:
-        database.execute("PRAGMA user_version = 0")
-    async with offline(settings) as api:
-        with pytest.raises(StoreFailed, match="was written by an older Penstock"):
-            await api.pipelines.runs(penstock.RunQuery())
+        assert [info.name for info in await api.pipelines.list()] == ["words"]
+        assert [event async for event in api.pipelines.stream(run.id)] == told
+    assert settings.database.read_bytes() == before
+    assert not (tmp_path / "pipelines.db").exists()
 
 
 def test_large_outputs_are_blobs_that_live_as_long_as_their_run(tmp_path: Path) -> None:
@@ -506,8 +480,27 @@ def age(folder: Path) -> None:
             os.utime(path, (0, 0))
 
 
-def test_a_run_whose_records_cannot_be_written_goes_on_when_they_can_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def failing(ps: penstock.Client) -> tuple[list[str], list[bool]]:
+    """What the store is asked to checkpoint fails as long as there is something in the second."""
+    store = ps._engine.portal.run(_store_of(ps))
+    apply, refused, full = store.apply, [], []
+
+    def refuse(changes: Any) -> Any:
+        if full and any(isinstance(change, Checkpoint) for change in changes):
+            refused.append("no space left")
+            raise StoreFull("no space left")
+        return apply(changes)
+
+    store.apply = refuse
+    return refused, full
+
+
+async def _store_of(ps: penstock.Client) -> Any:
+    return ps.api._store  # type: ignore[attr-defined]
+
+
+def test_a_run_whose_rows_cannot_be_written_waits_and_goes_on_when_they_can_again(
+    tmp_path: Path,
 ) -> None:
     gate, calls = Gate(), []
     pipeline = penstock.Pipeline("patient")
@@ -515,84 +508,30 @@ def test_a_run_whose_records_cannot_be_written_goes_on_when_they_can_again(
     @pipeline.step()
     async def first(ctx: Any) -> int:
         calls.append("first")
+        gate.reached.set()
+        while not gate.open.is_set():  # noqa: ASYNC110 - another thread opens it
+            await asyncio.sleep(0.005)
         return 1
 
     @pipeline.step()
     async def second(ctx: Any) -> int:
         calls.append("second")
-        gate.reached.set()
-        while not gate.open.is_set():  # noqa: ASYNC110 - another thread opens it
-            await asyncio.sleep(0.005)
         return 2
 
-    app = app_of(pipeline)
-    monkeypatch.setattr("penstock.workloads.pipeline.executor.RunOptions", impatient)
-    with app.run(tmp_path) as ps:
+    with app_of(pipeline).run(tmp_path) as ps:
+        refused, full = failing(ps)
         run = ps.pipelines.start("patient")
         assert gate.reached.wait(20)
-        store = ps.api.pipelines._service.runs  # type: ignore[attr-defined]
-        save = store.save
-        lost = threading.Event()
-
-        async def refuse(_: Any) -> Any:
-            lost.set()
-            raise StoreFull("no space left")
-
-        store.save = refuse
+        full.append(True)
         gate.open.set()
-        assert lost.wait(20)
-        eventually(lambda: ps.get(run.id).record.attempt >= 2)
+        eventually(lambda: len(refused) >= 2, "it is tried again")
+        assert calls == ["first"]  # its end is not durable yet
         assert ps.pipelines.get(run.id).status is PipelineJobStatus.RUNNING
-        store.save = save
+        full.clear()
         assert ps.get(run.id).result(timeout=20)["output"] == 2
-        assert calls.count("first") == 1
+        assert calls == ["first", "second"]
+        assert ps.pipelines.get(run.id).attempt == 1
         assert ps.verify().mismatches == ()
-
-
-def test_a_run_whose_store_is_lost_is_not_begun_again_while_its_threads_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, again = threading.Event(), threading.Event()
-    overlapped: list[bool] = []
-    active: list[str] = []
-    pipeline = penstock.Pipeline("patient", cancel_grace=0.1)
-
-    @pipeline.map(over=lambda config, ctx: ["slow", "quick"], concurrency=2)
-    def work(item: str) -> str:
-        if item == "quick":
-            begun.wait(20)
-            return item
-        if active:
-            again.set()
-        active.append(item)
-        begun.set()
-        if len(overlapped) == 0:
-            overlapped.append(again.wait(1.0))  # the first: does a second begin meanwhile?
-        active.remove(item)
-        return item
-
-    app = app_of(pipeline)
-    monkeypatch.setattr("penstock.workloads.pipeline.executor.RunOptions", impatient)
-    with app.run(tmp_path) as ps:
-        store = ps.api.pipelines._service.runs  # type: ignore[attr-defined]
-        save, refused = store.save, threading.Event()
-
-        async def refuse(given: Any) -> Any:
-            if begun.is_set() and not overlapped:
-                refused.set()
-                raise StoreFull("no space left")
-            return await save(given)
-
-        store.save = refuse
-        run = ps.pipelines.start("patient")
-        assert refused.wait(20)
-        assert ps.get(run.id).wait(timeout=20).state is penstock.JobState.SUCCEEDED
-        assert ps.pipelines.get(run.id).resumes == 1
-        assert overlapped == [False]
-
-
-def impatient(**given: Any) -> RunOptions:
-    return RunOptions(**given, store_patience=0.2)
 
 
 def test_a_record_says_what_started_the_run(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from penstock.ports.engine_api import OWNER, Caller, KeyRole, Limit, Schedule
 from penstock.ports.store import AuditQuery, JobQuery, StepQuery
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.batches import BatchStoreQuery
-from penstock.workloads.pipeline.store import RunQuery
+from penstock.workloads.pipeline.interface import RunQuery
 
 _R = KeyRole
 _BIG = b'{"text": "' + b"x" * 20_000 + b'"}'

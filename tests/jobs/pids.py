@@ -21,6 +21,6 @@ def pid_near(number: int) -> int:
     return os.getpid()
 
 
-@far.map(over=numbers, concurrency=1, mode="process", spread=True)
+@far.map(over=numbers, concurrency=1, mode="process", distributed=True)
 def pid_far(number: int) -> int:
     return os.getpid()

@@ -72,7 +72,9 @@ def changes(draw: st.DrawFn) -> Change:
         return accept(job_id, draw(times), **fields)
     if kind == 3:
         rows = (Step("stage", draw(st.integers(0, 3)), output=str(draw(st.integers()))),)
-        return Checkpoint(job_id, draw(st.integers(0, 3)), rows)
+        notes = tuple(draw(st.lists(st.sampled_from(["begun", "half way"]), max_size=2)))
+        attempt = draw(st.integers(0, 3))
+        return Checkpoint(job_id, attempt, rows, notes, _WORKER, draw(times))
     events, actor = draw(st.sampled_from(_EVENTS))
     attempt = draw(st.one_of(st.none(), st.integers(0, 3)))
     result = JobResult(job_id=job_id, status=JobState.FAILED)
@@ -193,3 +195,31 @@ async def test_a_very_large_commit_is_journalled_in_several_pages() -> None:
     assert [event.cursor for event in events] == sorted(event.cursor for event in events)
     await ledger.apply([move("j8999", _E.NOTE)])
     assert len(await ledger.history("j8999")) == 2
+
+
+@given(st.lists(changes(), max_size=12), changes(), st.sampled_from(IDS), st.integers(0, 3))
+def test_a_checkpoint_is_kept_with_its_notes_or_refused_without_a_trace(
+    setup: list[Change], between: Change, job_id: str, attempt: int
+) -> None:
+    decider = Decider(open_jobs_after([*setup, between]), Known(), 100, 100)
+    before = decider.find(job_id)
+    rows, notes = (Step("stage", 1), Step("stage", 2)), ("one", "two")
+    (answer,) = decider.decide([Checkpoint(job_id, attempt, rows, notes, _WORKER, T0 + 50)])
+    commit = decider.commit()
+    written = [
+        (entry.event, entry.reason)
+        for stride in commit.strides
+        for job in stride.jobs
+        for entry in stride.transitions(job)
+    ]
+    if before is None or before.attempt != attempt or before.state not in HELD:
+        assert not answer.moved
+        assert (commit.steps, written) == ([], [])
+        return
+    started = [(JobEvent.START, "")] if before.state is JobState.DISPATCHED else []
+    assert answer.moved
+    assert written == [*started, (JobEvent.NOTE, "one"), (JobEvent.NOTE, "two")]
+    assert [(seq, row.n, row.attempt) for seq, row in commit.steps] == [
+        (before.seq, 1, attempt),
+        (before.seq, 2, attempt),
+    ]

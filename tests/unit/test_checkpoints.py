@@ -12,11 +12,18 @@ import pytest
 from penstock.adapters.memory.store import MemoryBackend
 from penstock.control.checkpoints import CheckpointService
 from penstock.control.ledger import Ledger
-from penstock.core.errors import Misconfigured, StoreFailed, Superseded, TooLarge, Unstorable
+from penstock.core.errors import (
+    InvalidRequest,
+    Misconfigured,
+    StoreFailed,
+    Superseded,
+    TooLarge,
+    Unstorable,
+)
 from penstock.core.job import Cancelled
 from penstock.core.ledger import Commit, Step
-from penstock.core.steps import MAX_BYTES, MAX_ROWS
-from penstock.lifecycles.canonical import JobEvent
+from penstock.core.steps import MAX_BYTES, MAX_NOTE, MAX_NOTES, MAX_ROWS
+from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.bus import (
     CHECKPOINT,
     AnyMessage,
@@ -102,6 +109,11 @@ class Bench:
 
     async def rows(self, job_id: str) -> list[tuple[str, int]]:
         return [(row.name, row.n) for row in (await self.store.read_steps(job_id)).steps]
+
+    async def notes(self, job_id: str) -> list[tuple[str, str]]:
+        """Who noted what in the job's history."""
+        entries = await self.store.history(job_id)
+        return [(one.actor, one.reason) for one in entries if one.event is JobEvent.NOTE]
 
     async def count(self, job_id: str) -> int:
         return sum(count.rows for count in await self.store.count_steps(job_id))
@@ -281,7 +293,7 @@ async def test_a_thread_of_a_cancelled_job_waits_for_its_last_checkpoint_and_not
     await bench.start("a")
     bench.deaf = True
     waiting = asyncio.ensure_future(
-        asyncio.to_thread(bench.worker.checkpoint_sync, ("a", 1), some(1), cancel)
+        asyncio.to_thread(bench.worker.checkpoint_sync, ("a", 1), some(1), (), cancel)
     )
     await asyncio.sleep(0.05)
     with pytest.MonkeyPatch.context() as patch:
@@ -293,7 +305,7 @@ async def test_a_thread_of_a_cancelled_job_waits_for_its_last_checkpoint_and_not
             await waiting
     bench.deaf = False
     bench.worker.send_again()
-    await asyncio.to_thread(bench.worker.checkpoint_sync, ("a", 1), some(2), cancel)
+    await asyncio.to_thread(bench.worker.checkpoint_sync, ("a", 1), some(2), (), cancel)
     assert await bench.count("a") == 2
     bench.running.cancel()
 
@@ -302,4 +314,113 @@ async def test_a_thread_of_a_cancelled_job_waits_for_its_last_checkpoint_and_not
 async def test_blocking_the_event_loop_is_refused() -> None:
     bench = Bench()
     with pytest.raises(Misconfigured, match="would block the event loop"):
-        bench.worker.checkpoint_sync(("a", 1), some(1), CancelToken())
+        bench.worker.checkpoint_sync(("a", 1), some(1), (), CancelToken())
+
+
+# -- notes ------------------------------------------------------------------------
+
+
+@timed
+async def test_notes_are_entries_of_the_history_in_the_commit_of_their_rows() -> None:
+    bench = Bench()
+    await bench.start("a")
+    await bench.worker.write("a", 1, [], ["begun"])
+    bench.backend.failing = 1
+    writing = asyncio.ensure_future(bench.worker.write("a", 1, some(2), ["half", "way"]))
+    await asyncio.sleep(0.001)
+    assert await bench.notes("a") == [("worker:w", "begun")]
+    assert await bench.rows("a") == []
+    await writing
+    assert await bench.notes("a") == [("worker:w", text) for text in ("begun", "half", "way")]
+    assert await bench.rows("a") == [("page", 0), ("page", 1)]
+
+
+@timed
+async def test_an_attempt_that_checkpoints_has_started() -> None:
+    bench = Bench()
+    await bench.start("a")
+    await bench.worker.write("a", 1, some(1))
+    job = await bench.store.get("a")
+    assert job is not None
+    assert (job.state, job.started_at is not None) == (JobState.RUNNING, True)
+    started = move("a", JobEvent.START, attempt=1, actor="worker:w")
+    (answer,) = await bench.store.apply([started])  # the worker's own word comes later
+    assert not answer.moved
+    events = [entry.event for entry in await bench.store.history("a")]
+    assert events.count(JobEvent.START) == 1
+
+
+@timed
+async def test_an_attempt_that_is_not_live_any_more_can_note_nothing() -> None:
+    bench = Bench()
+    await bench.start("a")
+    await bench.worker.write("a", 1, [], ["mine"])
+    await bench.store.apply([move("a", JobEvent.REDISPATCH, worker_id="v")])
+    with pytest.raises(Superseded):
+        await bench.worker.write("a", 1, some(1), ["too late"])
+    assert await bench.notes("a") == [("worker:w", "mine")]
+    await bench.worker.write("a", 2, [], ["next"])
+    assert [text for _, text in await bench.notes("a")] == ["mine", "next"]
+    await bench.store.apply([move("a", JobEvent.CANCEL)])
+    with pytest.raises(Superseded):
+        await bench.worker.write("a", 2, some(1), ["after the end"])
+    assert [text for _, text in await bench.notes("a")] == ["mine", "next"]
+
+
+@timed
+async def test_notes_that_a_worker_sends_again_are_kept_once() -> None:
+    bench = Bench()
+    await bench.start("a")
+    bench.deaf = True  # the answer is lost with the connection
+    writing = asyncio.ensure_future(bench.worker.write("a", 1, some(1), ["once"]))
+    await asyncio.sleep(1)
+    bench.deaf = False
+    bench.worker.send_again()
+    await writing
+    assert [text for _, text in await bench.notes("a")] == ["once"]
+
+
+@timed
+async def test_a_history_that_is_full_takes_no_more_notes_but_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.core.ledger.MAX_HISTORY", 10)
+    bench = Bench()
+    await bench.start("a")
+    for n in range(20):
+        await bench.worker.write("a", 1, [Step("page", n)], [str(n)])
+    assert len(await bench.rows("a")) == 20
+    assert len(await bench.store.history("a")) == 10
+    assert [text for _, text in await bench.notes("a")] == [str(n) for n in range(6)]
+
+
+@timed
+async def test_notes_that_cannot_be_kept_are_refused_by_name() -> None:
+    bench = Bench()
+    await bench.start("a")
+    for notes, why in (
+        (["x"] * (MAX_NOTES + 1), "notes"),
+        (["good", "x" * (MAX_NOTE + 1)], r"notes\[1\]"),
+        ([""], r"notes\[0\]"),
+    ):
+        with pytest.raises(InvalidRequest, match=why):
+            await bench.worker.write("a", 1, some(1), notes)
+    too_many = Checkpointed("a", 1, "w", 90, (), ("x",) * (MAX_NOTES + 1))
+    too_long = Checkpointed("a", 1, "w", 91, (), ("x" * (MAX_NOTE + 1),))
+    bench.bus.publish(CHECKPOINT, [too_many, too_long])  # a worker that does not check
+    await asyncio.sleep(1)
+    refused = [answer.refusal for answer in bench.answers if isinstance(answer, CheckpointKept)]
+    assert [each and each.code for each in refused] == [TooLarge.code] * 2
+    assert await bench.notes("a") == []
+    await bench.worker.write("a", 1, [], ["\ud800 is no character"])
+    assert [text for _, text in await bench.notes("a")] == ["? is no character"]
+
+
+@timed
+async def test_notes_of_many_checkpoints_at_once_keep_their_order() -> None:
+    bench = Bench()
+    await bench.start("a")
+    writes = [bench.worker.write("a", 1, [], [f"{n}.{m}" for m in range(60)]) for n in range(5)]
+    await asyncio.gather(*writes)
+    told = [text for _, text in await bench.notes("a")]
+    assert told == [f"{n}.{m}" for n in range(5) for m in range(60)]

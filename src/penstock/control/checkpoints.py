@@ -42,12 +42,14 @@ _MOST_USAGES = 10_000
 class _Usage:
     """What one job has checkpointed: at most so much, since rows may have been replaced."""
 
-    __slots__ = ("latest", "rows", "size")
+    __slots__ = ("kept", "latest", "rows", "size")
 
     def __init__(self, rows: int, size: int) -> None:
         self.rows, self.size = rows, size
         self.latest = (0, 0)
         """(attempt, n) of the newest message."""
+        self.kept = (0, 0)
+        """(attempt, n) of the newest message that was committed."""
 
 
 class CheckpointService:
@@ -84,8 +86,12 @@ class CheckpointService:
         for message in messages:
             if isinstance(message, Checkpointed):
                 usage = self._usage.get(message.job_id)
-                if usage is not None and (message.attempt, message.n) < usage.latest:
+                number = (message.attempt, message.n)
+                if usage is not None and number < usage.latest:
                     continue  # a late copy; its worker had the answer before it sent the next
+                if usage is not None and number == usage.kept:
+                    self._answer(message, None)  # sent again: notes must not be kept twice
+                    continue
                 try:
                     size = check_message(message.rows, message.notes)
                 except PenstockError as error:
@@ -183,7 +189,7 @@ class CheckpointService:
         counts = await self._store.count_steps(job_id)
         usage = _Usage(sum(count.rows for count in counts), sum(count.size for count in counts))
         if (before := self._usage.get(job_id)) is not None:
-            usage.latest = before.latest
+            usage.latest, usage.kept = before.latest, before.kept
         return self._keep_usage(job_id, usage)
 
     def _keep_usage(self, job_id: str, usage: _Usage) -> _Usage:
@@ -202,6 +208,7 @@ class CheckpointService:
         if (usage := self._usage.get(message.job_id)) is not None:
             usage.rows += len(message.rows)
             usage.size += size
+            usage.kept = (message.attempt, message.n)
         self._answer(message, None)
 
     def _refuse(self, message: Checkpointed, error: PenstockError) -> None:

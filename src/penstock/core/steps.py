@@ -90,8 +90,10 @@ def check_notes(notes: Sequence[str]) -> tuple[str, ...]:
 
 def check_message(rows: Sequence[Step], notes: Sequence[str] = ()) -> int:
     """The size of the rows of one message, which the engine does not take a worker's word for."""
-    if len(rows) + len(notes) > MAX_ROWS + MAX_NOTES:
+    if len(rows) > MAX_ROWS:
         raise TooLarge("rows", f"a message may have {MAX_ROWS} rows, this one has {len(rows)}")
+    if len(notes) > MAX_NOTES:
+        raise TooLarge("notes", f"a message may have {MAX_NOTES} notes, this one has {len(notes)}")
     if max(map(len, notes), default=0) > MAX_NOTE:
         raise TooLarge("notes", f"a note may have {MAX_NOTE} characters")
     sizes = [len(_encode(row)) for row in rows]

@@ -717,7 +717,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
     @run_async
     async def test_checkpointed_rows_are_kept_in_order_and_replaced(self, store: Ledger) -> None:
         await self._held(store, "a", "b")
-        full = Step("page", 2, "k", "ok", "in", "out", "bad", T0)
+        full = Step("page", 2, "k", "ok", "in", "out", "bad", T0, info='{"tries": 2}')
         rows = (full, Step("page", 10), Step("cursor", 0, output="1"), Step("päge", 0))
         answers = await store.apply([Checkpoint("a", 1, rows), Checkpoint("b", 1, rows[:1])])
         assert [answer.moved for answer in answers] == [True, True]
@@ -752,6 +752,49 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
         assert await places(name="two", limit=2) == [("two", 0), ("two", 1)]
         assert await places(name="two", after=("two", 2)) == [("two", 3), ("two", 4)]
         assert await places(after=("two", 4)) == []
+
+    @run_async
+    async def test_checkpointed_rows_are_found_by_outcome(self, store: Ledger) -> None:
+        await self._held(store, "a")
+        outcomes = ("ok", "failed", "", 'it\'s "odd"')
+        rows = tuple(
+            Step(name, n, outcome=outcomes[n % 4]) for name in ("one", "two") for n in range(8)
+        )
+        await store.apply([Checkpoint("a", 1, rows)])
+
+        async def places(*asked: str, **query: Any) -> tuple[list[tuple[str, int]], bool]:
+            page = await store.read_steps("a", StepQuery(outcomes=asked, **query))
+            return [(row.name, row.n) for row in page.steps], page.more
+
+        assert await places("failed", name="two") == ([("two", 1), ("two", 5)], False)
+        assert await places("ok", "failed", name="one", limit=3) == (
+            [("one", 0), ("one", 1), ("one", 4)],
+            True,
+        )
+        assert await places("ok", limit=2, after=("one", 0)) == ([("one", 4), ("two", 0)], True)
+        assert await places('it\'s "odd"', name="one") == ([("one", 3), ("one", 7)], False)
+        assert await places("", name="one") == ([("one", 2), ("one", 6)], False)
+        assert await places("nothing like it") == ([], False)
+        assert len((await places())[0]) == 16
+
+    @run_async
+    async def test_notes_of_a_checkpoint_are_entries_of_the_history(self, store: Ledger) -> None:
+        await self._held(store, "a", "b")
+        notes = ("half way", "d\u00e9j\u00e0 vu")
+        checkpoint = Checkpoint("a", 1, (Step("page", 1),), notes, "worker:w1", T0 + 5)
+        await store.apply([checkpoint, Checkpoint("b", 1, ())])
+        entries = await store.history("a")
+        assert [(one.event, one.reason) for one in entries[-3:]] == [
+            (_E.START, ""),
+            (_E.NOTE, "half way"),
+            (_E.NOTE, "d\u00e9j\u00e0 vu"),
+        ]
+        assert {(one.actor, one.at) for one in entries[-3:]} == {("worker:w1", T0 + 5)}
+        assert [one.n for one in entries] == list(range(1, len(entries) + 1))
+        for job_id in ("a", "b"):
+            job = await store.get(job_id)
+            assert job is not None
+            assert job.state is _S.RUNNING
 
     @run_async
     async def test_a_page_of_long_rows_has_fewer(self, store: Ledger) -> None:

@@ -19,7 +19,14 @@ from msgspec.structs import replace
 from penstock.core.errors import Misconfigured, Unstorable
 from penstock.core.job import Cancelled
 from penstock.core.ledger import Step
-from penstock.core.steps import MAX_BYTES, MAX_PAGE_ROWS, MAX_ROWS, check_notes, split_rows
+from penstock.core.steps import (
+    MAX_BYTES,
+    MAX_NOTES,
+    MAX_PAGE_ROWS,
+    MAX_ROWS,
+    check_notes,
+    split_rows,
+)
 from penstock.ports.bus import (
     CHECKPOINT,
     Bus,
@@ -156,18 +163,18 @@ class Checkpoints:
 
     def _send_next(self, key: Key, channel: _Channel) -> None:
         sent: list[_Part] = []
-        count = size = 0
+        rows_left, bytes_left, notes_left = MAX_ROWS, MAX_BYTES, MAX_NOTES
         while channel.waiting:
             part = channel.waiting[0]
-            length = len(part.rows) + len(part.notes)
-            count, size = count + length, size + part.size
-            if sent and (part.alone or sent[0].alone or count > MAX_ROWS or size > MAX_BYTES):
-                break
-            channel.waiting.popleft()
             if part.done.done():  # whoever waited for it was cancelled
-                count, size = count - length, size - part.size
-            else:
-                sent.append(part)
+                channel.waiting.popleft()
+                continue
+            rows_left, bytes_left = rows_left - len(part.rows), bytes_left - part.size
+            notes_left -= len(part.notes)
+            is_full = min(rows_left, bytes_left, notes_left) < 0
+            if sent and (part.alone or sent[0].alone or is_full):
+                break
+            sent.append(channel.waiting.popleft())
         if not sent:
             del self._channels[key]
             return

@@ -41,7 +41,7 @@ from penstock.workloads.pipeline.records import (
     StageStatus,
 )
 from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
-from penstock.workloads.pipeline.store import (
+from penstock.workloads.pipeline.interface import (
     CancelAnswer,
     Claim,
     Happening,

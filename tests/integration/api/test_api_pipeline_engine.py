@@ -20,7 +20,7 @@ from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import KeyRole
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.records import PipelineInfo
-from penstock.workloads.pipeline.store import RunQuery
+from penstock.workloads.pipeline.interface import RunQuery
 
 FOREVER = {"numbers": [1], "pause": 3600}
 

@@ -34,7 +34,7 @@ from penstock.workloads.pipeline.records import (
     PipelineEventKind,
     PipelineRecord,
 )
-from penstock.workloads.pipeline.store import RunQuery
+from penstock.workloads.pipeline.interface import RunQuery
 from penstock.workloads.pipeline.views import RunView
 
 _K = PipelineEventKind

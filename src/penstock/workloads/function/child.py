@@ -32,7 +32,7 @@ from msgspec import Struct
 
 from penstock.core.job import JobRequest
 from penstock.core.ledger import Step
-from penstock.core.steps import split_rows
+from penstock.core.steps import check_notes, split_rows
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.bus import Refusal
 from penstock.ports.executor import CancelToken, Outcome
@@ -207,10 +207,11 @@ class ChildContext(RunsSteps):
         await asyncio.to_thread(self.checkpoint_sync, rows, notes)
 
     def checkpoint_sync(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
-        for some, _ in split_rows(rows):
-            self._ask(Checkpoint(next(self._numbers), tuple(some)))
-        if notes:
-            self._ask(Checkpoint(next(self._numbers), (), tuple(notes)))
+        checked = check_notes(notes)
+        messages = split_rows(rows) or ([([], 0)] if checked else [])
+        for place, (some, _) in enumerate(messages, 1):
+            last = checked if place == len(messages) else ()
+            self._ask(Checkpoint(next(self._numbers), tuple(some), last))
 
     async def steps(
         self,

@@ -461,10 +461,12 @@ class RunLog:
             rows += [stage_row(stage) for stage in stages if stage.is_final]
             if batch.run:
                 rows.append(run_row(self.state))
-            if rows or batch.notes:
-                await self._write_rows(rows, batch.notes[:MAX_NOTES])
-            for first in range(MAX_NOTES, len(batch.notes), MAX_NOTES):
-                await self._write_rows([], batch.notes[first : first + MAX_NOTES])
+            notes = batch.notes  # the last ones go with the rows: a stage ends as it says
+            while len(notes) > MAX_NOTES:
+                await self._write_rows((), notes[:MAX_NOTES])
+                notes = notes[MAX_NOTES:]
+            if rows or notes:
+                await self._write_rows(rows, notes)
         except asyncio.CancelledError:
             raise
         except BaseException as error:

@@ -20,7 +20,6 @@ from penstock.core.errors import (
     InvalidRequest,
     NotFound,
     NotPermitted,
-    PenstockError,
     PipelineBusy,
     did_you_mean,
 )
@@ -132,7 +131,8 @@ class RunReader:
 
     # -- runs ---------------------------------------------------------------------
 
-    async def record(self, job: Job) -> PipelineRecord:
+    async def record(self, job: Job, config: dict[str, Any] | None = None) -> PipelineRecord:
+        """`config` is what it was started with, where that is known."""
         job = await self._with_reason(job)
         rows = RunRows(self._jobs.read_steps, job.job_id)
         begun = job.attempt > 0
@@ -141,7 +141,8 @@ class RunReader:
         retry_of = None
         if (parent := job.request.parent_job_id) is not None:
             retry_of = parent if is_retry_of(job.request, await self._jobs.get(parent)) else None
-        config = await self.config(job)
+        if config is None:
+            config = await self.config(job)
         return fold(job, config, info, state, stages, at, retry_of=retry_of)
 
     async def _with_reason(self, job: Job) -> Job:
@@ -159,10 +160,10 @@ class RunReader:
         return await self.record(await self._jobs.get(job.job_id) or job)
 
     async def config(self, job: Job) -> dict[str, Any]:
-        """What a run was started with; nothing, if that can't be read: no executor runs it."""
+        """What a run was started with; nothing, if that is no config: no executor runs it."""
         try:
             return await self.checked_config(job)
-        except PenstockError:
+        except InvalidRequest:
             return {}
 
     async def checked_config(self, job: Job) -> dict[str, Any]:
@@ -361,7 +362,7 @@ class PipelineService:
                 running=job.job_id,
                 hint="wait for it, or cancel it",
             )
-        return await self.reader.record(job)
+        return await self.reader.record(job, None if job.job_id != wanted.job_id else config)
 
     async def reset_breaker(self, name: str) -> Breaker:
         while True:

