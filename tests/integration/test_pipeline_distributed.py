@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,177 @@ def test_items_know_how_much_earlier_stages_gave(tmp_path: Path) -> None:
     with app_of(pipeline).run(tmp_path) as ps:
         run = ps.pipelines.start("count")
         assert ps.get(run.id).result(timeout=20)["output"] == [6, 6, 6, 6]
+
+
+# -- whose they are ---------------------------------------------------------------
+
+
+def test_children_have_the_tenant_and_the_rights_of_their_run(tmp_path: Path) -> None:
+    pipeline = penstock.Pipeline("far", config=Config)
+
+    @pipeline.map(over="names", distributed=True)
+    async def one(name: str) -> str:
+        return name
+
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        """
+        default = "allow"
+
+        [[rules]]
+        id = "not-secret"
+        topics = ["job.pipeline.far.one"]
+        labels = { class = "secret" }
+        decision = "deny"
+        reason = "it stays here"
+        """
+    )
+    with app_of(pipeline).run(tmp_path / "data", rules=str(rules)) as ps:
+        options = {"priority": penstock.Priority.INTERACTIVE, "risk_tags": ("pii",)}
+        run = ps.submit("job.pipeline.far", {}, tenant="acme", labels={"class": "open"}, **options)
+        run.result(timeout=20)
+        mine = run.refresh().request
+        for child in ps.jobs(workflow_id=run.job_id):
+            theirs = child.record.request
+            for field in ("tenant", "principal", "priority", "risk_tags", "labels", "env"):
+                assert getattr(theirs, field) == getattr(mine, field), field
+            assert (theirs.parent_job_id, theirs.child_of) == (run.job_id, run.job_id)
+        denied = ps.submit("job.pipeline.far", {}, tenant="acme", labels={"class": "secret"})
+        assert denied.wait(timeout=20).state is penstock.JobState.FAILED
+        items = ps.pipelines.items(denied.job_id, "one")
+        assert {(item.error_class, item.attempts) for item in items} == {(ErrorClass.PERMANENT, 1)}
+        assert all("it stays here" in item.error for item in items)
+
+
+def test_a_stage_out_of_time_ends_its_own_children_and_no_others(tmp_path: Path) -> None:
+    going, open_ = threading.Event(), threading.Event()
+
+    def hanging(name: str, stage_timeout: float | None) -> penstock.Pipeline:
+        pipeline = penstock.Pipeline(name, config=Config, cancel_grace=1.0)
+
+        @pipeline.map(over="names", stage_timeout=stage_timeout, distributed=True)
+        async def one(item: str) -> str:
+            if name == "patient":
+                going.set()
+            while not (name == "patient" and open_.is_set()):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            return item
+
+        @pipeline.step()
+        async def two() -> str:
+            return "went on"
+
+        return pipeline
+
+    with app_of(hanging("patient", None), hanging("hasty", 0.3)).run(tmp_path) as ps:
+        other = ps.pipelines.start("patient")
+        assert going.wait(20)
+        run = ps.pipelines.start("hasty")
+        ps.get(run.id).wait(timeout=20)
+        record = ps.pipelines.get(run.id)
+        assert [stage.status.value for stage in record.stages] == ["failed", "completed"]
+        assert not record.cancel_requested
+        for child in ps.jobs(workflow_id=run.id):
+            assert child.wait(timeout=20).state is penstock.JobState.CANCELLED
+        open_.set()
+        assert ps.get(other.id).result(timeout=20)["output"] == "went on"
+        theirs = [child.record.state for child in ps.jobs(workflow_id=other.id)]
+        assert theirs == [penstock.JobState.SUCCEEDED] * 3
+
+
+def test_only_the_children_that_failed_are_run_again(tmp_path: Path) -> None:
+    broken, calls = [True], []
+    pipeline = penstock.Pipeline("mend", config=Config)
+
+    @pipeline.map(over="names", distributed=True)
+    async def one(name: str) -> str:
+        calls.append(name)
+        if name == "b" and broken:
+            raise ValueError("not yet")
+        return name
+
+    @pipeline.step()
+    async def two(results: Any) -> Any:
+        return await results.list()
+
+    with app_of(pipeline).run(tmp_path) as ps:
+        run = ps.pipelines.start("mend")
+        assert ps.get(run.id).result(timeout=20)["output"] == ["a", "c"]
+        broken.clear()
+        calls.clear()
+        again = ps.pipelines.retry_failed(run.id)
+        assert ps.get(again.id).result(timeout=20)["output"] == ["a", "b", "c"]
+        assert calls == ["b"]
+        assert [child.record.request.step_index for child in ps.jobs(workflow_id=again.id)] == [1]
+        assert len(ps.jobs(workflow_id=run.id)) == 3
+
+
+def test_a_worker_with_one_slot_runs_a_run_and_its_children(tmp_path: Path) -> None:
+    pipeline = penstock.Pipeline("narrow", config=Config, single_flight=False)
+    at_once, most = [0], [0]
+
+    @pipeline.map(over="names", concurrency=3, distributed=True)
+    async def one(name: str) -> str:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        await asyncio.sleep(0.01)
+        at_once[0] -= 1
+        return name
+
+    @pipeline.step(distributed=True)
+    async def two(results: Any) -> Any:
+        return await results.list()
+
+    with app_of(pipeline).run(tmp_path, concurrency=1) as ps:
+        runs = [ps.pipelines.start("narrow") for _ in range(3)]
+        for run in runs:
+            assert ps.get(run.id).result(timeout=20)["output"] == ["a", "b", "c"]
+    assert most == [1]
+
+
+def test_a_child_that_was_lost_with_its_engine_is_found_again_and_none_runs_twice(
+    tmp_path: Path,
+) -> None:
+    calls: list[str] = []
+    hangs, reached = [True], threading.Event()
+    pipeline = penstock.Pipeline("far", config=Config)
+
+    @pipeline.map(over="names", concurrency=1, distributed=True)
+    async def one(name: str) -> str:
+        calls.append(name)
+        if name == "b" and hangs:
+            reached.set()
+            await asyncio.sleep(3600)
+        return name
+
+    with app_of(pipeline).run(tmp_path, lost_grace=0.1) as ps:
+        run = ps.pipelines.start("far")
+        assert reached.wait(20)
+    hangs.clear()
+    with app_of(pipeline).run(tmp_path, lost_grace=0.1) as ps:
+        assert ps.get(run.id).wait(timeout=20).state is penstock.JobState.SUCCEEDED
+        assert calls == ["a", "b", "b", "c"]
+        assert len(ps.jobs(workflow_id=run.id)) == 3
+
+
+def test_events_of_one_item_that_emits_a_lot_arrive_in_order(tmp_path: Path) -> None:
+    pipeline = penstock.Pipeline("loud", config=Config)
+
+    @pipeline.step()
+    async def here(ctx: Any) -> None:
+        for n in range(350):
+            ctx.emit({"n": n})
+
+    @pipeline.step(distributed=True)
+    async def far(ctx: Any) -> None:
+        for n in range(90):
+            ctx.emit({"n": n})
+
+    with app_of(pipeline).run(tmp_path) as ps:
+        run = ps.pipelines.start("loud")
+        assert ps.get(run.id).wait(timeout=20).state is penstock.JobState.SUCCEEDED
+        said = [e.data for e in ps.pipelines.stream(run.id) if e.kind is PipelineEventKind.CUSTOM]
+        told = {
+            name: [o["data"]["n"] for o in said if o["stage"] == name] for name in ("here", "far")
+        }
+        assert told == {"here": list(range(350)), "far": list(range(90))}

@@ -13,11 +13,13 @@ import pytest
 from tests.support.waiting import eventually
 
 import penstock
+from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.app.offline import offline
 from penstock.config import load
 from penstock.core.errors import StoreFull
 from penstock.core.ledger import Checkpoint
 from penstock.lifecycles.pipeline import PipelineJobStatus
+from penstock.ports.store import AuditQuery
 from penstock.testing.aio import run_async
 from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineEventKind
 
@@ -547,3 +549,30 @@ def test_a_record_says_what_started_the_run(tmp_path: Path) -> None:
         ids = (fired.job_id, run.id, again.id)
         triggers = [ps.pipelines.get(job_id).trigger for job_id in ids]
         assert triggers == ["schedule", "manual", "retry"]
+
+
+def test_six_steps_that_do_nothing_cost_at_most_eight_commits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = penstock.Pipeline("six", single_flight=False)
+    for n in range(6):
+
+        async def nothing() -> None:
+            pass
+
+        pipeline.step(name=f"step{n}")(nothing)
+    commits: list[Any] = []
+    write = SqliteBackend.write
+
+    async def counting(self: SqliteBackend, commit: Any, *rest: Any) -> None:
+        commits.append(commit)
+        await write(self, commit, *rest)
+
+    monkeypatch.setattr(SqliteBackend, "write", counting)
+    with app_of(pipeline).run(tmp_path) as ps:
+        for _ in range(3):
+            commits.clear()
+            run = ps.pipelines.start("six")
+            assert ps.get(run.id).wait(timeout=20).state is penstock.JobState.SUCCEEDED
+            ps.audit.read(AuditQuery())  # nothing is left to be written
+            assert len(commits) <= 8

@@ -114,6 +114,7 @@ class DistributedItems:
             tenant=parent.tenant,
             principal=parent.principal,
             env=parent.env,
+            labels=parent.labels,
             capability=parent.capability,
             risk_tags=parent.risk_tags,
             idempotency_key=self._key(stage, record, item),
