@@ -37,7 +37,7 @@ class Cluster:
         self.marks_file.touch()
         self.environment = {
             **os.environ,
-            "PYTHONPATH": str(HERE),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH")))),
             "PENSTOCK_DATA_DIR": str(self.data),
             "PENSTOCK_X_MARKS": str(self.marks_file),
             "PENSTOCK_LEASE": "1.5",

@@ -1,8 +1,8 @@
-"""Real processes that run a pipeline alone, to be killed and stopped.
+"""Real processes with an engine of their own that run a pipeline, to be killed.
 
 `Stable` starts one that has everything imported and forks the others, so that a death costs
-milliseconds and not a start of Python. Each of them opens the store, runs the job `one` to
-its end (or waits for whoever does) and is gone.
+milliseconds and not a start of Python. Each of them opens the data directory, or joins the engine
+that another one has there, waits for the end of the run `one` and is gone.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
 
 from msgspec import Struct
 
-from penstock.adapters.files.blobs import FileBlobs
+import penstock
+from penstock.app.offline import offline
+from penstock.config import load
 from penstock.ports import failpoint
-from penstock.ports.clock import SystemClock
-from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.manager import PipelineJobManager
 from penstock.workloads.pipeline.records import ItemOutcome
-from penstock.workloads.pipeline.storage.sqlite.store import SqlitePipelineStore
 
-JOB = "one"
+KEY = "one"
 STAGES = ("fetch", "double", "total")
 KILLED = -signal.SIGKILL
 SECONDS = 0.003
@@ -45,16 +41,14 @@ class Plan(Struct):
     """One process to be."""
 
     folder: str
-    owner: str = "a"
     failpoint: str = ""
     count: int = 0
-    lease: float = 0.1
     seconds: float = SECONDS
 
 
-def crashing(journal: Path) -> Definition:
+def crashing(journal: Path) -> penstock.Pipeline:
     """Two stages of items, one of them in threads and with one that fails, and a sum."""
-    pipeline = Definition("crashing", config=Config, cancel_grace=0.4)
+    pipeline = penstock.Pipeline("crashing", config=Config, cancel_grace=0.4)
 
     def mark(stage: str, key: str) -> None:
         line = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -85,24 +79,14 @@ def crashing(journal: Path) -> Definition:
     return pipeline
 
 
-@asynccontextmanager
-async def managing(folder: Path, owner: str, lease: float) -> AsyncIterator[PipelineJobManager]:
-    store = SqlitePipelineStore(folder / "pipelines.db")
-    blobs = FileBlobs(folder / "blobs")
-    known = [crashing(folder / "journal")]
-    try:
-        async with PipelineJobManager(
-            store, known, blobs, SystemClock(), owner=owner, lease=lease
-        ) as manager:
-            yield manager
-    finally:
-        await store.close()
-
-
 async def work(plan: Plan) -> None:
-    async with managing(Path(plan.folder), plan.owner, plan.lease) as manager:
-        await manager.start_job("crashing", {"seconds": plan.seconds}, job_id=JOB)
-        await manager.wait(JOB)
+    folder = Path(plan.folder)
+    app = penstock.App()
+    app.add(crashing(folder / "journal"))
+    async with app.run(folder / "data", http="", lost_grace=0.05, lease=1.0) as ps:
+        config = {"seconds": plan.seconds}
+        run = await ps.pipelines.astart("crashing", config, idempotency_key=KEY)
+        await (await ps.aget(run.id)).await_end()
 
 
 # -- looking at what is left ------------------------------------------------------
@@ -113,38 +97,47 @@ class Left(Struct):
 
     record: Any
     items: dict[str, Any]
-    """By `stage/key`: outcome, output, error class and fan; and never a time."""
-    whole: Any
-    """All of it, times too."""
+    """By `stage/key`: outcome, output, error class and number of outputs; and never a time."""
 
 
-def left_in(folder: Path) -> Left:
+def left_in(folder: Path) -> Left | None:
+    """None where nothing was accepted."""
+    if not (folder / "data" / "penstock.db").exists():
+        return None
     return asyncio.run(_left_in(folder))
 
 
-async def _left_in(folder: Path) -> Left:
-    store = SqlitePipelineStore(folder / "pipelines.db")
-    try:
-        record = await store.get(JOB)
-        rows = {(stage, i.key): i for stage in STAGES for i in await store.items(JOB, stage)}
-        events = await store.events(JOB)
-    finally:
-        await store.close()
-    items = {
-        f"{stage}/{key}": (item.outcome, item.output, item.error_class, item.error, item.fan)
-        for (stage, key), item in rows.items()
-    }
-    return Left(record, items, (record, rows, events))
+async def _left_in(folder: Path) -> Left | None:
+    async with offline(load(flags={"data_dir": str(folder / "data")})) as api:
+        found = await api.pipelines.runs(penstock.RunQuery())
+        if not found:
+            return None
+        (record,) = found
+        items = {
+            f"{stage}/{item.key}": (
+                item.outcome,
+                item.output,
+                item.error_class,
+                item.error,
+                item.output_count,
+            )
+            for stage in STAGES
+            for item in await api.pipelines.items(record.id, stage)
+        }
+    return Left(record, items)
 
 
 def ended_in(folder: Path) -> set[str]:
     """The items whose end is durable."""
-    return {name for name, item in left_in(folder).items.items() if item[0] != ItemOutcome.PENDING}
+    left = left_in(folder)
+    items = {} if left is None else left.items
+    return {name for name, item in items.items() if item[0] != ItemOutcome.PENDING}
 
 
 def result_in(folder: Path) -> Any:
     """What a run came to, with nothing in it that depends on when and how often it ran."""
     left = left_in(folder)
+    assert left is not None
     stages = [
         (s.name, s.status, s.total, s.done, s.ok, s.failed, s.skipped, s.listed, s.reason)
         for s in left.record.stages

@@ -11,10 +11,11 @@ from typing import Annotated, Any
 import msgspec
 
 import penstock
+from penstock.workloads.pipeline.summary import ended
 
 app = penstock.App()
 walk = penstock.Pipeline("walk", cancel_grace=1)
-spread = penstock.Pipeline("spread")
+far = penstock.Pipeline("far")
 
 CALLS = Path(os.environ.get("PENSTOCK_X_MARKS", os.devnull)).with_name("calls")
 
@@ -52,14 +53,14 @@ def config_pause(ctx: Any) -> float:
     return float(ctx.config.get("pause", 0.0))
 
 
-@spread.map(over=lambda config, ctx: range(config["n"]), distributed=True, concurrency=8)
+@far.map(over=lambda config, ctx: range(config["n"]), distributed=True, concurrency=8)
 async def child(n: int, ctx: Any) -> int:
     await asyncio.sleep(0.05)
     mark(f"child {n}")
     return n
 
 
-@spread.step()
+@far.step()
 async def total(results: Any, ctx: Any) -> int:
     return sum([n async for n in results])
 
@@ -76,4 +77,48 @@ async def say(ctx: Any) -> int:
     return int(ctx.config.n)
 
 
-app.add(walk, spread, sized)
+def write_end(record: Any) -> None:
+    mark(f"ended {record.status}")
+
+
+def write_alert(record: Any, alert: Any) -> None:
+    mark(f"alert {alert.code}")
+
+
+hooked = penstock.Pipeline(
+    "hooked",
+    single_flight=False,
+    on_end=write_end,
+    on_alert=write_alert,
+    alerts=[ended("always", "COMPLETED"), ended("stale", "FAILED")],
+)
+
+
+@hooked.step()
+async def one(ctx: Any) -> int:
+    await asyncio.sleep(config_pause(ctx))
+    return 1
+
+
+@hooked.step()
+async def two(ctx: Any) -> int:
+    return 2
+
+
+shared = penstock.Pipeline("shared", single_flight=False, breakers={"feeds": {"threshold": 2}})
+
+
+@shared.step()
+async def count(ctx: Any) -> list[int]:
+    """The processes that ran this before."""
+    before = await ctx.recall("seen") or []
+    await ctx.remember("seen", [*before, os.getpid()])
+    return list(before)
+
+
+@shared.step(breaker="feeds", when_open="skip", retry=0, enabled="fetches")
+async def fetch(ctx: Any) -> None:
+    raise ConnectionError("the feed is down")
+
+
+app.add(walk, far, sized, hooked, shared)

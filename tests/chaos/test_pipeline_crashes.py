@@ -1,33 +1,29 @@
-"""Pipeline jobs whose process is killed, at every commit and at any time, or only stopped."""
+"""Runs whose process, engine and worker in one, is killed: at every commit, and at any time."""
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import random
 import signal
-import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.chaos.pipelines import (
-    JOB,
     KILLED,
     SECONDS,
     Stable,
     calls_in,
     ended_in,
     left_in,
-    managing,
     result_in,
 )
 from tests.support.waiting import eventually
 
+import penstock
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.workloads.pipeline.records import PipelineRecord
 from penstock.workloads.pipeline.interface import CancelAnswer
 
 AT_ONCE = 6
@@ -56,7 +52,7 @@ def _goes_on(
 ) -> None:
     """Start again where a process died: the same result, and nothing twice that was done."""
     before = {folder: (ended_in(folder), len(calls_in(folder))) for folder in folders}
-    again = [(folder, stable.start(folder, owner="b", seconds=seconds)) for folder in folders]
+    again = [(folder, stable.start(folder, seconds=seconds)) for folder in folders]
     for folder, pid in again:
         assert stable.join(pid) == 0, folder.name
         ended, calls = before[folder]
@@ -65,7 +61,7 @@ def _goes_on(
         assert result_in(folder) == undisturbed, folder.name
 
 
-@pytest.mark.parametrize("where", ["before-pipeline-commit", "after-pipeline-commit"])
+@pytest.mark.parametrize("where", ["before-commit", "after-commit"])
 def test_a_job_whose_process_is_killed_at_any_commit_goes_on_from_there(
     stable: Stable, undisturbed: object, tmp_path: Path, where: str
 ) -> None:
@@ -110,23 +106,24 @@ def test_a_job_that_is_killed_again_and_again_gets_to_its_end_all_the_same(
     ended: set[str] = set()
     for _ in range(20):
         calls = len(calls_in(tmp_path))
-        code = stable.run(tmp_path, failpoint="after-pipeline-commit", count=6)
+        code = stable.run(tmp_path, failpoint="after-commit", count=9)
         assert not {name for name, _ in calls_in(tmp_path)[calls:]} & ended
         ended = ended_in(tmp_path)
         if code == 0:
             break
         assert code == KILLED
-    assert left_in(tmp_path).record.resumes >= 2
+    left = left_in(tmp_path)
+    assert left is not None
+    assert left.record.attempt >= 3
     assert result_in(tmp_path) == undisturbed
 
 
 def test_one_of_the_others_takes_over_from_a_process_that_is_killed(
     stable: Stable, undisturbed: object, tmp_path: Path
 ) -> None:
-    slow = {"lease": 1.0, "seconds": 0.05}
-    first = stable.start(tmp_path, owner="first", **slow)
+    first = stable.start(tmp_path, seconds=0.05)
     eventually(lambda: len(calls_in(tmp_path)) >= 3, "the first has begun")
-    others = [stable.start(tmp_path, owner=name, **slow) for name in ("second", "third")]
+    others = [stable.start(tmp_path, seconds=0.05) for _ in range(2)]
     time.sleep(0.05)
     os.kill(first, signal.SIGKILL)
     assert stable.join(first) == KILLED
@@ -135,59 +132,17 @@ def test_one_of_the_others_takes_over_from_a_process_that_is_killed(
     after = calls_in(tmp_path)[calls:]
     assert len({pid for _, pid in after}) == 1
     assert not {name for name, _ in after} & ended
-    assert left_in(tmp_path).record.resumes == 1
     assert result_in(tmp_path) == undisturbed
 
 
-def _stop_between_commits(pid: int, folder: Path) -> None:
-    """A process that is stopped within a commit keeps the file, and everybody waits for it."""
-    file = sqlite3.connect(folder / "pipelines.db", timeout=0, isolation_level=None)
-    try:
-        while True:
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                file.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError:
-                os.kill(pid, signal.SIGCONT)
-                time.sleep(0.005)
-                continue
-            file.execute("ROLLBACK")
-            return
-    finally:
-        file.close()
-
-
-def test_a_process_that_was_stopped_for_longer_than_its_lease_has_lost_its_job(
-    stable: Stable, undisturbed: object, tmp_path: Path
-) -> None:
-    slow = {"lease": 0.6, "seconds": 0.05}
-    first = stable.start(tmp_path, owner="first", **slow)
-    eventually(lambda: len(calls_in(tmp_path)) >= 3, "the first has begun")
-    _stop_between_commits(first, tmp_path)
-    try:
-        second = stable.start(tmp_path, owner="second", **slow)
-        assert stable.join(second) == 0
-        left, calls = left_in(tmp_path), calls_in(tmp_path)
-    finally:
-        os.kill(first, signal.SIGCONT)
-    assert stable.join(first) == 0
-    assert left_in(tmp_path).whole == left.whole
-    assert left.record.owner == "second"
-    assert result_in(tmp_path) == undisturbed
-    assert len(calls_in(tmp_path)) - len(calls) <= 3, "it began more than what was at hand"
-
-
-def test_a_cancel_reaches_a_job_that_another_process_runs(stable: Stable, tmp_path: Path) -> None:
-    first = stable.start(tmp_path, owner="first", lease=0.6, seconds=60.0)
+def test_a_cancel_reaches_a_run_of_another_process(stable: Stable, tmp_path: Path) -> None:
+    first = stable.start(tmp_path, seconds=60.0)
     eventually(lambda: len(calls_in(tmp_path)) == 2, "the first has begun")
-
-    async def cancel() -> tuple[CancelAnswer, PipelineRecord]:
-        async with managing(tmp_path, "second", lease=0.6) as manager:
-            return await manager.cancel_job(JOB), await manager.wait(JOB, timeout=30)
-
-    answer, ended = asyncio.run(cancel())
-    assert answer == CancelAnswer(True, PipelineJobStatus.RUNNING)
-    assert (ended.status, ended.cancel_effective) == (PipelineJobStatus.CANCELLED, True)
-    assert ended.owner == "first"
+    with penstock.connect(data=tmp_path / "data") as ps:
+        (run,) = ps.pipelines.runs(penstock.RunQuery())
+        assert ps.pipelines.cancel(run.id, timeout=30) == CancelAnswer(
+            True, PipelineJobStatus.CANCELLED
+        )
+        assert ps.pipelines.get(run.id).cancel_effective
     assert stable.join(first) == 0
     assert len(calls_in(tmp_path)) == 2

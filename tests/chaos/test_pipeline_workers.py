@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from tests.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
 import penstock
+from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineRecord
+
+SETUP = 2
+"""Commits of an engine that starts, before those of its first run."""
 
 
 def calls(c: Cluster) -> list[str]:
@@ -53,8 +58,8 @@ def test_a_run_whose_worker_is_killed_goes_on_at_another_and_repeats_nothing_tha
             join(c, "second")
             assert ps.get(run.id).result(timeout=60)["output"] == sum(n * n for n in range(30))
             record = ps.pipelines.get(run.id)
-            assert record.resumes == 1
-            assert record.owner == "second"
+            assert record.attempt == 2
+            assert record.worker_id == "second"
         after = Counter(calls(c))
         assert done
         assert all(after[f"first {n}"] == before[f"first {n}"] == 1 for n in done)
@@ -73,10 +78,10 @@ def test_a_worker_that_was_taken_for_lost_can_write_nothing_when_it_comes_back(
             eventually(lambda: len(calls(c)) >= 5, "some items have run")
             os.kill(first.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
             join(c, "second")
-            eventually(lambda: ps.pipelines.get(run.id).owner == "second", "second took over")
+            eventually(lambda: ps.pipelines.get(run.id).worker_id == "second", "second took over")
             os.kill(first.pid, signal.SIGCONT)  # type: ignore[attr-defined]
             assert ps.get(run.id).result(timeout=60)["output"] == sum(n * n for n in range(30))
-            assert ps.pipelines.get(run.id).owner == "second"
+            assert ps.pipelines.get(run.id).worker_id == "second"
             items = ps.pipelines.items(run.id, "second", limit=100)
             assert [item.seq for item in items] == list(range(30))
 
@@ -91,7 +96,7 @@ def test_a_run_goes_on_after_its_engine_was_killed(tmp_path: Path) -> None:
         c.up("--app", "staged:app")
         with c.client() as ps:
             assert ps.get(run.id).result(timeout=60)["output"] == sum(n * n for n in range(30))
-            assert ps.pipelines.get(run.id).resumes == 1
+            assert ps.pipelines.get(run.id).attempt == 2
         c.check_history()
 
 
@@ -109,13 +114,13 @@ def test_a_worker_that_is_stopped_hands_its_run_on_at_once(tmp_path: Path) -> No
             assert ps.get(run.id).result(timeout=60)["output"] == sum(n * n for n in range(40))
 
 
-def test_items_of_a_spread_stage_run_on_several_workers_each_once(tmp_path: Path) -> None:
+def test_items_of_a_distributed_stage_run_on_several_workers_each_once(tmp_path: Path) -> None:
     with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
         c.up("--no-worker")
         join(c, "first", "--concurrency", "3")
         join(c, "second", "--concurrency", "3")
         with c.client() as ps:
-            run = ps.pipelines.start("spread", {"n": 24})
+            run = ps.pipelines.start("far", {"n": 24})
             assert ps.get(run.id).result(timeout=60)["output"] == sum(range(24))
             workers = {job.record.worker_id for job in ps.jobs(workflow_id=run.id, limit=100)}
             assert workers == {"first", "second"}
@@ -158,9 +163,7 @@ def test_a_run_comes_to_the_same_end_whichever_of_its_commits_the_engine_dies_at
     moment: str, number: int, tmp_path: Path
 ) -> None:
     with cluster(tmp_path) as c:
-        doomed = c.up(
-            "--app", "staged:app", PENSTOCK_FAILPOINT=f"{moment}-pipeline-commit:{number}"
-        )
+        doomed = c.up("--app", "staged:app", PENSTOCK_FAILPOINT=f"{moment}-commit:{number}")
         with contextlib.suppress(penstock.PenstockError), c.client() as ps:
             ps.pipelines.start("walk", {"n": 40}, idempotency_key="once")
         assert doomed.wait(timeout=30) == -signal.SIGKILL
@@ -175,3 +178,86 @@ def test_a_run_comes_to_the_same_end_whichever_of_its_commits_the_engine_dies_at
             assert [stage.ok for stage in record.stages] == [40, 40, 1]
             assert len(ps.pipelines.runs(penstock.RunQuery())) == 1
         c.check_history()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_hooks_are_called_once_whichever_commit_of_a_run_the_engine_dies_at(
+    moment: str, tmp_path: Path
+) -> None:
+    """Twice where it dies after the call and before that is durable; else once, and never not."""
+    told: dict[int, Counter[str]] = {}
+    for number in range(1, 9):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with cluster(folder) as c:
+            doomed = c.up(
+                "--app", "staged:app", PENSTOCK_FAILPOINT=f"{moment}-commit:{number + SETUP}"
+            )
+            with contextlib.suppress(penstock.PenstockError), c.client() as ps:
+                ps.pipelines.start("hooked", {}, idempotency_key="once")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                doomed.wait(timeout=3)
+            if doomed.poll() is None:
+                break  # it has fewer commits
+            c.up("--app", "staged:app")
+            with c.client() as ps:
+                run = ps.pipelines.start("hooked", {}, idempotency_key="once")
+                ps.get(run.id).result(timeout=60)
+                assert ps.pipelines.get(run.id).status == "COMPLETED"
+            told[number] = Counter(calls(c))
+    assert len(told) >= 5
+    twice = [number for number, one in told.items() if one["ended COMPLETED"] == 2]
+    assert len(twice) <= 1
+    for number, one in told.items():
+        times = 2 if number in twice else 1
+        assert one == {"ended COMPLETED": times, "alert always": times}, number
+
+
+def test_a_run_that_lost_all_its_workers_is_stale_and_its_hooks_are_called_once(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_MAX_ATTEMPTS="1") as c:
+        engine = c.up("--no-worker")
+        first = join(c, "first")
+        with c.client() as ps:
+            run = ps.pipelines.start("hooked", {"pause": 60})
+            eventually(lambda: ps.pipelines.get(run.id).status == "RUNNING", "it runs")
+        kill(first)  # type: ignore[arg-type]
+        kill(engine)
+        c.up("--no-worker")
+        with c.client() as ps:
+            assert ps.get(run.id).wait(timeout=60).state is penstock.JobState.TIMEOUT
+            record = ps.pipelines.get(run.id)
+            assert (record.status, record.errors[0].message) == ("FAILED", STALE_MESSAGE)
+            assert [stage.status.value for stage in record.stages] == ["failed", "skipped"]
+            assert record.summary is not None
+            assert [alert.code for alert in record.alerts] == ["stale"]
+        assert calls(c) == []
+
+
+def test_workers_share_what_a_pipeline_remembers_and_its_breakers(tmp_path: Path) -> None:
+    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold") as c:
+        c.up("--no-worker")
+        first = join(c, "first")
+        with c.client() as ps:
+
+            def run(**config: bool) -> PipelineRecord:
+                started = ps.pipelines.start("shared", config)
+                ps.get(started.id).wait(timeout=30)
+                return ps.pipelines.get(started.id)
+
+            for _ in range(2):
+                assert run(fetches=True).stage("fetch").status == "failed"
+            kill(first)  # type: ignore[arg-type]
+            second = join(c, "second")
+            record = run(fetches=True)
+            assert record.worker_id == "second"
+            assert (record.stage("fetch").status, record.stage("fetch").reason) == (
+                "skipped",
+                "breaker_open",
+            )
+            last = run(fetches=False)
+            seen = ps.get(last.id).result(timeout=30)["output"]
+            assert seen == [first.pid, first.pid, second.pid]  # type: ignore[attr-defined]
+            (breaker,) = ps.pipelines.breakers()
+            assert (breaker.name, breaker.state.value) == ("feeds", "open")

@@ -311,7 +311,7 @@ def test_events_of_one_item_that_emits_a_lot_arrive_in_order(tmp_path: Path) -> 
 
     @pipeline.step(distributed=True)
     async def far(ctx: Any) -> None:
-        for n in range(90):
+        for n in range(350):
             ctx.emit({"n": n})
 
     with app_of(pipeline).run(tmp_path) as ps:
@@ -321,4 +321,4 @@ def test_events_of_one_item_that_emits_a_lot_arrive_in_order(tmp_path: Path) -> 
         told = {
             name: [o["data"]["n"] for o in said if o["stage"] == name] for name in ("here", "far")
         }
-        assert told == {"here": list(range(350)), "far": list(range(90))}
+        assert told == {"here": list(range(350)), "far": list(range(350))}

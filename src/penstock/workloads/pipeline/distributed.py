@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.job import Job, JobRequest
+from penstock.core.steps import MAX_NOTES
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Environment
 from penstock.ports.store import JobQuery
@@ -135,9 +136,9 @@ class DistributedItems:
         pointer = job.result.result_ptr if job.result is not None else None
         if job.state in (JobState.SUCCEEDED, JobState.FAILED) and pointer:
             end = msgspec.json.decode(await self._environment.blobs.get(pointer), type=ItemEnd)
-            if end.emitted:
-                notes = [emit_note(stage.name, key, data) for key, data in end.emitted]
-                await self._ctx.checkpoint([], notes)
+            notes = [emit_note(stage.name, key, data) for key, data in end.emitted]
+            for start in range(0, len(notes), MAX_NOTES):
+                await self._ctx.checkpoint([], notes[start : start + MAX_NOTES])
             return replace(end.item, seq=item.seq, key=item.key, input=item.input), end.report
         return _failed(job, item, self._environment.clock.now()), None
 

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from penstock.core.check import MAX_TIMEOUT
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.job import Job, TopicDefaults, Unique
+from penstock.core.ledger import MAX_HISTORY
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
@@ -233,11 +234,10 @@ class PipelineExecutor:
 
 
 _FINISHED = (PipelineJobStatus.COMPLETED, PipelineJobStatus.PARTIAL)
-_MAX_EMITTED = 100
 
 
 def _keep_emitted(emitted: list[tuple[str, str]], stage: str, key: str, data: bytes) -> None:
-    if len(emitted) < _MAX_EMITTED:
+    if len(emitted) < MAX_HISTORY:  # the engine keeps no more
         emitted.append((key, data.decode()))
 
 

@@ -281,6 +281,7 @@ class PipelineService:
         self._shared, self._executors = shared, executors
         self._ids = ids or IdSource()
         self._ended: asyncio.Queue[str] = asyncio.Queue()
+        self._forgot_at = float("-inf")
 
     # -- hooks of runs without a runner -------------------------------------------
 
@@ -298,15 +299,20 @@ class PipelineService:
     async def restore(self) -> None:
         """Call hooks that an engine before this one did not get to."""
         since = self._clock.now() - _HOOK_WINDOW
-        for name, at in (await self._shared.read_all(_HOOKED)).items():
-            if float(at) < since:
-                await self._shared.write(name, None)
+        await self._forget_called(since)
         for executor in self._executors:
             for topic in filter(executor.has_hooks, executor.topics):
                 query = JobQuery(topic=topic, states=tuple(TERMINAL), tries=True, limit=_RECENT)
                 for job in await self._jobs.find(query):
                     if (job.finished_at or 0.0) >= since:
                         self._ended.put_nowait(job.job_id)
+
+    async def _forget_called(self, before: float) -> None:
+        """Drop the marks of hooks that no restarted engine would call again."""
+        for name, at in (await self._shared.read_all(_HOOKED)).items():
+            if float(at) < before:
+                await self._shared.write(name, None)
+        self._forgot_at = self._clock.now()
 
     async def run(self) -> None:
         """Call hooks until cancelled, one run after the other."""
@@ -326,7 +332,10 @@ class PipelineService:
         record = await self.reader.record(job)
         for executor in self._executors:
             await executor.call_hooks(record)
-        await self._shared.write(_HOOKED + job_id, str(self._clock.now()).encode())
+        now = self._clock.now()
+        await self._shared.write(_HOOKED + job_id, str(now).encode())
+        if self._forgot_at < now - _HOOK_WINDOW:
+            await self._forget_called(now - _HOOK_WINDOW)
 
     # -- asked by callers ---------------------------------------------------------
 
