@@ -48,10 +48,15 @@ class Plan(Struct):
 
 def crashing(journal: Path) -> penstock.Pipeline:
     """Two stages of items, one of them in threads and with one that fails, and a sum."""
-    pipeline = penstock.Pipeline("crashing", config=Config, cancel_grace=0.4)
+    pipeline = penstock.Pipeline(
+        "crashing",
+        config=Config,
+        cancel_grace=0.4,
+        on_end=lambda record: mark("hook", record.status, journal.with_name("hooks")),
+    )
 
-    def mark(stage: str, key: str) -> None:
-        line = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def mark(stage: str, key: str, file: Path = journal) -> None:
+        line = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(line, f"{stage} {key} {os.getpid()}\n".encode())
         os.fsync(line)
         os.close(line)
@@ -151,6 +156,13 @@ def calls_in(folder: Path) -> list[tuple[str, int]]:
     lines = journal.read_text().splitlines() if journal.exists() else []
     split = [line.split(" ") for line in lines]
     return [(f"{stage}/{key}", int(pid)) for stage, key, pid in split]
+
+
+def hooks_in(folder: Path) -> list[str]:
+    """The status that each call of the hook was told, in order."""
+    hooks = folder / "hooks"
+    lines = hooks.read_text().splitlines() if hooks.exists() else []
+    return [line.split(" ")[1] for line in lines]
 
 
 # -- processes --------------------------------------------------------------------

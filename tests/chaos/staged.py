@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 
 import penstock
-from penstock.workloads.pipeline.summary import ended
 
 app = penstock.App()
 walk = penstock.Pipeline("walk", cancel_grace=1)
@@ -77,34 +76,6 @@ async def say(ctx: Any) -> int:
     return int(ctx.config.n)
 
 
-def write_end(record: Any) -> None:
-    mark(f"ended {record.status}")
-
-
-def write_alert(record: Any, alert: Any) -> None:
-    mark(f"alert {alert.code}")
-
-
-hooked = penstock.Pipeline(
-    "hooked",
-    single_flight=False,
-    on_end=write_end,
-    on_alert=write_alert,
-    alerts=[ended("always", "COMPLETED"), ended("stale", "FAILED")],
-)
-
-
-@hooked.step()
-async def one(ctx: Any) -> int:
-    await asyncio.sleep(config_pause(ctx))
-    return 1
-
-
-@hooked.step()
-async def two(ctx: Any) -> int:
-    return 2
-
-
 shared = penstock.Pipeline("shared", single_flight=False, breakers={"feeds": {"threshold": 2}})
 
 
@@ -121,4 +92,4 @@ async def fetch(ctx: Any) -> None:
     raise ConnectionError("the feed is down")
 
 
-app.add(walk, far, sized, hooked, shared)
+app.add(walk, far, sized, shared)

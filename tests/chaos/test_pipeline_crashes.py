@@ -17,6 +17,7 @@ from tests.chaos.pipelines import (
     Stable,
     calls_in,
     ended_in,
+    hooks_in,
     left_in,
     result_in,
 )
@@ -65,6 +66,8 @@ def _goes_on(
 def test_a_job_whose_process_is_killed_at_any_commit_goes_on_from_there(
     stable: Stable, undisturbed: object, tmp_path: Path, where: str
 ) -> None:
+    """Its hook is called once; twice where it dies after the call, before that is durable."""
+    twice: list[str] = []
     for first in itertools.count(1, AT_ONCE):
         counts = range(first, first + AT_ONCE)
         folders = {count: tmp_path / f"{where}-{count}" for count in counts}
@@ -77,8 +80,12 @@ def test_a_job_whose_process_is_killed_at_any_commit_goes_on_from_there(
         _goes_on(stable, [folders[c] for c, code in codes.items() if code], undisturbed)
         through = [folders[count] for count, code in codes.items() if not code]
         assert all(result_in(folder) == undisturbed for folder in through)
+        for folder in folders.values():
+            assert hooks_in(folder) in (["PARTIAL"], ["PARTIAL"] * 2), folder.name
+            twice += [folder.name] * (len(hooks_in(folder)) == 2)
         if len(through) == AT_ONCE:
             break
+    assert len(twice) <= (where == "before-commit")
     assert first > AT_ONCE, "it was never killed at most of its commits"
 
 
@@ -140,9 +147,11 @@ def test_a_cancel_reaches_a_run_of_another_process(stable: Stable, tmp_path: Pat
     eventually(lambda: len(calls_in(tmp_path)) == 2, "the first has begun")
     with penstock.connect(data=tmp_path / "data") as ps:
         (run,) = ps.pipelines.runs(penstock.RunQuery())
-        assert ps.pipelines.cancel(run.id, timeout=30) == CancelAnswer(
-            True, PipelineJobStatus.CANCELLED
-        )
-        assert ps.pipelines.get(run.id).cancel_effective
+        answer = ps.pipelines.cancel(run.id, timeout=30)
+    assert answer == CancelAnswer(True, PipelineJobStatus.CANCELLED)
     assert stable.join(first) == 0
+    left = left_in(tmp_path)
+    assert left is not None
+    assert (left.record.status, left.record.cancel_effective) == ("CANCELLED", True)
     assert len(calls_in(tmp_path)) == 2
+    assert hooks_in(tmp_path) == ["CANCELLED"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -14,10 +13,7 @@ from tests.chaos.cluster import Cluster, cluster, kill
 from tests.support.waiting import eventually
 
 import penstock
-from penstock.workloads.pipeline.records import STALE_MESSAGE, PipelineRecord
-
-SETUP = 2
-"""Commits of an engine that starts, before those of its first run."""
+from penstock.workloads.pipeline.records import PipelineRecord
 
 
 def calls(c: Cluster) -> list[str]:
@@ -157,7 +153,7 @@ def test_a_config_is_checked_by_an_engine_that_knows_the_pipeline_from_its_worke
             assert ps.get(run.id).result(timeout=30)["output"] == 5
 
 
-@pytest.mark.parametrize("number", [4, 6, 9, 13, 18])
+@pytest.mark.parametrize("number", [6, 7, 9, 11, 13])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_run_comes_to_the_same_end_whichever_of_its_commits_the_engine_dies_at(
     moment: str, number: int, tmp_path: Path
@@ -178,61 +174,6 @@ def test_a_run_comes_to_the_same_end_whichever_of_its_commits_the_engine_dies_at
             assert [stage.ok for stage in record.stages] == [40, 40, 1]
             assert len(ps.pipelines.runs(penstock.RunQuery())) == 1
         c.check_history()
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_hooks_are_called_once_whichever_commit_of_a_run_the_engine_dies_at(
-    moment: str, tmp_path: Path
-) -> None:
-    """Twice where it dies after the call and before that is durable; else once, and never not."""
-    told: dict[int, Counter[str]] = {}
-    for number in range(1, 9):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        with cluster(folder) as c:
-            doomed = c.up(
-                "--app", "staged:app", PENSTOCK_FAILPOINT=f"{moment}-commit:{number + SETUP}"
-            )
-            with contextlib.suppress(penstock.PenstockError), c.client() as ps:
-                ps.pipelines.start("hooked", {}, idempotency_key="once")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                doomed.wait(timeout=3)
-            if doomed.poll() is None:
-                break  # it has fewer commits
-            c.up("--app", "staged:app")
-            with c.client() as ps:
-                run = ps.pipelines.start("hooked", {}, idempotency_key="once")
-                ps.get(run.id).result(timeout=60)
-                assert ps.pipelines.get(run.id).status == "COMPLETED"
-            told[number] = Counter(calls(c))
-    assert len(told) >= 5
-    twice = [number for number, one in told.items() if one["ended COMPLETED"] == 2]
-    assert len(twice) <= 1
-    for number, one in told.items():
-        times = 2 if number in twice else 1
-        assert one == {"ended COMPLETED": times, "alert always": times}, number
-
-
-def test_a_run_that_lost_all_its_workers_is_stale_and_its_hooks_are_called_once(
-    tmp_path: Path,
-) -> None:
-    with cluster(tmp_path, PENSTOCK_UNKNOWN_TOPICS="hold", PENSTOCK_MAX_ATTEMPTS="1") as c:
-        engine = c.up("--no-worker")
-        first = join(c, "first")
-        with c.client() as ps:
-            run = ps.pipelines.start("hooked", {"pause": 60})
-            eventually(lambda: ps.pipelines.get(run.id).status == "RUNNING", "it runs")
-        kill(first)  # type: ignore[arg-type]
-        kill(engine)
-        c.up("--no-worker")
-        with c.client() as ps:
-            assert ps.get(run.id).wait(timeout=60).state is penstock.JobState.TIMEOUT
-            record = ps.pipelines.get(run.id)
-            assert (record.status, record.errors[0].message) == ("FAILED", STALE_MESSAGE)
-            assert [stage.status.value for stage in record.stages] == ["failed", "skipped"]
-            assert record.summary is not None
-            assert [alert.code for alert in record.alerts] == ["stale"]
-        assert calls(c) == []
 
 
 def test_workers_share_what_a_pipeline_remembers_and_its_breakers(tmp_path: Path) -> None:

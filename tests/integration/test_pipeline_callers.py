@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,3 +234,82 @@ def test_what_a_pipeline_remembers_is_its_tenant_s(tmp_path: Path) -> None:
         assert run(victim, SECRET) is None
         assert run(evil, "mine") is None
         assert run(victim, "next") == [SECRET]
+
+
+# -- every door -------------------------------------------------------------------
+
+
+def test_a_hostile_config_is_refused_at_every_door_and_the_engine_lives(tmp_path: Path) -> None:
+    deep = b"[" * 3000 + b"]" * 3000
+    with app_of(pipeline_of()).run(tmp_path, http="127.0.0.1:0") as ps:
+        token = ps.keys.create("evil", (KeyRole.SUBMIT,), tenant="evil").token
+
+        def post(path: str, body: bytes) -> int:
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            request = urllib.request.Request(ps.url + path, body, headers, method="POST")
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        body = b'{"config": {"more": ' + deep + b"}}"
+        assert 400 <= post("/v1/pipelines/words/runs", body) < 500
+        body = b'{"topic": "job.pipeline.words", "input": {"more": ' + deep + b"}}"
+        assert 400 <= post("/v1/jobs", body) < 500
+        # Over the link, and by the command line.
+        with penstock.connect(data=tmp_path) as linked:
+            request = JobRequest(
+                job_id="", topic="job.pipeline.words", context_ptr=encode_data(deep)
+            )
+            with pytest.raises(InvalidRequest):
+                linked._engine.run(lambda api: api.submit([request]))
+            with pytest.raises(NotFound):
+                linked.pipelines.start("words", retry_of="no such run")
+        config = '{"more": ' + deep.decode() + "}"
+        for words in (["pipeline", "start", "words"], ["submit", "job.pipeline.words"]):
+            option = "--config" if words[0] == "pipeline" else "--input"
+            command = [sys.executable, "-m", "penstock.cli", *words, option, config]
+            done = subprocess.run(
+                [*command, "--data", str(tmp_path)], capture_output=True, text=True, timeout=60
+            )
+            assert done.returncode not in (0, 1), done.stderr
+            assert "Traceback" not in done.stderr
+        assert ps.jobs() == []
+        run = ps.pipelines.start("words", {"words": ["alive"]})
+        assert ps.get(run.id).result(timeout=20)["output"] == ["ALIVE"]
+
+
+def test_hostile_items_end_failed_whatever_they_hold(tmp_path: Path) -> None:
+    with tenants(tmp_path, pipeline_of(), "victim", "evil") as (victim, evil):
+        run = victim.pipelines.start("words", {"words": [SECRET]})
+        victim.get(run.id).wait(timeout=20)
+        own = evil.pipelines.start("words", {"words": ["mine"]})
+        evil.get(own.id).wait(timeout=20)
+        for task in (
+            b"[" * 3000 + b"]" * 3000,
+            b"{",
+            b"\xff",
+            msgspec.json.encode({"run": run.id, "stage": "add", "seq": 0}),
+            msgspec.json.encode({"run": own.id, "stage": "add", "seq": 99}),
+            msgspec.json.encode({"run": own.id, "stage": "add", "seq": -1}),
+            msgspec.json.encode({"run": own.id, "stage": "add", "seq": 1 << 62}),
+            msgspec.json.encode({"run": "../../x", "stage": "add", "seq": 0}),
+        ):
+            request = JobRequest(
+                job_id="", topic="job.pipeline.words.add", context_ptr=encode_data(task)
+            )
+            (job,) = evil._engine.portal.run(evil.api.submit([request]))
+            ended = evil.get(job.job_id).wait(timeout=20)
+            assert ended.state is penstock.JobState.FAILED, task[:80]
+            assert ended.result.error_code == "BAD_INPUT", task[:80]
+            assert SECRET not in repr(ended)
+        # A false child of another's run: that neither sees it nor waits for it.
+        for fields in ({"parent": run.id}, {"workflow_id": run.id}):
+            try:
+                false = evil.submit("job.pipeline.words.add", {}, **fields)
+            except penstock.PenstockError:
+                continue
+            false.wait(timeout=20)
+        assert [job.record.request.tenant for job in victim.jobs(workflow_id=run.id)] == ["victim"]
+        assert victim.pipelines.get(run.id).status is PipelineJobStatus.COMPLETED

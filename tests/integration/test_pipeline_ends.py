@@ -9,12 +9,21 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from tests.support.waiting import eventually
 
 import penstock
-from penstock.core.job import JobRequest
+from penstock.core.job import JobRequest, JobResult
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.workloads.pipeline.records import PipelineEventKind, PipelineRecord
+from penstock.testing.samples import a_job
+from penstock.workloads.pipeline.records import (
+    STALE_MESSAGE,
+    PipelineEventKind,
+    PipelineRecord,
+    StageStatus,
+    first_stages,
+)
+from penstock.workloads.pipeline.rows import RunState, fold
 from penstock.workloads.pipeline.summary import ended
 
 ALERTS = [ended("pipeline_failed", "FAILED"), ended("pipeline_cancelled", "CANCELLED")]
@@ -226,3 +235,15 @@ def test_a_hook_that_fails_changes_nothing_of_the_run_and_is_not_called_again(
         eventually(lambda: len(calls) == 2, "the second is told of")
         assert ps.pipelines.get(waiting.id).status is PipelineJobStatus.CANCELLED
     assert calls == [run.id, waiting.id]
+
+
+def test_a_run_whose_job_timed_out_with_its_worker_lost_is_stale_with_all_its_stages() -> None:
+    result = JobResult(job_id="a", status=penstock.JobState.TIMEOUT, error_code="WORKER_LOST")
+    job = replace(a_job("a", penstock.JobState.TIMEOUT), result=result)
+    info = Held().pipeline.info()
+    first, second = first_stages(info.stages)
+    began = replace(first, status=StageStatus.RUNNING, started_at=1.0, total=2, done=1, ok=1)
+    record = fold(job, {}, info, RunState(current_stage="first"), (began, second))
+    check_complete(record, PipelineJobStatus.FAILED, "pipeline_failed")
+    assert record.errors[0].message == STALE_MESSAGE
+    assert stages_of(record) == [("first", "partial"), ("second", "skipped")]
