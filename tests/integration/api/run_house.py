@@ -1,4 +1,4 @@
-"""The HTTP API before a store of runs where nothing happens by itself: a test says what does."""
+"""The HTTP API in front of runs where nothing happens by itself: a test says what does."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from penstock.core.errors import (
     NotAuthenticated,
     NotFound,
     NotPermitted,
+    PipelineBusy,
 )
-from penstock.lifecycles.pipeline import PipelineJobEvent
+from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import OWNER, Caller, EngineApi, KeyRole, Session
+from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery
 from penstock.workloads.pipeline.records import (
     Breaker,
     BreakerState,
@@ -40,17 +42,8 @@ from penstock.workloads.pipeline.records import (
     StageRecord,
     StageStatus,
 )
-from penstock.workloads.pipeline.storage.memory import MemoryPipelineStore
-from penstock.workloads.pipeline.interface import (
-    CancelAnswer,
-    Claim,
-    Happening,
-    RunQuery,
-    Save,
-    StageItems,
-)
 
-_E, _K = PipelineJobEvent, PipelineEventKind
+_S, _K = PipelineJobStatus, PipelineEventKind
 NEWS = PipelineInfo(
     name="news",
     topic="job.pipeline.news",
@@ -64,15 +57,89 @@ NEWS = PipelineInfo(
 T0 = 1_000.0
 
 
-class StorePipelines:
-    """`penstock.workloads.pipeline.store.Pipelines` over a store, for one caller."""
+class Runs:
+    """Runs, their items and events, as a test makes them."""
 
-    def __init__(self, store: MemoryPipelineStore, caller: Caller = OWNER) -> None:
+    def __init__(self) -> None:
+        self.records: dict[str, PipelineRecord] = {}
+        self.kept_breakers: dict[str, Breaker] = {}
+        self._items: dict[tuple[str, str], dict[int, ItemRecord]] = {}
+        self._events: dict[str, list[PipelineEvent]] = {}
+        self.changed = asyncio.Event()
+
+    async def create(
+        self, record: PipelineRecord, *, single_flight: bool = False
+    ) -> PipelineRecord:
+        open_ = [r for r in self.records.values() if r.pipeline == record.pipeline]
+        running = next((r for r in open_ if not r.is_final), None)
+        if single_flight and running is not None and record.id not in self.records:
+            raise PipelineBusy("it runs once at a time", running=running.id)
+        return self.records.setdefault(record.id, record)
+
+    async def get(self, job_id: str) -> PipelineRecord | None:
+        return self.records.get(job_id)
+
+    async def find(self, query: RunQuery) -> builtins.list[PipelineRecord]:
+        def place(record: PipelineRecord) -> tuple[float, str]:
+            return record.created_at, record.id
+
+        found = sorted(self.records.values(), key=place, reverse=True)
+        return [
+            record
+            for record in found
+            if query.pipeline in (None, record.pipeline)
+            and query.tenant in (None, record.tenant)
+            and query.retry_of in (None, record.retry_of)
+            and (not query.statuses or record.status in query.statuses)
+            and (query.before is None or place(record) < query.before)
+        ][: query.limit]
+
+    async def items(
+        self,
+        job_id: str,
+        stage: str,
+        *,
+        after: int = -1,
+        limit: int = 100,
+        outcomes: tuple[ItemOutcome, ...] = (),
+    ) -> builtins.list[ItemRecord]:
+        rows = sorted(self._items.get((job_id, stage), {}).items())
+        found = [
+            item for n, item in rows if n > after and (not outcomes or item.outcome in outcomes)
+        ]
+        return found[:limit]
+
+    async def events(
+        self, job_id: str, after: int = 0, limit: int = 1000
+    ) -> builtins.list[PipelineEvent]:
+        return [event for event in self._events.get(job_id, ()) if event.id > after][:limit]
+
+    def put(
+        self, job_id: str, happened: builtins.list[tuple[PipelineEventKind, dict[str, Any]]]
+    ) -> None:
+        events = self._events.setdefault(job_id, [])
+        for kind, data in happened:
+            events.append(PipelineEvent(len(events) + 1, job_id, T0 + 1, kind, data))
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def put_items(self, job_id: str, stage: str, items: builtins.list[ItemRecord]) -> None:
+        self._items.setdefault((job_id, stage), {}).update({item.seq: item for item in items})
+
+    async def put_breaker(self, breaker: Breaker) -> bool:
+        self.kept_breakers[breaker.name] = breaker
+        return True
+
+
+class StorePipelines:
+    """`penstock.workloads.pipeline.interface.Pipelines` over them, for one caller."""
+
+    def __init__(self, store: Runs, caller: Caller = OWNER) -> None:
         self.store, self.caller = store, caller
         self.asked: list[tuple[str, Any]] = []
 
     async def list(self) -> builtins.list[PipelineInfo]:
-        return await self.store.declared()
+        return [NEWS]
 
     async def show(self, name: str) -> PipelineInfo:
         for info in await self.list():
@@ -129,7 +196,14 @@ class StorePipelines:
         await self.get(job_id)
         self._require(KeyRole.SUBMIT)
         self.asked.append((reason, timeout))
-        return await self.store.request_cancel(job_id, T0 + 9)
+        record = await self.get(job_id)
+        if record.is_final:
+            return CancelAnswer(False, record.status, f"it has ended {record.status}")
+        running = record.status is _S.RUNNING
+        changes = {} if running else {"status": _S.CANCELLED, "finished_at": T0 + 9}
+        self.store.records[job_id] = replace(record, cancel_requested=True, **changes)
+        self.store.put(job_id, [] if running else [(_K.JOB_COMPLETE, {"status": "CANCELLED"})])
+        return CancelAnswer(True, self.store.records[job_id].status)
 
     async def retry_failed(self, job_id: str) -> PipelineRecord:
         record = await self.get(job_id)
@@ -144,30 +218,25 @@ class StorePipelines:
 
     async def stream(self, job_id: str, after: int = 0) -> AsyncIterator[PipelineEvent]:
         await self.get(job_id)
-        changed = asyncio.Event()
-        stop = self.store.listen(lambda _: changed.set())
-        try:
-            while True:
-                changed.clear()
-                ended = (await self.get(job_id)).is_final
-                events = await self.store.events(job_id, after, 100)
-                for event in events:
-                    after = event.id
-                    yield event
-                if not events:
-                    if ended:
-                        return
-                    await changed.wait()
-        finally:
-            stop()
+        while True:
+            changed = self.store.changed
+            ended = (await self.get(job_id)).is_final
+            events = await self.store.events(job_id, after, 100)
+            for event in events:
+                after = event.id
+                yield event
+            if not events:
+                if ended:
+                    return
+                await changed.wait()
 
     async def breakers(self) -> builtins.list[Breaker]:
         self._require(KeyRole.OPERATE)
-        return await self.store.breakers()
+        return [*self.store.kept_breakers.values()]
 
     async def reset_breaker(self, name: str) -> Breaker:
         self._require(KeyRole.OPERATE)
-        held = await self.store.breaker(name)
+        held = self.store.kept_breakers.get(name)
         if held is None:
             raise NotFound(f"no breaker {name!r}")
         closed = replace(held, state=BreakerState.CLOSED, version=held.version + 1)
@@ -182,7 +251,7 @@ class StorePipelines:
 class StoreEngineApi:
     """An EngineApi with pipelines only."""
 
-    def __init__(self, store: MemoryPipelineStore, caller: Caller = OWNER) -> None:
+    def __init__(self, store: Runs, caller: Caller = OWNER) -> None:
         self.pipelines = StorePipelines(store, caller)
 
     async def cancel_many(self, query: object) -> None:
@@ -200,7 +269,7 @@ CALLERS = {
 class StoreAuthenticator:
     """Everybody's name is their key."""
 
-    def __init__(self, store: MemoryPipelineStore) -> None:
+    def __init__(self, store: Runs) -> None:
         self.apis = {name: StoreEngineApi(store, caller) for name, caller in CALLERS.items()}
 
     def authenticate(self, token: str) -> Session:
@@ -212,9 +281,7 @@ class StoreAuthenticator:
 class RunHouse(House):
     """A House whose engine is a store of runs."""
 
-    def __init__(
-        self, store: MemoryPipelineStore, door: StoreAuthenticator, server: HttpServer
-    ) -> None:
+    def __init__(self, store: Runs, door: StoreAuthenticator, server: HttpServer) -> None:
         super().__init__(cast("Engine", _Behind(door.apis["owner"])), server, "owner")
         self.store, self.door = store, door
 
@@ -223,10 +290,10 @@ class RunHouse(House):
     async def begin(self, job_id: str = "r1", **fields: Any) -> None:
         """A run that is under way in its first stage."""
         await self.store.create(a_run(job_id, **fields))
-        assert await self.store.claim(Claim(job_id=job_id, owner="w1", now=T0, fence=1))
-        await self.save(job_id, [(_K.JOB_START, {})], event=_E.EXECUTE, current_stage="ingest")
+        running = {"status": _S.RUNNING, "started_at": T0 + 1, "current_stage": "ingest"}
+        await self.save(job_id, [(_K.JOB_START, {})], **running)
         stage = replace(_stages()[0], status=StageStatus.RUNNING, total=3)
-        await self.save(job_id, [(_K.STAGE_START, {"stage": "ingest"})], stages=(stage,))
+        await self.save(job_id, [(_K.STAGE_START, {"stage": "ingest"})], stage=stage)
 
     async def progress(self, job_id: str = "r1", *numbers: int) -> None:
         for number in numbers:
@@ -234,20 +301,27 @@ class RunHouse(House):
 
     async def finish(self, job_id: str = "r1", *, failed: int = 0) -> None:
         done = replace(_stages()[0], status=StageStatus.COMPLETED, total=3, failed=failed)
-        await self.save(job_id, [(_K.STAGE_COMPLETE, {"stage": "ingest"})], stages=(done,))
-        end = _E.COMPLETE_PARTLY if failed else _E.COMPLETE
-        await self.save(job_id, [(_K.JOB_COMPLETE, {"status": "?"})], event=end)
+        await self.save(job_id, [(_K.STAGE_COMPLETE, {"stage": "ingest"})], stage=done)
+        end = _S.PARTIAL if failed else _S.COMPLETED
+        await self.save(
+            job_id, [(_K.JOB_COMPLETE, {"status": "?"})], status=end, finished_at=T0 + 1
+        )
 
     async def save(
-        self, job_id: str, news: list[tuple[PipelineEventKind, dict[str, Any]]], **fields: Any
+        self,
+        job_id: str,
+        happened: list[tuple[PipelineEventKind, dict[str, Any]]],
+        stage: StageRecord | None = None,
+        **fields: Any,
     ) -> None:
-        happened = tuple(Happening(kind, data) for kind, data in news)
-        await self.store.save(Save(job_id=job_id, fence=1, at=T0 + 1, happened=happened, **fields))
+        record = self.store.records[job_id]
+        if stage is not None:
+            fields["stages"] = tuple(stage if s.name == stage.name else s for s in record.stages)
+        self.store.records[job_id] = replace(record, **fields)
+        self.store.put(job_id, happened)
 
     async def put_items(self, items: list[ItemRecord], job_id: str = "r1") -> None:
-        group = StageItems("ingest", tuple(items))
-        listed = StageItems("ingest", tuple(replace(i, outcome=ItemOutcome.PENDING) for i in items))
-        await self.save(job_id, [], listed=(listed,), ended=(group,))
+        self.store.put_items(job_id, "ingest", items)
 
 
 class _Behind(msgspec.Struct):
@@ -268,8 +342,7 @@ def a_run(job_id: str, **fields: Any) -> PipelineRecord:
 
 @asynccontextmanager
 async def run_house(**options: Any) -> AsyncIterator[RunHouse]:
-    store = MemoryPipelineStore()
-    await store.declare([NEWS])
+    store = Runs()
     door = StoreAuthenticator(store)
     http = HttpOptions(**{"port": 0, "grace": 0.5, **options})
     server = HttpServer(door, http, clock=SystemClock(), health=Health)

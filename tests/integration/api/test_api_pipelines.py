@@ -24,6 +24,7 @@ from penstock.core.errors import (
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.testing.aio import run_async
+from penstock.workloads.pipeline.interface import RunQuery
 from penstock.workloads.pipeline.records import (
     Breaker,
     BreakerState,
@@ -34,7 +35,6 @@ from penstock.workloads.pipeline.records import (
     PipelineEventKind,
     PipelineRecord,
 )
-from penstock.workloads.pipeline.interface import RunQuery
 from penstock.workloads.pipeline.views import RunView
 
 _K = PipelineEventKind
@@ -256,6 +256,7 @@ async def test_tenants_see_and_end_only_their_own() -> None:
 
 BLOB = "blob:sha256-" + "0" * 64
 BIG = encode_data(json.dumps("x" * 5000).encode())
+POINTERS = ("input_ptr", "output_ptr")
 ITEMS = [
     ItemRecord(seq=0, key="a", input=encode_data(b'{"n": 1.50}'), output=encode_data(b"null")),
     ItemRecord(
@@ -283,7 +284,7 @@ async def test_small_values_of_items_are_shown_and_others_pointed_to() -> None:
         answer = await one.call("GET", path)
         shown = answer.json["items"]
         values = [
-            {name: item[name] for name in item if name.startswith(("input", "output"))}
+            {name: item[name] for name in item if name in ("input", "output", *POINTERS)}
             for item in shown
         ]
         assert values[:3] == [
