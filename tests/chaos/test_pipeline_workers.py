@@ -182,21 +182,23 @@ def test_workers_share_what_a_pipeline_remembers_and_its_breakers(tmp_path: Path
         first = join(c, "first")
         with c.client() as ps:
 
+            def fetched(record: PipelineRecord) -> tuple[str, str]:
+                stage = record.stage("fetch")
+                assert stage is not None
+                return stage.status, stage.reason
+
             def run(**config: bool) -> PipelineRecord:
                 started = ps.pipelines.start("shared", config)
                 ps.get(started.id).wait(timeout=30)
                 return ps.pipelines.get(started.id)
 
             for _ in range(2):
-                assert run(fetches=True).stage("fetch").status == "failed"
+                assert fetched(run(fetches=True))[0] == "failed"
             kill(first)  # type: ignore[arg-type]
             second = join(c, "second")
             record = run(fetches=True)
             assert record.worker_id == "second"
-            assert (record.stage("fetch").status, record.stage("fetch").reason) == (
-                "skipped",
-                "breaker_open",
-            )
+            assert fetched(record) == ("skipped", "breaker_open")
             last = run(fetches=False)
             seen = ps.get(last.id).result(timeout=30)["output"]
             assert seen == [first.pid, first.pid, second.pid]  # type: ignore[attr-defined]

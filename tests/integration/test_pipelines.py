@@ -485,7 +485,9 @@ def age(folder: Path) -> None:
 def failing(ps: penstock.Client) -> tuple[list[str], list[bool]]:
     """What the store is asked to checkpoint fails as long as there is something in the second."""
     store = ps._engine.portal.run(_store_of(ps))
-    apply, refused, full = store.apply, [], []
+    apply = store.apply
+    refused: list[str] = []
+    full: list[bool] = []
 
     def refuse(changes: Any) -> Any:
         if full and any(isinstance(change, Checkpoint) for change in changes):

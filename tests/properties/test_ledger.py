@@ -73,8 +73,7 @@ def changes(draw: st.DrawFn) -> Change:
     if kind == 3:
         rows = (Step("stage", draw(st.integers(0, 3)), output=str(draw(st.integers()))),)
         notes = tuple(draw(st.lists(st.sampled_from(["begun", "half way"]), max_size=2)))
-        attempt = draw(st.integers(0, 3))
-        return Checkpoint(job_id, attempt, rows, notes, _WORKER, draw(times))
+        return Checkpoint(job_id, draw(st.integers(0, 3)), rows, notes, _WORKER, draw(times))
     events, actor = draw(st.sampled_from(_EVENTS))
     attempt = draw(st.one_of(st.none(), st.integers(0, 3)))
     result = JobResult(job_id=job_id, status=JobState.FAILED)
