@@ -571,10 +571,14 @@ def test_six_steps_that_do_nothing_cost_at_most_eight_commits(
         await write(self, commit, *rest)
 
     monkeypatch.setattr(SqliteBackend, "write", counting)
+    # However busy the machine: a start that is told late, and audit entries, go with a commit.
+    monkeypatch.setattr("penstock.control.ledger._EXTRAS_DELAY", 5.0)
+    monkeypatch.setattr("penstock.worker.attempt._START_DELAY", 5.0)
     with app_of(pipeline).run(tmp_path) as ps:
         for _ in range(3):
             commits.clear()
             run = ps.pipelines.start("six")
             assert ps.get(run.id).wait(timeout=20).state is penstock.JobState.SUCCEEDED
             ps.audit.read(AuditQuery())  # nothing is left to be written
-            assert len(commits) <= 8
+            told = [[str(stride.path) for stride in commit.strides] for commit in commits]
+            assert len(commits) <= 8, told
