@@ -295,9 +295,9 @@ class RunHouse(House):
         stage = replace(_stages()[0], status=StageStatus.RUNNING, total=3)
         await self.save(job_id, [(_K.STAGE_START, {"stage": "ingest"})], stage=stage)
 
-    async def progress(self, job_id: str = "r1", *numbers: int) -> None:
+    async def emit(self, job_id: str = "r1", *numbers: int) -> None:
         for number in numbers:
-            await self.save(job_id, [(_K.STAGE_PROGRESS, {"stage": "ingest", "done": number})])
+            await self.save(job_id, [(_K.CUSTOM, {"stage": "ingest", "done": number})])
 
     async def finish(self, job_id: str = "r1", *, failed: int = 0) -> None:
         done = replace(_stages()[0], status=StageStatus.COMPLETED, total=3, failed=failed)

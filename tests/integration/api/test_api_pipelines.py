@@ -409,13 +409,13 @@ async def test_a_stream_tells_what_happened_and_what_happens_and_ends_with_the_r
             opening = await anext(events)
             assert (opening.id, opening.kind) == ("0", "")
             assert [(await anext(events)).kind for _ in range(2)] == ["job_start", "stage_start"]
-            await one.progress("r1", 1, 2)
+            await one.emit("r1", 1, 2)
             await one.save("r1", [(_K.CUSTOM, {"kind": "mine", "text": "a\n\nid: 9"})])
             await one.finish()
             rest = [event async for event in events]
         assert [event.kind for event in rest] == [
-            "stage_progress",
-            "stage_progress",
+            "custom",
+            "custom",
             "custom",
             "stage_complete",
             "job_complete",
@@ -435,7 +435,7 @@ async def test_a_stream_tells_what_happened_and_what_happens_and_ends_with_the_r
 async def test_a_reader_that_comes_back_after_any_event_gets_exactly_the_rest() -> None:
     async with run_house() as one:
         await one.begin()
-        await one.progress("r1", 1, 2, 3)
+        await one.emit("r1", 1, 2, 3)
         await one.finish()
         async with stream_of(one) as events:
             whole = [event async for event in events if event.kind]
@@ -631,7 +631,7 @@ async def test_a_client_follows_a_run_over_lost_connections_without_gap_or_repea
             for n in range(1, 6):
                 for connection in one.server._connections():
                     connection.transport.abort()
-                await one.progress("r1", n)
+                await one.emit("r1", n)
                 seen.append(await anext(stream))
             await one.finish()
             seen += [event async for event in stream]
