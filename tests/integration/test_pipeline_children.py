@@ -21,16 +21,15 @@ def made(mode: str, *, distributed: bool = False) -> penstock.App:
 
     pipeline = penstock.Pipeline("squares")
 
-    if mode == "async":
+    async def asquared(n: int) -> int:
+        return await (await square.asubmit(n)).aresult()
 
-        @pipeline.map(over=lambda config: [1, 2, 3], distributed=distributed)
-        async def squared(n: int) -> int:
-            return await (await square.asubmit(n)).aresult()
-    else:
+    def squared(n: int) -> int:
+        return square.submit(n).result()
 
-        @pipeline.map(over=lambda config: [1, 2, 3], distributed=distributed)
-        def squared(n: int) -> int:
-            return square.submit(n).result()
+    pipeline.map(over=lambda config: [1, 2, 3], distributed=distributed)(
+        asquared if mode == "async" else squared
+    )
 
     @pipeline.step()
     def total(results: Any) -> int:

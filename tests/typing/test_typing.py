@@ -17,7 +17,7 @@ import penstock
 from penstock.ports.engine_api import PARTS, EngineApi
 from penstock.ports.store import JobConditions, JobQuery
 from penstock.workloads.llm.batches import Batches
-from penstock.workloads.pipeline.store import Pipelines
+from penstock.workloads.pipeline.interface import Pipelines
 
 USES = Path(__file__).with_name("uses.py")
 SOURCE = Path(penstock.__file__).parents[1]
