@@ -11,6 +11,7 @@ from penstock.testing.history import (
     Began,
     ChildGiven,
     Committed,
+    Dispatched,
     Finished,
     Hired,
     History,
@@ -143,19 +144,29 @@ def _check_slots(history: History) -> Iterator[Violation]:
     running: dict[str, set[tuple[str, int]]] = defaultdict(set)
     without: dict[str, float] = {}
     """When somebody last went on without a slot, by worker."""
-    for event in history.events:
+    dispatched: dict[tuple[str, int], int] = {}
+    broken_off: dict[tuple[str, int], int] = {}
+    for place, event in enumerate(history.events):
         match event:
             case Hired(worker_id, count):
                 slots[worker_id] = count
+            case Dispatched(job_id, attempt):
+                dispatched[job_id, attempt] = place
             case Began(job_id, attempt, worker_id):
                 running[worker_id].add((job_id, attempt))
-                if len(running[worker_id]) > slots.get(worker_id, len(running[worker_id])):
-                    said = f"began as number {len(running[worker_id])} on {worker_id}"
+                # A wait that is broken off ends at once, though its slot may have been given to a
+                # job whose start is being confirmed.
+                given = dispatched.get((job_id, attempt), 0)
+                counted = [one for one in running[worker_id] if broken_off.get(one, 0) <= given]
+                if len(counted) > slots.get(worker_id, len(counted)):
+                    said = f"began as number {len(counted)} on {worker_id}"
                     yield Violation(Promise.SLOTS, job_id, said)
             case Finished(job_id, attempt, worker_id) | WaitBegan(job_id, attempt, worker_id):
                 running[worker_id].discard((job_id, attempt))
             case WaitEnded(job_id, attempt, worker_id, wanted_at, at, is_broken_off):
                 running[worker_id].add((job_id, attempt))
+                if is_broken_off:
+                    broken_off[job_id, attempt] = place
                 if is_broken_off or len(running[worker_id]) <= slots.get(worker_id, 1 << 30):
                     continue
                 since = max(wanted_at, without.get(worker_id, 0.0))
