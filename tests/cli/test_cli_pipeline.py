@@ -147,7 +147,7 @@ def test_pipelines_are_listed_and_drawn(piped: Penstock) -> None:
         r"╭ shout +map over config.words +2",
         r"├ measure +map over shout +5 +in a thread",
         r"╰ announce +step of measure +if loud",
-        r"size +whole number +3 +1 to 9",
+        r"size +whole number +3 +at least 1, at most 9",
         "topic +job.pipeline.words",
     ):
         assert re.search(words, shown), words
@@ -345,7 +345,7 @@ def test_status_tells_stages_figures_and_where_to_look(piped: Penstock) -> None:
     ended(piped, job_id)
     shown = piped.out("pipeline", "status", job_id[-8:])
     for words in (
-        rf"run {job_id} of words +PARTIAL",
+        rf"words +job {job_id} +PARTIAL",
         r"shout +partial +2/2 +1 +1 ",
         r"announce +skipped +disabled",
         r"measure +letters 4",

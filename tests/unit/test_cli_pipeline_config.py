@@ -9,7 +9,8 @@ import click
 import msgspec
 import pytest
 
-from penstock.cli.pipeline_config import changed_fields, explained, fields_of, gather, read_value
+from penstock.cli.pipeline import explained, gather
+from penstock.cli.pipeline_display import changed_fields, config_fields
 from penstock.core.errors import InvalidRequest
 
 
@@ -47,7 +48,7 @@ SCHEMA = msgspec.json.schema(Config)
     ],
 )
 def test_a_value_is_json_where_it_can_be_and_text_elsewhere(text: str, value: object) -> None:
-    assert read_value(text) == value
+    assert gather(None, [("field", text)]) == {"field": value}
 
 
 def test_pairs_lie_on_top_of_the_file_and_dots_lead_into_objects(tmp_path: Path) -> None:
@@ -101,18 +102,17 @@ def test_whoever_meant_text_is_told_how_to_write_it(problem: str) -> None:
 
 
 def test_fields_are_told_with_type_default_and_bounds() -> None:
-    told = {one.name: (one.kind, one.default, one.bounds) for one in fields_of(SCHEMA)}
-    assert told == {
-        "name": ("text", "", ""),
-        "sources": ("list of text", "[]", ""),
-        "size": ("whole number", "10", "1 to 50"),
-        "share": ("number", "0.5", "above 0"),
-        "code": ("text", '"ab"', "at least 2 characters, matching ^[a-z]+$"),
-        "kind": ("choice", '"a"', "a, b"),
-        "maybe": ("number or null", "null", ""),
-        "inner.depth": ("whole number", "3", "1 to 9"),
-    }
-    assert [one.doc for one in fields_of(SCHEMA) if one.doc] == ["how many"]
+    told = [[str(cell).strip() for cell in row.values()] for row in config_fields(SCHEMA)]
+    assert told == [
+        ["name", "text", "", ""],
+        ["sources", "list of text", "[]", ""],
+        ["size", "whole number", "10", "at least 1, at most 50; how many"],
+        ["share", "number", "0.5", "above 0"],
+        ["code", "text", '"ab"', "at least 2 characters, matching ^[a-z]+$"],
+        ["kind", "choice", '"a"', "a, b"],
+        ["maybe", "number or null", "null", ""],
+        ["inner.depth", "whole number", "3", "at least 1, at most 9"],
+    ]
 
 
 def test_a_config_type_that_holds_itself_is_told_up_to_a_depth() -> None:
@@ -120,8 +120,8 @@ def test_a_config_type_that_holds_itself_is_told_up_to_a_depth() -> None:
         "$ref": "#/$defs/Node",
         "$defs": {"Node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}},
     }
-    (field,) = fields_of(schema)
-    assert field.name == "next.next.next.next.next"
+    (field,) = config_fields(schema)
+    assert field["CONFIG"] == "  next.next.next.next.next"
 
 
 def test_only_what_was_said_is_told_of_a_config() -> None:

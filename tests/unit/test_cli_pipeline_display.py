@@ -14,14 +14,12 @@ from rich.console import Console
 from penstock.cli import pipeline_display
 from penstock.cli.exits import Exit
 from penstock.cli.paper import Listing
-from penstock.cli.pipeline import _answer
+from penstock.cli.pipeline import _won
 from penstock.cli.pipeline_display import (
-    Board,
     bar,
     breakers_table,
     headline,
-    item_errors,
-    items_table,
+    items_page,
     outcome,
     runs_table,
     stage_line,
@@ -30,7 +28,7 @@ from penstock.cli.pipeline_display import (
     what,
     when,
 )
-from penstock.cli.pipeline_follow import _looking, code_of, ending, follow, print_events
+from penstock.cli.pipeline_follow import Board, _live, ending, follow, print_events, print_final
 from penstock.cli.place import Place
 from penstock.core.errors import Unavailable
 from penstock.core.job import Job
@@ -182,13 +180,13 @@ def test_why_a_run_ended_so() -> None:
     [
         (S.COMPLETED, Exit.OK, Exit.OK),
         (S.PARTIAL, Exit.OK, Exit.FAILED),
-        (S.FAILED, Exit.FAILED, Exit.FAILED),
         (S.CANCELLED, Exit.CANCELLED, Exit.CANCELLED),
     ],
 )
 def test_the_exit_code_of_each_end(status: PipelineJobStatus, code: Exit, strict: Exit) -> None:
-    assert code_of(status) is code
-    assert code_of(status, strict=True) is strict
+    api, record = told(SCRIPT), a_run(status=status)
+    assert asyncio.run(ending(api, record, Place())) is code
+    assert asyncio.run(ending(api, record, Place(), strict=True)) is strict
 
 
 def test_a_partial_end_is_warned_of_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,10 +218,7 @@ def test_a_complete_end_says_nothing(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_cancellation_says_which_won(
     accepted: bool, status: PipelineJobStatus, code: Exit, words: str
 ) -> None:
-    assert _answer(CancelAnswer(accepted, status), a_run(status=status)) == (
-        code,
-        words,
-    )
+    assert _won(CancelAnswer(accepted, status), a_run(status=status)) == (code, words)
 
 
 def test_what_a_stage_takes_in_words() -> None:
@@ -295,7 +290,7 @@ def told(script: Any) -> EngineApi:
 def test_without_a_terminal_a_stage_is_a_line_at_its_beginning_and_one_at_its_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert asyncio.run(follow(told(SCRIPT), a_run())) is DONE
+    assert asyncio.run(follow(told(SCRIPT), Board(a_run()))) is DONE
     lines = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
     assert lines == [
         f"pipeline news, job {JOB}",
@@ -306,25 +301,27 @@ def test_without_a_terminal_a_stage_is_a_line_at_its_beginning_and_one_at_its_en
 
 
 def test_events_are_json_lines_where_programs_watch(capsys: pytest.CaptureFixture[str]) -> None:
-    asyncio.run(print_events(told(SCRIPT), a_run()))
+    asyncio.run(print_events(told(SCRIPT), Board(a_run())))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(SCRIPT)
     assert '"kind":"job_complete"' in lines[-1]
 
 
-def test_a_live_view_that_waits_for_news_is_let_go() -> None:
-    async def seen() -> None:
-        news = asyncio.Event()
-        async with asyncio.timeout(5), _looking(told(SCRIPT), Board(a_run()), news):
-            await asyncio.sleep(0.01)
-            news.set()
+def test_a_live_board_ends_with_the_final_record_and_without_remarks() -> None:
+    async def seen() -> Board:
+        board = Board(a_run())
+        board.notice = "cancelling it"
+        async with asyncio.timeout(5):
+            await _live(told(SCRIPT), board)
+        return board
 
-    asyncio.run(seen())
+    board = asyncio.run(seen())
+    assert (board.record, board.notice, board.is_live) == (DONE, "", False)
 
 
 def test_events_that_break_off_are_no_end() -> None:
     with pytest.raises(Unavailable, match="broke off while it was RUNNING"):
-        asyncio.run(follow(told(SCRIPT[:3]), a_run(), silent=True))
+        asyncio.run(print_final(told(SCRIPT[:3]), Board(a_run())))
 
 
 LONG = "a-rather-long-name-that-somebody-chose-one-day"
@@ -346,12 +343,12 @@ def items_listed() -> Listing:
         error=LONG * 3,
         duration_ms=1e6,
     )
-    return items_table([item], [LONG * 4])
+    return cast(Listing, next(items_page([item], [LONG * 4])))
 
 
 def errors_listed() -> Listing:
     item = ItemRecord(seq=3, key="k", outcome=ItemOutcome.FAILED, error=LONG * 3)
-    _, listing = item_errors([item, replace(item, seq=4, error="")])
+    _, _, listing = items_page([item, replace(item, seq=4, error="")], ["", ""])
     assert isinstance(listing, Listing)
     return listing
 

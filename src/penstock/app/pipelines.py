@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.app.client import DefaultClient, JobHandle
-from penstock.config import load
 from penstock.core.errors import Misconfigured, NotFound, Unavailable
 from penstock.lifecycles.pipeline import ACTIVE, PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
-from penstock.workloads.pipeline.definition import Definition, load_pipeline
+from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.interface import MAX_PAGE, CancelAnswer, RunQuery
 from penstock.workloads.pipeline.records import (
     STALE_MESSAGE,
@@ -234,27 +233,3 @@ class PipelineJobManager:
 def pipeline_jobs(path: str | Path, *pipelines: Definition, **settings: Any) -> PipelineJobManager:
     """A `PipelineJobManager` on a folder of its own, for `async with`."""
     return PipelineJobManager(path, pipelines, **settings)
-
-
-async def run_here(
-    reference: str,
-    config: dict[str, Any],
-    *,
-    data: Path | None = None,
-    on_start: Callable[[Client, PipelineRecord], Awaitable[None]],
-    **options: Any,
-) -> None:
-    """Start a pipeline in an engine of this process, which lives as long as `on_start` takes.
-
-    The options are those of `Pipelines.start`.
-    """
-    from penstock.app.application import App
-
-    definition = load_pipeline(reference)
-    app = App()
-    app.add(definition)
-    settings = load(flags={} if data is None else {"data_dir": str(data)})
-    async with app.run(settings=settings) as client:
-        await client.api.pipelines.show(definition.name)
-        record = await client.api.pipelines.start(definition.name, config, **options)
-        await on_start(client, record)

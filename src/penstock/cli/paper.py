@@ -7,7 +7,7 @@ pipe it is written in full.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,14 @@ class Listing:
         self._right, self._header = right, header
         self._rows: list[tuple[str | Text, ...]] = []
 
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str | Text]], **options: Any) -> Listing:
+        """A table of one or more rows, each with the same columns; the options are those above."""
+        listing = cls(*rows[0], **options)
+        for row in rows:
+            listing.add(*row.values())
+        return listing
+
     def add(self, *cells: str | Text) -> None:
         self._rows.append(cells)
 
@@ -134,6 +142,22 @@ class Listing:
             widths[i] = max(_NARROWEST, min(widths[i], room // left))
             room -= widths[i]
         return widths
+
+
+def rich_text(*parts: str | Text | tuple[str, str], cut: bool = False) -> Text:
+    """Parts, each with its style if it has one; `cut`: in one line, whatever the room."""
+    from rich.text import Text
+
+    return Text.assemble(*parts, no_wrap=cut or None, overflow="ellipsis" if cut else None)
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> Listing:
+    """Names and values one below the other, without those that have no value."""
+    listing = Listing("", "fact", flexible=("fact",), folded=("fact",), header=False)
+    for name, value in pairs:
+        if value:
+            listing.add(rich_text((f"  {name}", "dim")), value)
+    return listing
 
 
 def styled(state: JobState) -> Text:

@@ -4,110 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+import tomllib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import click
 import msgspec
+from msgspec.structs import asdict
 
+from penstock.cli import pipeline_display as display
 from penstock.cli.exits import Exit
 from penstock.cli.groups import Commands
 from penstock.cli.ids import meant
 from penstock.cli.paper import emit, print_json
-from penstock.cli.parameters import DURATION, PAIR, as_json
-from penstock.cli.pipeline_config import changed_fields, explained, gather
-from penstock.cli.pipeline_display import (
-    Board,
-    breakers_table,
-    item_errors,
-    items_table,
-    print_pipeline,
-    print_pipelines,
-    runs_table,
-    status_page,
-)
+from penstock.cli.parameters import DURATION, as_json, read_object, read_source, several
 from penstock.cli.pipeline_follow import (
-    Interrupts,
+    Board,
+    ctrl_c_cancels,
     ending,
     follow,
     print_events,
-    say_how_to_go_on,
+    print_final,
 )
-from penstock.cli.place import Place, api_at, placed, reading_at, run
+from penstock.cli.place import Place, api_at, ask_engine, placed, reading_at
 from penstock.cli.terminal import echo
 from penstock.cli.words import short_id
 from penstock.core.errors import InvalidRequest, NotFound, NotRunning, PenstockError, Unavailable
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
+from penstock.workloads.pipeline.definition import Definition, load_pipeline
 from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery
-from penstock.workloads.pipeline.records import (
-    Breaker,
-    ItemOutcome,
-    ItemRecord,
-    PipelineInfo,
-    PipelineRecord,
-    pipeline_of,
-)
+from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
 from penstock.workloads.pipeline.views import item_view, view_of
 
-if TYPE_CHECKING:
-    from penstock.app import Client
-
-
-@click.group(cls=Commands)
-def pipeline() -> None:
-    """Start, watch and look into staged pipelines."""
-
-
-@pipeline.command("list")
-@as_json
-@placed
-@click.pass_obj
-def list_pipelines(place: Place, json: bool) -> None:
-    """List the pipelines that can be started."""
-    found = run(_declared(place))
-    if json:
-        print_json(msgspec.to_builtins(found))
-    elif not found:
-        echo("no pipelines; 'penstock up --app MODULE:APP' serves those of an app", err=True)
-    else:
-        print_pipelines(found)
-
-
-@pipeline.command()
-@click.argument("name")
-@as_json
-@placed
-@click.pass_obj
-def show(place: Place, name: str, json: bool) -> None:
-    """Draw a pipeline: its stages, its config, its alerts.
-
-    If no engine is running, NAME is MODULE:PIPELINE.
-    """
-    found = run(_shown(place, name))
-    print_json(msgspec.to_builtins(found)) if json else print_pipeline(found)
-
-
-async def _declared(place: Place) -> list[PipelineInfo]:
-    async with api_at(place) as api:
-        return await api.pipelines.list()
-
-
-async def _shown(place: Place, name: str) -> PipelineInfo:
-    """What the running engine says; if none runs, what is installed here."""
-    try:
-        async with api_at(place) as api:
-            return await api.pipelines.show(name)
-    except NotRunning:
-        if place.connect:
-            raise
-    echo("penstock: no engine is running; this is what is installed here", err=True)
-    from penstock.workloads.pipeline.definition import load_pipeline
-
-    return load_pipeline(name).info()
-
-
-# -- starting and following ------------------------------------------------------
+STATUS = click.Choice([status.value for status in PipelineJobStatus], case_sensitive=False)
+OUTCOME = click.Choice([outcome.value for outcome in ItemOutcome], case_sensitive=False)
+_PEEK = 200
+"""Bytes of an item's input that are read for a table."""
 
 followed = click.option(
     "--follow/--detach",
@@ -120,35 +55,84 @@ strict_too = click.option(
 )
 
 
+def answers(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command --json and the options of its Place, which is its first argument."""
+    return as_json(placed(click.pass_obj(command)))
+
+
+def limited(most: int | None = None) -> Callable[[Any], Any]:
+    return click.option(
+        *("-n", "--limit"),
+        type=click.IntRange(1, most),
+        default=20,
+        show_default=True,
+        help="Maximum number of results.",
+    )
+
+
+async def run_meant(api: EngineApi, text: str) -> PipelineRecord:
+    """The run with this id, or with an id that begins or ends so."""
+    job = await meant(api, text)
+    if pipeline_of(job.request.topic) is None:
+        raise NotFound(
+            f"job {job.job_id} is no run of a pipeline: its topic is {job.request.topic}",
+            hint=f"'penstock show {short_id(job.job_id)}' tells of it",
+        )
+    return await api.pipelines.get(job.job_id)
+
+
+@click.group(cls=Commands)
+def pipeline() -> None:
+    """Start, watch and look into staged pipelines."""
+
+
+@pipeline.command("list")
+@answers
+def list_pipelines(place: Place, json: bool) -> None:
+    """List the pipelines that can be started."""
+    found = ask_engine(place, lambda api: api.pipelines.list())
+    if json:
+        print_json(found)
+    elif not found:
+        echo("no pipelines; 'penstock up --app MODULE:APP' serves those of an app", err=True)
+    else:
+        emit(display.pipelines_table(found))
+
+
 @pipeline.command()
 @click.argument("name")
+@answers
+def show(place: Place, name: str, json: bool) -> None:
+    """Draw a pipeline: its stages, its config, its alerts.
+
+    If no engine is running, NAME is MODULE:PIPELINE.
+    """
+    try:
+        found = ask_engine(place, lambda api: api.pipelines.show(name))
+    except NotRunning:
+        if place.connect:
+            raise
+        echo("penstock: no engine is running; this is what is installed here", err=True)
+        found = load_pipeline(name).info()
+    print_json(found) if json else emit(*display.pipeline_page(found))
+
+
+# -- starting and following ------------------------------------------------------
+
+
+@pipeline.command()
+@click.argument("name")
+@several("--set", "A field of its config, as JSON or text; OUTER.INNER=VALUE; may be repeated.")
+@click.option("--config", metavar="FILE", help="Its config: a file .json or .toml.")
 @click.option(
-    "--set",
-    "pairs",
-    type=PAIR,
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A field of its config, as JSON or text; OUTER.INNER=VALUE; may be repeated.",
+    "--key", "idempotency_key", help="An idempotency key: the same key again is the same run."
 )
-@click.option("--config", "file", metavar="FILE", help="Its config: a file .json or .toml.")
-@click.option("--key", help="An idempotency key: the same key again is the same run.")
 @click.option("--tenant", default="default", help="Whom it belongs to.")
 @followed
 @strict_too
-@as_json
-@placed
-@click.pass_obj
+@answers
 def start(
-    place: Place,
-    /,
-    name: str,
-    pairs: tuple[tuple[str, str], ...],
-    file: str | None,
-    key: str | None,
-    tenant: str,
-    follows: bool | None,
-    strict: bool,
-    json: bool,
+    place: Place, /, name: str, config: str | None, follows: bool | None, strict: bool, **said: Any
 ) -> int:
     """Start a run of a pipeline; prints its id.
 
@@ -158,37 +142,27 @@ def start(
     If no engine is running, the run goes on in this process and is always followed: NAME is
     MODULE:PIPELINE then; Ctrl-C cancels it.
     """
-    config = gather(file, pairs)
-    options = {"tenant": tenant, "idempotency_key": key}
+    pairs, json = said.pop("set"), said.pop("json")
+    given, opened, show = gather(config, pairs), api_at, _shown(follows, json)
+    if here := not place.connect and follows is not False and not _is_running(place):
+        echo("penstock: no engine is running; the run goes on in this process", err=True)
+        definition = load_pipeline(name)
+        name, opened, show = definition.name, partial(_own_engine, definition), _shown(True, json)
 
     async def begin(api: EngineApi) -> PipelineRecord:
-        return await api.pipelines.start(name, config, tenant=tenant, idempotency_key=key)
+        return await api.pipelines.start(name, given, **said)
 
     try:
-        if not place.connect and follows is not False and run(_nobody(place)):
-            return _here(place, name, config, options, strict, json)
-        return _begin(place, begin, bool(follows), strict, json)
+        return _attached(place, begin, show, strict=strict, json=json, opened=opened, here=here)
     except InvalidRequest as error:
         raise explained(error, pairs) from error
-
-
-async def _nobody(place: Place) -> bool:
-    """Whether no engine is running. Asked first: an engine that is lost later on may have
-    begun the run, which must not be begun here once more."""
-    try:
-        async with api_at(place):
-            return False
-    except NotRunning:
-        return True
 
 
 @pipeline.command("retry-failed")
 @click.argument("job")
 @followed
 @strict_too
-@as_json
-@placed
-@click.pass_obj
+@answers
 def retry_failed(place: Place, job: str, follows: bool | None, strict: bool, json: bool) -> int:
     """Start a run of what failed in an ended one; prints its id.
 
@@ -197,10 +171,9 @@ def retry_failed(place: Place, job: str, follows: bool | None, strict: bool, jso
     """
 
     async def begin(api: EngineApi) -> PipelineRecord:
-        old = await run_meant(api, job)
-        return await api.pipelines.retry_failed(old.id)
+        return await api.pipelines.retry_failed((await run_meant(api, job)).id)
 
-    return _begin(place, begin, bool(follows), strict, json)
+    return _attached(place, begin, _shown(follows, json), strict=strict, json=json)
 
 
 @pipeline.command()
@@ -216,159 +189,148 @@ def watch(place: Place, job: str, strict: bool, json: bool) -> int:
     stage on. The exit code says how the run ended, as that of 'start --follow'. Ctrl-C leaves
     the run alone.
     """
-    found: list[str] = []
-
-    async def work() -> int:
-        async with reading_at(place) as api:
-            record = await run_meant(api, job)
-            found.append(record.id)
-            shown = print_events if json else follow
-            return await ending(api, await shown(api, record), place, strict=strict)
-
-    return _detachable(place, found, work)
+    found = partial(run_meant, text=job)
+    show = print_events if json else follow
+    return _attached(place, found, show, strict=strict, opened=reading_at)
 
 
-def _begin(
+Show = Callable[[EngineApi, Board], Awaitable[PipelineRecord]]
+Opened = Callable[[Place], AbstractAsyncContextManager[EngineApi]]
+
+
+def _shown(follows: bool | None, json: bool) -> Show | None:
+    return (print_final if json else follow) if follows else None
+
+
+def _attached(
     place: Place,
     begin: Callable[[EngineApi], Awaitable[PipelineRecord]],
-    follows: bool,
+    show: Show | None,
+    *,
     strict: bool,
-    json: bool,
+    json: bool = False,
+    opened: Opened = api_at,
+    here: bool = False,
 ) -> int:
-    """Begin a run on the running engine. Once it has begun, Ctrl-C leaves it alone."""
+    """Begin a run, and show it to its end. Ctrl-C then leaves it alone, unless it runs `here`."""
     begun: list[str] = []
 
-    async def work() -> int:
-        async with api_at(place) as api:
-            record = await begin(api)
-            begun.append(record.id)
-            if follows:
-                return await _to_the_end(api, record, place, strict, json)
-        print_json(view_of(record)) if json else echo(record.id)
-        return Exit.OK
+    async def work(api: EngineApi) -> int:
+        record = await begin(api)
+        begun.append(record.id)
+        if show is None:
+            print_json(view_of(record)) if json else echo(record.id)
+            return Exit.OK
+        board = Board(record)
+        async with ctrl_c_cancels(api.pipelines, board) if here else nullcontext():
+            return await ending(api, await show(api, board), place, strict=strict, here=here)
 
-    return _detachable(place, begun, work)
-
-
-def _detachable(
-    place: Place, begun: list[str], work: Callable[[], Coroutine[Any, Any, int]]
-) -> int:
+    again = f"penstock {place.spelled()}pipeline"
     try:
-        return run(work())
+        return ask_engine(place, work, opened)
     except KeyboardInterrupt:
-        if not begun:
+        if here or not begun:
             raise
-        say_how_to_go_on(place, begun[0])
+        echo(f"\npenstock: job {begun[0]} goes on", err=True)
+        echo(f"  follow it with '{again} watch {short_id(begun[0])}'", err=True)
+        echo(f"  end it with '{again} cancel {short_id(begun[0])}'", err=True)
         return Exit.INTERRUPTED
     except Unavailable as error:
-        if begun and not error.hint:
-            again = f"penstock {place.spelled()}pipeline watch {short_id(begun[0])}"
-            error.hint = f"the run may go on; follow it with '{again}'"
+        if begun:
+            watching = f"{again} watch {short_id(begun[0])}"
+            error.hint = f"once an engine answers, follow the run with '{watching}'"
         raise
 
 
-async def _to_the_end(
-    api: EngineApi,
-    record: PipelineRecord,
-    place: Place,
-    strict: bool,
-    json: bool,
-    board: Board | None = None,
-) -> int:
-    """`board`: that of a run whose engine is this process."""
-    ended = await follow(api, record, silent=json, board=board)
-    if json:
-        print_json(view_of(ended))
-    return await ending(api, ended, place, strict=strict, here=board is not None)
+def _is_running(place: Place) -> bool:
+    """Whether an engine answers. To be asked before a start: an engine that is lost during it may
+    have begun the run, which must not begin here as well."""
+    try:
+        return ask_engine(place, lambda api: asyncio.sleep(0, True))
+    except NotRunning:
+        return False
 
 
-def _here(
-    place: Place,
-    name: str,
-    config: dict[str, Any],
-    options: dict[str, Any],
-    strict: bool,
-    json: bool,
-) -> int:
-    """Run it in an engine of this process."""
-    from penstock.app.pipelines import run_here
+@asynccontextmanager
+async def _own_engine(definition: Definition, place: Place) -> AsyncIterator[EngineApi]:
+    """An engine in this process that serves one pipeline."""
+    from penstock.app import App
 
-    echo("penstock: no engine is running; the run goes on in this process", err=True)
-    codes: list[int] = []
+    app = App()
+    app.add(definition)
+    async with app.run(settings=place.settings()) as client:
+        await client.api.pipelines.show(definition.name)
+        yield client.api
 
-    async def on_start(client: Client, record: PipelineRecord) -> None:
-        board = Board(record)
-        async with Interrupts(client.api.pipelines, board):
-            codes.append(await _to_the_end(client.api, record, place, strict, json, board))
 
-    data = place.settings().data_dir
-    run(run_here(name, config, data=data, on_start=on_start, **options))
-    return codes[0]
+def gather(file: str | None, pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """The config of a file, JSON or TOML, with each pair set on top; a later one wins."""
+    config = {} if file is None else _read(file)
+    for key, text in pairs:
+        *path, last = key.split(".")
+        if not all((*path, last)):
+            problem = f"{key!r} is not a field; write NAME=VALUE or OUTER.INNER=VALUE"
+            raise click.BadParameter(problem, param_hint="--set")
+        inner = config
+        for depth, name in enumerate(path, 1):
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                problem = f"{key}: {'.'.join(path[:depth])} is set already, and not an object"
+                raise click.BadParameter(problem, param_hint="--set")
+        try:
+            inner[last] = msgspec.json.decode(text.encode("utf-8", "surrogateescape"))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            inner[last] = text
+    return config
+
+
+def _read(path: str) -> dict[str, Any]:
+    data = read_source("--config", f"@{path}")
+    if not path.endswith(".toml"):
+        return read_object("--config", data, f"{path}: ")
+    try:
+        return tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        problem = f"{path}: not valid TOML: {error}"
+        raise click.BadParameter(problem, param_hint="--config") from error
+
+
+def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> InvalidRequest:
+    """The same error; if a text was read as JSON, with how to write it as text."""
+    name = error.field.removeprefix("config.")
+    said = dict(pairs).get(name)
+    wanted = error.problem.lower().partition(", got")[0]
+    if error.hint or said is None or not ("`str`" in wanted or "string" in wanted):
+        return error
+    hint = f"""text that looks like JSON: --set '{name}="{said}"'"""
+    return InvalidRequest(error.field, error.problem, hint=hint)
 
 
 # -- runs and their items --------------------------------------------------------
 
-STATUS = click.Choice([status.value for status in PipelineJobStatus], case_sensitive=False)
-OUTCOME = click.Choice([outcome.value for outcome in ItemOutcome], case_sensitive=False)
-_GLANCE = 200
-"""Bytes of an item's input that are looked at."""
-
-
-async def run_meant(api: EngineApi, text: str) -> PipelineRecord:
-    """The run with this id, or a beginning or end of one that is enough."""
-    job = await meant(api, text)
-    if pipeline_of(job.request.topic) is None:
-        raise NotFound(
-            f"job {job.job_id} is no run of a pipeline: its topic is {job.request.topic}",
-            hint=f"'penstock show {short_id(job.job_id)}' tells of it",
-        )
-    return await api.pipelines.get(job.job_id)
-
 
 @pipeline.command()
-@click.option("--pipeline", "name", metavar="NAME", help="Of this pipeline.")
+@click.option("--pipeline", metavar="NAME", help="Of this pipeline.")
 @click.option("--status", type=STATUS, multiple=True, help="With this status; may be repeated.")
 @click.option("--tenant", help="Of this tenant.")
 @click.option("--retry-of", metavar="JOB", help="That retry this one.")
 @click.option("--before", metavar="JOB", help="Older than this one: the next page.")
-@click.option(
-    *("-n", "--limit"),
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Maximum number of results.",
-)
+@limited()
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
-@as_json
-@placed
-@click.pass_obj
-def runs(
-    place: Place,
-    /,
-    name: str | None,
-    status: tuple[str, ...],
-    tenant: str | None,
-    retry_of: str | None,
-    before: str | None,
-    limit: int,
-    quiet: bool,
-    json: bool,
-) -> None:
+@answers
+def runs(place: Place, /, limit: int, quiet: bool, json: bool, **said: Any) -> None:
     """List runs of pipelines, newest first."""
 
-    async def find() -> list[PipelineRecord]:
-        async with reading_at(place) as api:
-            query = RunQuery(
-                pipeline=name,
-                statuses=tuple(map(PipelineJobStatus, status)),
-                tenant=tenant,
-                retry_of=None if retry_of is None else (await run_meant(api, retry_of)).id,
-                before=None if before is None else _place(await run_meant(api, before)),
-                limit=limit,
-            )
-            return await api.pipelines.runs(query)
+    async def find(api: EngineApi) -> list[PipelineRecord]:
+        statuses = tuple(map(PipelineJobStatus, said.pop("status")))
+        if said["retry_of"] is not None:
+            said["retry_of"] = (await run_meant(api, said["retry_of"])).id
+        if said["before"] is not None:
+            last = await run_meant(api, said["before"])
+            said["before"] = (last.created_at, last.id)
+        return await api.pipelines.runs(RunQuery(statuses=statuses, limit=limit, **said))
 
-    found = run(find())
+    found = ask_engine(place, find, reading_at)
     if json:
         print_json([view_of(record) for record in found])
     elif quiet:
@@ -376,13 +338,9 @@ def runs(
     elif not found:
         echo("no such runs; start one with 'penstock pipeline start NAME'", err=True)
     else:
-        emit(runs_table(found, time.time()))
+        emit(display.runs_table(found, time.time()))
         if len(found) == limit:
             echo(f"there may be more: --before {short_id(found[-1].id)}", err=True)
-
-
-def _place(record: PipelineRecord) -> tuple[float, str]:
-    return record.created_at, record.id
 
 
 @pipeline.command()
@@ -390,25 +348,10 @@ def _place(record: PipelineRecord) -> tuple[float, str]:
 @click.argument("stage")
 @click.option("--outcome", type=OUTCOME, multiple=True, help="That ended so; may be repeated.")
 @click.option("--after", type=int, default=-1, metavar="SEQ", help="The next page: after this one.")
-@click.option(
-    *("-n", "--limit"),
-    type=click.IntRange(1, 1000),
-    default=20,
-    show_default=True,
-    help="Maximum number of results.",
-)
-@as_json
-@placed
-@click.pass_obj
+@limited(1000)
+@answers
 def items(
-    place: Place,
-    /,
-    job: str,
-    stage: str,
-    outcome: tuple[str, ...],
-    after: int,
-    limit: int,
-    json: bool,
+    place: Place, job: str, stage: str, outcome: tuple[str, ...], json: bool, **page: int
 ) -> None:
     """List the items of a stage, and how each ended.
 
@@ -416,34 +359,27 @@ def items(
     that also has what each was given and what it gave.
     """
 
-    async def find() -> tuple[list[ItemRecord], list[str]]:
-        async with reading_at(place) as api:
-            record = await run_meant(api, job)
-            outcomes = tuple(map(ItemOutcome, outcome))
-            found = await api.pipelines.items(
-                record.id, stage, after=after, limit=limit, outcomes=outcomes
-            )
-            if json:
-                return found, []
-            return found, await asyncio.gather(*(_glance(api, one.input) for one in found))
+    async def find(api: EngineApi) -> tuple[list[ItemRecord], list[str]]:
+        job_id, outcomes = (await run_meant(api, job)).id, tuple(map(ItemOutcome, outcome))
+        found = await api.pipelines.items(job_id, stage, outcomes=outcomes, **page)
+        peeked = [] if json else found
+        return found, await asyncio.gather(*(_peek(api, one.input) for one in peeked))
 
-    found, inputs = run(find())
+    found, inputs = ask_engine(place, find, reading_at)
     if json:
         print_json([item_view(one) for one in found])
     elif not found:
         echo("no such items", err=True)
     else:
-        emit(items_table(found, inputs), *item_errors(found))
-        if len(found) == limit:
+        emit(*display.items_page(found, inputs))
+        if len(found) == page["limit"]:
             echo(f"there may be more: --after {found[-1].seq}", err=True)
 
 
-async def _glance(api: EngineApi, pointer: str) -> str:
+async def _peek(api: EngineApi, pointer: str) -> str:
     """The beginning of what an item was given."""
-    if not pointer:
-        return ""
     try:
-        data = await api.read_blob(pointer, 0, _GLANCE)
+        data = await api.read_blob(pointer, 0, _PEEK) if pointer else b""
     except PenstockError as error:
         return error.message
     return " ".join(data.decode("utf-8", "replace").split())
@@ -459,9 +395,7 @@ async def _glance(api: EngineApi, pointer: str) -> str:
     show_default=True,
     help="How long to wait for running items to stop.",
 )
-@as_json
-@placed
-@click.pass_obj
+@answers
 def cancel(place: Place, job: str, reason: str, timeout: float, json: bool) -> int:
     """End a run.
 
@@ -469,16 +403,16 @@ def cancel(place: Place, job: str, reason: str, timeout: float, json: bool) -> i
     not stop and was abandoned. A run that still stops when the time is over is exit code 9.
     """
 
-    async def ask() -> tuple[CancelAnswer, PipelineRecord]:
-        async with api_at(place) as api:
-            record = await run_meant(api, job)
-            answer = await api.pipelines.cancel(record.id, reason=reason, timeout=timeout)
-            return answer, await api.pipelines.get(record.id)
+    async def ask(api: EngineApi) -> tuple[CancelAnswer, PipelineRecord]:
+        job_id = (await run_meant(api, job)).id
+        answer = await api.pipelines.cancel(job_id, reason=reason, timeout=timeout)
+        return answer, await api.pipelines.get(job_id)
 
-    answer, record = run(ask())
-    code, said = _answer(answer, record)
+    answer, record = ask_engine(place, ask)
+    code, said = _won(answer, record)
     if json:
-        print_json({**_built(record), "accepted": answer.accepted, "reason": answer.reason})
+        view = asdict(view_of(record))
+        print_json({**view, "accepted": answer.accepted, "reason": answer.reason})
         return code
     echo(f"{record.id} {said}")
     for name in record.abandoned_items:
@@ -486,52 +420,37 @@ def cancel(place: Place, job: str, reason: str, timeout: float, json: bool) -> i
     return code
 
 
-def _built(record: PipelineRecord) -> dict[str, Any]:
-    import msgspec
-
-    fields: dict[str, Any] = msgspec.to_builtins(view_of(record))
-    return fields
-
-
-def _answer(answer: CancelAnswer, record: PipelineRecord) -> tuple[Exit, str]:
-    """Which won. Somebody else may have cancelled it before, which is no less an end."""
-    if record.status is PipelineJobStatus.CANCELLED:
-        return (
-            (Exit.OK, "cancelled") if answer.accepted else (Exit.CONFLICT, _TOO_LATE + "CANCELLED")
-        )
+def _won(answer: CancelAnswer, record: PipelineRecord) -> tuple[Exit, str]:
+    """Whether the cancellation won. Another one that came before it is an end like others."""
     if not record.is_final:
         return Exit.NOT_YET, f"was asked to stop and is still {record.status}"
-    if answer.accepted:
-        return Exit.CONFLICT, f"ended {record.status} before the cancellation took effect"
-    return Exit.CONFLICT, _TOO_LATE + record.status
-
-
-_TOO_LATE = "had already ended "
+    if not answer.accepted:
+        return Exit.CONFLICT, f"had already ended {record.status}"
+    if record.status is PipelineJobStatus.CANCELLED:
+        return Exit.OK, "cancelled"
+    return Exit.CONFLICT, f"ended {record.status} before the cancellation took effect"
 
 
 @pipeline.command()
 @click.argument("job")
-@as_json
-@placed
-@click.pass_obj
+@answers
 def status(place: Place, job: str, json: bool) -> None:
     """Tell how far a run is: stages, errors, alerts."""
 
-    async def look() -> tuple[PipelineRecord, str, dict[str, str]]:
-        async with reading_at(place) as api:
-            record = await run_meant(api, job)
-            try:
-                schema = (await api.pipelines.show(record.pipeline)).config_schema
-            except PenstockError:  # nobody serves it any more
-                schema = {}
-            why = "" if record.is_final else await api.why(record.id)
-            return record, why, changed_fields(record.config, schema)
+    async def look(api: EngineApi) -> tuple[PipelineRecord, str, dict[str, str]]:
+        record = await run_meant(api, job)
+        try:
+            schema = (await api.pipelines.show(record.pipeline)).config_schema
+        except PenstockError:  # no worker serves it any more
+            schema = {}
+        why = "" if record.is_final else await api.why(record.id)
+        return record, why, display.changed_fields(record.config, schema)
 
-    record, why, config = run(look())
+    record, why, config = ask_engine(place, look, reading_at)
     if json:
         print_json(view_of(record))
     else:
-        emit(*status_page(record, why, config, place, time.time()))
+        emit(*display.status_page(record, why, config, place, time.time()))
 
 
 # -- breakers --------------------------------------------------------------------
@@ -546,37 +465,21 @@ def breakers(ctx: click.Context, json: bool) -> None:
 
     An open one keeps items from being tried; `breakers reset` closes it by hand.
     """
-    if ctx.invoked_subcommand is None:
-        found = run(_list(ctx.obj))
-        if json:
-            print_json([shown(one) for one in found])
-        elif not found:
-            echo("no breakers: none has counted a failure yet", err=True)
-        else:
-            emit(breakers_table(found, time.time()))
-
-
-async def _list(place: Place) -> list[Breaker]:
-    async with reading_at(place) as api:
-        return await api.pipelines.breakers()
+    if ctx.invoked_subcommand is not None:
+        return
+    found = ask_engine(ctx.obj, lambda api: api.pipelines.breakers(), reading_at)
+    if json:
+        print_json([asdict(one) for one in found])
+    elif not found:
+        echo("no breakers: none has counted a failure yet", err=True)
+    else:
+        emit(display.breakers_table(found, time.time()))
 
 
 @breakers.command()
 @click.argument("name")
-@as_json
-@placed
-@click.pass_obj
+@answers
 def reset(place: Place, name: str, json: bool) -> None:
     """Close a breaker by hand: its items are tried again."""
-
-    async def close() -> Breaker:
-        async with api_at(place) as api:
-            return await api.pipelines.reset_breaker(name)
-
-    closed = run(close())
-    print_json(shown(closed)) if json else echo(f"{closed.name} is {closed.state}")
-
-
-def shown(one: Breaker) -> dict[str, object]:
-    """Every field, also those that have their defaults."""
-    return {name: msgspec.to_builtins(getattr(one, name)) for name in one.__struct_fields__}
+    closed = ask_engine(place, lambda api: api.pipelines.reset_breaker(name))
+    print_json(asdict(closed)) if json else echo(f"{closed.name} is {closed.state}")

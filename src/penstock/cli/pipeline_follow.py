@@ -7,143 +7,124 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from penstock.cli import pipeline_display as display
 from penstock.cli.exits import Exit
-from penstock.cli.paper import console, print_line
-from penstock.cli.pipeline_display import Board, elapsed, job_status, outcome, stage_line
+from penstock.cli.paper import console, print_json, print_line, rich_text
 from penstock.cli.place import Place
 from penstock.cli.terminal import echo
-from penstock.cli.words import moment, short_id, span
-from penstock.core.errors import EngineUnavailable, Unavailable
+from penstock.cli.words import moment, short_id
+from penstock.core.errors import Unavailable
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
 from penstock.workloads.pipeline.interface import Pipelines
-from penstock.workloads.pipeline.records import PipelineEvent, PipelineEventKind, PipelineRecord
+from penstock.workloads.pipeline.records import PipelineEventKind, PipelineRecord
+from penstock.workloads.pipeline.views import view_of
 
-_LOOK = 0.15
-"""Seconds between looks at the record while a run is shown live."""
-_SELDOM = 1.0
-"""Seconds after which it is looked at even if nothing was heard."""
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+_LOOK = 0.25
+"""Seconds between reads of the record while a run is shown live."""
 _PATIENCE = 3600.0
-"""Seconds that a run in this process is waited for after it was asked to stop."""
+"""Seconds to wait for a run in this process after Ctrl-C cancelled it."""
+_CANCELLING = "cancelling it; Ctrl-C once more leaves at once"
 
 
-async def follow(
-    api: EngineApi, record: PipelineRecord, *, silent: bool = False, board: Board | None = None
-) -> PipelineRecord:
-    """Show a run until it ends; returns its final record."""
-    pipelines = api.pipelines
-    with _told_how_to_go_on(record.id):
-        if silent:
-            async for _ in pipelines.stream(record.id):
-                pass
-        elif sys.stdout.isatty():
-            await _live(api, board or Board(record))
-        else:
-            await _plain(pipelines, record)
-        ended = await _ended(pipelines, record.id)
-    if not silent:
-        _print_end(ended)
+class Board:
+    """The live view of a run: its latest record, drawn as of now."""
+
+    def __init__(self, record: PipelineRecord) -> None:
+        self.record = record
+        self.is_live = False
+        """Whether it is on the screen, where nothing else can be printed."""
+        self.remark = ""
+        """What the run waits for."""
+        self.notice = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        now = time.time()
+        yield display.headline(self.record, now)
+        yield from display.stage_table(self.record, now, live=True)
+        for part in ((self.remark, "dim"), (self.notice, "yellow")):
+            if part[0]:
+                yield rich_text(part, cut=True)
+
+
+async def follow(api: EngineApi, board: Board) -> PipelineRecord:
+    """Show a run until it ends: as a live board, or as lines if this is no terminal."""
+    await (_live(api, board) if sys.stdout.isatty() else _plain(api.pipelines, board.record))
+    ended = await _ended(api.pipelines, board)
+    ran = display.elapsed(ended, time.time())
+    status = display.status_text(ended.status)
+    console().print(rich_text(f"{ended.pipeline} ", status, f" after {ran}" if ran else ""))
     return ended
 
 
-async def print_events(api: EngineApi, record: PipelineRecord) -> PipelineRecord:
-    """Its events as JSON lines until it ends."""
-    with _told_how_to_go_on(record.id):
-        async for event in api.pipelines.stream(record.id):
-            print_line(msgspec.to_builtins(event))
-        return await _ended(api.pipelines, record.id)
+async def print_events(api: EngineApi, board: Board) -> PipelineRecord:
+    """Print the events of a run as JSON lines until it ends."""
+    async for event in api.pipelines.stream(board.record.id):
+        print_line(event)
+    return await _ended(api.pipelines, board)
 
 
-@contextlib.contextmanager
-def _told_how_to_go_on(job_id: str) -> Iterator[None]:
-    """Of an engine that does not come back."""
-    try:
-        yield
-    except EngineUnavailable as error:
-        hint = f"start it, and go on with 'penstock pipeline watch {short_id(job_id)}'"
-        raise EngineUnavailable(error.message, hint=hint) from error
+async def print_final(api: EngineApi, board: Board) -> PipelineRecord:
+    """Print the record of a run as JSON when it has ended."""
+    async for _ in api.pipelines.stream(board.record.id):
+        pass
+    ended = await _ended(api.pipelines, board)
+    print_json(view_of(ended))
+    return ended
 
 
-async def _ended(pipelines: Pipelines, job_id: str) -> PipelineRecord:
-    record = await pipelines.get(job_id)
+async def _ended(pipelines: Pipelines, board: Board) -> PipelineRecord:
+    record = await pipelines.get(board.record.id)
     if not record.is_final:
-        raise Unavailable(
-            f"the events of job {job_id} broke off while it was {record.status}",
-            hint=f"go on with 'penstock pipeline watch {short_id(job_id)}'",
-        )
+        raise Unavailable(f"the events of job {record.id} broke off while it was {record.status}")
     return record
 
 
 async def _live(api: EngineApi, board: Board) -> None:
     from rich.live import Live
 
-    news, job_id = asyncio.Event(), board.record.id
-    with Live(board, console=console(), refresh_per_second=8):
-        board.is_live = True
-        async with _looking(api, board, news):
-            async for _ in api.pipelines.stream(job_id):
-                news.set()
-        board.record = await api.pipelines.get(job_id)
-        board.remark = board.notice = ""
-        board.is_live = False
-
-
-@contextlib.asynccontextmanager
-async def _looking(api: EngineApi, board: Board, news: asyncio.Event) -> AsyncIterator[None]:
-    """Keep the board fresh. Events say that there is something to see; how many of them come
-    at once does not matter, so the past is caught up with at a glance."""
+    job_id = board.record.id
 
     async def look() -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                # Not wait_for: in Python 3.11 that may swallow the cancellation below.
-                async with asyncio.timeout(_SELDOM):
-                    await news.wait()
-            news.clear()
-            board.record = record = await api.pipelines.get(board.record.id)
+            board.record = record = await api.pipelines.get(job_id)
             waits = record.status is PipelineJobStatus.PENDING
-            board.remark = await api.why(record.id) if waits else ""
+            board.remark = await api.why(job_id) if waits else ""
             await asyncio.sleep(_LOOK)
 
-    task = asyncio.create_task(look())
-    try:
-        yield
-    finally:
-        task.cancel()
-        # What keeps it from looking ends the stream as well, which tells of it.
-        await asyncio.gather(task, return_exceptions=True)
+    with Live(board, console=console(), refresh_per_second=8):
+        board.is_live, looking = True, asyncio.create_task(look())
+        try:
+            async for _ in api.pipelines.stream(job_id):
+                pass
+        finally:
+            looking.cancel()
+            # An error of a look ends the stream as well, which reports it.
+            await asyncio.gather(looking, return_exceptions=True)
+        board.record = await api.pipelines.get(job_id)
+        board.remark, board.notice, board.is_live = "", "", False
 
 
 async def _plain(pipelines: Pipelines, record: PipelineRecord) -> None:
     """A line when a stage begins and one when it ends."""
     echo(f"pipeline {record.pipeline}, job {record.id}")
     async for event in pipelines.stream(record.id):
-        if (said := await _said(pipelines, event)) is not None:
+        name, said = event.data.get("stage", ""), ""
+        if event.kind is PipelineEventKind.STAGE_START:
+            said = f"{name}  started"
+        elif event.kind is PipelineEventKind.STAGE_COMPLETE:
+            stage = (await pipelines.get(event.job_id)).stage(name)
+            said = display.stage_line(stage) if stage is not None else ""
+        if said:
             echo(f"{moment(event.at, time.time())}  {said}")
             sys.stdout.flush()
-
-
-async def _said(pipelines: Pipelines, event: PipelineEvent) -> str | None:
-    name = event.data.get("stage", "")
-    if event.kind is PipelineEventKind.STAGE_START:
-        return f"{name}  started"
-    if event.kind is not PipelineEventKind.STAGE_COMPLETE:
-        return None
-    stage = (await pipelines.get(event.job_id)).stage(name)
-    return None if stage is None else stage_line(stage)
-
-
-def _print_end(record: PipelineRecord) -> None:
-    from rich.text import Text
-
-    ran = f" after {span(elapsed(record, time.time()))}" if record.started_at is not None else ""
-    console().print(Text.assemble(f"{record.pipeline} ", job_status(record.status), ran))
 
 
 async def ending(
@@ -154,7 +135,7 @@ async def ending(
     strict: bool = False,
     here: bool = False,
 ) -> Exit:
-    """Say on standard error what went wrong, and what can be done; the exit code of the end.
+    """Say on standard error what went wrong and what can be done; returns the exit code.
 
     `here`: the run's engine ends with this process.
     """
@@ -163,76 +144,47 @@ async def ending(
         echo(f"penstock: alert {alert.code}: {alert.message}", err=True)
     if status is PipelineJobStatus.COMPLETED:
         return Exit.OK
-    why = outcome(record)
-    echo(
+    why, engine = display.outcome(record), ", once an engine is up" if here else ""
+    lines = [
         f"penstock: job {record.id} ended {status}" + (f": {why}" if why else ""),
-        err=True,
-    )
-    for name in record.abandoned_items:
-        echo(f"  abandoned: {name}", err=True)
-    echo(f"  see '{again} status {short_id(record.id)}'", err=True)
-    engine = ", once an engine is up" if here else ""
-    echo(
-        f"  run what is undone with '{again} retry-failed {short_id(record.id)}'{engine}", err=True
-    )
+        *(f"  abandoned: {name}" for name in record.abandoned_items),
+        f"  see '{again} status {short_id(record.id)}'",
+        f"  run what is undone with '{again} retry-failed {short_id(record.id)}'{engine}",
+    ]
+    echo("\n".join(lines), err=True)
     if status is PipelineJobStatus.FAILED:
         return _ENDS.get((await api.get(record.id)).state, Exit.FAILED)
-    return code_of(status, strict=strict)
+    if status is PipelineJobStatus.CANCELLED:
+        return Exit.CANCELLED
+    return Exit.FAILED if strict else Exit.OK
 
 
 _ENDS = {JobState.DENIED: Exit.DENIED, JobState.TIMEOUT: Exit.TIMEOUT}
-"""Ends of a run's job that a run knows as FAILED."""
+"""Ends of a job that its run calls FAILED."""
 
 
-def is_retriable(record: PipelineRecord) -> bool:
-    """Whether there is something for `retry-failed` to do."""
-    return record.is_final and record.status is not PipelineJobStatus.COMPLETED
+@contextlib.asynccontextmanager
+async def ctrl_c_cancels(pipelines: Pipelines, board: Board) -> AsyncIterator[None]:
+    """For a run in this process: the first Ctrl-C cancels it, the second leaves at once."""
+    cancelling: list[asyncio.Future[Any]] = []
 
+    def interrupt() -> None:
+        if cancelling:
+            from penstock.cli.service import leave_at_once
 
-def code_of(status: PipelineJobStatus, *, strict: bool = False) -> Exit:
-    if status is PipelineJobStatus.CANCELLED:
-        return Exit.CANCELLED
-    if status is PipelineJobStatus.FAILED or (strict and status is PipelineJobStatus.PARTIAL):
-        return Exit.FAILED
-    return Exit.OK
+            console().show_cursor(True)
+            leave_at_once("stopped at once; the run is taken up at the next start")
+        if board.is_live:
+            board.notice = _CANCELLING
+        else:
+            echo(f"penstock: {_CANCELLING}", err=True)
+        work = pipelines.cancel(board.record.id, reason="Ctrl-C", timeout=_PATIENCE)
+        cancelling.append(asyncio.ensure_future(work))
 
-
-def say_how_to_go_on(place: Place, job_id: str) -> None:
-    again = f"penstock {place.spelled()}pipeline"
-    echo(f"\npenstock: job {job_id} goes on", err=True)
-    echo(f"  follow it with '{again} watch {short_id(job_id)}'", err=True)
-    echo(f"  end it with '{again} cancel {short_id(job_id)}'", err=True)
-
-
-_CANCELLING = "cancelling it; Ctrl-C once more leaves at once"
-
-
-class Interrupts:
-    """Ctrl-C while a run goes on in this process: the first cancels it, the next leaves."""
-
-    def __init__(self, pipelines: Pipelines, board: Board) -> None:
-        self._pipelines, self._board = pipelines, board
-        self._cancelling: asyncio.Task[Any] | None = None
-
-    async def __aenter__(self) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._hear)
-
-    async def __aexit__(self, *exc: object) -> None:
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        if self._cancelling is not None:
-            await self._cancelling
-
-    def _hear(self) -> None:
-        if self._cancelling is None:
-            if self._board.is_live:
-                self._board.notice = _CANCELLING
-            else:
-                echo(f"penstock: {_CANCELLING}", err=True)
-            job_id = self._board.record.id
-            work = self._pipelines.cancel(job_id, reason="Ctrl-C", timeout=_PATIENCE)
-            self._cancelling = asyncio.ensure_future(work)
-            return
-        from penstock.cli.service import leave_at_once
-
-        console().show_cursor(True)
-        leave_at_once("stopped at once; the run is taken up at the next start")
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        await asyncio.gather(*cancelling)

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -125,3 +125,17 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     import asyncio
 
     return asyncio.run(work)
+
+
+def ask_engine(
+    place: Place,
+    question: Callable[[EngineApi], Awaitable[T]],
+    opened: Callable[[Place], AbstractAsyncContextManager[EngineApi]] = api_at,
+) -> T:
+    """Open an engine's EngineApi, call it and close it."""
+
+    async def asked() -> T:
+        async with opened(place) as api:
+            return await question(api)
+
+    return run(asked())

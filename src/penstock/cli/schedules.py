@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -12,12 +12,12 @@ import click
 import msgspec
 
 from penstock.cli.groups import Commands
-from penstock.cli.paper import Listing, emit, print_json, record
+from penstock.cli.paper import Listing, emit, facts, print_json, record
 from penstock.cli.parameters import DURATION, PRIORITY, as_json, read_object, read_source, several
-from penstock.cli.place import Place, api_at, placed, run
+from penstock.cli.place import Place, ask_engine, placed
 from penstock.cli.terminal import echo
 from penstock.cli.words import moment, span
-from penstock.core.job import Job, RetryPolicy
+from penstock.core.job import RetryPolicy
 from penstock.ports.engine_api import CatchUp, EngineApi, Schedule, ScheduleView
 
 CATCH_UP = click.Choice([one.value for one in CatchUp])
@@ -104,7 +104,7 @@ def put(
         )
         return await api.schedules.put(made)
 
-    _tell(run(_asked(place, make)), json)
+    _tell(ask_engine(place, make), json)
 
 
 async def _pointer(api: EngineApi, payload: dict[str, Any] | None) -> str:
@@ -129,11 +129,6 @@ def _fields(said: dict[str, Any]) -> dict[str, Any]:
     return checked(options)
 
 
-async def _asked(place: Place, question: Callable[[EngineApi], Awaitable[Any]]) -> Any:
-    async with api_at(place) as api:
-        return await question(api)
-
-
 def _tell(view: ScheduleView, json: bool) -> None:
     if json:
         print_json(msgspec.to_builtins(view))
@@ -155,7 +150,7 @@ def _next(view: ScheduleView, now: float) -> str:
 @click.pass_obj
 def list_schedules(place: Place, json: bool) -> None:
     """List the schedules."""
-    found: list[ScheduleView] = run(_asked(place, lambda api: api.schedules.list()))
+    found = ask_engine(place, lambda api: api.schedules.list())
     if json:
         print_json(msgspec.to_builtins(found))
     elif not found:
@@ -198,14 +193,11 @@ def _listing(found: list[ScheduleView], now: float) -> Listing:
 @click.pass_obj
 def show(place: Place, name: str, tenant: str, json: bool) -> None:
     """Show a schedule, its next times and its last job."""
-    view: ScheduleView = run(_asked(place, lambda api: api.schedules.get(name, tenant)))
+    view = ask_engine(place, lambda api: api.schedules.get(name, tenant))
     if json:
         print_json(msgspec.to_builtins(view))
         return
-    facts = Listing("", "fact", flexible=("fact",), folded=("fact",), header=False)
-    for title, value in _facts(view, time.time()):
-        facts.add(f"  {title}", value)
-    emit(f"schedule {name}", facts)
+    emit(f"schedule {name}", facts(_facts(view, time.time())))
 
 
 def _facts(view: ScheduleView, now: float) -> Iterator[tuple[str, str]]:
@@ -253,7 +245,7 @@ def pause(place: Place, name: str, tenant: str, json: bool) -> None:
 
     Times that pass meanwhile are not made up for.
     """
-    _tell(run(_asked(place, lambda api: api.schedules.pause(name, tenant))), json)
+    _tell(ask_engine(place, lambda api: api.schedules.pause(name, tenant)), json)
 
 
 @schedule.command()
@@ -264,7 +256,7 @@ def pause(place: Place, name: str, tenant: str, json: bool) -> None:
 @click.pass_obj
 def resume(place: Place, name: str, tenant: str, json: bool) -> None:
     """Resume a paused schedule, from its next time on."""
-    _tell(run(_asked(place, lambda api: api.schedules.pause(name, tenant, paused=False))), json)
+    _tell(ask_engine(place, lambda api: api.schedules.pause(name, tenant, paused=False)), json)
 
 
 @schedule.command()
@@ -275,7 +267,7 @@ def resume(place: Place, name: str, tenant: str, json: bool) -> None:
 @click.pass_obj
 def fire(place: Place, name: str, tenant: str, json: bool) -> None:
     """Submit its job now, in addition to its times; prints the id."""
-    job: Job = run(_asked(place, lambda api: api.schedules.fire(name, tenant)))
+    job = ask_engine(place, lambda api: api.schedules.fire(name, tenant))
     print_json(record(job)) if json else echo(job.job_id)
 
 
@@ -287,5 +279,5 @@ def fire(place: Place, name: str, tenant: str, json: bool) -> None:
 @click.pass_obj
 def delete(place: Place, name: str, tenant: str, json: bool) -> None:
     """Delete a schedule. Jobs that it submitted go on."""
-    run(_asked(place, lambda api: api.schedules.delete(name, tenant)))
+    ask_engine(place, lambda api: api.schedules.delete(name, tenant))
     print_json({"name": name, "deleted": True}) if json else echo(f"{name} deleted")

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from penstock.cli.approvals import who_may
 from penstock.cli.ids import meant
-from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
+from penstock.cli.paper import WIDE, Listing, console, emit, facts, print_json, record, styled
 from penstock.cli.parameters import as_json
 from penstock.cli.pipeline_display import stage_table
 from penstock.cli.place import Place, placed, reading_at, run
@@ -170,10 +170,7 @@ async def _print(api: EngineApi, dossier: Dossier) -> None:
     title = Text.assemble("job ", (first, "bold"), "  ", styled(job.state))
     if count > 1:
         title.append(f"  {count:,} tries")
-    facts = Listing("", "fact", flexible=("fact",), folded=("fact",), header=False)
-    for name, value in _facts(dossier, now):
-        facts.add(Text(f"  {name}", "dim"), value)
-    parts: list[RenderableType] = [title, facts]
+    parts: list[RenderableType] = [title, facts(_facts(dossier, now))]
     if dossier.run is not None and dossier.run.stages:
         parts += ["", *stage_table(dossier.run, now)]
     if count > 1:
