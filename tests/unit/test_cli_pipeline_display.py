@@ -28,7 +28,7 @@ from penstock.cli.pipeline_display import (
     what,
     when,
 )
-from penstock.cli.pipeline_follow import Board, _live, ending, follow, print_events, print_final
+from penstock.cli.pipeline_follow import Board, _live, ending, follow
 from penstock.cli.place import Place
 from penstock.core.errors import Unavailable
 from penstock.core.job import Job
@@ -166,13 +166,19 @@ def test_the_end_of_a_stage_in_one_line(stage: StageRecord, line: str) -> None:
 
 
 def test_why_a_run_ended_so() -> None:
-    assert outcome(a_run(SIX[0])) == "1 of 4 items of ingest failed"
+    assert outcome(a_run(SIX[0], status=S.PARTIAL)) == "1 of 4 items of ingest failed"
     broken = a_step(status=StageStatus.FAILED, errors=("no",))
-    assert outcome(a_run(broken)) == "brief failed: no"
-    assert outcome(a_run(errors=(StageError("", "orphaned"),))) == "orphaned"
+    assert outcome(a_run(broken, status=S.FAILED)) == "brief failed: no"
+    assert outcome(a_run(status=S.FAILED, errors=(StageError("", "orphaned"),))) == "orphaned"
     assert outcome(a_run(SIX[0], abandoned_items=("a/1",))) == "1 item would not stop"
     stopped = a_run(SIX[0], status=S.CANCELLED, current_stage="ingest")
     assert outcome(stopped) == "in ingest"
+
+
+def test_where_a_run_is_that_has_not_ended() -> None:
+    record = a_run(SIX[0], current_stage="ingest")
+    assert outcome(record) == "in ingest"
+    assert outcome(replace(record, cancel_requested=True)) == "asked to stop"
 
 
 @pytest.mark.parametrize(
@@ -301,7 +307,7 @@ def test_without_a_terminal_a_stage_is_a_line_at_its_beginning_and_one_at_its_en
 
 
 def test_events_are_json_lines_where_programs_watch(capsys: pytest.CaptureFixture[str]) -> None:
-    asyncio.run(print_events(told(SCRIPT), Board(a_run())))
+    asyncio.run(follow(told(SCRIPT), Board(a_run()), "events"))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(SCRIPT)
     assert '"kind":"job_complete"' in lines[-1]
@@ -321,7 +327,7 @@ def test_a_live_board_ends_with_the_final_record_and_without_remarks() -> None:
 
 def test_events_that_break_off_are_no_end() -> None:
     with pytest.raises(Unavailable, match="broke off while it was RUNNING"):
-        asyncio.run(print_final(told(SCRIPT[:3]), Board(a_run())))
+        asyncio.run(follow(told(SCRIPT[:3]), Board(a_run()), "record"))
 
 
 LONG = "a-rather-long-name-that-somebody-chose-one-day"

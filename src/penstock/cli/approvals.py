@@ -12,7 +12,7 @@ from penstock.cli.exits import Exit, exit_of
 from penstock.cli.filters import filtered, query_of
 from penstock.cli.ids import job_ids, meant
 from penstock.cli.paper import Listing, emit, print_json, record
-from penstock.cli.parameters import as_json
+from penstock.cli.parameters import as_json, limited
 from penstock.cli.place import Place, api_at, placed, reading_at, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import short_id, span
@@ -24,13 +24,7 @@ from penstock.ports.engine_api import EngineApi
 
 @click.command()
 @filtered
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=50,
-    show_default=True,
-    help="Maximum number of results.",
-)
+@limited(50)
 @as_json
 @placed
 @click.pass_obj

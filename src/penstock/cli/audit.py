@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from penstock.cli.paper import Listing, emit, print_json
-from penstock.cli.parameters import as_json
+from penstock.cli.parameters import as_json, limited
 from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import moment
@@ -20,13 +20,7 @@ from penstock.ports.store import AuditEntry, AuditQuery
 @click.option("--action", metavar="GLOB", help="Such as job.cancel or key.*.")
 @click.option("--subject", metavar="JOB|NAME", help="With this subject.")
 @click.option("--tenant", help="By keys of this tenant.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=50,
-    show_default=True,
-    help="Maximum number of results.",
-)
+@limited(50)
 @click.option("--before", type=int, metavar="N", help="Older than this: the next page.")
 @as_json
 @placed

@@ -11,7 +11,7 @@ from penstock.cli.exits import Exit
 from penstock.cli.filters import filtered, is_narrowed, query_of
 from penstock.cli.groups import Commands
 from penstock.cli.paper import print_json, record
-from penstock.cli.parameters import as_json
+from penstock.cli.parameters import as_json, limited
 from penstock.cli.place import Place, api_at, placed, reading_at, run
 from penstock.cli.ps import known_as, print_jobs
 from penstock.cli.terminal import echo
@@ -19,13 +19,7 @@ from penstock.cli.terminal import echo
 
 @click.group(cls=Commands, acts=True)
 @filtered
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Maximum number of results.",
-)
+@limited(20)
 @click.option("--before", type=int, metavar="SEQ", help="Older than this: the next page.")
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
 @as_json

@@ -107,6 +107,17 @@ PRIORITY = click.Choice([priority.value for priority in Priority])
 as_json = click.option("--json", "json", is_flag=True, help="Print JSON.")
 
 
+def limited(default: int, *short: str, most: int | None = None) -> Callable[[F], F]:
+    """The option --limit of a listing."""
+    return click.option(
+        *(*short, "--limit"),
+        type=click.IntRange(1, most),
+        default=default,
+        show_default=True,
+        help="Maximum number of results.",
+    )
+
+
 def several(name: str, sentence: str) -> Callable[[F], F]:
     """An option KEY=VALUE that may be given more than once."""
     return click.option(name, type=PAIR, multiple=True, metavar="KEY=VALUE", help=sentence)

@@ -19,15 +19,8 @@ from penstock.cli.exits import Exit
 from penstock.cli.groups import Commands
 from penstock.cli.ids import meant
 from penstock.cli.paper import emit, print_json
-from penstock.cli.parameters import DURATION, as_json, read_object, read_source, several
-from penstock.cli.pipeline_follow import (
-    Board,
-    ctrl_c_cancels,
-    ending,
-    follow,
-    print_events,
-    print_final,
-)
+from penstock.cli.parameters import DURATION, as_json, limited, read_object, read_source, several
+from penstock.cli.pipeline_follow import Board, Json, ctrl_c_cancels, ending, follow
 from penstock.cli.place import Place, api_at, ask_engine, placed, reading_at
 from penstock.cli.terminal import echo
 from penstock.cli.words import short_id
@@ -39,6 +32,7 @@ from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery
 from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
 from penstock.workloads.pipeline.views import item_view, view_of
 
+F = Callable[..., Any]
 STATUS = click.Choice([status.value for status in PipelineJobStatus], case_sensitive=False)
 OUTCOME = click.Choice([outcome.value for outcome in ItemOutcome], case_sensitive=False)
 _PEEK = 200
@@ -50,24 +44,20 @@ followed = click.option(
     default=None,
     help="Show it until it ends, or return at once, as it does if nothing is said.",
 )
-strict_too = click.option(
-    "--strict", is_flag=True, help="End with 1 rather than 0 if the run ends PARTIAL."
-)
 
 
-def answers(command: Callable[..., Any]) -> Callable[..., Any]:
+def shows(form: Json, sentence: str = "Print JSON.") -> Callable[[F], F]:
+    """Give a command --strict, --json for this form, and its Place as `answers` does."""
+    strict = click.option(
+        "--strict", is_flag=True, help="End with 1 rather than 0 if the run ends PARTIAL."
+    )
+    json = click.option("--json", "json", flag_value=form, default="", help=sentence)
+    return lambda command: strict(json(placed(click.pass_obj(command))))
+
+
+def answers(command: F) -> F:
     """Give a command --json and the options of its Place, which is its first argument."""
     return as_json(placed(click.pass_obj(command)))
-
-
-def limited(most: int | None = None) -> Callable[[Any], Any]:
-    return click.option(
-        *("-n", "--limit"),
-        type=click.IntRange(1, most),
-        default=20,
-        show_default=True,
-        help="Maximum number of results.",
-    )
 
 
 async def run_meant(api: EngineApi, text: str) -> PipelineRecord:
@@ -129,10 +119,16 @@ def show(place: Place, name: str, json: bool) -> None:
 )
 @click.option("--tenant", default="default", help="Whom it belongs to.")
 @followed
-@strict_too
-@answers
+@shows("record")
 def start(
-    place: Place, /, name: str, config: str | None, follows: bool | None, strict: bool, **said: Any
+    place: Place,
+    /,
+    name: str,
+    config: str | None,
+    follows: bool | None,
+    strict: bool,
+    json: Json,
+    **said: Any,
 ) -> int:
     """Start a run of a pipeline; prints its id.
 
@@ -142,18 +138,18 @@ def start(
     If no engine is running, the run goes on in this process and is always followed: NAME is
     MODULE:PIPELINE then; Ctrl-C cancels it.
     """
-    pairs, json = said.pop("set"), said.pop("json")
-    given, opened, show = gather(config, pairs), api_at, _shown(follows, json)
+    pairs = said.pop("set")
+    given, opened = gather(config, pairs), api_at
     if here := not place.connect and follows is not False and not _is_running(place):
         echo("penstock: no engine is running; the run goes on in this process", err=True)
         definition = load_pipeline(name)
-        name, opened, show = definition.name, partial(_own_engine, definition), _shown(True, json)
+        name, opened, follows = definition.name, partial(_own_engine, definition), True
 
     async def begin(api: EngineApi) -> PipelineRecord:
         return await api.pipelines.start(name, given, **said)
 
     try:
-        return _attached(place, begin, show, strict=strict, json=json, opened=opened, here=here)
+        return _attached(place, begin, follows, strict, json, opened, here)
     except InvalidRequest as error:
         raise explained(error, pairs) from error
 
@@ -161,9 +157,8 @@ def start(
 @pipeline.command("retry-failed")
 @click.argument("job")
 @followed
-@strict_too
-@answers
-def retry_failed(place: Place, job: str, follows: bool | None, strict: bool, json: bool) -> int:
+@shows("record")
+def retry_failed(place: Place, job: str, follows: bool | None, strict: bool, json: Json) -> int:
     """Start a run of what failed in an ended one; prints its id.
 
     It does again what failed and what depends on it, and takes over the rest. --follow shows
@@ -173,43 +168,29 @@ def retry_failed(place: Place, job: str, follows: bool | None, strict: bool, jso
     async def begin(api: EngineApi) -> PipelineRecord:
         return await api.pipelines.retry_failed((await run_meant(api, job)).id)
 
-    return _attached(place, begin, _shown(follows, json), strict=strict, json=json)
+    return _attached(place, begin, follows, strict, json)
 
 
 @pipeline.command()
 @click.argument("job")
-@strict_too
-@click.option("--json", "json", is_flag=True, help="Print its events as JSON lines.")
-@placed
-@click.pass_obj
-def watch(place: Place, job: str, strict: bool, json: bool) -> int:
+@shows("events", "Print its events as JSON lines.")
+def watch(place: Place, job: str, strict: bool, json: Json) -> int:
     """Show a run, live, until it ends.
 
     Without a terminal it is a line when a stage begins and one when it ends, from the first
     stage on. The exit code says how the run ended, as that of 'start --follow'. Ctrl-C leaves
     the run alone.
     """
-    found = partial(run_meant, text=job)
-    show = print_events if json else follow
-    return _attached(place, found, show, strict=strict, opened=reading_at)
-
-
-Show = Callable[[EngineApi, Board], Awaitable[PipelineRecord]]
-Opened = Callable[[Place], AbstractAsyncContextManager[EngineApi]]
-
-
-def _shown(follows: bool | None, json: bool) -> Show | None:
-    return (print_final if json else follow) if follows else None
+    return _attached(place, partial(run_meant, text=job), True, strict, json, reading_at)
 
 
 def _attached(
     place: Place,
     begin: Callable[[EngineApi], Awaitable[PipelineRecord]],
-    show: Show | None,
-    *,
+    follows: bool | None,
     strict: bool,
-    json: bool = False,
-    opened: Opened = api_at,
+    json: Json,
+    opened: Callable[[Place], AbstractAsyncContextManager[EngineApi]] = api_at,
     here: bool = False,
 ) -> int:
     """Begin a run, and show it to its end. Ctrl-C then leaves it alone, unless it runs `here`."""
@@ -218,12 +199,13 @@ def _attached(
     async def work(api: EngineApi) -> int:
         record = await begin(api)
         begun.append(record.id)
-        if show is None:
+        if not follows:
             print_json(view_of(record)) if json else echo(record.id)
             return Exit.OK
         board = Board(record)
         async with ctrl_c_cancels(api.pipelines, board) if here else nullcontext():
-            return await ending(api, await show(api, board), place, strict=strict, here=here)
+            ended = await follow(api, board, json)
+            return await ending(api, ended, place, strict=strict, here=here)
 
     again = f"penstock {place.spelled()}pipeline"
     try:
@@ -315,7 +297,7 @@ def explained(error: InvalidRequest, pairs: Iterable[tuple[str, str]]) -> Invali
 @click.option("--tenant", help="Of this tenant.")
 @click.option("--retry-of", metavar="JOB", help="That retry this one.")
 @click.option("--before", metavar="JOB", help="Older than this one: the next page.")
-@limited()
+@limited(20, "-n")
 @click.option("-q", "--quiet", is_flag=True, help="Print ids only.")
 @answers
 def runs(place: Place, /, limit: int, quiet: bool, json: bool, **said: Any) -> None:
@@ -348,7 +330,7 @@ def runs(place: Place, /, limit: int, quiet: bool, json: bool, **said: Any) -> N
 @click.argument("stage")
 @click.option("--outcome", type=OUTCOME, multiple=True, help="That ended so; may be repeated.")
 @click.option("--after", type=int, default=-1, metavar="SEQ", help="The next page: after this one.")
-@limited(1000)
+@limited(20, "-n", most=1000)
 @answers
 def items(
     place: Place, job: str, stage: str, outcome: tuple[str, ...], json: bool, **page: int

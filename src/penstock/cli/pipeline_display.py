@@ -79,8 +79,8 @@ def stage_cells(stage: StageRecord, now: float) -> Row:
         "PROGRESS": bar(stage),
         "DONE": done if is_map and (stage.total or stage.listed) else "",
         "OK": f"{stage.ok:,}" if is_map and began is not None else "",
-        "SKIPPED": _number(stage.skipped),
-        "FAILED": rich_text((_number(stage.failed), "red")),
+        "SKIPPED": _number(stage.skipped) if is_map else "",
+        "FAILED": rich_text((_number(stage.failed) if is_map else "", "red")),
         "KEPT": _number(stage.reused),
         "RATE": f"{rate:,.{int(rate < 10)}f}/s" if is_map and rate is not None else "",
         "ETA": span(stage.eta) if stage.eta and not stage.is_final else "",
@@ -121,21 +121,10 @@ def bar(stage: StageRecord) -> Text:
 
 def stage_line(stage: StageRecord) -> str:
     """What came of a stage, in a line without a table."""
-    cells, is_map, why = (
-        stage_cells(stage, 0.0),
-        stage.kind is StageKind.MAP,
-        _why(stage, *stage.errors),
-    )
-    said = [
-        stage.name,
-        stage.status.value,
-        cells.get("DONE"),
-        f"{stage.failed:,} failed" if is_map and stage.failed else "",
-        f"{stage.skipped:,} skipped" if is_map and stage.skipped else "",
-        cells.get("TOOK"),
-        f"({why})" if why else "",
-    ]
-    return "  ".join(str(one) for one in said if one)
+    cells, why = stage_cells(stage, 0.0), _why(stage, *stage.errors)
+    shown = {"DONE": "{}", "FAILED": "{} failed", "SKIPPED": "{} skipped", "TOOK": "{}"}
+    said = [words.format(cells[name]) for name, words in shown.items() if cells.get(name)]
+    return "  ".join([stage.name, stage.status, *said, *([f"({why})"] if why else [])])
 
 
 def _why(stage: StageRecord, *errors: str) -> str:
@@ -165,11 +154,13 @@ def headline(record: PipelineRecord, now: float) -> Text:
 
 
 def outcome(record: PipelineRecord) -> str:
-    """Why a run ended as it did, in a few words."""
+    """Where a run is, or why it ended as it did, in a few words."""
     bad = [s for s in record.stages if s.status in (StageStatus.PARTIAL, StageStatus.FAILED)]
     if record.abandoned_items:
         return f"{plural(len(record.abandoned_items), 'item')} would not stop"
-    if record.status is PipelineJobStatus.CANCELLED:
+    if record.cancel_requested and not record.is_final:
+        return "asked to stop"
+    if not record.is_final or record.status is PipelineJobStatus.CANCELLED:
         return f"in {record.current_stage}" if record.current_stage else ""
     if bad:
         return "; ".join(_trouble(stage) for stage in bad)
@@ -208,8 +199,7 @@ def _run_facts(
     yield "accepted", f"{moment(record.created_at, now)} ({age} ago), {record.trigger}"
     if record.started_at is not None:
         inside = f", {span(record.summary.stages_ms / 1000)} in stages" if record.summary else ""
-        began = moment(record.started_at, now)
-        yield "ran" if record.is_final else "runs", f"{elapsed(record, now)}{inside}, from {began}"
+        yield "started", f"{moment(record.started_at, now)}{inside}"
     yield "resumed", f"{record.attempt - 1} times" if record.attempt > 1 else ""
     yield "retry of", record.retry_of or ""
     yield "cancel", cancel if record.cancel_requested else ""
@@ -221,8 +211,11 @@ def _run_facts(
 
 
 def _figures(stage: StageRecord) -> str:
-    shown = {name: f"{v:.4g}" if isinstance(v, float) else v for name, v in stage.metrics.items()}
-    return ", ".join(f"{name} {value}" for name, value in shown.items())
+    return ", ".join(f"{name} {_figure(value)}" for name, value in stage.metrics.items())
+
+
+def _figure(value: float | int | str | bool) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _section(
@@ -259,20 +252,12 @@ def runs_table(found: Sequence[PipelineRecord], now: float) -> Listing:
             "STATUS": status_text(record.status),
             "AGE": span(now - record.created_at),
             "TOOK": elapsed(record, now),
-            "NOTE": _run_note(record),
+            "NOTE": "; ".join(filter(None, (outcome(record), again))),
         }
         for record in found
+        for again in [f"retry of {short_id(record.retry_of)}" if record.retry_of else ""]
     ]
     return _table(rows, ("JOB", "PIPELINE", "TENANT", "NOTE"))
-
-
-def _run_note(record: PipelineRecord) -> str:
-    if record.is_final:
-        again = f"retry of {short_id(record.retry_of)}" if record.retry_of else ""
-        return "; ".join(filter(None, (outcome(record), again)))
-    if record.cancel_requested:
-        return "asked to stop"
-    return f"in {record.current_stage}" if record.current_stage else ""
 
 
 # -- items and breakers ----------------------------------------------------------
@@ -399,13 +384,9 @@ def _more(stage: StageInfo) -> list[str]:
 
 def when(rule: AlertRule) -> str:
     """The threshold in words."""
-    said = [
-        f"below {rule.below:g}" if rule.below is not None else "",
-        f"above {rule.above:g}" if rule.above is not None else "",
-        f"is {rule.equals}" if rule.equals is not None else "",
-    ]
-    value = f"{rule.metric} / {rule.of}" if rule.of else rule.metric
-    return f"{value} {' or '.join(filter(None, said))}".rstrip()
+    limits = {"below": rule.below, "above": rule.above, "is": rule.equals}
+    said = [f"{word} {_figure(of)}" for word, of in limits.items() if of is not None]
+    return f"{rule.metric}{f' / {rule.of}' if rule.of else ''} {' or '.join(said)}".rstrip()
 
 
 # -- the JSON schema of a config -------------------------------------------------

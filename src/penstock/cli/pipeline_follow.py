@@ -8,7 +8,8 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli import pipeline_display as display
 from penstock.cli.exits import Exit
@@ -21,7 +22,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
 from penstock.workloads.pipeline.interface import Pipelines
-from penstock.workloads.pipeline.records import PipelineEventKind, PipelineRecord
+from penstock.workloads.pipeline.records import PipelineEvent, PipelineEventKind, PipelineRecord
 from penstock.workloads.pipeline.views import view_of
 
 if TYPE_CHECKING:
@@ -31,19 +32,21 @@ _LOOK = 0.25
 """Seconds between reads of the record while a run is shown live."""
 _PATIENCE = 3600.0
 """Seconds to wait for a run in this process after Ctrl-C cancelled it."""
+Json = Literal["", "record", "events"]
+"""What is printed as JSON: nothing, the final record, or the events."""
 _CANCELLING = "cancelling it; Ctrl-C once more leaves at once"
 
 
+@dataclass
 class Board:
     """The live view of a run: its latest record, drawn as of now."""
 
-    def __init__(self, record: PipelineRecord) -> None:
-        self.record = record
-        self.is_live = False
-        """Whether it is on the screen, where nothing else can be printed."""
-        self.remark = ""
-        """What the run waits for."""
-        self.notice = ""
+    record: PipelineRecord
+    is_live: bool = False
+    """Whether it is on the screen, where nothing else can be printed."""
+    remark: str = ""
+    """What the run waits for."""
+    notice: str = ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now = time.time()
@@ -54,37 +57,40 @@ class Board:
                 yield rich_text(part, cut=True)
 
 
-async def follow(api: EngineApi, board: Board) -> PipelineRecord:
+async def follow(api: EngineApi, board: Board, json: Json = "") -> PipelineRecord:
     """Show a run until it ends: as a live board, or as lines if this is no terminal."""
-    await (_live(api, board) if sys.stdout.isatty() else _plain(api.pipelines, board.record))
-    ended = await _ended(api.pipelines, board)
-    ran = display.elapsed(ended, time.time())
-    status = display.status_text(ended.status)
-    console().print(rich_text(f"{ended.pipeline} ", status, f" after {ran}" if ran else ""))
+    job_id, pipelines = board.record.id, api.pipelines
+    if sys.stdout.isatty() and not json:
+        await _live(api, board)
+    else:
+        echo("" if json else f"pipeline {board.record.pipeline}, job {job_id}\n", nl=False)
+        async for event in pipelines.stream(job_id):
+            if json == "events":
+                print_line(event)
+            elif not json and (line := await _line(pipelines, event)):
+                echo(f"{moment(event.at, time.time())}  {line}")
+                sys.stdout.flush()
+    ended = await pipelines.get(job_id)
+    if not ended.is_final:
+        raise Unavailable(f"the events of job {job_id} broke off while it was {ended.status}")
+    if json == "record":
+        print_json(view_of(ended))
+    elif not json:
+        ran = display.elapsed(ended, time.time())
+        parts = (f"{ended.pipeline} ", display.status_text(ended.status))
+        console().print(rich_text(*parts, f" after {ran}" if ran else ""))
     return ended
 
 
-async def print_events(api: EngineApi, board: Board) -> PipelineRecord:
-    """Print the events of a run as JSON lines until it ends."""
-    async for event in api.pipelines.stream(board.record.id):
-        print_line(event)
-    return await _ended(api.pipelines, board)
-
-
-async def print_final(api: EngineApi, board: Board) -> PipelineRecord:
-    """Print the record of a run as JSON when it has ended."""
-    async for _ in api.pipelines.stream(board.record.id):
-        pass
-    ended = await _ended(api.pipelines, board)
-    print_json(view_of(ended))
-    return ended
-
-
-async def _ended(pipelines: Pipelines, board: Board) -> PipelineRecord:
-    record = await pipelines.get(board.record.id)
-    if not record.is_final:
-        raise Unavailable(f"the events of job {record.id} broke off while it was {record.status}")
-    return record
+async def _line(pipelines: Pipelines, event: PipelineEvent) -> str:
+    """What a line says when a stage begins or ends; empty for other events."""
+    name = event.data.get("stage", "")
+    if event.kind is PipelineEventKind.STAGE_START:
+        return f"{name}  started"
+    if event.kind is not PipelineEventKind.STAGE_COMPLETE:
+        return ""
+    stage = (await pipelines.get(event.job_id)).stage(name)
+    return display.stage_line(stage) if stage is not None else ""
 
 
 async def _live(api: EngineApi, board: Board) -> None:
@@ -110,21 +116,6 @@ async def _live(api: EngineApi, board: Board) -> None:
             await asyncio.gather(looking, return_exceptions=True)
         board.record = await api.pipelines.get(job_id)
         board.remark, board.notice, board.is_live = "", "", False
-
-
-async def _plain(pipelines: Pipelines, record: PipelineRecord) -> None:
-    """A line when a stage begins and one when it ends."""
-    echo(f"pipeline {record.pipeline}, job {record.id}")
-    async for event in pipelines.stream(record.id):
-        name, said = event.data.get("stage", ""), ""
-        if event.kind is PipelineEventKind.STAGE_START:
-            said = f"{name}  started"
-        elif event.kind is PipelineEventKind.STAGE_COMPLETE:
-            stage = (await pipelines.get(event.job_id)).stage(name)
-            said = display.stage_line(stage) if stage is not None else ""
-        if said:
-            echo(f"{moment(event.at, time.time())}  {said}")
-            sys.stdout.flush()
 
 
 async def ending(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.cli.filters import filtered, query_of
 from penstock.cli.paper import WIDE, Listing, console, emit, print_json, record, styled
-from penstock.cli.parameters import STATE, as_json
+from penstock.cli.parameters import STATE, as_json, limited
 from penstock.cli.place import Place, placed, reading_at, run
 from penstock.cli.terminal import echo
 from penstock.cli.words import run_time, short_id, span
@@ -33,13 +33,7 @@ _PAGE = 1000
 @click.option("--active", is_flag=True, help="Not ended yet.")
 @click.option("--awaiting-approval", is_flag=True, help="Awaiting approval.")
 @filtered
-@click.option(
-    "--limit",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Maximum number of results.",
-)
+@limited(20)
 @click.option("--tries", is_flag=True, help="Each try of a job by itself.")
 @click.option("--all", "everything", is_flag=True, help="As many as there are.")
 @click.option("--before", type=int, metavar="SEQ", help="Older than this: the next page.")
