@@ -145,9 +145,9 @@ def test_pipelines_are_listed_and_drawn(piped: Penstock) -> None:
     shown = piped.out("pipeline", "show", "words")
     for words in (
         r"╭ shout +map over config.words +2",
-        r"├ measure +map over shout +5 +in a thread",
-        r"╰ announce +step of measure +if loud",
-        r"size +whole number +3 +at least 1, at most 9",
+        r"├ measure +map over shout +5 +mode=thread",
+        r"╰ announce +step of measure +enabled=loud",
+        r"size +integer +3 +minimum 1, maximum 9",
         "topic +job.pipeline.words",
     ):
         assert re.search(words, shown), words

@@ -104,14 +104,14 @@ def test_whoever_meant_text_is_told_how_to_write_it(problem: str) -> None:
 def test_fields_are_told_with_type_default_and_bounds() -> None:
     told = [[str(cell).strip() for cell in row.values()] for row in config_fields(SCHEMA)]
     assert told == [
-        ["name", "text", "", ""],
-        ["sources", "list of text", "[]", ""],
-        ["size", "whole number", "10", "at least 1, at most 50; how many"],
-        ["share", "number", "0.5", "above 0"],
-        ["code", "text", '"ab"', "at least 2 characters, matching ^[a-z]+$"],
-        ["kind", "choice", '"a"', "a, b"],
+        ["name", "string", "", ""],
+        ["sources", "array of string", "[]", ""],
+        ["size", "integer", "10", "minimum 1, maximum 50; how many"],
+        ["share", "number", "0.5", "exclusiveMinimum 0"],
+        ["code", "string", '"ab"', "minLength 2, pattern ^[a-z]+$"],
+        ["kind", "enum", '"a"', "a, b"],
         ["maybe", "number or null", "null", ""],
-        ["inner.depth", "whole number", "3", "at least 1, at most 9"],
+        ["inner.depth", "integer", "3", "minimum 1, maximum 9"],
     ]
 
 

@@ -7,11 +7,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from penstock.cli.paper import WIDE, Listing, console, facts, rich_text
 from penstock.cli.place import Place
 from penstock.cli.words import moment, plural, short_id, span
-from penstock.core.job import NO_RETRY
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.workloads.pipeline.records import (
     AlertRule,
@@ -39,7 +39,7 @@ STYLES = {
     "cancelled": "magenta",
 }
 _RIGHT = ("AGE", "TOOK", "SEQ", "TRIES", "FAILURES", "OPENS AT", "SINCE", "AT ONCE")
-_BAR = 16
+_BAR = 12
 Row = dict[str, "str | Text"]
 
 
@@ -342,12 +342,12 @@ def pipeline_page(info: PipelineInfo) -> Iterator[RenderableType]:
             "STAGE": f"  {corner} {stage.name}",
             "WHAT": what(stage),
             "AT ONCE": str(stage.concurrency) if stage.kind is StageKind.MAP else "",
-            "MORE": "; ".join(_more(stage)),
+            "OPTIONS": _options(stage),
         }
         for corner, stage in zip(corners, info.stages, strict=True)
     ]
     yield ""
-    yield _table(stages, ("STAGE", "WHAT", "MORE"), folded=("MORE",))
+    yield _table(stages, ("STAGE", "WHAT", "OPTIONS"), folded=("OPTIONS",))
     if fields := list(config_fields(info.config_schema)):
         yield ""
         yield _table(fields, [*fields[0]], folded=[*fields[0]])
@@ -362,24 +362,17 @@ def what(stage: StageInfo) -> str:
     return "map over " + {"config": f"config.{name}", "source": f"{name}()"}.get(kind, name)
 
 
-def _more(stage: StageInfo) -> list[str]:
-    """Its options that are not at their defaults."""
-    said = {
-        f"if {stage.enabled}": stage.enabled,
-        f"needs {', '.join(stage.needs)}": stage.needs,
-        "critical": stage.critical,
-        "does not count": not stage.counts,
-        f"retries {stage.retry.retries}": stage.retry != NO_RETRY,
-        f"breaker {stage.breaker}, open: {stage.when_open}": stage.breaker,
-        f"{stage.rate or 0:g}/s": stage.rate is not None,
-        f"timeout {span(stage.timeout or 0)}": stage.timeout is not None,
-        f"all within {span(stage.stage_timeout or 0)}": stage.stage_timeout is not None,
-        f"at least {stage.min_ok} ok": stage.min_ok,
-        f"at most {stage.max_failed or 0:.0%} failed": stage.max_failed is not None,
-        "distributed over workers": stage.distributed,
-        f"in a {stage.mode}": stage.mode != "async",
-    }
-    return [words for words, shown in said.items() if shown]
+def _options(stage: StageInfo) -> str:
+    """Its options that are not at their defaults, as they are declared."""
+
+    def plain(info: StageInfo) -> dict[str, Any]:
+        return {**asdict(info), "retry": info.retry.retries, "needs": ",".join(info.needs)}
+
+    apart = ("over", "of", "concurrency", "doc")  # shown elsewhere, or too long
+    default = plain(StageInfo(name=stage.name, kind=stage.kind))
+    default["when_open"] = "" if stage.breaker else stage.when_open
+    said = {name: of for name, of in plain(stage).items() if of != default[name]}
+    return " ".join(f"{name}={_figure(of)}" for name, of in said.items() if name not in apart)
 
 
 def when(rule: AlertRule) -> str:
@@ -394,19 +387,7 @@ def when(rule: AlertRule) -> str:
 Schema = Mapping[str, Any]
 _DEEPEST = 4
 """How deep objects in objects are shown; a type may hold itself."""
-_KINDS = {"array": "list", "string": "text", "boolean": "true/false", "integer": "whole number"}
-_BOUNDS = {
-    "minimum": "at least {}",
-    "maximum": "at most {}",
-    "exclusiveMinimum": "above {}",
-    "exclusiveMaximum": "below {}",
-    "multipleOf": "a multiple of {}",
-    "minLength": "at least {} characters",
-    "maxLength": "at most {} characters",
-    "minItems": "at least {} entries",
-    "maxItems": "at most {} entries",
-    "pattern": "matching {}",
-}
+_NO_BOUNDS = ("type", "default", "title", "description")
 
 
 def config_fields(schema: Schema, whole: Schema | None = None, outer: str = "") -> Iterator[Row]:
@@ -444,17 +425,16 @@ def _resolved(schema: Schema, whole: Schema) -> Schema:
 
 
 def _type(schema: Schema, whole: Schema) -> tuple[str, str]:
-    """A type and its bounds in words."""
+    """A type and its bounds, in the words of JSON schema."""
     schema = _resolved(schema, whole)
     if "anyOf" in schema:
         kinds, limits = zip(*(_type(one, whole) for one in schema["anyOf"]), strict=True)
         return " or ".join(dict.fromkeys(kinds)), ", ".join(filter(None, limits))
     if "enum" in schema:
-        return "choice", ", ".join(map(str, schema["enum"]))
-    kind: Any = schema.get("type", "any")
+        return "enum", ", ".join(map(str, schema["enum"]))
+    kind = schema.get("type", "any")
+    bounds = {name: of for name, of in schema.items() if type(of) in (int, float, str)}
+    said = [f"{name} {of}" for name, of in bounds.items() if name not in _NO_BOUNDS]
     if kind == "array" and schema.get("items"):
-        kind = f"list of {_type(schema['items'], whole)[0]}"
-    elif isinstance(kind, list):
-        kind = " or ".join(kind)
-    bounds = [words.format(schema[name]) for name, words in _BOUNDS.items() if name in schema]
-    return _KINDS.get(kind, kind), ", ".join(bounds)
+        kind = f"array of {_type(schema['items'], whole)[0]}"
+    return kind if isinstance(kind, str) else " or ".join(kind), ", ".join(said)

@@ -63,7 +63,8 @@ async def follow(api: EngineApi, board: Board, json: Json = "") -> PipelineRecor
     if sys.stdout.isatty() and not json:
         await _live(api, board)
     else:
-        echo("" if json else f"pipeline {board.record.pipeline}, job {job_id}\n", nl=False)
+        if not json:
+            echo(f"pipeline {board.record.pipeline}, job {job_id}")
         async for event in pipelines.stream(job_id):
             if json == "events":
                 print_line(event)
