@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -27,10 +27,12 @@ from penstock.cli.words import short_id
 from penstock.core.errors import InvalidRequest, NotFound, NotRunning, PenstockError, Unavailable
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
-from penstock.workloads.pipeline.definition import Definition, load_pipeline
 from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery
 from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
 from penstock.workloads.pipeline.views import item_view, view_of
+
+if TYPE_CHECKING:
+    from penstock.workloads.pipeline.definition import Definition
 
 F = Callable[..., Any]
 STATUS = click.Choice([status.value for status in PipelineJobStatus], case_sensitive=False)
@@ -103,7 +105,7 @@ def show(place: Place, name: str, json: bool) -> None:
         if place.connect:
             raise
         echo("penstock: no engine is running; this is what is installed here", err=True)
-        found = load_pipeline(name).info()
+        found = _installed(name).info()
     print_json(found) if json else emit(*display.pipeline_page(found))
 
 
@@ -142,7 +144,7 @@ def start(
     given, opened = gather(config, pairs), api_at
     if here := not place.connect and follows is not False and not _is_running(place):
         echo("penstock: no engine is running; the run goes on in this process", err=True)
-        definition = load_pipeline(name)
+        definition = _installed(name)
         name, opened, follows = definition.name, partial(_own_engine, definition), True
 
     async def begin(api: EngineApi) -> PipelineRecord:
@@ -222,6 +224,12 @@ def _attached(
             watching = f"{again} watch {short_id(begun[0])}"
             error.hint = f"once an engine answers, follow the run with '{watching}'"
         raise
+
+
+def _installed(name: str) -> Definition:
+    from penstock.workloads.pipeline.definition import load_pipeline
+
+    return load_pipeline(name)
 
 
 def _is_running(place: Place) -> bool:
