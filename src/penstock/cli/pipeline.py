@@ -117,7 +117,9 @@ def show(place: Place, name: str, json: bool) -> None:
 @several("--set", "A field of its config, as JSON or text; OUTER.INNER=VALUE; may be repeated.")
 @click.option("--config", metavar="FILE", help="Its config: a file .json or .toml.")
 @click.option(
-    "--key", "idempotency_key", help="An idempotency key: the same key again is the same run."
+    *("--key", "idempotency_key"),
+    metavar="KEY",
+    help="An idempotency key: the same key again is the same run.",
 )
 @click.option("--tenant", default="default", help="Whom it belongs to.")
 @followed
