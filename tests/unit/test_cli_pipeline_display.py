@@ -24,6 +24,7 @@ from penstock.cli.pipeline_display import (
     runs_table,
     stage_line,
     stage_table,
+    status_page,
     tries_again,
     what,
     when,
@@ -331,6 +332,13 @@ def test_events_that_break_off_are_no_end() -> None:
 
 
 LONG = "a-rather-long-name-that-somebody-chose-one-day"
+
+
+def test_a_long_name_does_not_hide_the_status_of_a_run() -> None:
+    record = replace(a_run(*SIX), pipeline=LONG)
+    page = " ".join(drawn(*status_page(record, "", {}, Place(), NOW)))
+    assert "RUNNING" in page
+    assert JOB in page
 
 
 def runs_listed() -> Listing:

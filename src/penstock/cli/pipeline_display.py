@@ -143,13 +143,13 @@ def elapsed(record: PipelineRecord, now: float) -> str:
     return span(max(0.0, (record.finished_at or now) - record.started_at))
 
 
-def headline(record: PipelineRecord, now: float) -> Text:
+def headline(record: PipelineRecord, now: float, *, cut: bool = False) -> Text:
     ran = elapsed(record, now)
     return rich_text(
         *((record.pipeline, "bold"), f"  job {record.id}  ", status_text(record.status)),
         f"  {ran}" if ran else "",
         "  asked to stop" if record.cancel_requested and not record.is_final else "",
-        cut=True,
+        cut=cut,
     )
 
 

@@ -50,7 +50,7 @@ class Board:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         now = time.time()
-        yield display.headline(self.record, now)
+        yield display.headline(self.record, now, cut=True)
         yield from display.stage_table(self.record, now, live=True)
         for part in ((self.remark, "dim"), (self.notice, "yellow")):
             if part[0]:
