@@ -28,6 +28,7 @@ from penstock.ports.executor import Environment, Interrupted, Outcome, Task
 from penstock.ports.store import StepPage, StepQuery
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.context import RecordingContext
+from penstock.workloads.pipeline.context import RunScope
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.executor import PipelineExecutor
 from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, RunOptions
@@ -328,19 +329,13 @@ class Place:
         """The next attempt of a run, without an executor."""
         self.attempt = attempt = Attempt(self, self.engine.begin(job_id))
         state, _, _ = await RunRows(self.engine.read_steps, job_id).head()
-        return AsyncPipelineOrchestrator(
-            pipeline,
-            await self.record(job_id),
-            state,
-            self.engine.read_steps,
-            attempt.checkpoint,
-            self.blobs,
-            self.clock,
-            self.state,
-            tell=attempt,
-            options=self.options,
-            **more,
-        )
+        scope = self.scope(pipeline, await self.record(job_id), tell=attempt)
+        return AsyncPipelineOrchestrator(scope, state, attempt.checkpoint, **more)
+
+    def scope(self, pipeline: Definition, record: PipelineRecord, **more: Any) -> RunScope:
+        rows = RunRows(self.engine.read_steps, record.id)
+        more.setdefault("options", self.options)
+        return RunScope(pipeline, record, rows, self.blobs, self.clock, self.state, **more)
 
     async def crash(self, attempt: Attempt) -> None:
         """The process of an attempt dies: nothing of it is written any more."""

@@ -18,11 +18,10 @@ from penstock.core.job import Retry
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.executor import CancelToken
 from penstock.testing.aio import run_async
-from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.records import BreakerState, ErrorClass, ItemOutcome, StageStatus
-from penstock.workloads.pipeline.rows import RunRows, listed_items
+from penstock.workloads.pipeline.rows import listed_items
 
 _S = PipelineJobStatus
 
@@ -485,12 +484,6 @@ async def test_a_stage_whose_items_were_all_kept_out_is_skipped_and_counts() -> 
 # -- one item by itself -----------------------------------------------------------
 
 
-def _runner(place: Place, one: Definition, record: Any, token: CancelToken) -> ItemRunner:
-    rows = RunRows(place.engine.read_steps, "job")
-    breakers = Breakers(place.state, place.clock)
-    return ItemRunner(one, record, rows, place.blobs, place.clock, token, breakers, place.state)
-
-
 @on_virtual_time
 async def test_an_item_runs_alone_with_the_results_that_are_there() -> None:
     one = Definition("one", config=Config)
@@ -506,10 +499,10 @@ async def test_an_item_runs_alone_with_the_results_that_are_there() -> None:
 
     place = Place()
     record = await place.run(one)
-    runner = _runner(place, one, record, CancelToken())
+    runner = ItemRunner(place.scope(one, record))
     runner.scope.output_counts["first"] = 3
     item = (await place.items("second"))[0]
-    ended, report = await runner.perform(one.stages["second"], item)
+    ended, report = await runner.perform(one.stages["second"], item, CancelToken())
     await runner.close()
     assert ended.outcome is ItemOutcome.OK
     assert report is not None
@@ -529,7 +522,8 @@ async def test_an_item_of_a_cancelled_runner_is_not_begun() -> None:
     record = await place.run(one)
     begun.clear()
     token.request("enough")
-    runner = _runner(place, one, record, token)
-    ended, _ = await runner.perform(one.stages["first"], (await place.items("first"))[0])
+    runner = ItemRunner(place.scope(one, record))
+    item = (await place.items("first"))[0]
+    ended, _ = await runner.perform(one.stages["first"], item, token)
     await runner.close()
     assert (ended.error_class, ended.attempts, begun) == (ErrorClass.CANCELLED, 0, [])

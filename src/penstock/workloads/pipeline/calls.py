@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from operator import attrgetter
 from typing import Any, TypeVar, cast
 
@@ -28,18 +29,19 @@ from penstock import values
 from penstock.core.job import IN_VAIN, Cancelled, JobRequest
 from penstock.core.pointer import JSON
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.clock import Clock
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.workloads.function.context import is_being_cancelled, running
 from penstock.workloads.function.output import OUTPUT, leave
 from penstock.workloads.function.processes import ProcessPool
 from penstock.workloads.function.threads import Call, ThreadPool
-from penstock.workloads.pipeline.context import StageContext
+from penstock.workloads.pipeline.context import RunScope, StageContext
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.options import RunOptions
+from penstock.workloads.pipeline.pacing import release
 from penstock.workloads.pipeline.payloads import TOO_MANY_OUTPUTS, Codec, Unfit
 
 NOT_IMPORTABLE = "NOT_IMPORTABLE"
+_LATE = "it ran out of time"
 
 T = TypeVar("T")
 Ended = bytes | BaseException
@@ -70,6 +72,10 @@ class Order:
         """The input as JSON; None where it is `given` as it is."""
         self.given = given
         self.timeout = stage.info.timeout
+
+    @property
+    def name(self) -> str:
+        return f"{self.ctx.stage}/{self.ctx.key}"
 
     def begin(self) -> Any:
         """Call the function: its result, its coroutine or its generator."""
@@ -120,20 +126,11 @@ class Pools:
 class Calls:
     """The calls of one run."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        options: RunOptions,
-        kill_grace: float | None = None,
-        *,
-        pools: Pools | None = None,
-        threads: int = 1,
-    ) -> None:
-        """Without `pools`, it has its own. `threads`: as many as it may want at once."""
-        self._clock, self._options = clock, options
-        self._grace = options.kill_grace if kill_grace is None else kill_grace
-        self._own = pools is None
-        self._pools, self._most = pools or Pools(options), threads
+    def __init__(self, scope: RunScope) -> None:
+        self._clock, self._options, self._tell = scope.clock, scope.options, scope.tell
+        self._grace = min(scope.options.kill_grace, scope.pipeline.cancel_grace)
+        self._own = scope.pools is None
+        self._pools, self._most = scope.pools or Pools(scope.options), _most_threads(scope)
         self._left: dict[str, Callable[[], bool]] = {}
         self._stuck: list[Call[Any]] = []
         OUTPUT.open()
@@ -155,9 +152,8 @@ class Calls:
         try:
             return cast(T, await call.done)
         finally:
-            if not call.settled and not self._pool().drop(call):
-                self._left[name] = lambda: not call.settled
-                self._stuck.append(call)
+            if not call.settled:
+                self._drop(name, call)
 
     def abandoned(self) -> tuple[str, ...]:
         """`stage/key` of calls that were given up and still run."""
@@ -208,43 +204,46 @@ class Calls:
                 await asyncio.wait((task,))
             finally:
                 if not task.done():  # cancelled once more: nobody waits for it any longer
-                    self._leave(order, lambda: not task.done())
+                    self._leave(order.name, lambda: not task.done())
             raise
-        order.ctx.cancel.request("it ran out of time")
+        order.ctx.cancel.request(_LATE)
         task.cancel()
         if not await self._in_time(task, self._grace):
-            self._leave(order, lambda: not task.done())
+            self._leave(order.name, lambda: not task.done())
         return _too_late(timeout)
 
     # -- in a thread --------------------------------------------------------------
 
     async def _in_thread(self, order: Order) -> Ended:
-        work = partial(_perform, order, self._options.max_outputs)
-        timeout = order.timeout
-        began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if timeout is not None:
-            work = partial(_begin, asyncio.get_running_loop(), began, work)
-        call = self._pool().submit(work)
+        work, timeout = partial(_perform, order, self._options.max_outputs), order.timeout
+        if timeout is None:
+            call = self._pool().submit(work)
+        else:
+            began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            call = self._pool().submit(partial(_begin, began, work))
         try:
             if timeout is None:
                 return cast(Ended, await call.done)
             if not await self._in_time(began, timeout) and self._pool().drop(call):
-                return TimeoutError(f"no thread was free for it within {timeout:g} s")
+                return _none_free("thread", timeout)
             order.ctx.start_clock(timeout)
             if await self._in_time(call.done, timeout):
                 return cast(Ended, await call.done)
         except asyncio.CancelledError:
             self._give_up(order, call, "cancelled")
             raise
-        self._give_up(order, call, "it ran out of time")
+        self._give_up(order, call, _LATE)
         return _too_late(timeout)
 
     def _give_up(self, order: Order, call: Call[Any], reason: str) -> None:
-        """Stop waiting for a call. One that has not begun never will."""
         order.ctx.cancel.request(reason)
         call.done.cancel()
+        self._drop(order.name, call)
+
+    def _drop(self, name: str, call: Call[Any]) -> None:
+        """Stop waiting for a call. One that has not begun never will."""
         if not self._pool().drop(call):
-            self._leave(order, lambda: not call.settled)
+            self._leave(name, lambda: not call.settled)
             self._stuck.append(call)
 
     def _pool(self) -> ThreadPool[Any]:
@@ -253,38 +252,39 @@ class Calls:
     # -- in a process -------------------------------------------------------------
 
     async def _in_process(self, order: Order) -> Ended:
-        stage = order.stage
+        stage, timeout = order.stage, order.timeout
         if (problem := _not_importable(stage)) is not None:
             return problem
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def begin() -> None:
+            if timeout is not None:
+                order.ctx.start_clock(timeout)
+            release((began,))
+
         task = asyncio.ensure_future(
             self._pools.processes().run(
                 stage.fn,
                 _as_task(order),
                 cast(Context, order.ctx),
                 kill_grace=self._grace,
-                began=partial(self._begun, order, began),
+                began=begin,
             )
         )
-        late, timeout = False, order.timeout
+        late = False
         try:
             if timeout is not None and not await self._in_time(began, timeout):
                 task.cancel()
-                return TimeoutError(f"no process was free for it within {timeout:g} s")
+                return _none_free("process", timeout)
             if timeout is not None and not await self._in_time(task, timeout):
                 late = True
-                order.ctx.cancel.request("it ran out of time")
+                order.ctx.cancel.request(_LATE)
             outcome = await asyncio.shield(task)
         except asyncio.CancelledError:
             task.cancel()  # the pool asks, tells and kills; then it lets that pass
             await asyncio.wait((task,))
             raise
         return _too_late(timeout) if late else _ended(order, outcome)
-
-    def _begun(self, order: Order, began: asyncio.Future[None]) -> None:
-        if order.timeout is not None:
-            order.ctx.start_clock(order.timeout)
-        _mark(began)
 
     # -- time ---------------------------------------------------------------------
 
@@ -296,24 +296,23 @@ class Calls:
             alarm.cancel()
         return work.done()
 
-    def _leave(self, order: Order, runs: Callable[[], bool]) -> None:
-        name = f"{order.ctx.stage}/{order.ctx.key}"
-        order.ctx.log(f"{name} does not end; it is left to itself", level="warning")
+    def _leave(self, name: str, runs: Callable[[], bool]) -> None:
+        self._tell.log(f"{name} does not end; it is left to itself", level="warning")
         self._left[name] = runs
 
 
-def _begin(
-    loop: asyncio.AbstractEventLoop, began: asyncio.Future[None], work: Callable[[], Ended]
-) -> Ended:
+def _most_threads(scope: RunScope) -> int:
+    """As many as one of its stages may want at once."""
+    pipeline = scope.pipeline
+    stages = [stage for stage in pipeline.stages.values() if stage.info.mode == "thread"]
+    return max((pipeline.stage_concurrency(stage, scope.config) for stage in stages), default=1)
+
+
+def _begin(began: asyncio.Future[None], work: Callable[[], Ended]) -> Ended:
     """In its thread: say that it begins."""
     with suppress(RuntimeError):  # the loop is closed: nobody waits
-        loop.call_soon_threadsafe(_mark, began)
+        began.get_loop().call_soon_threadsafe(release, (began,))
     return work()
-
-
-def _mark(began: asyncio.Future[None]) -> None:
-    if not began.done():
-        began.set_result(None)
 
 
 def _perform(order: Order, most: int) -> Ended:
@@ -323,7 +322,9 @@ def _perform(order: Order, most: int) -> Ended:
     try:
         value = order.begin()
         if order.stage.shape.is_generator:
-            value = _taken(value, most)
+            generator, value = value, list(islice(value, most + 1))
+            generator.close()
+            _check_count(value, most)
         return order.codec.output(value)
     except BaseException as error:
         return error
@@ -331,32 +332,28 @@ def _perform(order: Order, most: int) -> Ended:
         leave(token, ctx)
 
 
-def _taken(generator: Any, most: int) -> list[Any]:
-    values: list[Any] = []
-    for value in generator:
-        if len(values) == most:
-            generator.close()
-            raise _endless(most)
-        values.append(value)
-    return values
-
-
 async def _drained(generator: Any, most: int) -> list[Any]:
     values: list[Any] = []
     async for value in generator:
-        if len(values) == most:
-            await generator.aclose()
-            raise _endless(most)
         values.append(value)
+        if len(values) > most:
+            await generator.aclose()
+            break
+    _check_count(values, most)
     return values
 
 
-def _endless(most: int) -> Unfit:
-    return Unfit(TOO_MANY_OUTPUTS, f"it yielded more than {most:,} outputs")
+def _check_count(outputs: list[Any], most: int) -> None:
+    if len(outputs) > most:
+        raise Unfit(TOO_MANY_OUTPUTS, f"it yielded more than {most:,} outputs")
 
 
 def _too_late(timeout: float | None) -> TimeoutError:
     return TimeoutError(f"it took longer than {timeout:g} s")
+
+
+def _none_free(what: str, timeout: float) -> TimeoutError:
+    return TimeoutError(f"no {what} was free for it within {timeout:g} s")
 
 
 # -- what a process is told, and tells -------------------------------------------------

@@ -11,21 +11,26 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.core.errors import Misconfigured, NotFound
 from penstock.core.job import JobRequest
+from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken, Context, WaitContext
 from penstock.ports.shared_state import SharedState
+from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.options import Tell
+from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Tell
 from penstock.workloads.pipeline.payloads import Payloads, Portal, Reader, Results, encode
 from penstock.workloads.pipeline.records import PipelineRecord, StageRecord
 from penstock.workloads.pipeline.retrying import bounded
 from penstock.workloads.pipeline.rows import ItemReport, Metric, RunRows
+
+if TYPE_CHECKING:
+    from penstock.workloads.pipeline.calls import Pools
 
 _MAX_MESSAGE = 500
 _MOST_ERRORS = 20
@@ -88,33 +93,44 @@ class Resources:
 
 
 class RunScope:
-    """What all contexts of one run have in common. Made in the event loop."""
+    """What the parts of one run share, and the contexts of its calls. Made in the event loop."""
 
     def __init__(
         self,
         pipeline: Definition,
         record: PipelineRecord,
         rows: RunRows,
-        payloads: Payloads,
+        blobs: Blobs,
         clock: Clock,
         shared: SharedState,
-        tell: Tell,
+        *,
+        options: RunOptions = DEFAULTS,
+        context: Context | None = None,
+        tell: Tell | None = None,
+        pools: Pools | None = None,
+        breakers: Breakers | None = None,
     ) -> None:
-        self.pipeline, self.record, self.shared = pipeline, record, shared
-        self.context: Context | None = None
-        """Of the job that runs it; None without an engine."""
-        self.payloads, self.clock, self.tell = payloads, clock, tell
+        """`context` is that of the job that runs it. `pools` and `breakers` are shared with other
+        runs; it has its own if none are given."""
+        self.pipeline, self.record, self.rows = pipeline, record, rows
+        self.clock, self.shared, self.options = clock, shared, options
+        self.context, self.pools = context, pools
+        self.tell: Tell = tell or context or Silent()
+        self.breakers = breakers or Breakers(shared, clock)
+        self.payloads = Payloads(blobs, options)
         self.config = pipeline.config_of(record.config)
         self.stage: Callable[[str], StageRecord] = self._recorded
         """A stage as it is by now."""
-        self.reader = Reader(rows, payloads, lambda name: self.stage(name))
+        self.reader = Reader(rows, self.payloads, lambda name: self.stage(name))
         self.portal = Portal()
         self.resources = Resources(pipeline.resources)
         self.lock = threading.Lock()
         self.output_counts: dict[str, int] = {}
         """How many outputs the stages that have ended gave."""
-        self.on_progress: Callable[[str, float | None, str], None] = self._tell_progress
-        self.on_emit: Callable[[str, str, bytes], None] = _drop
+        self.on_progress: Callable[[str, float | None, str], None] = (
+            lambda stage, fraction, message: self.tell.progress(fraction, message)
+        )
+        self.on_emit: Callable[[str, str, bytes], None] = lambda stage, key, data: None
 
     def _recorded(self, name: str) -> StageRecord:
         stage = self.record.stage(name)
@@ -122,23 +138,9 @@ class RunScope:
             raise NotFound(f"no stage {name!r}")
         return stage
 
-    def memory_name(self, name: str) -> str:
-        """What something is remembered under: each tenant has its own."""
-        return memory_name(self.record.tenant, self.pipeline.name, name)
-
-    def _tell_progress(self, stage: str, fraction: float | None, message: str) -> None:
-        self.tell.progress(fraction, message)
-
-    async def close(self) -> None:
-        await self.resources.close(self.tell)
-
-
-def _drop(stage: str, key: str, data: bytes) -> None:
-    pass
-
 
 def memory_name(tenant: str, pipeline: str, name: str) -> str:
-    """What `ctx.remember` keeps a value under."""
+    """What `ctx.remember` keeps a value under: each tenant has its own."""
     return f"pipeline-memory/{tenant}/{pipeline}/{name}"
 
 
@@ -269,11 +271,14 @@ class StageContext:
         return Results(self._run.reader, stage, counts[stage], portal=portal)
 
     async def _recall(self, name: str) -> Any:
-        data = await self._run.shared.read(self._run.memory_name(name))
+        data = await self._run.shared.read(self._memory_name(name))
         return None if data is None else msgspec.json.decode(data)
 
     async def _remember(self, name: str, value: Any) -> None:
-        await self._run.shared.write(self._run.memory_name(name), encode(value))
+        await self._run.shared.write(self._memory_name(name), encode(value))
+
+    def _memory_name(self, name: str) -> str:
+        return memory_name(self._run.record.tenant, self.pipeline, name)
 
     def _reported(self) -> ItemReport:
         if self._report is None:

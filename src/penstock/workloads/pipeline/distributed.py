@@ -173,7 +173,6 @@ class GivenItem(msgspec.Struct, frozen=True):
     task: ItemTask
     record: PipelineRecord
     item: ItemRecord
-    rows: RunRows
 
 
 async def given_item(
@@ -209,4 +208,4 @@ async def given_item(
         item = found[0] if found and found[0].seq == task.seq else None
     if item is None:
         raise InvalidRequest("seq", f"stage {stage.name} has no item {task.seq}")
-    return GivenItem(task, record, replace(item, outcome=ItemOutcome.PENDING), rows)
+    return GivenItem(task, record, replace(item, outcome=ItemOutcome.PENDING))

@@ -25,6 +25,7 @@ from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
 from penstock.ports.executor import Context, Environment, Outcome, Task
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Pools
+from penstock.workloads.pipeline.context import RunScope
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.distributed import (
     DistributedItems,
@@ -138,21 +139,9 @@ class PipelineExecutor:
     ) -> Outcome:
         record, state = await self._taken_up(pipeline, task, ctx, environment)
         if state is None or state.status is None:
-            orchestrator = AsyncPipelineOrchestrator(
-                pipeline,
-                record,
-                state,
-                environment.api.read_steps,
-                ctx.checkpoint,
-                environment.blobs,
-                environment.clock,
-                environment.state,
-                context=ctx,
-                distributed=DistributedItems(environment, task.request, pipeline, ctx),
-                options=self._options,
-                pools=self._pools,
-                breakers=self._shared_breakers(environment),
-            )
+            scope = self._scope(pipeline, record, ctx, environment)
+            distributed = DistributedItems(environment, task.request, pipeline, ctx)
+            orchestrator = AsyncPipelineOrchestrator(scope, state, ctx.checkpoint, distributed)
             running = asyncio.ensure_future(orchestrator.run())
             record = await _stoppable(running, orchestrator, ctx)
             state = orchestrator.state
@@ -192,36 +181,37 @@ class PipelineExecutor:
         info = pipeline.info()
         return fold(job, config, info, state, stages, at, retry_of=retry_of), state
 
-    def _shared_breakers(self, environment: Environment) -> Breakers:
-        """One view of the breakers for all runs of a worker."""
+    def _scope(
+        self, pipeline: Definition, record: PipelineRecord, ctx: Context, environment: Environment
+    ) -> RunScope:
+        """All runs of a worker share its threads and processes, and one view of the breakers."""
+        clock, shared = environment.clock, environment.state
         if self._breakers is None:
-            self._breakers = Breakers(environment.state, environment.clock)
-        return self._breakers
+            self._breakers = Breakers(shared, clock)
+        return RunScope(
+            pipeline,
+            record,
+            RunRows(environment.api.read_steps, record.id),
+            environment.blobs,
+            clock,
+            shared,
+            options=self._options,
+            context=ctx,
+            pools=self._pools,
+            breakers=self._breakers,
+        )
 
     # -- one item -----------------------------------------------------------------
 
     async def _run_item(self, task: Task, ctx: Context, environment: Environment) -> Outcome:
         pipeline, stage = self._items[task.request.topic]
         given = await given_item(pipeline, stage, task.request, task.payload, environment)
-        runner = ItemRunner(
-            pipeline,
-            given.record,
-            given.rows,
-            environment.blobs,
-            environment.clock,
-            ctx.cancel,
-            self._shared_breakers(environment),
-            environment.state,
-            ctx,
-            self._options,
-            pools=self._pools,
-        )
-        runner.scope.context = ctx
+        runner = ItemRunner(self._scope(pipeline, given.record, ctx, environment))
         runner.scope.output_counts.update(given.task.output_counts)
         emitted: list[tuple[str, str]] = []
         runner.scope.on_emit = partial(_keep_emitted, emitted)
         try:
-            ended, report = await runner.perform(stage, given.item)
+            ended, report = await runner.perform(stage, given.item, ctx.cancel)
         finally:
             await runner.close()
         if ctx.cancel.requested:

@@ -17,24 +17,19 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from penstock.core.job import Cancelled
-from penstock.ports.blobs import Blobs
-from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
-from penstock.ports.shared_state import SharedState
-from penstock.workloads.pipeline.breakers import Breakers, BreakerSettings
-from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order, Pools
+from penstock.workloads.pipeline.breakers import BreakerSettings
+from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order
 from penstock.workloads.pipeline.context import (
     AsyncStageContext,
     RunScope,
     StageContext,
     report_of,
 )
-from penstock.workloads.pipeline.definition import Definition, Stage
-from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Tell
+from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.pacing import Pace, pause
 from penstock.workloads.pipeline.payloads import (
     Codec,
-    Payloads,
     Results,
     Unfit,
     element_of,
@@ -45,12 +40,18 @@ from penstock.workloads.pipeline.records import (
     ErrorClass,
     ItemOutcome,
     ItemRecord,
-    PipelineRecord,
     StageKind,
     WhenOpen,
 )
-from penstock.workloads.pipeline.retrying import BreakerOpen, Failure, bounded, judge, next_try
-from penstock.workloads.pipeline.rows import ItemReport, RunRows, has_metrics, report_size
+from penstock.workloads.pipeline.retrying import (
+    CANCELLED,
+    BreakerOpen,
+    Failure,
+    bounded,
+    judge,
+    next_try,
+)
+from penstock.workloads.pipeline.rows import ItemReport, has_metrics, report_size
 
 _MOST_TRACEBACKS = 20
 _MAX_TRACEBACK = 8_000
@@ -61,54 +62,24 @@ _MAX_REPORT = 8_000
 class ItemRunner:
     """Runs items of the stages of one job."""
 
-    def __init__(
-        self,
-        pipeline: Definition,
-        record: PipelineRecord,
-        rows: RunRows,
-        blobs: Blobs,
-        clock: Clock,
-        cancel: CancelToken,
-        breakers: Breakers,
-        shared: SharedState,
-        tell: Tell | None = None,
-        options: RunOptions = DEFAULTS,
-        *,
-        pools: Pools | None = None,
-    ) -> None:
-        self._pipeline, self._clock, self._cancel = pipeline, clock, cancel
-        self._tell = tell or Silent()
-        self.payloads = Payloads(blobs, options)
-        self.scope = RunScope(pipeline, record, rows, self.payloads, clock, shared, self._tell)
-        self.calls = Calls(
-            clock,
-            options,
-            min(options.kill_grace, pipeline.cancel_grace),
-            pools=pools,
-            threads=self._most_threads(),
-        )
-        self._breakers = breakers
+    def __init__(self, scope: RunScope) -> None:
+        self.scope, self.clock = scope, scope.clock
         self._settings = {
-            name: BreakerSettings.of(name, given) for name, given in pipeline.breakers.items()
+            name: BreakerSettings.of(name, given) for name, given in scope.pipeline.breakers.items()
         }
+        self.calls = Calls(scope)
         self._paces: dict[str, Pace] = {}
         self._tracebacks = 0
 
     async def perform(
-        self, stage: Stage, item: ItemRecord, cancel: CancelToken | None = None
+        self, stage: Stage, item: ItemRecord, cancel: CancelToken
     ) -> tuple[ItemRecord, ItemReport | None]:
         """The item as it ended, and what its last attempt reported."""
-        return await _Item(self, stage, item, cancel or self._cancel).run()
+        return await _Item(self, stage, item, cancel).run()
 
     async def close(self) -> None:
         await self.calls.close()
-        await self.scope.close()
-
-    def _most_threads(self) -> int:
-        """As many as one of its stages may want at once."""
-        pipeline, config = self._pipeline, self.scope.config
-        stages = [one for one in pipeline.stages.values() if one.info.mode == "thread"]
-        return max((pipeline.stage_concurrency(one, config) for one in stages), default=1)
+        await self.scope.resources.close(self.scope.tell)
 
     # -- what the attempts share --------------------------------------------------
 
@@ -122,13 +93,13 @@ class ItemRunner:
         if stage.info.rate is None:
             return None
         if stage.name not in self._paces:
-            self._paces[stage.name] = Pace(stage.info.rate, self._clock)
+            self._paces[stage.name] = Pace(stage.info.rate, self.clock)
         return self._paces[stage.name]
 
     def guard(self, stage: Stage, token: CancelToken) -> Any:
         info = stage.info
         assert info.breaker is not None
-        return self._breakers.call(
+        return self.scope.breakers.call(
             info.breaker,
             self._settings.get(info.breaker, BreakerSettings()),
             when_open=info.when_open,
@@ -139,9 +110,8 @@ class ItemRunner:
     async def order(self, stage: Stage, item: ItemRecord, ctx: StageContext) -> Order:
         codec = self.codec(stage)
         if stage.info.kind is StageKind.STEP:
-            data, given = await self._results(stage)
-            return Order(stage, codec, ctx, data, given)
-        return Order(stage, codec, ctx, await self.payloads.get(item.input))
+            return Order(stage, codec, ctx, *await self._results(stage))
+        return Order(stage, codec, ctx, await self.scope.payloads.get(item.input))
 
     async def _results(self, stage: Stage) -> tuple[bytes | None, Any]:
         """What a step is given: results, or a list where it asks for one, or is far away."""
@@ -171,16 +141,14 @@ class ItemRunner:
     async def store(self, data: bytes) -> tuple[str, int]:
         """A pointer to an output, and how many outputs it is to a stage that maps over it."""
         many = outputs_of(data)
-        return await self.payloads.put(data), 1 if many is None else len(many)
+        return await self.scope.payloads.put(data), 1 if many is None else len(many)
 
     def judge(self, error: BaseException) -> Failure:
         if isinstance(error, Unfit):
-            return Failure(
-                error_class=ErrorClass.PERMANENT, code=error.code, message=bounded(str(error))
-            )
+            return _failure(ErrorClass.PERMANENT, error.code, str(error))
         if isinstance(error, FailedElsewhere):
             return _judge_elsewhere(error)
-        failure = judge(error, self._clock.now())
+        failure = judge(error, self.clock.now())
         if failure.error_class is not ErrorClass.CANCELLED:
             self._tell_traceback(error)
         return failure
@@ -192,16 +160,7 @@ class ItemRunner:
                 text = "".join(traceback.format_exception(error))
             except Exception:
                 text = f"{type(error).__name__}, whose traceback can't be shown"
-            self._tell.log(bounded(text[-_MAX_TRACEBACK:], _MAX_TRACEBACK), level="error")
-
-    def now(self) -> float:
-        return self._clock.now()
-
-    def monotonic(self) -> float:
-        return self._clock.monotonic()
-
-    async def pause(self, seconds: float, token: CancelToken) -> None:
-        await pause(self._clock, seconds, token)
+            self.scope.tell.log(bounded(text[-_MAX_TRACEBACK:], _MAX_TRACEBACK), level="error")
 
 
 class _Item:
@@ -220,14 +179,14 @@ class _Item:
         try:
             return await self._try_until_it_ends(), self.report
         except Cancelled as asked:
-            return self._failed(_cancelled(str(asked))), self.report
+            return self._cancelled(str(asked)), self.report
         except asyncio.CancelledError:
             # The job is being cancelled, and this item did not end by itself.
             task = asyncio.current_task()
             if not self.token.requested or task is None:
                 raise
             task.uncancel()
-            return self._failed(_cancelled(self.token.reason)), self.report
+            return self._cancelled(self.token.reason), self.report
 
     async def _try_until_it_ends(self) -> ItemRecord:
         policy = self.stage.info.retry
@@ -241,7 +200,7 @@ class _Item:
             delay = next_try(policy, ended, self.attempts, random.random())
             if delay is None:
                 return self._failed(ended)
-            await self.runner.pause(delay, self.token)
+            await pause(self.runner.clock, delay, self.token)
 
     async def _attempt(self) -> ItemRecord | Failure:
         self.token.raise_if_requested()
@@ -256,7 +215,7 @@ class _Item:
             return ended
 
     async def _call(self) -> ItemRecord | Failure:
-        runner, begun = self.runner, self.runner.monotonic()
+        runner, begun = self.runner, self.runner.clock.monotonic()
         self.attempts += 1
         timeout = self.stage.info.timeout
         token, forget = (self.token, None) if timeout is None else _chained(self.token)
@@ -273,7 +232,7 @@ class _Item:
         except Exception as error:  # of its input or output: what it raises itself is returned
             return runner.judge(error)
         finally:
-            self.spent += runner.monotonic() - begun
+            self.spent += runner.clock.monotonic() - begun
             report = report_of(ctx)
             self.report = None if _is_too_large(report) else report
             if forget is not None:
@@ -288,7 +247,7 @@ class _Item:
             attempts=self.attempts,
             error=self._complaints(),
             duration_ms=self.spent * 1000,
-            finished_at=runner.now(),
+            finished_at=runner.clock.now(),
         )
 
     def _complaints(self) -> str:
@@ -303,12 +262,14 @@ class _Item:
             error_code=failure.code,
             error=failure.message,
             duration_ms=self.spent * 1000,
-            finished_at=self.runner.now(),
+            finished_at=self.runner.clock.now(),
         )
 
+    def _cancelled(self, reason: str) -> ItemRecord:
+        return self._failed(_failure(ErrorClass.CANCELLED, CANCELLED, reason))
+
     def _kept_out(self, closed: BreakerOpen) -> ItemRecord:
-        failure = judge(closed)
-        ended = self._failed(failure)
+        ended = self._failed(judge(closed))
         if closed.when_open is WhenOpen.SKIP:
             return replace(ended, outcome=ItemOutcome.SKIPPED, error_class=None)
         return ended
@@ -332,8 +293,8 @@ def _chained(token: CancelToken) -> tuple[CancelToken, Any]:
     return own, token.when_requested(lambda: own.request(token.reason))
 
 
-def _cancelled(reason: str) -> Failure:
-    return Failure(error_class=ErrorClass.CANCELLED, code="CANCELLED", message=bounded(reason))
+def _failure(error_class: ErrorClass, code: str, message: str) -> Failure:
+    return Failure(error_class=error_class, code=code, message=bounded(message))
 
 
 def _judge_elsewhere(error: FailedElsewhere) -> Failure:

@@ -22,7 +22,7 @@ from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.context import AsyncStageContext, StageContext, report_of
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.items import ItemRunner, check_report
-from penstock.workloads.pipeline.payloads import WRONG_TYPE, Payloads, Unfit, encode, outputs_of
+from penstock.workloads.pipeline.payloads import WRONG_TYPE, Unfit, encode, outputs_of
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord
 from penstock.workloads.pipeline.retrying import bounded
 from penstock.workloads.pipeline.rows import ItemReport
@@ -42,11 +42,9 @@ class StageFailed(Exception):
 class Lister:
     """Lists the items of one map stage. Their `seq` is left to whoever takes them."""
 
-    def __init__(
-        self, runner: ItemRunner, payloads: Payloads, stage: Stage, cancel: CancelToken, page: int
-    ) -> None:
-        self._runner, self._payloads, self._stage = runner, payloads, stage
-        self._cancel, self._page = cancel, page
+    def __init__(self, runner: ItemRunner, stage: Stage, cancel: CancelToken) -> None:
+        self._runner, self._stage, self._cancel = runner, stage, cancel
+        self._payloads, self._page = runner.scope.payloads, runner.scope.options.page
         self._ctx: StageContext | None = None
 
     @property

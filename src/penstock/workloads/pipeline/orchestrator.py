@@ -11,24 +11,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from enum import StrEnum
 from typing import Any
 
 from msgspec.structs import replace
 
 from penstock.core.errors import Superseded
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.blobs import Blobs
-from penstock.ports.clock import Clock
-from penstock.ports.executor import CancelToken, Context, Interrupted
-from penstock.ports.shared_state import SharedState
+from penstock.ports.executor import Interrupted
 from penstock.workloads.pipeline import reuse, status, summary
-from penstock.workloads.pipeline.breakers import Breakers
-from penstock.workloads.pipeline.calls import Pools
+from penstock.workloads.pipeline.context import RunScope
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import StageFailed
-from penstock.workloads.pipeline.options import DEFAULTS, Distributed, RunOptions, Silent, Tell
+from penstock.workloads.pipeline.options import Distributed, RunOptions, Tell
 from penstock.workloads.pipeline.records import (
     STALE_MESSAGE,
     Alert,
@@ -40,17 +35,9 @@ from penstock.workloads.pipeline.records import (
 )
 from penstock.workloads.pipeline.retrying import bounded
 from penstock.workloads.pipeline.reuse import Reuse
-from penstock.workloads.pipeline.rows import (
-    CANCELLED,
-    STALE,
-    WAS_CANCELLED,
-    Read,
-    RunRows,
-    RunState,
-    emit_note,
-)
+from penstock.workloads.pipeline.rows import CANCELLED, STALE, WAS_CANCELLED, RunState, emit_note
 from penstock.workloads.pipeline.run_log import RunLog, Write, report_from
-from penstock.workloads.pipeline.stage_run import Halt, StageRun
+from penstock.workloads.pipeline.stage_run import StageRun, Stop
 from penstock.workloads.pipeline.status import skip_of
 
 __all__ = ["AsyncPipelineOrchestrator", "RunOptions", "Stop", "Tell"]
@@ -64,65 +51,29 @@ _RECORDED_EVERY = 60.0
 """Seconds between rows that tell of progress."""
 
 
-class Stop(StrEnum):
-    """How a run is ended from outside."""
-
-    CANCEL = "cancel"
-    """CANCELLED, once its work has stopped."""
-    FAIL = "fail"
-    """FAILED, with the reason."""
-    INTERRUPT = "interrupt"
-    """It stays RUNNING, for another attempt to go on with."""
-
-
-_HALTS = {
-    Stop.CANCEL: Halt.CANCEL,
-    Stop.FAIL: Halt.CANCEL,
-    Stop.INTERRUPT: Halt.INTERRUPT,
-}
-
-
 class AsyncPipelineOrchestrator:
     """Runs one attempt of a run."""
 
-    _runner: ItemRunner
+    _runner: ItemRunner | None = None
     _reuse: Reuse | None = None
     _stage: StageRun | None = None
     _stopping: tuple[Stop, str] | None = None
 
     def __init__(
         self,
-        pipeline: Definition,
-        record: PipelineRecord,
+        scope: RunScope,
         state: RunState | None,
-        read: Read,
         write: Write,
-        blobs: Blobs,
-        clock: Clock,
-        shared: SharedState,
-        *,
-        tell: Tell | None = None,
-        context: Context | None = None,
         distributed: Distributed | None = None,
-        options: RunOptions = DEFAULTS,
-        pools: Pools | None = None,
-        breakers: Breakers | None = None,
     ) -> None:
-        """`record` and `state` are what earlier attempts left; `read` and `write` reach the rows
-        of its job. `pools` are threads and processes that other runs use, too; it makes its own
-        if none are given."""
-        self._pipeline, self._record, self._blobs = pipeline, record, blobs
-        self._read, self._rows = read, RunRows(read, record.id)
-        self._clock, self._shared, self._options = clock, shared, options
-        self._tell: Tell = tell or context or Silent()
-        self._context = context
-        self._distributed, self._pools = distributed, pools
-        self._breakers = breakers or Breakers(shared, clock)
-        self._token = CancelToken()
-        self._log = RunLog(record, state or RunState(), write, clock, options)
+        """`state` is what earlier attempts left; `write` adds to the rows of its job."""
+        self._scope, self._distributed = scope, distributed
+        self._pipeline, self._record, self._rows = scope.pipeline, scope.record, scope.rows
+        self._clock, self._tell = scope.clock, scope.tell
+        self._log = RunLog(scope, state or RunState(), write)
         self._log.when_broken = self._stop_at_once
         self._abandoned: list[Callable[[], tuple[str, ...]]] = []
-        self._positions = {name: index for index, name in enumerate(pipeline.stages)}
+        self._positions = {name: index for index, name in enumerate(scope.pipeline.stages)}
         self._late_at = float("inf")
         """When it must have ended. Monotonic."""
 
@@ -154,11 +105,10 @@ class AsyncPipelineOrchestrator:
         """End it soon. Of several requests the first counts."""
         if self._stopping is None:
             self._stopping = how, reason or str(how)
-            self._token.request(reason or str(how))
             if self._stage is not None:
-                if self._stage.halted is Halt.LOST:
+                if self._stage.halted is Stop.LOST:
                     self._stage.hurry()
-                self._stage.halt(_HALTS[how], reason)
+                self._stage.halt(how, reason)
 
     @property
     def state(self) -> RunState:
@@ -190,7 +140,7 @@ class AsyncPipelineOrchestrator:
         finally:
             watchdog.cancel()
             await self._log.close()
-            if hasattr(self, "_runner"):
+            if self._runner is not None:
                 await self._runner.close()
         return self._log.record
 
@@ -211,27 +161,14 @@ class AsyncPipelineOrchestrator:
         await self._log.commit()
 
     async def _begin(self) -> None:
-        pipeline, log = self._pipeline, self._log
+        pipeline, log, scope = self._pipeline, self._log, self._scope
         if (limit := pipeline.timeout) is not None:
             began = self._record.started_at or self._clock.now()
             self._late_at = self._clock.monotonic() + began + limit - self._clock.now()
-        self._runner = ItemRunner(
-            pipeline,
-            self._record,
-            self._rows,
-            self._blobs,
-            self._clock,
-            self._token,
-            self._breakers,
-            self._shared,
-            self._tell,
-            self._options,
-            pools=self._pools,
-        )
+        self._runner = ItemRunner(scope)
         self._abandoned.append(self._runner.calls.abandoned)
-        scope = self._runner.scope
         scope.on_progress, scope.on_emit = self._progressed, self._emitted
-        scope.stage, scope.context = log.stage, self._context
+        scope.stage = log.stage
         log.put_all(self._prepared())
         for stage in log.stages:
             if stage.status is StageStatus.RUNNING:
@@ -278,9 +215,9 @@ class AsyncPipelineOrchestrator:
     async def _reused(self) -> Reuse | None:
         if self._record.retry_of is None:
             return None
-        before = RunRows(self._read, self._record.retry_of)
+        before = self._rows.of_run(self._record.retry_of)
         _, stages, _ = await before.head()
-        return Reuse(stages, before, self._options.page)
+        return Reuse(stages, before, self._scope.options.page)
 
     # -- stages -------------------------------------------------------------------
 
@@ -291,7 +228,7 @@ class AsyncPipelineOrchestrator:
                 await self._run_stage(stage)
                 if self._stopping is not None:
                     return
-            self._runner.scope.output_counts[name] = self._log.counters(name).output_count
+            self._scope.output_counts[name] = self._log.counters(name).output_count
             if name == (self._pipeline.summary_after or last):
                 self._log.set(summary=summary.summarise(self._log.record, self._clock.now()))
         self._tell_progress(last, 1.0, "all stages have ended")
@@ -300,7 +237,7 @@ class AsyncPipelineOrchestrator:
         log, name = self._log, stage.name
         try:
             known = {one.name: one for one in log.stages}
-            skip = skip_of(stage, self._runner.scope.config, known)
+            skip = skip_of(stage, self._scope.config, known)
         except Exception as error:
             self._fail_stage(stage, f"its flag failed: {error}", type(error).__name__)
             return
@@ -349,17 +286,9 @@ class AsyncPipelineOrchestrator:
                 log.set(output=item.output)
 
     async def _perform(self, stage: Stage) -> None:
-        self._stage = one = StageRun(
-            stage,
-            self._runner,
-            self._log,
-            self._rows,
-            self._clock,
-            self._options,
-            distributed=self._distributed,
-            reuse=self._reuse,
-            grace=self._pipeline.cancel_grace,
-        )
+        assert self._runner is not None
+        one = StageRun(stage, self._runner, self._log, self._distributed, self._reuse)
+        self._stage = one
         self._abandoned.append(one.abandoned)
         try:
             await one.run()
@@ -471,9 +400,8 @@ class AsyncPipelineOrchestrator:
 
     def _stop_at_once(self) -> None:
         """Nothing can be written any more: another attempt has the run."""
-        self._token.request("its run can't be recorded any more")
         if self._stage is not None:
-            self._stage.halt(Halt.LOST, self._token.reason)
+            self._stage.halt(Stop.LOST, "its run can't be recorded any more")
 
     # -- progress and the watchdog ------------------------------------------------
 
@@ -502,7 +430,7 @@ class AsyncPipelineOrchestrator:
                 limit = f"the run took longer than its {self._pipeline.timeout:g} s" if late else ""
                 self.stop(Stop.FAIL, limit or STALE_MESSAGE)
                 return
-            await self._clock.sleep(min(left + _SOON, self._options.progress_every))
+            await self._clock.sleep(min(left + _SOON, self._scope.options.progress_every))
             if self._log.progress_at > recorded + _RECORDED_EVERY:
                 # What calls report is not a row; without one, the run looks stuck from outside.
                 recorded = self._log.progress_at

@@ -259,6 +259,10 @@ class RunRows:
     def __init__(self, read: Read, job_id: str) -> None:
         self._read, self.job_id = read, job_id
 
+    def of_run(self, job_id: str) -> RunRows:
+        """Those of another run."""
+        return RunRows(self._read, job_id)
+
     async def head(self) -> tuple[RunState | None, tuple[StageRecord, ...], float | None]:
         """The run's own row, its stages, and when one of them was last written."""
         state, stages, at = None, [], None

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from penstock.core.ledger import Step
 from penstock.core.steps import MAX_NOTES
 from penstock.ports.clock import Clock
-from penstock.workloads.pipeline.options import RunOptions
+from penstock.workloads.pipeline.context import RunScope
 from penstock.workloads.pipeline.records import (
     ItemOutcome,
     ItemRecord,
@@ -269,17 +269,10 @@ def _look(future: asyncio.Future[None]) -> None:
 class RunLog:
     """Gathers and writes the changes of one run, and knows how it stands."""
 
-    def __init__(
-        self,
-        record: PipelineRecord,
-        state: RunState,
-        write: Write,
-        clock: Clock,
-        options: RunOptions,
-    ) -> None:
-        self._base, self.state = record, state
-        self._write_rows, self._clock, self._options = write, clock, options
-        self._stages = {stage.name: StageCounters(stage, clock) for stage in record.stages}
+    def __init__(self, scope: RunScope, state: RunState, write: Write) -> None:
+        self._base, self.state, self._write_rows = scope.record, state, write
+        self._clock, self._backlog = scope.clock, scope.options.backlog
+        self._stages = {one.name: StageCounters(one, self._clock) for one in scope.record.stages}
         self._batch = _Batch()
         self._under_way: _Batch | None = None
         self._broken: BaseException | None = None
@@ -288,7 +281,7 @@ class RunLog:
         self._closed = False
         self.when_broken: Callable[[], None] = lambda: None
         """Called when nothing can be written any more: whoever works should stop now."""
-        self.progress_at = clock.monotonic()
+        self.progress_at = self._clock.monotonic()
         """When something last got on, by the clock that never jumps."""
 
     # -- how it stands ------------------------------------------------------------
@@ -385,7 +378,7 @@ class RunLog:
         counters.end(item, report)
         batch.changed[stage] = None
         batch.rows.append(item_row(counters.item_rows, item, report))
-        if len(batch.rows) >= self._options.backlog:
+        if len(batch.rows) >= self._backlog:
             await self.commit()
         elif soon:
             self.wake()

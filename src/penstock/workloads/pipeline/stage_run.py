@@ -16,15 +16,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.core.job import Cancelled
-from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import Lister, numbered
-from penstock.workloads.pipeline.options import Distributed, RunOptions
+from penstock.workloads.pipeline.options import Distributed
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord, StageKind
 from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
-from penstock.workloads.pipeline.rows import ItemReport, RunRows
+from penstock.workloads.pipeline.rows import ItemReport
 from penstock.workloads.pipeline.run_log import RunLog, report_from, with_report
 
 TIMEOUT = "TIMEOUT"
@@ -32,18 +31,23 @@ _MOMENT = 0.25
 """Seconds that an async item has to stop by itself before it is cancelled, at most."""
 
 
-class Halt(StrEnum):
-    """Why a stage is ended before its time."""
+class Stop(StrEnum):
+    """Why a run, or one stage of it, is ended before its time."""
 
     CANCEL = "cancel"
-    """Its job is cancelled, or given up: what ran counts as cancelled."""
+    """The run ends CANCELLED, once its work has stopped: what ran counts as cancelled."""
+    FAIL = "fail"
+    """The run ends FAILED, with the reason: what ran counts as cancelled."""
     INTERRUPT = "interrupt"
-    """Its worker stops: what ran will be run again."""
+    """Its worker stops. The run stays RUNNING: what ran will be run again by another attempt."""
     LOST = "lost"
     """Nothing can be written any more. The job may be begun elsewhere as soon as it is left, so
     threads, which can't be stopped, are waited for."""
     TIMEOUT = "timeout"
-    """Its own time is up: what has not ended has failed."""
+    """The time of the stage is up: what has not ended has failed."""
+
+
+_CANCELS = (Stop.CANCEL, Stop.FAIL)
 
 
 class StageRun:
@@ -52,22 +56,18 @@ class StageRun:
         stage: Stage,
         runner: ItemRunner,
         log: RunLog,
-        rows: RunRows,
-        clock: Clock,
-        options: RunOptions,
-        *,
         distributed: Distributed | None = None,
         reuse: Reuse | None = None,
-        grace: float = 5.0,
     ) -> None:
         self._stage, self._runner, self._log = stage, runner, log
-        self._rows, self._clock, self._options = rows, clock, options
+        scope = runner.scope
+        self._rows, self._clock, self._page_size = scope.rows, scope.clock, scope.options.page
         self._distributed = distributed if stage.info.distributed else None
-        self._reuse, self._grace = reuse, grace
+        self._reuse, self._grace = reuse, scope.pipeline.cancel_grace
         self.output = ""
         """Where the output of the item that ended last is."""
         self._token = CancelToken()
-        self.halted: Halt | None = None
+        self.halted: Stop | None = None
         self._halting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._hurried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._page: deque[ItemRecord] = deque()
@@ -79,21 +79,23 @@ class StageRun:
 
     async def run(self) -> None:
         """Run what has not ended. Raises StageFailed where it can't be listed."""
-        alarm = self._alarm()
+        limit = self._stage.info.stage_timeout
+        alarm = None if limit is None else asyncio.ensure_future(self._ring(limit))
         try:
-            if self._stage.info.kind is StageKind.MAP and not self._is_listed:
+            listed = self._log.counters(self._stage.name).listed
+            if self._stage.info.kind is StageKind.MAP and not listed:
                 await self._drive([self._list()], "async")
             if self.halted is None:
                 mode = "async" if self._distributed is not None else self._stage.info.mode
                 await self._drive([self._work() for _ in range(self._width())], mode)
-            if self.halted is Halt.TIMEOUT:
+            if self.halted is Stop.TIMEOUT:
                 await self._end_the_rest()
         finally:
             self._over = True
             if alarm is not None:
                 alarm.cancel()
 
-    def halt(self, why: Halt, reason: str) -> None:
+    def halt(self, why: Stop, reason: str) -> None:
         """End it; the first reason counts."""
         if self.halted is None:
             self.halted = why
@@ -110,15 +112,9 @@ class StageRun:
 
     # -- listing ------------------------------------------------------------------
 
-    @property
-    def _is_listed(self) -> bool:
-        return self._log.counters(self._stage.name).listed
-
     async def _list(self) -> None:
         name, log = self._stage.name, self._log
-        lister = Lister(
-            self._runner, self._runner.payloads, self._stage, self._token, self._options.page
-        )
+        lister = Lister(self._runner, self._stage, self._token)
         again, pages = self._reuse, lister.pages()
         if again is not None and (copied := await again.listing(self._stage)) is not None:
             pages = copied
@@ -179,16 +175,16 @@ class StageRun:
             self._drained = True
             self._page.append(ItemRecord(seq=0, key=""))
             return
-        page = await self._rows.items(
-            self._log.stage(self._stage.name),
-            after=self._after,
-            limit=self._options.page,
-            outcomes=(ItemOutcome.PENDING,),
-        )
-        self._drained = len(page) < self._options.page
+        page = await self._pending(self._after)
+        self._drained = len(page) < self._page_size
         if page:
             self._after = page[-1].seq
             self._page.extend(page)
+
+    async def _pending(self, after: int) -> list[ItemRecord]:
+        """A page of the items that have not ended."""
+        stage, outcomes = self._log.stage(self._stage.name), (ItemOutcome.PENDING,)
+        return await self._rows.items(stage, after=after, limit=self._page_size, outcomes=outcomes)
 
     def _kept(self, ended: ItemRecord) -> ItemRecord | None:
         """What is written of an item that ended, maybe while the stage was being halted."""
@@ -198,20 +194,15 @@ class StageRun:
             return None
         if ended.error_class is not ErrorClass.CANCELLED:
             return ended
-        if self.halted is Halt.TIMEOUT:
+        if self.halted is Stop.TIMEOUT:
             return self._too_late(ended)
-        return ended if self.halted is Halt.CANCEL and ended.attempts else None
+        return ended if self.halted in _CANCELS and ended.attempts else None
 
     async def _end_the_rest(self) -> None:
         """What a stage that ran out of time did not get to."""
         name, after = self._stage.name, -1
         await self._log.settle()
-        while page := await self._rows.items(
-            self._log.stage(name),
-            after=after,
-            limit=self._options.page,
-            outcomes=(ItemOutcome.PENDING,),
-        ):
+        while page := await self._pending(after):
             after = page[-1].seq
             for item in page:
                 await self._log.end(name, self._too_late(item))
@@ -229,13 +220,9 @@ class StageRun:
 
     # -- halting ------------------------------------------------------------------
 
-    def _alarm(self) -> asyncio.Future[None] | None:
-        limit = self._stage.info.stage_timeout
-        return None if limit is None else asyncio.ensure_future(self._ring(limit))
-
     async def _ring(self, limit: float) -> None:
         await self._clock.sleep(limit)
-        self.halt(Halt.TIMEOUT, f"the stage took longer than {limit:g} s")
+        self.halt(Stop.TIMEOUT, f"the stage took longer than {limit:g} s")
 
     async def _drive(self, work: Sequence[Coroutine[Any, Any, None]], mode: str) -> None:
         """Have the work done, all of it at once, or until the stage is halted."""
@@ -256,16 +243,16 @@ class StageRun:
                 raise error
 
     async def _wind_down(self, tasks: Sequence[asyncio.Task[None]], mode: str) -> None:
-        if self._distributed is not None and self.halted not in (Halt.INTERRUPT, Halt.LOST):
+        if self._distributed is not None and self.halted not in (Stop.INTERRUPT, Stop.LOST):
             await self._distributed.stop(self._stage, self._token.reason)
         rest = self._grace
-        if self.halted is Halt.CANCEL:
+        if self.halted in _CANCELS:
             moment = min(rest / 2, _MOMENT)
             rest -= moment
             await self._ended_within(tasks, moment)
         if mode != "thread":
             _cancel(tasks)
-        if mode == "thread" and self.halted is Halt.LOST:
+        if mode == "thread" and self.halted is Stop.LOST:
             await asyncio.wait(
                 (_all_done(tasks), self._hurried), return_when=asyncio.FIRST_COMPLETED
             )
