@@ -115,8 +115,8 @@ def test_a_summary_says_what_set_the_run_off(fields: dict[str, Any], trigger: st
 @pytest.mark.parametrize("was_open", [True, False])
 def test_a_summary_is_closed_whatever_the_end(status: PipelineJobStatus, was_open: bool) -> None:
     before: RunSummary | None = summarise(a_run(stages=(INGEST,)), T + 6) if was_open else None
-    record = a_run(status=status, finished_at=T + 11)
-    summary = closed(before, record, [an_alert("a"), an_alert("b"), an_alert("a")])
+    record = a_run(status=status, finished_at=T + 11, summary=before)
+    summary = closed(record, [an_alert("a"), an_alert("b"), an_alert("a")])
     assert (summary.status, summary.finished_at) == (status, T + 11)
     assert summary.duration_ms == 10_000.0
     assert summary.alerts == ("a", "b")
@@ -125,14 +125,14 @@ def test_a_summary_is_closed_whatever_the_end(status: PipelineJobStatus, was_ope
 
 def test_alerts_of_an_open_summary_are_not_kept_once_they_were_evaluated_anew() -> None:
     before = replace(summarise(a_run(), T + 6), alerts=("early",))
-    assert closed(before, a_run(finished_at=T + 7), []).alerts == ()
+    assert closed(a_run(finished_at=T + 7, summary=before), []).alerts == ()
 
 
 def test_a_run_that_was_cancelled_before_it_began_has_a_summary_too() -> None:
     record = a_run(
         status=PipelineJobStatus.CANCELLED, started_at=None, finished_at=T + 3, stages=()
     )
-    summary = closed(None, record, [])
+    summary = closed(record, [])
     assert (summary.started_at, summary.duration_ms, summary.stages_ms) == (None, 0.0, 0.0)
     assert summary.stages == {}
 
@@ -142,5 +142,5 @@ def test_a_clock_that_was_set_back_gives_no_negative_duration() -> None:
 
 
 def test_a_summary_can_be_stored() -> None:
-    summary = closed(None, a_run(finished_at=T + 9), [an_alert("a")])
+    summary = closed(a_run(finished_at=T + 9), [an_alert("a")])
     assert msgspec.json.decode(msgspec.json.encode(summary), type=RunSummary) == summary

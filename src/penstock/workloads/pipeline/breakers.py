@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
@@ -59,17 +59,8 @@ class BreakerSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def apply(self, breaker: Breaker) -> Breaker:
         """The breaker as these settings have it. No move: they are stored with the next one."""
-        mine = (self.threshold, self.cooldown, self.trials)
-        if (breaker.threshold, breaker.cooldown, breaker.trials) == mine:
-            return breaker
-        return replace(
-            breaker, threshold=self.threshold, cooldown=self.cooldown, trials=self.trials
-        )
-
-
-def unknown(name: str) -> Breaker:
-    """One that nobody has stored. Its first move has version 0, as a store wants it."""
-    return Breaker(name=name, version=-1)
+        changed = replace(breaker, **asdict(self))
+        return breaker if changed == breaker else changed
 
 
 class Passage(StrEnum):
@@ -107,9 +98,9 @@ def let_pass(breaker: Breaker, now: float, timeout: float | None = None) -> Deci
 def succeeded(breaker: Breaker, now: float, trial: float | None = None) -> Breaker:
     """A call succeeded; `trial` is the `until` of its Decision if it was one."""
     if breaker.state is BreakerState.CLOSED:
-        return _closed(breaker) if breaker.failures else breaker
+        return reset(breaker) if breaker.failures else breaker
     if breaker.state is BreakerState.HALF_OPEN and trial is not None:
-        return _closed(breaker)
+        return reset(breaker)
     return given_back(breaker, now, trial)
 
 
@@ -142,8 +133,8 @@ def given_back(breaker: Breaker, now: float, trial: float | None = None) -> Brea
 
 
 def reset(breaker: Breaker) -> Breaker:
-    """Closed by hand. Always a move, so that trials under way can't undo it."""
-    return _closed(breaker)
+    """Closed, by hand or by a success. Always a move, so that trials under way can't undo it."""
+    return _move(breaker, state=BreakerState.CLOSED, failures=0, opened_at=None, trial_until=())
 
 
 _LEAST_LAPSE = 1.0
@@ -163,10 +154,6 @@ def _without(slots: tuple[float, ...], trial: float | None) -> tuple[float, ...]
     return slots[:at] + slots[at + 1 :]
 
 
-def _closed(breaker: Breaker) -> Breaker:
-    return _move(breaker, state=BreakerState.CLOSED, failures=0, opened_at=None, trial_until=())
-
-
 def _move(breaker: Breaker, **changes: Any) -> Breaker:
     return replace(breaker, version=breaker.version + 1, **changes)
 
@@ -175,10 +162,7 @@ LOOK_EVERY = 0.2
 """Seconds for which what was read of a breaker is believed."""
 WATCH_EVERY = 1.0
 """Seconds after which who waits for an open breaker looks whether another process closed it."""
-
 DEFAULT = BreakerSettings()
-
-
 PREFIX = "breaker/"
 """How the names begin that breakers are kept under."""
 _decode = msgspec.json.Decoder(Breaker).decode
@@ -240,22 +224,17 @@ class Breakers:
                 raise BreakerOpen(call.name, until, call.when_open)
             await self._wait(call, until)
 
-    async def leave(self, call: Call, failure: Failure | None, trial: float | None) -> None:
+    async def leave(self, call: Call, failure: Failure | None) -> None:
         """Tell the breaker how a call ended."""
-        breaker = self._fresh(call)
-        if failure is None and breaker is not None and _is_quiet(breaker):
-            return
-
-        def move(breaker: Breaker) -> Breaker:
-            now = self._clock.now()
-            if failure is None:
-                return succeeded(breaker, now, trial)
-            if failure.counts_for_breaker:
-                return failed(breaker, now, trial)
-            return given_back(breaker, now, trial)
-
-        if failure is None or failure.counts_for_breaker or trial is not None:
-            await self._move(call, move)
+        breaker, trial = self._fresh(call), call.trial
+        if failure is not None:
+            move = failed if failure.counts_for_breaker else given_back
+        elif breaker is not None and breaker.state is BreakerState.CLOSED and not breaker.failures:
+            return  # a success changes nothing
+        else:
+            move = succeeded
+        if move is not given_back or trial is not None:
+            await self._move(call, lambda breaker: move(breaker, self._clock.now(), trial))
 
     # -- the store ----------------------------------------------------------------
 
@@ -290,7 +269,9 @@ class Breakers:
         return call.settings.apply(breaker)
 
     async def _read(self, call: Call) -> Breaker:
-        breaker = await load_breaker(self._shared, call.name) or unknown(call.name)
+        # The first move of one that nobody has stored has version 0, as a store wants it.
+        stored = await load_breaker(self._shared, call.name)
+        breaker = stored or Breaker(name=call.name, version=-1)
         self._see(breaker)
         return call.settings.apply(breaker)
 
@@ -312,30 +293,24 @@ class Breakers:
                 self._waiting[call.name].remove(moved)
 
 
-class Call:
+class Call(Struct):
     """One call behind a breaker: an async context manager."""
 
-    def __init__(
-        self,
-        breakers: Breakers,
-        name: str,
-        settings: BreakerSettings,
-        when_open: WhenOpen,
-        cancel: CancelToken | None,
-        timeout: float | None,
-    ) -> None:
-        self.name, self.settings, self.when_open = name, settings, when_open
-        self.cancel, self.timeout = cancel, timeout
-        self._breakers = breakers
-        self._trial: float | None = None
-        self._failure: Failure | None = None
+    breakers: Breakers
+    name: str
+    settings: BreakerSettings
+    when_open: WhenOpen
+    cancel: CancelToken | None
+    timeout: float | None
+    trial: float | None = None
+    failure: Failure | None = None
 
     def ended(self, failure: Failure | None) -> None:
         """How the call ended, where no exception tells: None is a success."""
-        self._failure = failure
+        self.failure = failure
 
     async def __aenter__(self) -> Call:
-        self._trial = await self._breakers.enter(self)
+        self.trial = await self.breakers.enter(self)
         return self
 
     async def __aexit__(
@@ -344,10 +319,4 @@ class Call:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        failure = self._failure if error is None else judge(error)
-        await self._breakers.leave(self, failure, self._trial)
-
-
-def _is_quiet(breaker: Breaker) -> bool:
-    """Whether a success changes nothing."""
-    return breaker.state is BreakerState.CLOSED and not breaker.failures
+        await self.breakers.leave(self, self.failure if error is None else judge(error))

@@ -388,7 +388,7 @@ class AsyncPipelineOrchestrator:
             log.set(abandoned_items=names)
         record = replace(log.record, status=ended, finished_at=now)
         found = self._alerts(record)
-        made = summary.closed(record.summary, record, found)
+        made = summary.closed(record, found)
         log.set(status=ended, alerts=found, summary=made)
 
     def _alerts(self, record: PipelineRecord) -> tuple[Alert, ...]:

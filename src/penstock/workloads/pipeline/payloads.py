@@ -123,6 +123,7 @@ def decoder(kind: Any) -> Any:
 
 T = TypeVar("T")
 _PAGE = 100
+_SUCCEEDED = (ItemOutcome.OK,)
 _MISSING = (ItemOutcome.FAILED, ItemOutcome.SKIPPED)
 
 
@@ -159,7 +160,7 @@ class Reader:
         self._rows, self._payloads, self._stage = rows, payloads, stage
 
     async def items(
-        self, stage: str, after: int, outcomes: tuple[ItemOutcome, ...] = (ItemOutcome.OK,)
+        self, stage: str, after: int, outcomes: tuple[ItemOutcome, ...] = _SUCCEEDED
     ) -> list[ItemRecord]:
         record = self._stage(stage)
         return await self._rows.items(record, after=after, limit=_PAGE, outcomes=outcomes)
@@ -193,30 +194,26 @@ class Results(Generic[T]):
         self._decode: Callable[[msgspec.Raw], T] = decoder(kind) or msgspec.json.Decoder().decode
 
     def __aiter__(self) -> AsyncIterator[T]:
-        self._async_only("async for x in results")
+        if self._portal is not None:
+            raise TypeError("a plain function reads its results with `for`, without async")
         return self._all()
 
     def __iter__(self) -> Iterator[T]:
-        portal = self._plain_only("async for x in results")
-        return self._drain(portal, self._values)
+        if self._portal is None:
+            raise TypeError("an async function reads its results with `async for x in results`")
+        return self._drain(self._portal)
 
     def items(self) -> Any:
         """The ItemRecords that succeeded, by `async for` or `for` as the outputs."""
-        if self._portal is None:
-            return self._all_items()
-        return self._drain(self._portal, self._records)
+        return self._items(_SUCCEEDED)
 
     def missing(self) -> Any:
         """The ItemRecords that failed or were skipped, by `async for` or `for`."""
-        if self._portal is None:
-            return self._all_items(_MISSING)
-        return self._drain(self._portal, self._missing_records)
+        return self._items(_MISSING)
 
     def list(self) -> Any:
         """Every output at once: `await results.list()`, or plainly in a plain function."""
-        if self._portal is None:
-            return self._list()
-        return self._portal.call(self._list())
+        return self._list() if self._portal is None else self._portal.call(self._list())
 
     def __len__(self) -> int:
         return self.count
@@ -227,55 +224,40 @@ class Results(Generic[T]):
     def __repr__(self) -> str:
         return f"<{self.count} results of {self.stage}>"
 
-    async def _all(self) -> AsyncIterator[T]:
-        after = -1
-        while page := await self._reader.items(self.stage, after):
-            for item in page:
-                for raw in await self._reader.outputs(item):
-                    yield self._decode(raw)
-            after = page[-1].seq
+    def _items(self, outcomes: tuple[ItemOutcome, ...]) -> Any:
+        if self._portal is None:
+            return self._each_item(outcomes)
+        return (item for page in self._pages(self._portal, outcomes) for item in page)
 
-    async def _all_items(
-        self, outcomes: tuple[ItemOutcome, ...] = (ItemOutcome.OK,)
-    ) -> AsyncIterator[ItemRecord]:
+    async def _each_item(self, outcomes: tuple[ItemOutcome, ...]) -> AsyncIterator[ItemRecord]:
         after = -1
         while page := await self._reader.items(self.stage, after, outcomes):
             for item in page:
                 yield item
             after = page[-1].seq
 
+    async def _all(self) -> AsyncIterator[T]:
+        async for item in self._each_item(_SUCCEEDED):
+            for raw in await self._reader.outputs(item):
+                yield self._decode(raw)
+
     async def _list(self) -> builtins.list[T]:
         return [value async for value in self._all()]
 
-    async def _records(self, after: int) -> tuple[builtins.list[ItemRecord], int]:
-        page = await self._reader.items(self.stage, after)
-        return page, page[-1].seq if page else -1
-
-    async def _missing_records(self, after: int) -> tuple[builtins.list[ItemRecord], int]:
-        page = await self._reader.items(self.stage, after, _MISSING)
-        return page, page[-1].seq if page else -1
-
-    async def _values(self, after: int) -> tuple[builtins.list[T], int]:
-        page = await self._reader.items(self.stage, after)
-        values = [self._decode(raw) for item in page for raw in await self._reader.outputs(item)]
-        return values, page[-1].seq if page else -1
-
-    def _drain(self, portal: Portal, turn: Callable[[int], Any]) -> Iterator[Any]:
+    def _pages(
+        self, portal: Portal, outcomes: tuple[ItemOutcome, ...]
+    ) -> Iterator[builtins.list[ItemRecord]]:
         after = -1
-        while True:
-            values, after = portal.call(turn(after))
-            if after < 0:
-                return
-            yield from values
+        while page := portal.call(self._reader.items(self.stage, after, outcomes)):
+            yield page
+            after = page[-1].seq
 
-    def _async_only(self, said: str) -> None:
-        if self._portal is not None:
-            raise TypeError("a plain function reads its results with `for`, without async")
+    def _drain(self, portal: Portal) -> Iterator[T]:
+        for page in self._pages(portal, _SUCCEEDED):
+            yield from portal.call(self._outputs(page))
 
-    def _plain_only(self, said: str) -> Portal:
-        if self._portal is None:
-            raise TypeError(f"an async function reads its results with `{said}`")
-        return self._portal
+    async def _outputs(self, page: builtins.list[ItemRecord]) -> builtins.list[T]:
+        return [self._decode(raw) for item in page for raw in await self._reader.outputs(item)]
 
 
 def element_of(annotation: Any) -> Any:

@@ -154,7 +154,7 @@ def _class_of(error: BaseException) -> ErrorClass:
     if status is not None:
         transient = status in _TRANSIENT_STATUS or status >= 500
         return ErrorClass.TRANSIENT if transient else ErrorClass.PERMANENT
-    if isinstance(error, _TRANSIENT) or _names_of(type(error)) & _TRANSIENT_NAMES:
+    if isinstance(error, _TRANSIENT) or _TRANSIENT_NAMES.intersection(_kinds_of(type(error))):
         return ErrorClass.TRANSIENT
     return ErrorClass.PERMANENT if isinstance(error, _PERMANENT) else ErrorClass.TRANSIENT
 
@@ -246,11 +246,6 @@ def _text_of(error: BaseException) -> str:
 
 
 def _kinds_of(error: type[BaseException]) -> tuple[str, ...]:
-    names: list[str] = []
-    for cls in error.__mro__[:-1]:
-        names += (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
-    return tuple(dict.fromkeys(names))
-
-
-def _names_of(error: type[BaseException]) -> set[str]:
-    return {cls.__name__ for cls in error.__mro__}
+    """Its classes, plainly and with their modules."""
+    pairs = ((cls.__name__, f"{cls.__module__}.{cls.__qualname__}") for cls in error.__mro__[:-1])
+    return tuple(dict.fromkeys(name for pair in pairs for name in pair))

@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 
 from msgspec.structs import replace
 
-from penstock.workloads.pipeline import records
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.records import (
     ItemOutcome,
@@ -24,6 +23,7 @@ from penstock.workloads.pipeline.records import (
     PipelineRecord,
     StageRecord,
     StageStatus,
+    first_stages,
 )
 from penstock.workloads.pipeline.rows import Metric, RunRows, item_of
 
@@ -38,11 +38,6 @@ class DefinitionChanged(Exception):
     def __init__(self, message: str, stage: str = "orchestrator") -> None:
         super().__init__(message)
         self.stage = stage
-
-
-def first_stages(pipeline: Definition) -> tuple[StageRecord, ...]:
-    """The stages of a run of which nothing has begun."""
-    return records.first_stages(stage.info for stage in pipeline.stages.values())
 
 
 def is_changed(record: PipelineRecord, pipeline: Definition) -> bool:
@@ -63,12 +58,8 @@ def stages_to_go_on(record: PipelineRecord, pipeline: Definition) -> tuple[Stage
             )
         _check(record, pipeline)
     begun = {stage.name: stage for stage in _begun(record)}
-    generations = {stage.name: stage.generation for stage in record.stages}
-    known = (
-        begun.get(one.name) or replace(one, generation=generations.get(one.name, 0))
-        for one in first_stages(pipeline)
-    )
-    return (*known, *removed_stages(record, pipeline))
+    known = (begun.get(one.name, one) for one in _first(record, pipeline, later=0))
+    return (*known, *_removed(record, pipeline))
 
 
 def _begun(record: PipelineRecord) -> list[StageRecord]:
@@ -82,14 +73,19 @@ def _begun(record: PipelineRecord) -> list[StageRecord]:
 
 def stages_anew(record: PipelineRecord, pipeline: Definition) -> tuple[StageRecord, ...]:
     """The stages of a run that starts over: nothing that was done is theirs any more."""
-    generations = {stage.name: stage.generation + 1 for stage in record.stages}
-    fresh = (
-        replace(one, generation=generations.get(one.name, 0)) for one in first_stages(pipeline)
-    )
-    return (*fresh, *removed_stages(record, pipeline))
+    return (*_first(record, pipeline, later=1), *_removed(record, pipeline))
 
 
-def removed_stages(record: PipelineRecord, pipeline: Definition) -> list[StageRecord]:
+def _first(record: PipelineRecord, pipeline: Definition, *, later: int) -> list[StageRecord]:
+    """The stages before anything has begun, so many generations later than those of the record."""
+    generations = {stage.name: stage.generation + later for stage in record.stages}
+    return [
+        replace(one, generation=generations.get(one.name, 0))
+        for one in first_stages(stage.info for stage in pipeline.stages.values())
+    ]
+
+
+def _removed(record: PipelineRecord, pipeline: Definition) -> list[StageRecord]:
     """Those that the pipeline had when the job began. They are kept, last, and do not count."""
     first = len(pipeline.stages)
     gone = [stage for stage in record.stages if stage.name not in pipeline.stages]
@@ -109,16 +105,15 @@ def removed_stages(record: PipelineRecord, pipeline: Definition) -> list[StageRe
 
 
 def _check(record: PipelineRecord, pipeline: Definition) -> None:
-    begun = _begun(record)
     now = list(pipeline.stages.values())
-    for index, stage in enumerate(begun):
+    for index, stage in enumerate(_begun(record)):
         if stage.name not in pipeline.stages:
             raise DefinitionChanged(f"stage {stage.name} is not there any more", stage.name)
         if index >= len(now) or now[index].name != stage.name:
             raise DefinitionChanged(f"stage {stage.name} is not in its place any more", stage.name)
-        if stage.form and stage.form != form_of(now[index]):
+        if stage.form and stage.form != (form := now[index].info.form):
             raise DefinitionChanged(
-                f"stage {stage.name} was {stage.form!r} and is {form_of(now[index])!r}", stage.name
+                f"stage {stage.name} was {stage.form!r} and is {form!r}", stage.name
             )
 
 
@@ -187,7 +182,7 @@ class Reuse:
 
     def _old(self, stage: Stage) -> StageRecord | None:
         old = self._stages.get(stage.name)
-        return old if old is not None and old.form == form_of(stage) else None
+        return old if old is not None and old.form == stage.info.form else None
 
     def _is_as_before(self, stage: StageRecord) -> bool:
         old = self._stages.get(stage.name)
@@ -221,11 +216,6 @@ class _Finder:
 
 
 _SUCCEEDED = (ItemOutcome.OK,)
-
-
-def form_of(stage: Stage) -> str:
-    """What a stage is, as far as its results depend on it: a change makes it another."""
-    return stage.info.form
 
 
 def _afresh(item: ItemRecord) -> ItemRecord:

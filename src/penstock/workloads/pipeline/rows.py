@@ -485,7 +485,7 @@ def _without_runner(record: PipelineRecord, job: Job, info: PipelineInfo | None)
         alerts = evaluate(() if info is None else info.alerts, record)
     except Exception:  # a metric that no rule expects: the run has ended all the same
         alerts = ()
-    return replace(record, alerts=alerts, summary=closed(None, record, alerts))
+    return replace(record, alerts=alerts, summary=closed(record, alerts))
 
 
 def _end_of(job: Job, *, cancelled: bool) -> tuple[str, str]:

@@ -7,6 +7,7 @@ worker checks the config again, as its type.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -72,11 +73,8 @@ def check_fields(field: str, value: Mapping[str, Any], schema: Mapping[str, Any]
     if known is not None:
         for name in value:
             if name not in known:
-                raise InvalidRequest(
-                    f"{field}.{name}",
-                    "unknown field",
-                    hint=f"there are {', '.join(known)}",
-                )
+                hint = f"there are {', '.join(known)}"
+                raise InvalidRequest(f"{field}.{name}", "unknown field", hint=hint)
     _check(field, dict(value), resolved, schema)
 
 
@@ -91,13 +89,23 @@ def _check(field: str, value: Any, schema: Mapping[str, Any], root: Mapping[str,
     if isinstance(kind, str) and not _is(value, kind):
         raise InvalidRequest(field, f"expected {kind}, got {_kind_of(value)}")
     if isinstance(value, str):
-        _check_text(field, value, schema)
+        _check_bounds(field, len(value), schema, "Length", " characters")
+        if (pattern := schema.get("pattern")) and re.search(pattern, value) is None:
+            raise InvalidRequest(field, f"does not match {pattern}")
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        _check_number(field, value, schema)
+        _check_bounds(field, value, schema, "imum")
     elif isinstance(value, list | tuple):
-        _check_items(field, value, schema, root)
+        _check_bounds(field, len(value), schema, "Items", " items")
+        if isinstance(items := schema.get("items"), Mapping):
+            for index, item in enumerate(value):
+                _check(f"{field}[{index}]", item, items, root)
     elif isinstance(value, dict):
-        _check_object(field, value, schema, root)
+        for name in schema.get("required", ()):
+            if name not in value:
+                raise InvalidRequest(f"{field}.{name}", "is missing")
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                _check(f"{field}.{name}", value[name], inner, root)
 
 
 def _check_any(
@@ -117,52 +125,19 @@ def _check_any(
         raise problem
 
 
-def _check_text(field: str, value: str, schema: Mapping[str, Any]) -> None:
-    _check_bound(field, len(value), schema.get("minLength"), schema.get("maxLength"), "characters")
-    pattern = schema.get("pattern")
-    if pattern is not None and re.search(pattern, value) is None:
-        raise InvalidRequest(field, f"does not match {pattern}")
-
-
-def _check_number(field: str, value: float, schema: Mapping[str, Any]) -> None:
-    _check_bound(field, value, schema.get("minimum"), schema.get("maximum"))
-    least, most = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    if least is not None and value <= least:
-        raise InvalidRequest(field, f"must be above {least}")
-    if most is not None and value >= most:
-        raise InvalidRequest(field, f"must be below {most}")
-
-
-def _check_items(
-    field: str, value: list[Any] | tuple[Any, ...], schema: Mapping[str, Any], root: Any
+def _check_bounds(
+    field: str, value: float, schema: Mapping[str, Any], of: str, unit: str = ""
 ) -> None:
-    _check_bound(field, len(value), schema.get("minItems"), schema.get("maxItems"), "items")
-    items = schema.get("items")
-    if isinstance(items, Mapping):
-        for index, item in enumerate(value):
-            _check(f"{field}[{index}]", item, items, root)
-
-
-def _check_object(
-    field: str, value: dict[str, Any], schema: Mapping[str, Any], root: Mapping[str, Any]
-) -> None:
-    for name in schema.get("required", ()):
-        if name not in value:
-            raise InvalidRequest(f"{field}.{name}", "is missing")
-    properties = schema.get("properties", {})
-    for name, given in value.items():
-        if name in properties:
-            _check(f"{field}.{name}", given, properties[name], root)
-
-
-def _check_bound(
-    field: str, value: float, least: float | None, most: float | None, of: str = ""
-) -> None:
-    unit = f" {of}" if of else ""
-    if least is not None and value < least:
-        raise InvalidRequest(field, f"must be at least {least}{unit}")
-    if most is not None and value > most:
-        raise InvalidRequest(field, f"must be at most {most}{unit}")
+    """By the keywords that end in `of`: minLength, maximum, exclusiveMaximum ..."""
+    for keyword, fits, words in (
+        (f"min{of}", operator.ge, "at least"),
+        (f"max{of}", operator.le, "at most"),
+        (f"exclusiveMin{of}", operator.gt, "above"),
+        (f"exclusiveMax{of}", operator.lt, "below"),
+    ):
+        limit = schema.get(keyword)
+        if limit is not None and not fits(value, limit):
+            raise InvalidRequest(field, f"must be {words} {limit}{unit}")
 
 
 def _is(value: Any, kind: str) -> bool:

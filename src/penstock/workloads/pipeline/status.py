@@ -23,7 +23,7 @@ is FAILED.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -109,7 +109,7 @@ def stage_status(
     return StageStatus.SKIPPED if skipped == total else StageStatus.FAILED
 
 
-def _stopped(stages: Sequence[StageRecord]) -> bool:
+def _stopped(stages: Iterable[StageRecord]) -> bool:
     return any(stage.critical and stage.status is StageStatus.FAILED for stage in stages)
 
 
@@ -135,15 +135,14 @@ class Skip(Struct, frozen=True):
 
 def skip_of(stage: Stage, config: Any, stages: Mapping[str, StageRecord]) -> Skip | None:
     """None if it is to run. Raises what a flag that is a function raises."""
-    if any(one.critical and one.status is StageStatus.FAILED for one in stages.values()):
+    if _stopped(stages.values()):
         return Skip(CRITICAL_STAGE_FAILED, True)
     if not is_enabled(stage, config):
         return Skip(DISABLED, False)
-    for name in _needed(stage):
-        skip = _missed(name, stages.get(name))
-        if skip is not None:
-            return skip
-    return None
+    over, _, upstream = stage.info.over.partition(":")
+    needs = (upstream, *stage.info.needs) if over == "stage" else stage.info.needs
+    skips = (_missed(name, stages.get(name)) for name in needs)
+    return next((skip for skip in skips if skip is not None), None)
 
 
 def is_enabled(stage: Stage, config: Any) -> bool:
@@ -153,11 +152,6 @@ def is_enabled(stage: Stage, config: Any) -> bool:
     if not flag:
         return True
     return bool(config.get(flag) if isinstance(config, Mapping) else getattr(config, flag))
-
-
-def _needed(stage: Stage) -> tuple[str, ...]:
-    kind, _, name = stage.info.over.partition(":")
-    return (name, *stage.info.needs) if kind == "stage" else stage.info.needs
 
 
 def _missed(name: str, needed: StageRecord | None) -> Skip | None:

@@ -23,36 +23,23 @@ Metrics = dict[str, float | int | str | bool]
 
 def summarise(record: PipelineRecord, now: float) -> RunSummary:
     """The run as it stands. Made after its last work stage, it is open: no `finished_at`."""
-    end = now if record.finished_at is None else record.finished_at
     return RunSummary(
         trace_id=record.trace_id,
         started_at=record.started_at,
         finished_at=record.finished_at,
-        duration_ms=_wall_ms(record.started_at, end),
+        duration_ms=_wall_ms(record, now) or 0.0,
         stages_ms=sum(stage.duration_ms for stage in record.stages),
         status=record.status,
         stages={stage.name: metrics_of(stage) for stage in record.stages},
         alerts=tuple(alert.code for alert in record.alerts),
-        trigger=_trigger(record),
+        trigger="retry" if record.retry_of and record.trigger == "manual" else record.trigger,
     )
 
 
-def closed(
-    summary: RunSummary | None, record: PipelineRecord, alerts: Iterable[Alert]
-) -> RunSummary:
-    """The summary at the end, whatever the end, also of a run that came to no open one.
-    `record` has its final status and times."""
+def closed(record: PipelineRecord, alerts: Iterable[Alert]) -> RunSummary:
+    """The summary at the end, whatever the end. `record` has its final status and times."""
     final = summarise(record, record.finished_at or record.created_at)
-    return replace(
-        summary or final,
-        started_at=final.started_at,
-        finished_at=final.finished_at,
-        duration_ms=final.duration_ms,
-        stages_ms=final.stages_ms,
-        status=final.status,
-        stages=final.stages,
-        alerts=tuple(dict.fromkeys(alert.code for alert in alerts)),
-    )
+    return replace(final, alerts=tuple(dict.fromkeys(alert.code for alert in alerts)))
 
 
 def metrics_of(stage: StageRecord) -> Metrics:
@@ -74,12 +61,12 @@ def metrics_of(stage: StageRecord) -> Metrics:
     return {**counts, **stage.metrics}
 
 
-def _trigger(record: PipelineRecord) -> str:
-    return "retry" if record.retry_of and record.trigger == "manual" else record.trigger
-
-
-def _wall_ms(started_at: float | None, end: float) -> float:
-    return 0.0 if started_at is None else max(0.0, end - started_at) * 1000
+def _wall_ms(record: PipelineRecord, now: float | None) -> float | None:
+    """From the start of a run to its end, or to `now` where it has none yet."""
+    end = now if record.finished_at is None else record.finished_at
+    if end is None or record.started_at is None:
+        return None
+    return max(0.0, end - record.started_at) * 1000
 
 
 def progress_of(stage: StageRecord) -> dict[str, Any]:
@@ -210,22 +197,15 @@ def _metric(name: str, record: PipelineRecord, now: float | None) -> Value | Non
     if name == "status":
         return str(record.status)
     if name == "duration_ms":
-        end = now if record.finished_at is None else record.finished_at
-        if end is None or record.started_at is None:
-            return None
-        return max(0.0, end - record.started_at) * 1000
+        return _wall_ms(record, now)
     stage, _, metric = name.partition(".")
     found = record.stage(stage)
     return None if found is None or found.status not in _RAN else _of_stage(found, metric)
 
 
 def _of_stage(stage: StageRecord, metric: str) -> Value | None:
-    if metric in stage.metrics:
-        return stage.metrics[metric]
-    if metric in BUILT_IN:
-        value: float | int | None = getattr(stage, metric)
-        return value
-    return 0
+    counted: Value | None = getattr(stage, metric) if metric in BUILT_IN else 0
+    return stage.metrics.get(metric, counted)
 
 
 def _is(value: Value, wanted: str) -> bool:

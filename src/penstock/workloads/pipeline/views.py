@@ -126,18 +126,8 @@ class ItemView(Struct, frozen=True, kw_only=True):
     """Whether it was taken over from the run that this one retries."""
 
 
-_ITEM_FIELDS = (
-    "seq",
-    "key",
-    "outcome",
-    "output_count",
-    "attempts",
-    "error_class",
-    "error_code",
-    "error",
-    "duration_ms",
-    "finished_at",
-    "reused",
+_ITEM_FIELDS = tuple(
+    name for name in ItemRecord.__struct_fields__ if name not in ("input", "output")
 )
 
 
