@@ -49,6 +49,11 @@ _LONGEST_REASON = 500
 _SOON = 0.01
 _RECORDED_EVERY = 60.0
 """Seconds between rows that tell of progress."""
+_NOTHING_DONE: dict[str, Any] = {
+    **dict.fromkeys(("done", "ok", "failed", "skipped", "reused", "output_count"), 0),
+    "metrics": {},
+    "errors": (),
+}
 
 
 class AsyncPipelineOrchestrator:
@@ -186,25 +191,12 @@ class AsyncPipelineOrchestrator:
     async def _take_up(self, stage: StageRecord) -> None:
         """A stage that an earlier attempt left. Its counters are made from its items; one that was
         not listed to the end is listed anew."""
-        listed = stage.listed
-        self._log.put(
-            replace(
-                stage,
-                total=stage.total if listed else 0,
-                done=0,
-                ok=0,
-                failed=0,
-                skipped=0,
-                reused=0,
-                output_count=0,
-                metrics={},
-                errors=(),
-                generation=stage.generation + (not listed),
-            )
-        )
-        if not listed:
+        anew = {} if stage.listed else {"total": 0, "generation": stage.generation + 1}
+        self._log.put(replace(stage, **_NOTHING_DONE, **anew))
+        if not stage.listed:
             return
-        self._log.counters(stage.name).report(await self._rows.list_report(stage))
+        if (report := await self._rows.list_report(stage)) is not None:
+            self._log.report(stage.name, report)
         after = -1
         while rows := await self._rows.ended(stage, after=after):
             self._log.recount(stage.name, rows)
@@ -228,7 +220,7 @@ class AsyncPipelineOrchestrator:
                 await self._run_stage(stage)
                 if self._stopping is not None:
                     return
-            self._scope.output_counts[name] = self._log.counters(name).output_count
+            self._scope.output_counts[name] = self._log.stage(name).output_count
             if name == (self._pipeline.summary_after or last):
                 self._log.set(summary=summary.summarise(self._log.record, self._clock.now()))
         self._tell_progress(last, 1.0, "all stages have ended")
@@ -264,10 +256,9 @@ class AsyncPipelineOrchestrator:
         known = log.stage(name)
         first = self._record.attempt <= 1 and not any(one.is_final for one in log.stages)
         started = self._clock.now() if known.started_at is None else known.started_at
-        log.change(name, status=StageStatus.RUNNING, started_at=started)
+        log.begin(name, started)
         log.set(current_stage=name)
         log.note(f"stage_start {name}")
-        log.counters(name).begin()
         if stage.info.kind is StageKind.STEP and not known.listed:
             await self._list_step(stage, known.index)
         self._tell_progress(name, 0.0, name)
@@ -275,9 +266,8 @@ class AsyncPipelineOrchestrator:
 
     async def _list_step(self, stage: Stage, index: int) -> None:
         """A step is a stage of one item, and has no row in the list."""
-        log, counters = self._log, self._log.counters(stage.name)
-        counters.total = 1
-        log.change(stage.name, listed=True)
+        log = self._log
+        log.change(stage.name, total=1, listed=True)
         if self._reuse is not None:
             before = tuple(one for one in log.stages if one.index < index)
             if (item := await self._reuse.step(stage, before)) is not None:
@@ -309,35 +299,30 @@ class AsyncPipelineOrchestrator:
 
     def _conclude(self, stage: Stage) -> None:
         """A stage ended by its items."""
-        info, counters = stage.info, self._log.counters(stage.name)
+        info, now = stage.info, self._log.stage(stage.name)
         ended = status.stage_status(
-            ok=counters.ok,
-            failed=counters.failed,
-            skipped=counters.skipped,
-            total=counters.total,
+            ok=now.ok,
+            failed=now.failed,
+            skipped=now.skipped,
+            total=now.total,
             min_ok=info.min_ok,
             max_failed=info.max_failed,
-            errors=0 if counters.failed or counters.skipped else len(counters.errors),
+            errors=0 if now.failed or now.skipped else len(now.errors),
         )
         reason = BREAKER_OPEN if ended is StageStatus.SKIPPED else ""
         if ended is StageStatus.FAILED:
-            reason = _why_failed(stage, counters.ok, counters.failed, counters.total)
-        for error in counters.errors[:_ITEM_ERRORS]:
+            reason = _why_failed(stage, now.ok, now.failed, now.total)
+        for error in now.errors[:_ITEM_ERRORS]:
             self._log.complain(stage.name, error, "")
-        self._log.change(stage.name, empty=not counters.total)
+        self._log.change(stage.name, empty=not now.total)
         self._end_stage(stage.name, ended, reason)
 
     def _end_stage(self, name: str, ended: StageStatus, reason: str = "") -> None:
-        counters = self._log.counters(name)
-        counters.stand_still()
-        was_run = ended is not StageStatus.SKIPPED or counters.total > 0
-        self._log.change(
-            name,
-            status=ended,
-            reason=bounded(reason, _LONGEST_REASON),
-            finished_at=self._clock.now() if was_run else None,
-        )
-        said = f": {counters.ok} ok, {counters.failed} failed" if counters.total else ""
+        now = self._log.stage(name)
+        was_run = ended is not StageStatus.SKIPPED or now.total > 0
+        at = self._clock.now() if was_run else None
+        self._log.end_stage(name, ended, bounded(reason, _LONGEST_REASON), at)
+        said = f": {now.ok} ok, {now.failed} failed" if now.total else ""
         self._log.note(f"stage_complete {name} {ended}{said}")
 
     def _cut_short(self, reason: str) -> None:
@@ -438,11 +423,11 @@ class AsyncPipelineOrchestrator:
             self._log.flush()  # such as the start of the first stage, which nobody waits for
             name = self.state.current_stage
             if name is not None and self._stage is not None:
-                counters = self._log.counters(name)
-                if counters.total > 1 and counters.done != told:
-                    told = counters.done
-                    text = f"{name}: {counters.done} of {counters.total}"
-                    self._tell_progress(name, counters.done / counters.total, text)
+                stage = self._log.stage(name)
+                if stage.total > 1 and stage.done != told:
+                    told = stage.done
+                    text = f"{name}: {told} of {stage.total}"
+                    self._tell_progress(name, told / stage.total, text)
 
     def _until_stale(self) -> float:
         """Seconds until it counts as stuck; a call may take as long as it was given."""

@@ -103,111 +103,30 @@ class RateMeter:
             self._marks.popleft()
 
 
-class StageCounters:
-    """One stage while it runs; `record` makes the value that is written."""
+def with_item(stage: StageRecord, item: ItemRecord, report: ItemReport | None) -> StageRecord:
+    """A stage with one more item that has ended."""
+    ok, failed = item.outcome is ItemOutcome.OK, item.outcome is ItemOutcome.FAILED
+    errors, metrics = stage.errors, stage.metrics
+    if item.error:
+        errors = _with_errors(errors, [f"{item.key}: {item.error}" if item.key else item.error])
+    if has_metrics(report):
+        metrics = with_report(metrics, report)
+    return replace(
+        stage,
+        done=stage.done + 1,
+        ok=stage.ok + ok,
+        failed=stage.failed + failed,
+        skipped=stage.skipped + (not ok and not failed),
+        reused=stage.reused + (ok and item.reused),
+        output_count=stage.output_count + (item.output_count if ok else 0),
+        errors=errors,
+        metrics=metrics,
+    )
 
-    def __init__(self, stage: StageRecord, clock: Clock) -> None:
-        self._base, self._clock = stage, clock
-        self.total, self.done, self.ok = stage.total, stage.done, stage.ok
-        self.failed, self.skipped, self.reused = stage.failed, stage.skipped, stage.reused
-        self.output_count = stage.output_count
-        self.metrics: dict[str, Metric] = stage.metrics
-        self.errors: tuple[str, ...] = stage.errors
-        self._meter: RateMeter | None = None
-        self._began: float | None = None
-        self._still = True
-        """Nothing was counted since `_base` was made."""
-        self.item_rows, self.list_rows = item_rows_name(stage), list_rows_name(stage)
 
-    @property
-    def status(self) -> StageStatus:
-        return self._base.status
-
-    @property
-    def listed(self) -> bool:
-        return self._base.listed
-
-    def begin(self) -> None:
-        """From here on time counts."""
-        self._began = self._clock.monotonic()
-        self._meter = RateMeter(self._clock, self.done)
-
-    def change(self, **changes: object) -> None:
-        """Set fields of the record that are not counted here."""
-        self._base = replace(self._base, **changes)
-        if self._base.eta is not None and self._base.is_final:
-            self._base = replace(self._base, eta=None)
-
-    def list(self, items: Sequence[ItemRecord]) -> None:
-        self._still = False
-        self.total += len(items)
-
-    def end(self, item: ItemRecord, report: ItemReport | None) -> None:
-        self._still = False
-        self.done += 1
-        outcome = item.outcome
-        if outcome is ItemOutcome.OK:
-            self.ok += 1
-            self.output_count += item.output_count
-            self.reused += item.reused
-        elif outcome is ItemOutcome.FAILED:
-            self.failed += 1
-        else:
-            self.skipped += 1
-        if item.error and len(self.errors) < _MOST_ERRORS:
-            self.complain(f"{item.key}: {item.error}" if item.key else item.error)
-        if has_metrics(report):
-            self.metrics = with_report(self.metrics, report)
-
-    def report(self, report: ItemReport | None) -> None:
-        """What the stage reported otherwise than by an item."""
-        if report is not None:
-            self._still = False
-            self.metrics = with_report(self.metrics, report)
-            for error in report.errors:
-                self.complain(error)
-
-    def complain(self, error: str) -> None:
-        self._still = False
-        if len(self.errors) < _MOST_ERRORS:
-            self.errors = (*self.errors, bounded(error, _LONGEST_ERROR))
-
-    def record(self) -> StageRecord:
-        """The stage as it is now; where nothing moves, the same value again."""
-        if self._began is None and self._still:
-            return self._base
-        made = self._made()
-        if self._began is None:
-            self._base, self._still = made, True
-        return made
-
-    def _made(self) -> StageRecord:
-        base, meter, now = self._base, self._meter, self._clock.monotonic()
-        spent, rate, eta = base.duration_ms, base.rate, base.eta
-        if self._began is not None:
-            spent += (now - self._began) * 1000
-        if meter is not None and base.status is StageStatus.RUNNING:
-            meter.mark(self.done)
-            rate, eta = meter.rate(), meter.eta(self.total)
-        return replace(
-            base,
-            total=self.total,
-            done=self.done,
-            ok=self.ok,
-            failed=self.failed,
-            skipped=self.skipped,
-            reused=self.reused,
-            output_count=self.output_count,
-            metrics=self.metrics,
-            errors=self.errors,
-            duration_ms=spent,
-            rate=rate,
-            eta=eta,
-        )
-
-    def stand_still(self) -> None:
-        """Its time is over: it does not grow any more."""
-        self._base, self._began, self._still = self._made(), None, True
+def _with_errors(errors: tuple[str, ...], more: Sequence[str]) -> tuple[str, ...]:
+    some = more[: max(0, _MOST_ERRORS - len(errors))]
+    return (*errors, *(bounded(error, _LONGEST_ERROR) for error in some))
 
 
 def with_report(metrics: dict[str, Metric], report: ItemReport) -> dict[str, Metric]:
@@ -272,7 +191,9 @@ class RunLog:
     def __init__(self, scope: RunScope, state: RunState, write: Write) -> None:
         self._base, self.state, self._write_rows = scope.record, state, write
         self._clock, self._backlog = scope.clock, scope.options.backlog
-        self._stages = {one.name: StageCounters(one, self._clock) for one in scope.record.stages}
+        self._stages = {stage.name: stage for stage in scope.record.stages}
+        self._running: tuple[str, float, RateMeter] | None = None
+        """The stage whose time counts, since when, and its speed."""
         self._batch = _Batch()
         self._under_way: _Batch | None = None
         self._broken: BaseException | None = None
@@ -302,15 +223,20 @@ class RunLog:
             status=state.status or self._base.status,
         )
 
-    def counters(self, stage: str) -> StageCounters:
-        return self._stages[stage]
-
     def stage(self, name: str) -> StageRecord:
-        return self._stages[name].record()
+        stage = self._stages[name]
+        if self._running is None or stage.status is not StageStatus.RUNNING:
+            return stage
+        running, began, meter = self._running
+        if name != running:
+            return stage
+        meter.mark(stage.done)
+        spent = stage.duration_ms + (self._clock.monotonic() - began) * 1000
+        return replace(stage, duration_ms=spent, rate=meter.rate(), eta=meter.eta(stage.total))
 
     @property
     def stages(self) -> tuple[StageRecord, ...]:
-        return tuple(counters.record() for counters in self._stages.values())
+        return tuple(map(self.stage, self._stages))
 
     # -- gathering ----------------------------------------------------------------
 
@@ -322,12 +248,23 @@ class RunLog:
 
     def put(self, stage: StageRecord) -> None:
         """A stage as it is from now on."""
-        self._stages[stage.name] = StageCounters(stage, self._clock)
+        self._stages[stage.name] = stage
         self._batch.changed[stage.name] = None
 
     def change(self, stage: str, **changes: Any) -> None:
-        self._stages[stage].change(**changes)
-        self._batch.changed[stage] = None
+        self.put(replace(self._stages[stage], **changes))
+
+    def begin(self, stage: str, started_at: float) -> None:
+        """A stage runs: from here on its time counts."""
+        self.change(stage, status=StageStatus.RUNNING, started_at=started_at)
+        meter = RateMeter(self._clock, self._stages[stage].done)
+        self._running = stage, self._clock.monotonic(), meter
+
+    def end_stage(self, stage: str, status: StageStatus, reason: str, at: float | None) -> None:
+        """A stage has ended: its time does not grow any more."""
+        ended = self.stage(stage)
+        self._running = None
+        self.put(replace(ended, status=status, reason=reason, finished_at=at, eta=None))
 
     def set(self, **fields: Any) -> None:
         """Fields of the run's own row."""
@@ -344,44 +281,49 @@ class RunLog:
 
     def list(self, stage: str, items: Sequence[ItemRecord]) -> None:
         """New items of a stage; those that are over already are written as ended."""
-        counters, batch = self._stages[stage], self._batch
-        counters.list(items)
-        batch.changed[stage] = None
-        batch.rows.extend(list_rows(counters.list_rows, items))
+        known, rows = self._stages[stage], self._batch.rows
+        self.change(stage, total=known.total + len(items))
+        rows.extend(list_rows(list_rows_name(known), items))
         for item in items:
             if item.outcome is not ItemOutcome.PENDING:
-                counters.end(item, None)
-                batch.rows.append(item_row(counters.item_rows, item))
+                self._end(stage, item, None)
 
     def end_list(self, stage: str, report: ItemReport) -> None:
         """All items of a stage are known; `report` is what was counted meanwhile."""
-        counters = self._stages[stage]
-        counters.report(report)
+        known = self._stages[stage]
         if has_metrics(report) or report.errors:
-            self._batch.rows.append(list_end_row(counters.list_rows, counters.total, report))
+            row = list_end_row(list_rows_name(known), known.total, report)
+            self._batch.rows.append(row)
         self.change(stage, listed=True)
+        self.report(stage, report)
+
+    def report(self, stage: str, report: ItemReport) -> None:
+        """What a stage reported otherwise than by an item."""
+        known = self._stages[stage]
+        metrics = with_report(known.metrics, report)
+        self.change(stage, metrics=metrics, errors=_with_errors(known.errors, report.errors))
 
     def recount(self, stage: str, rows: Sequence[Step]) -> None:
         """Count items that an earlier attempt ended; its counters may not have been written."""
-        counters = self._stages[stage]
         for row in rows:
-            counters.end(item_of(row), report_of(row))
+            self._stages[stage] = with_item(self._stages[stage], item_of(row), report_of(row))
 
     async def end(
         self, stage: str, item: ItemRecord, report: ItemReport | None = None, *, soon: bool = True
     ) -> None:
         """An item that has ended. Returns at once, unless too many wait to be written. One that
         need not be written soon goes with whatever comes next."""
-        if self._broken is not None:
-            raise self._broken
-        batch, counters = self._batch, self._stages[stage]
-        counters.end(item, report)
-        batch.changed[stage] = None
-        batch.rows.append(item_row(counters.item_rows, item, report))
-        if len(batch.rows) >= self._backlog:
+        self.check()
+        self._end(stage, item, report)
+        if len(self._batch.rows) >= self._backlog:
             await self.commit()
         elif soon:
             self.wake()
+
+    def _end(self, stage: str, item: ItemRecord, report: ItemReport | None) -> None:
+        ended = with_item(self._stages[stage], item, report)
+        self.put(ended)
+        self._batch.rows.append(item_row(item_rows_name(ended), item, report))
 
     def touch(self) -> None:
         """Something got on that is not written by itself."""

@@ -82,7 +82,7 @@ class StageRun:
         limit = self._stage.info.stage_timeout
         alarm = None if limit is None else asyncio.ensure_future(self._ring(limit))
         try:
-            listed = self._log.counters(self._stage.name).listed
+            listed = self._log.stage(self._stage.name).listed
             if self._stage.info.kind is StageKind.MAP and not listed:
                 await self._drive([self._list()], "async")
             if self.halted is None:
@@ -129,18 +129,18 @@ class StageRun:
             log.list(name, items)
             seq += len(items)
             await log.commit()
-        counters, report = log.counters(name), lister.report or ItemReport({}, {}, [])
-        if seen > counters.total:
-            report.fixed[DUPLICATES] = seen - counters.total
-        before = {} if again is None or not counters.reused else again.counted(self._stage)
+        stage, report = log.stage(name), lister.report or ItemReport({}, {}, [])
+        if seen > stage.total:
+            report.fixed[DUPLICATES] = seen - stage.total
+        before = {} if again is None or not stage.reused else again.counted(self._stage)
         log.end_list(name, report_from(with_report(before, report), report.errors))
 
     # -- running ------------------------------------------------------------------
 
     def _width(self) -> int:
-        counters, scope = self._log.counters(self._stage.name), self._runner.scope
+        stage, scope = self._log.stage(self._stage.name), self._runner.scope
         most = scope.pipeline.stage_concurrency(self._stage, scope.config)
-        return min(most, counters.total - counters.done)
+        return min(most, stage.total - stage.done)
 
     async def _work(self) -> None:
         """Run one item after the other, until there are none."""
