@@ -11,7 +11,7 @@ from tests.jobs import pids
 
 import penstock
 from penstock.core.pointer import decode_data
-from penstock.workloads.pipeline.options import RunOptions
+from penstock.workloads.pipeline.context import RunOptions
 
 THREADS = 32
 """The default of a worker."""

@@ -34,11 +34,10 @@ from penstock.workloads.function.context import is_being_cancelled, running
 from penstock.workloads.function.output import OUTPUT, leave
 from penstock.workloads.function.processes import ProcessPool
 from penstock.workloads.function.threads import Call, ThreadPool
-from penstock.workloads.pipeline.context import RunScope, StageContext
+from penstock.workloads.pipeline.context import RunOptions, RunScope, StageContext
 from penstock.workloads.pipeline.definition import Stage
-from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.pacing import release
-from penstock.workloads.pipeline.payloads import TOO_MANY_OUTPUTS, Codec, Unfit
+from penstock.workloads.pipeline.payloads import TOO_MANY_OUTPUTS, Unfit
 
 NOT_IMPORTABLE = "NOT_IMPORTABLE"
 _LATE = "it ran out of time"
@@ -62,15 +61,13 @@ class FailedElsewhere(Exception):
 class Order:
     """What is to be called, and with what."""
 
-    __slots__ = ("codec", "ctx", "data", "given", "stage", "timeout")
+    __slots__ = ("ctx", "data", "given", "stage", "timeout")
 
     def __init__(
-        self, stage: Stage, codec: Codec, ctx: StageContext, data: bytes | None, given: Any = None
+        self, stage: Stage, ctx: StageContext, data: bytes | None, given: Any = None
     ) -> None:
-        self.stage, self.codec, self.ctx = stage, codec, ctx
-        self.data = data
-        """The input as JSON; None where it is `given` as it is."""
-        self.given = given
+        """`data` is the input as JSON; None where it is `given` as it is."""
+        self.stage, self.ctx, self.data, self.given = stage, ctx, data, given
         self.timeout = stage.info.timeout
 
     @property
@@ -81,7 +78,7 @@ class Order:
         """Call the function: its result, its coroutine or its generator."""
         shape, arguments = self.stage.shape, {}
         if shape.takes_input:
-            value = self.given if self.data is None else self.codec.input(self.data)
+            value = self.given if self.data is None else self.stage.codec.input(self.data)
             arguments[shape.parameter] = value
         if shape.takes_ctx:
             arguments["ctx"] = self.ctx
@@ -157,7 +154,7 @@ class Calls:
 
     def abandoned(self) -> tuple[str, ...]:
         """`stage/key` of calls that were given up and still run."""
-        return tuple(name for name, runs in self._left.items() if runs())
+        return tuple(name for name, is_over in self._left.items() if not is_over())
 
     async def close(self) -> None:
         """Give back what it has; what does not end is left to itself."""
@@ -181,7 +178,7 @@ class Calls:
                 value = await _drained(result, self._options.max_outputs)
             else:
                 value = await result
-            return order.codec.output(value)
+            return order.stage.codec.output(value)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
@@ -204,12 +201,12 @@ class Calls:
                 await asyncio.wait((task,))
             finally:
                 if not task.done():  # cancelled once more: nobody waits for it any longer
-                    self._leave(order.name, lambda: not task.done())
+                    self.leave(order.name, task.done)
             raise
         order.ctx.cancel.request(_LATE)
         task.cancel()
         if not await self._in_time(task, self._grace):
-            self._leave(order.name, lambda: not task.done())
+            self.leave(order.name, task.done)
         return _too_late(timeout)
 
     # -- in a thread --------------------------------------------------------------
@@ -243,7 +240,7 @@ class Calls:
     def _drop(self, name: str, call: Call[Any]) -> None:
         """Stop waiting for a call. One that has not begun never will."""
         if not self._pool().drop(call):
-            self._leave(name, lambda: not call.settled)
+            self.leave(name, lambda: call.settled)
             self._stuck.append(call)
 
     def _pool(self) -> ThreadPool[Any]:
@@ -296,9 +293,11 @@ class Calls:
             alarm.cancel()
         return work.done()
 
-    def _leave(self, name: str, runs: Callable[[], bool]) -> None:
-        self._tell.log(f"{name} does not end; it is left to itself", level="warning")
-        self._left[name] = runs
+    def leave(self, name: str, is_over: Callable[[], bool]) -> None:
+        """Report a call, `stage/key`, that does not end."""
+        if name not in self._left:
+            self._tell.log(f"{name} does not end; it is left to itself", level="warning")
+        self._left[name] = is_over
 
 
 def _most_threads(scope: RunScope) -> int:
@@ -325,7 +324,7 @@ def _perform(order: Order, most: int) -> Ended:
             generator, value = value, list(islice(value, most + 1))
             generator.close()
             _check_count(value, most)
-        return order.codec.output(value)
+        return order.stage.codec.output(value)
     except BaseException as error:
         return error
     finally:
@@ -401,7 +400,7 @@ def _ended(order: Order, outcome: Outcome) -> Ended:
         if outcome.media_type != JSON:
             data = values.encode(data, "output")
         try:
-            return order.codec.checked(data)
+            return order.stage.codec.checked(data)
         except Unfit as error:
             return error
     if outcome.status is JobState.CANCELLED:

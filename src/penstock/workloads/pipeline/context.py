@@ -11,9 +11,10 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from penstock.core.errors import Misconfigured, NotFound
 from penstock.core.job import JobRequest
@@ -23,7 +24,6 @@ from penstock.ports.executor import CancelToken, Context, WaitContext
 from penstock.ports.shared_state import SharedState
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.definition import Definition
-from penstock.workloads.pipeline.options import DEFAULTS, RunOptions, Silent, Tell
 from penstock.workloads.pipeline.payloads import Payloads, Portal, Reader, Results, encode
 from penstock.workloads.pipeline.records import PipelineRecord, StageRecord
 from penstock.workloads.pipeline.retrying import bounded
@@ -61,6 +61,48 @@ def _storable(name: str, value: Any) -> Metric:
     if not math.isfinite(number):
         raise ValueError(f"metric {name} can't be {number}")
     return number
+
+
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """How a run uses the machine it is on. Times are in seconds."""
+
+    inline_limit: int = 16 << 10
+    """Bytes of an input or output that are kept in its row; larger ones go to a blob."""
+    page: int = 500
+    """Rows read or listed at once: what bounds the memory of a stage."""
+    backlog: int = 500
+    """Ended items that wait to be written, at most."""
+    max_outputs: int = 100_000
+    """How much one call may yield before it is taken to be endless."""
+    max_result: int = 64 << 20
+    """Bytes of one output."""
+    threads: int = 32
+    processes: int | None = None
+    kill_grace: float = 5.0
+    """How long a call that ran out of time has to stop before it is killed, or left."""
+    progress_every: float = 0.25
+    """The least time between two reports of progress."""
+
+
+DEFAULTS = RunOptions()
+
+
+class Tell(Protocol):
+    """Where live news of a run goes. Safe to call from any thread."""
+
+    def log(self, text: str, level: str = "info") -> None: ...
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None: ...
+
+
+class Silent:
+    """Tells nobody."""
+
+    def log(self, text: str, level: str = "info") -> None:
+        pass
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        pass
 
 
 class Resources:
@@ -117,7 +159,7 @@ class RunScope:
         self.context, self.pools = context, pools
         self.tell: Tell = tell or context or Silent()
         self.breakers = breakers or Breakers(shared, clock)
-        self.payloads = Payloads(blobs, options)
+        self.payloads = Payloads(blobs, options.inline_limit, options.max_result)
         self.config = pipeline.config_of(record.config)
         self.stage: Callable[[str], StageRecord] = self._recorded
         """A stage as it is by now."""

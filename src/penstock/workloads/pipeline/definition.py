@@ -35,6 +35,7 @@ from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.core.job import NO_RETRY, Retry, RetryPolicy
 from penstock.core.quantity import parse_duration
 from penstock.ports.executor import Context
+from penstock.workloads.pipeline.payloads import Codec
 from penstock.workloads.pipeline.records import (
     STALE_AFTER,
     TOPIC,
@@ -107,10 +108,6 @@ def _yielded(annotation: Any) -> Any:
 _MODES = ("async", "thread", "process")
 
 
-def name_of(fn: Callable[..., Any]) -> str:
-    return getattr(fn, "__name__", "")
-
-
 def mode_of(stage: str, mode: str | None, shape: Shape) -> str:
     if mode is None:
         return "async" if shape.is_async else "thread"
@@ -144,18 +141,6 @@ def seconds(name: str, given: float | str | None) -> float | None:
     if length < 0:
         raise Misconfigured(f"{name}: {given!r} is less than nothing")
     return length
-
-
-def above_zero(stage: str, name: str, value: float) -> float:
-    if value <= 0:
-        raise Misconfigured(f"stage {stage}: {name} must be above 0")
-    return float(value)
-
-
-def at_least(stage: str, name: str, value: int, least: int) -> int:
-    if value < least:
-        raise Misconfigured(f"stage {stage}: {name} must be at least {least}")
-    return value
 
 
 C = TypeVar("C", OnChange, OnOrphan, WhenOpen)
@@ -200,22 +185,6 @@ class ProcessStageContext:
         )
 
 
-def call_in_child(
-    fn: Any, shape: Shape, config_type: type | None, ctx: Context, given: Any, about: dict[str, Any]
-) -> Any:
-    arguments: dict[str, Any] = {}
-    if shape.takes_input:
-        kind = shape.input_type
-        arguments[shape.parameter] = (
-            given if kind is Any else values.convert(given, values.readable(kind))
-        )
-    if shape.takes_ctx:
-        config = about["config"]
-        typed = config if config_type is None else msgspec.convert(config, config_type)
-        arguments["ctx"] = ProcessStageContext(ctx, about, typed)
-    return fn(**arguments)
-
-
 Source = Callable[..., Any]
 """A function of (config, ctx) that gives the items of a map stage."""
 
@@ -241,8 +210,11 @@ class Stage:
         """The config field that says how many items run at once; may be ''."""
         self.name = info.name
         self.config_type: type | None = None
-        self.codec: Any = None
-        """How its input and output are converted; made when it is first run."""
+
+    @functools.cached_property
+    def codec(self) -> Codec:
+        """Made once: looking at annotations takes longer than most calls."""
+        return Codec(self.name, self.shape)
 
     @property
     def upstream(self) -> str:
@@ -254,8 +226,17 @@ class Stage:
         return self.fn(*args, **kwargs)
 
     def in_child(self, ctx: Any, given: Any, about: dict[str, Any]) -> Any:
-        """Run the function in a process that was started for it; see `in_child`."""
-        return call_in_child(self.fn, self.shape, self.config_type, ctx, given, about)
+        """Run the function in a process that was started for it."""
+        arguments: dict[str, Any] = {}
+        if self.shape.takes_input:
+            kind = self.shape.input_type
+            value = given if kind is Any else values.convert(given, values.readable(kind))
+            arguments[self.shape.parameter] = value
+        if self.shape.takes_ctx:
+            config, kind = about["config"], self.config_type
+            typed = config if kind is None else msgspec.convert(config, kind)
+            arguments[CTX] = ProcessStageContext(ctx, about, typed)
+        return self.fn(**arguments)
 
     def __repr__(self) -> str:
         return f"<stage {self.name}>"
@@ -289,9 +270,8 @@ class Definition:
         doc: str = "",
     ) -> None:
         if not _NAME.fullmatch(str(name)):
-            raise Misconfigured(
-                f"{name!r} can't name a pipeline", hint="use letters, digits, - and _"
-            )
+            hint = "use letters, digits, - and _"
+            raise Misconfigured(f"{name!r} can't name a pipeline", hint=hint)
         self.name = name
         self.topic = TOPIC + name
         self.config_type = config
@@ -350,18 +330,23 @@ class Definition:
         config field that holds it."""
 
         def declare(fn: F) -> F:
-            stage = name or name_of(fn)
+            stage = name or str(getattr(fn, "__name__", ""))
             shape = shape_of(fn, stage)
             over_, source = self._over(stage, over, shape)
             width = concurrency if isinstance(concurrency, str) else ""
+            at_once = self._width(stage, concurrency)
+            if at_once < 1:
+                raise Misconfigured(f"stage {stage}: concurrency must be at least 1")
+            if rate is not None and rate <= 0:
+                raise Misconfigured(f"stage {stage}: rate must be above 0")
             info = StageInfo(
                 name=stage,
                 kind=StageKind.MAP,
                 over=over_,
                 needs=self._needs(stage, needs),
                 mode=mode_of(stage, mode, shape),
-                concurrency=at_least(stage, "concurrency", self._width(stage, concurrency), 1),
-                rate=None if rate is None else above_zero(stage, "rate", rate),
+                concurrency=at_once,
+                rate=None if rate is None else float(rate),
                 timeout=seconds(f"stage {stage}: timeout", timeout),
                 stage_timeout=seconds(f"stage {stage}: stage_timeout", stage_timeout),
                 retry=policy_of(retry),
@@ -401,7 +386,7 @@ class Definition:
         stage that is named is needed, as by `needs`; the one before it is not."""
 
         def declare(fn: F) -> F:
-            stage = name or name_of(fn)
+            stage = name or str(getattr(fn, "__name__", ""))
             shape = shape_of(fn, stage)
             before = self._known(stage, of) if of is not None else next(reversed(self.stages), "")
             wanted = needs if of is None else (of, *needs)
@@ -499,11 +484,8 @@ class Definition:
         """The number itself, or the default of the config field that is named."""
         if isinstance(concurrency, int):
             return concurrency
-        if self.config_type is None:
-            return 1
         self._flag(stage, concurrency)
-        fields = msgspec.inspect.type_info(self.config_type).fields  # type: ignore[attr-defined]
-        default = next(field.default for field in fields if field.name == concurrency)
+        default = next((one.default for one in self._fields if one.name == concurrency), 1)
         return default if isinstance(default, int) else 1
 
     def stage_concurrency(self, stage: Stage | str, config: Any) -> int:
@@ -524,9 +506,13 @@ class Definition:
 
     @functools.cached_property
     def config_fields(self) -> tuple[str, ...]:
+        return tuple(field.name for field in self._fields)
+
+    @functools.cached_property
+    def _fields(self) -> tuple[Any, ...]:
         if self.config_type is None:
             return ()
-        return tuple(field.name for field in msgspec.inspect.type_info(self.config_type).fields)  # type: ignore[attr-defined]
+        return tuple(msgspec.inspect.type_info(self.config_type).fields)  # type: ignore[attr-defined]
 
     def config_of(self, given: Any) -> Any:
         """The config as its type. Raises InvalidRequest, naming the field."""
@@ -539,11 +525,8 @@ class Definition:
             return dict(given)
         for name in given:
             if name not in self.config_fields:
-                raise InvalidRequest(
-                    f"config.{name}",
-                    "unknown field",
-                    hint=f"there are {', '.join(self.config_fields)}",
-                )
+                hint = f"there are {', '.join(self.config_fields)}"
+                raise InvalidRequest(f"config.{name}", "unknown field", hint=hint)
         try:
             return msgspec.convert(dict(given), self.config_type)
         except msgspec.ValidationError as error:
@@ -553,17 +536,15 @@ class Definition:
 
     def plain_config(self, given: Any) -> dict[str, Any]:
         """The config with all its defaults, as JSON has it: what is frozen in the record."""
-        # By way of JSON: a tuple must be the same list that the store gives back.
-        return msgspec.json.decode(msgspec.json.encode(self.config_of(given)))  # type: ignore[no-any-return]
+        return _plain(self.config_of(given))
 
     # -- describing ---------------------------------------------------------------
 
     def check(self) -> None:
         """Raise Misconfigured where it can't be run."""
         if not self.stages:
-            raise Misconfigured(
-                f"pipeline {self.name} has no stages", hint="declare one with map or step"
-            )
+            hint = "declare one with map or step"
+            raise Misconfigured(f"pipeline {self.name} has no stages", hint=hint)
         if self.summary_after is not None and self.summary_after not in self.stages:
             raise Misconfigured(f"pipeline {self.name}: there is no stage {self.summary_after!r}")
 
@@ -601,7 +582,7 @@ def fingerprint_of(stages: Iterable[StageInfo]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:16]
 
 
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
+def _plain(value: Any) -> dict[str, Any]:
     """As JSON has it: what comes back from a store or over a wire is then the same."""
     return msgspec.json.decode(msgspec.json.encode(value))  # type: ignore[no-any-return]
 

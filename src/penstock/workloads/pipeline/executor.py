@@ -25,7 +25,7 @@ from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
 from penstock.ports.executor import Context, Environment, Outcome, Task
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Pools
-from penstock.workloads.pipeline.context import RunScope
+from penstock.workloads.pipeline.context import DEFAULTS, RunScope, Silent
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.distributed import (
     DistributedItems,
@@ -34,7 +34,6 @@ from penstock.workloads.pipeline.distributed import (
     given_item,
 )
 from penstock.workloads.pipeline.items import ItemRunner
-from penstock.workloads.pipeline.options import DEFAULTS, Silent
 from penstock.workloads.pipeline.orchestrator import (
     AsyncPipelineOrchestrator,
     RunOptions,
@@ -48,7 +47,7 @@ from penstock.workloads.pipeline.records import (
     OnOrphan,
     PipelineRecord,
 )
-from penstock.workloads.pipeline.rows import RunRows, RunState, fold, is_retry_of, run_row
+from penstock.workloads.pipeline.rows import RunRows, RunState, fold, retried, run_row
 from penstock.workloads.pipeline.run_config import read_config
 from penstock.workloads.pipeline.service import DECLARED
 
@@ -162,11 +161,10 @@ class PipelineExecutor:
         config = pipeline.plain_config(read_config(task.payload))
         rows = RunRows(environment.api.read_steps, request.job_id)
         state, stages, at = await rows.head() if task.attempt > 1 else (None, (), None)
-        retry_of, started = None, now
-        if (parent := request.parent_job_id) is not None:
-            retry_of = parent if is_retry_of(request, await _job(environment, parent)) else None
-        if task.attempt > 1 and (job := await _job(environment, request.job_id)) is not None:
-            started = job.started_at or now
+        started, get = now, partial(_job, environment)
+        retry_of = await retried(request, get)
+        if task.attempt > 1 and (known := await get(request.job_id)) is not None:
+            started = known.started_at or now
         job = Job(
             seq=0,
             request=request,

@@ -12,7 +12,7 @@ import asyncio
 import builtins
 import random
 import traceback
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ from penstock.workloads.pipeline.context import (
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.pacing import Pace, pause
 from penstock.workloads.pipeline.payloads import (
-    Codec,
+    WRONG_TYPE,
     Results,
     Unfit,
     element_of,
@@ -83,12 +83,6 @@ class ItemRunner:
 
     # -- what the attempts share --------------------------------------------------
 
-    def codec(self, stage: Stage) -> Codec:
-        """Made once a stage: looking at its annotations takes longer than most calls."""
-        if stage.codec is None:
-            stage.codec = Codec(stage.name, stage.shape)
-        return cast(Codec, stage.codec)
-
     def pace(self, stage: Stage) -> Pace | None:
         if stage.info.rate is None:
             return None
@@ -108,10 +102,9 @@ class ItemRunner:
         )
 
     async def order(self, stage: Stage, item: ItemRecord, ctx: StageContext) -> Order:
-        codec = self.codec(stage)
         if stage.info.kind is StageKind.STEP:
-            return Order(stage, codec, ctx, *await self._results(stage))
-        return Order(stage, codec, ctx, await self.scope.payloads.get(item.input))
+            return Order(stage, ctx, *await self._results(stage))
+        return Order(stage, ctx, await self.scope.payloads.get(item.input))
 
     async def _results(self, stage: Stage) -> tuple[bytes | None, Any]:
         """What a step is given: results, or a list where it asks for one, or is far away."""
@@ -134,7 +127,7 @@ class ItemRunner:
             try:
                 return None, await Results(scope.reader, info.of, count, kind=kind).list()
             except ValueError as problem:
-                raise Unfit("WRONG_TYPE", f"{stage.name} can't take its input: {problem}") from None
+                raise Unfit(WRONG_TYPE, f"{stage.name} can't take its input: {problem}") from None
         portal = None if shape.is_async else scope.portal
         return None, Results(scope.reader, info.of, count, kind=kind, portal=portal)
 

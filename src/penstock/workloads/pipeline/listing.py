@@ -171,7 +171,7 @@ class Lister:
     def _own_key(self, data: bytes) -> str:
         assert self._stage.key is not None
         try:
-            value = self._runner.codec(self._stage).input(data)
+            value = self._stage.codec.input(data)
         except Unfit:
             value = _decode(data)  # the item will fail by itself; its key need not
         try:

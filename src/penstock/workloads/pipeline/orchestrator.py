@@ -19,11 +19,10 @@ from penstock.core.errors import Superseded
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.executor import Interrupted
 from penstock.workloads.pipeline import reuse, status, summary
-from penstock.workloads.pipeline.context import RunScope
+from penstock.workloads.pipeline.context import RunOptions, RunScope, Tell
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import StageFailed
-from penstock.workloads.pipeline.options import Distributed, RunOptions, Tell
 from penstock.workloads.pipeline.records import (
     STALE_MESSAGE,
     Alert,
@@ -33,11 +32,11 @@ from penstock.workloads.pipeline.records import (
     StageRecord,
     StageStatus,
 )
-from penstock.workloads.pipeline.retrying import bounded
+from penstock.workloads.pipeline.retrying import CANCELLED, bounded
 from penstock.workloads.pipeline.reuse import Reuse
-from penstock.workloads.pipeline.rows import CANCELLED, STALE, WAS_CANCELLED, RunState, emit_note
+from penstock.workloads.pipeline.rows import STALE, WAS_CANCELLED, RunState, emit_note
 from penstock.workloads.pipeline.run_log import RunLog, Write, report_from
-from penstock.workloads.pipeline.stage_run import StageRun, Stop
+from penstock.workloads.pipeline.stage_run import Distributed, StageRun, Stop
 from penstock.workloads.pipeline.status import skip_of
 
 __all__ = ["AsyncPipelineOrchestrator", "RunOptions", "Stop", "Tell"]
@@ -77,7 +76,6 @@ class AsyncPipelineOrchestrator:
         self._clock, self._tell = scope.clock, scope.tell
         self._log = RunLog(scope, state or RunState(), write)
         self._log.when_broken = self._stop_at_once
-        self._abandoned: list[Callable[[], tuple[str, ...]]] = []
         self._positions = {name: index for index, name in enumerate(scope.pipeline.stages)}
         self._late_at = float("inf")
         """When it must have ended. Monotonic."""
@@ -171,7 +169,6 @@ class AsyncPipelineOrchestrator:
             began = self._record.started_at or self._clock.now()
             self._late_at = self._clock.monotonic() + began + limit - self._clock.now()
         self._runner = ItemRunner(scope)
-        self._abandoned.append(self._runner.calls.abandoned)
         scope.on_progress, scope.on_emit = self._progressed, self._emitted
         scope.stage = log.stage
         log.put_all(self._prepared())
@@ -279,7 +276,6 @@ class AsyncPipelineOrchestrator:
         assert self._runner is not None
         one = StageRun(stage, self._runner, self._log, self._distributed, self._reuse)
         self._stage = one
-        self._abandoned.append(one.abandoned)
         try:
             await one.run()
         except StageFailed as failure:
@@ -369,7 +365,7 @@ class AsyncPipelineOrchestrator:
     def _end(self, ended: PipelineJobStatus) -> None:
         """The one end: status, summary and alerts."""
         log, now = self._log, self._clock.now()
-        if names := tuple(dict.fromkeys(name for left in self._abandoned for name in left())):
+        if self._runner is not None and (names := self._runner.calls.abandoned()):
             log.set(abandoned_items=names)
         record = replace(log.record, status=ended, finished_at=now)
         found = self._alerts(record)

@@ -12,7 +12,7 @@ import threading
 import types
 import typing
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -21,10 +21,11 @@ from penstock.core.errors import InvalidRequest, TooLarge
 from penstock.core.job import Cancelled
 from penstock.core.pointer import decode_data, encode_data
 from penstock.ports.blobs import Blobs
-from penstock.workloads.pipeline.definition import Shape
-from penstock.workloads.pipeline.options import RunOptions
 from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, StageRecord
 from penstock.workloads.pipeline.rows import RunRows
+
+if TYPE_CHECKING:
+    from penstock.workloads.pipeline.definition import Shape
 
 WRONG_TYPE = "WRONG_TYPE"
 RESULT_NOT_STORABLE = "RESULT_NOT_STORABLE"
@@ -92,9 +93,8 @@ class Codec:
 class Payloads:
     """Turns data into pointers and back."""
 
-    def __init__(self, blobs: Blobs, options: RunOptions) -> None:
-        self._blobs, self._limit = blobs, options.inline_limit
-        self._max = options.max_result
+    def __init__(self, blobs: Blobs, inline_limit: int, max_result: int) -> None:
+        self._blobs, self._limit, self._max = blobs, inline_limit, max_result
 
     async def put(self, data: bytes) -> str:
         """A pointer to the data. Raises Unfit for too much of it, and whatever the blobs do."""

@@ -14,7 +14,7 @@ any other.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeGuard
 from urllib.parse import unquote
 
@@ -45,14 +45,16 @@ from penstock.workloads.pipeline.records import (
     pipeline_of,
     trace_of,
 )
+from penstock.workloads.pipeline.retrying import CANCELLED
 from penstock.workloads.pipeline.summary import closed, evaluate
 
 Read = Callable[[str, StepQuery], Awaitable[StepPage]]
 """Reads checkpointed rows of a job."""
 Metric = float | int | str | bool
+Outcomes = tuple[ItemOutcome, ...]
+"""Which items are meant; none: all."""
 
 RUN, STAGE = "run", "stage"
-CANCELLED = "CANCELLED"
 STALE = "STALE"
 WAS_CANCELLED = "Job was cancelled"
 _LONGEST_REASON = 500
@@ -277,35 +279,26 @@ class RunRows:
         return state, tuple(stages), at
 
     async def ended(
-        self,
-        stage: StageRecord,
-        *,
-        after: int = -1,
-        limit: int = 1000,
-        outcomes: tuple[ItemOutcome, ...] = (),
+        self, stage: StageRecord, after: int = -1, limit: int = 1000, outcomes: Outcomes = ()
     ) -> list[Step]:
         """Rows of items that have ended, in order; fewer than asked for only at the end."""
-        name = item_rows_name(stage)
-        query = StepQuery(
-            name=name, after=(name, after), outcomes=tuple(map(str, outcomes)), limit=limit
+        name, wanted = item_rows_name(stage), tuple(map(str, outcomes))
+        return await self._rows(
+            StepQuery(name=name, after=(name, after), outcomes=wanted, limit=limit)
         )
-        return await self._rows(query)
 
     async def items(
-        self,
-        stage: StageRecord,
-        *,
-        after: int = -1,
-        limit: int = 1000,
-        outcomes: tuple[ItemOutcome, ...] = (),
+        self, stage: StageRecord, after: int = -1, limit: int = 1000, outcomes: Outcomes = ()
     ) -> list[ItemRecord]:
         """Items after a position, in order; fewer than asked for only at the end."""
         if ItemOutcome.PENDING not in outcomes and outcomes:
             rows = await self.ended(stage, after=after, limit=limit, outcomes=outcomes)
             return [item_of(row) for row in rows]
-        if stage.kind is StageKind.STEP:
-            step = await self._step(stage) if stage.total and after < 0 else None
-            return [] if step is None or (outcomes and step.outcome not in outcomes) else [step]
+        if stage.kind is StageKind.STEP:  # its one item is not listed
+            rows = await self.ended(stage, limit=1) if stage.total and after < 0 else []
+            step = item_of(rows[0]) if rows else ItemRecord(seq=0, key="")
+            is_asked = stage.total and after < 0 and (not outcomes or step.outcome in outcomes)
+            return [step] if is_asked else []
         found: list[ItemRecord] = []
         name = list_rows_name(stage)
         some = 1  # a row may list one item or hundreds
@@ -315,30 +308,23 @@ class RunRows:
             some = min(some * 4, limit)
             if not page.steps:
                 break
-            listed = [item for row in page.steps for item in listed_items(row)]
-            listed = [item for item in listed if after < item.seq < stage.total]
-            ends = await self._ends(stage, after, page.steps[-1].n) if stage.done else {}
-            after = page.steps[-1].n
-            merged = (ends.get(item.seq, item) for item in listed)
+            listed = (item for row in page.steps for item in listed_items(row))
+            listed = (item for item in listed if after < item.seq < stage.total)
+            last = page.steps[-1].n
+            ended = await self.ended(stage, after, last - after) if stage.done else []
+            ends = {row.n: item_of(row) for row in ended if row.n <= last}
+            merged = [ends.get(item.seq, item) for item in listed]
             found.extend(item for item in merged if not outcomes or item.outcome in outcomes)
+            after = last
             if not page.more:
                 break
         return found[:limit]
-
-    async def _step(self, stage: StageRecord) -> ItemRecord:
-        """The one item of a step, which is not listed."""
-        rows = await self.ended(stage, limit=1)
-        return item_of(rows[0]) if rows else ItemRecord(seq=0, key="")
 
     async def list_report(self, stage: StageRecord) -> ItemReport | None:
         """What was reported while a stage was listed to its end."""
         name = list_rows_name(stage)
         rows = await self._rows(StepQuery(name=name, after=(name, stage.total - 1), limit=1))
         return _report(rows[0].info) if rows else None
-
-    async def _ends(self, stage: StageRecord, after: int, last: int) -> dict[int, ItemRecord]:
-        rows = await self.ended(stage, after=after, limit=last - after)
-        return {row.n: item_of(row) for row in rows if row.n <= last}
 
     async def _rows(self, query: StepQuery) -> list[Step]:
         rows: list[Step] = []
@@ -354,17 +340,15 @@ class RunRows:
 
 # -- the fold ---------------------------------------------------------------------
 
-_STATUS = {
-    JobState.PENDING: PipelineJobStatus.PENDING,
-    JobState.SCHEDULED: PipelineJobStatus.PENDING,
-    JobState.DISPATCHED: PipelineJobStatus.PENDING,
-    JobState.RUNNING: PipelineJobStatus.RUNNING,
-    JobState.SUCCEEDED: PipelineJobStatus.COMPLETED,
-    JobState.FAILED: PipelineJobStatus.FAILED,
-    JobState.TIMEOUT: PipelineJobStatus.FAILED,
-    JobState.DENIED: PipelineJobStatus.FAILED,
-    JobState.CANCELLED: PipelineJobStatus.CANCELLED,
+JOB_STATES = {
+    PipelineJobStatus.PENDING: (JobState.PENDING, JobState.SCHEDULED, JobState.DISPATCHED),
+    PipelineJobStatus.RUNNING: (JobState.RUNNING,),
+    PipelineJobStatus.COMPLETED: (JobState.SUCCEEDED,),
+    PipelineJobStatus.FAILED: (JobState.FAILED, JobState.TIMEOUT, JobState.DENIED),
+    PipelineJobStatus.CANCELLED: (JobState.CANCELLED,),
 }
+"""Which states of its job are which status of a run; `status_of` knows the exceptions."""
+_STATUS = {state: status for status, states in JOB_STATES.items() for state in states}
 
 
 def status_of(job: Job) -> PipelineJobStatus:
@@ -396,12 +380,13 @@ def stale_since(record: PipelineRecord, job: Job, info: PipelineInfo | None) -> 
     return limit + max(record.progress_at or 0.0, job.updated_at, job.request.run_at or 0.0)
 
 
-def is_retry_of(request: JobRequest, parent: Job | None) -> bool:
-    """Whether a run takes over what its parent finished: a run of the same pipeline and tenant.
-    Who submits a job may name any parent."""
-    if parent is None:
-        return False
-    return (parent.request.topic, parent.request.tenant) == (request.topic, request.tenant)
+async def retried(request: JobRequest, get: Callable[[str], Awaitable[Job | None]]) -> str | None:
+    """The run whose finished items this one takes over: its parent, if that is a run of the same
+    pipeline and tenant. Who submits a job may name any parent."""
+    parent = None if request.parent_job_id is None else await get(request.parent_job_id)
+    if parent is None or parent.request.topic != request.topic:
+        return None
+    return parent.job_id if parent.request.tenant == request.tenant else None
 
 
 def fold(
@@ -415,10 +400,11 @@ def fold(
     retry_of: str | None = None,
 ) -> PipelineRecord:
     """The record of a run. `info` is its pipeline as declared, if anybody knows it; `retry_of`
-    is its parent, if `is_retry_of` says so."""
+    is the run that it retries (`retried`)."""
     state, request = state or RunState(), job.request
     stages = tuple(stages) or (() if info is None else first_stages(info.stages))
     status = status_of(job)
+    begun = [stage.name for stage in stages if stage.started_at is not None]
     trigger = "retry" if retry_of else "child" if request.parent_job_id else "manual"
     record = PipelineRecord(
         id=job.job_id,
@@ -427,7 +413,7 @@ def fold(
         fingerprint=state.fingerprint,
         config=config,
         status=status,
-        current_stage=_current(stages) or state.current_stage,
+        current_stage=begun[-1] if begun else state.current_stage,
         created_at=job.accepted_at,
         started_at=job.started_at,
         finished_at=job.finished_at,
@@ -449,16 +435,9 @@ def fold(
     if job.is_final and state.status is not status:
         return _without_runner(record, job, info)
     if record.summary is not None and record.is_final:
-        summary = replace(
-            record.summary, finished_at=record.finished_at, started_at=record.started_at
-        )
-        record = replace(record, summary=summary)
+        times = {"started_at": record.started_at, "finished_at": record.finished_at}
+        record = replace(record, summary=replace(record.summary, **times))
     return record
-
-
-def _current(stages: Iterable[StageRecord]) -> str | None:
-    begun = [stage.name for stage in stages if stage.started_at is not None]
-    return begun[-1] if begun else None
 
 
 def _cancel_effective(job: Job) -> bool | None:
@@ -489,6 +468,7 @@ def _without_runner(record: PipelineRecord, job: Job, info: PipelineInfo | None)
 
 
 def _end_of(job: Job, *, cancelled: bool) -> tuple[str, str]:
+    """Why, and the code of that."""
     result = job.result
     message = None if result is None else result.error_message
     if cancelled:

@@ -10,6 +10,7 @@ import asyncio
 import builtins
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -33,17 +34,11 @@ from penstock.ports.clock import Clock
 from penstock.ports.engine_api import KeyRole, Moved, Progressed
 from penstock.ports.shared_state import SharedState
 from penstock.ports.store import JobQuery
-from penstock.workloads.pipeline.breakers import (
-    load_breaker,
-    load_breakers,
-    reset,
-    store_breaker,
-)
+from penstock.workloads.pipeline.breakers import load_breaker, load_breakers, reset, store_breaker
 from penstock.workloads.pipeline.interface import MAX_PAGE, CancelAnswer, RunQuery
 from penstock.workloads.pipeline.records import (
     TOPIC,
     Breaker,
-    ItemOutcome,
     ItemRecord,
     PipelineEvent,
     PipelineEventKind,
@@ -51,7 +46,15 @@ from penstock.workloads.pipeline.records import (
     PipelineRecord,
     pipeline_of,
 )
-from penstock.workloads.pipeline.rows import RunRows, emitted, fold, is_retry_of, status_of
+from penstock.workloads.pipeline.rows import (
+    JOB_STATES,
+    Outcomes,
+    RunRows,
+    emitted,
+    fold,
+    retried,
+    status_of,
+)
 from penstock.workloads.pipeline.run_config import check_depth, check_fields, read_config
 from penstock.workloads.pipeline.summary import ending_of, progress_of, stage_ending
 
@@ -78,18 +81,10 @@ _FRESH = 1.0
 _NOTHING_FAILED = "nothing failed in it, so there is nothing to run again"
 
 _JOB_STATES = {
-    PipelineJobStatus.PENDING: (JobState.PENDING, JobState.SCHEDULED, JobState.DISPATCHED),
-    PipelineJobStatus.RUNNING: (JobState.RUNNING,),
-    PipelineJobStatus.COMPLETED: (JobState.SUCCEEDED,),
+    **JOB_STATES,
     PipelineJobStatus.PARTIAL: (JobState.SUCCEEDED,),
     # A stale run is a job that was cancelled (`was_stale`).
-    PipelineJobStatus.FAILED: (
-        JobState.FAILED,
-        JobState.TIMEOUT,
-        JobState.DENIED,
-        JobState.CANCELLED,
-    ),
-    PipelineJobStatus.CANCELLED: (JobState.CANCELLED,),
+    PipelineJobStatus.FAILED: (*JOB_STATES[PipelineJobStatus.FAILED], JobState.CANCELLED),
 }
 
 
@@ -135,12 +130,9 @@ class RunReader:
         """`config` is what it was started with, where that is known."""
         job = await self._with_reason(job)
         rows = RunRows(self._jobs.read_steps, job.job_id)
-        begun = job.attempt > 0
-        state, stages, at = await rows.head() if begun else (None, (), None)
+        state, stages, at = await rows.head() if job.attempt else (None, (), None)
         info = await self.info(pipeline_of(job.request.topic) or "")
-        retry_of = None
-        if (parent := job.request.parent_job_id) is not None:
-            retry_of = parent if is_retry_of(job.request, await self._jobs.get(parent)) else None
+        retry_of = await retried(job.request, self._jobs.get)
         if config is None:
             config = await self.config(job)
         return fold(job, config, info, state, stages, at, retry_of=retry_of)
@@ -183,11 +175,10 @@ class RunReader:
             limit=_PAGE,
         )
         if query.before is not None:
-            before = await self._jobs.get(query.before[1]) if query.before[1] else None
-            if before is not None:
-                asked = replace(asked, before=before.seq)
-            else:
-                asked = replace(asked, accepted_to=query.before[0])
+            at, job_id = query.before
+            before = await self._jobs.get(job_id) if job_id else None
+            place = {"accepted_to": at} if before is None else {"before": before.seq}
+            asked = replace(asked, **place)
         while len(found) < query.limit:
             page = await self._jobs.find(asked)
             for job in page:
@@ -204,46 +195,45 @@ class RunReader:
         return found
 
     async def items(
-        self,
-        record: PipelineRecord,
-        stage: str,
-        after: int,
-        limit: int,
-        outcomes: tuple[ItemOutcome, ...],
+        self, record: PipelineRecord, stage: str, after: int, limit: int, outcomes: Outcomes
     ) -> builtins.list[ItemRecord]:
         known = record.stage(stage)
         if known is None:
             there = ", ".join(one.name for one in record.stages) or "none"
             raise NotFound(f"run {record.id} has no stage {stage!r}", hint=f"there are: {there}")
         rows = RunRows(self._jobs.read_steps, record.id)
-        return await rows.items(known, after=after, limit=limit, outcomes=outcomes)
+        return await rows.items(known, after, limit, outcomes)
 
     # -- events -------------------------------------------------------------------
 
     async def event(self, job: Job, entry: Transition) -> PipelineEvent | None:
         """What an entry of a job's history says of its run."""
+        found = await self._told(job, entry)
+        return None if found is None else PipelineEvent(entry.n, entry.job_id, entry.at, *found)
+
+    async def _told(
+        self, job: Job, entry: Transition
+    ) -> tuple[PipelineEventKind, dict[str, Any]] | None:
         if entry.event is JobEvent.START:
-            info = await self.info(pipeline_of(job.request.topic) or "")
+            name = pipeline_of(job.request.topic) or ""
+            info = await self.info(name)
             stages = [] if info is None else [stage.name for stage in info.stages]
-            data: dict[str, Any] = {"pipeline": pipeline_of(job.request.topic), "stages": stages}
-            return _event(entry, PipelineEventKind.JOB_START, data)
-        if entry.after in TERMINAL and entry.event is not JobEvent.NOTE:
-            return _event(entry, PipelineEventKind.JOB_COMPLETE, ending_of(await self.latest(job)))
-        word, _, rest = entry.reason.partition(" ")
-        name = rest.partition(" ")[0]
-        if entry.event is not JobEvent.NOTE or not name:
-            return None
-        if (own := emitted(entry.reason)) is not None:
-            return _event(entry, PipelineEventKind.CUSTOM, own)
-        if word in ("stage_start", "stage_complete"):
-            stage_of = (await self.latest(job)).stage(name)
-            if stage_of is None:
+            return PipelineEventKind.JOB_START, {"pipeline": name, "stages": stages}
+        if entry.event is not JobEvent.NOTE:
+            if entry.after not in TERMINAL:
                 return None
-            if word == "stage_start":
-                data = {"stage": name, "index": stage_of.index}
-                return _event(entry, PipelineEventKind.STAGE_START, data)
-            return _event(entry, PipelineEventKind.STAGE_COMPLETE, stage_ending(stage_of))
-        return None
+            return PipelineEventKind.JOB_COMPLETE, ending_of(await self.latest(job))
+        if (own := emitted(entry.reason)) is not None:
+            return PipelineEventKind.CUSTOM, own
+        word, name, _ = f"{entry.reason}  ".split(" ", 2)
+        if word not in ("stage_start", "stage_complete"):
+            return None
+        stage = (await self.latest(job)).stage(name)
+        if stage is None:
+            return None
+        if word == "stage_start":
+            return PipelineEventKind.STAGE_START, {"stage": name, "index": stage.index}
+        return PipelineEventKind.STAGE_COMPLETE, stage_ending(stage)
 
     async def events(self, job: Job, after: int = 0) -> AsyncIterator[PipelineEvent]:
         """What happened so far."""
@@ -253,10 +243,6 @@ class RunReader:
 
     async def breakers(self) -> builtins.list[Breaker]:
         return await load_breakers(self._shared)
-
-
-def _event(entry: Transition, kind: PipelineEventKind, data: dict[str, Any]) -> PipelineEvent:
-    return PipelineEvent(entry.n, entry.job_id, entry.at, kind, data)
 
 
 class PipelineService:
@@ -447,8 +433,7 @@ class PipelineApi:
             if query.tenant not in (None, mine):
                 return []
             query = replace(query, tenant=mine)
-        if not 1 <= query.limit <= MAX_PAGE:
-            raise InvalidRequest("limit", f"must be between 1 and {MAX_PAGE}")
+        _check_limit(query.limit)
         return await self._reader.find(query)
 
     async def items(
@@ -458,10 +443,9 @@ class PipelineApi:
         *,
         after: int = -1,
         limit: int = 100,
-        outcomes: tuple[ItemOutcome, ...] = (),
+        outcomes: Outcomes = (),
     ) -> builtins.list[ItemRecord]:
-        if not 1 <= limit <= MAX_PAGE:
-            raise InvalidRequest("limit", f"must be between 1 and {MAX_PAGE}")
+        _check_limit(limit)
         record = await self.get(job_id)
         return await self._reader.items(record, stage, after, limit, outcomes)
 
@@ -470,22 +454,16 @@ class PipelineApi:
         with self._guard.doing("pipeline.cancel", job_id, role=KeyRole.SUBMIT, detail=reason):
             if before.is_final:
                 return CancelAnswer(False, before.status, f"it has ended {before.status}")
-            job = await self._gateway.cancel(
-                job_id, reason=reason, children=True, by=self._guard.by
-            )
-        await self._ended(job, timeout)
+            by = self._guard.by
+            job = await self._gateway.cancel(job_id, reason=reason, children=True, by=by)
+        if not job.is_final and timeout > 0:
+            with suppress(TimeoutError):  # the answer says that it still runs
+                async with asyncio.timeout(timeout):
+                    await self._feed.ended(job_id)
         after = await self.get(job_id)
         if after.is_final and after.status is not PipelineJobStatus.CANCELLED:
             return CancelAnswer(False, after.status, f"it ended {after.status} first")
         return CancelAnswer(True, after.status)
-
-    async def _ended(self, job: Job, timeout: float) -> None:
-        if not job.is_final and timeout > 0:
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._feed.ended(job.job_id)
-            except TimeoutError:
-                pass  # the answer says that it still runs
 
     async def retry_failed(self, job_id: str) -> PipelineRecord:
         job = await self._job(job_id)
@@ -544,3 +522,8 @@ class PipelineApi:
                 f"job {job_id} is not a run of a pipeline", hint="'penstock show' tells what it is"
             )
         return job
+
+
+def _check_limit(limit: int) -> None:
+    if not 1 <= limit <= MAX_PAGE:
+        raise InvalidRequest("limit", f"must be between 1 and {MAX_PAGE}")

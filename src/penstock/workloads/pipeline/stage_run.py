@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -20,15 +20,33 @@ from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.items import ItemRunner
 from penstock.workloads.pipeline.listing import Lister, numbered
-from penstock.workloads.pipeline.options import Distributed
-from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord, StageKind
+from penstock.workloads.pipeline.records import (
+    ErrorClass,
+    ItemOutcome,
+    ItemRecord,
+    StageKind,
+    StageRecord,
+)
+from penstock.workloads.pipeline.retrying import TIMEOUT
 from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
 from penstock.workloads.pipeline.rows import ItemReport
 from penstock.workloads.pipeline.run_log import RunLog, report_from, with_report
 
-TIMEOUT = "TIMEOUT"
 _MOMENT = 0.25
 """Seconds that an async item has to stop by itself before it is cancelled, at most."""
+
+
+class Distributed(Protocol):
+    """Runs items elsewhere, as jobs of their own."""
+
+    async def run(
+        self, stage: Stage, record: StageRecord, item: ItemRecord, output_counts: Mapping[str, int]
+    ) -> tuple[ItemRecord, ItemReport | None]:
+        """The item as it ended, and what it reported. `output_counts` are the outputs that the
+        stages before gave."""
+
+    async def stop(self, stage: Stage, reason: str) -> None:
+        """End whatever is still running of this stage."""
 
 
 class Stop(StrEnum):
@@ -74,7 +92,6 @@ class StageRun:
         self._after, self._drained = -1, False
         self._turn = asyncio.Lock()
         self._at: dict[asyncio.Task[Any], ItemRecord] = {}
-        self._left: dict[str, asyncio.Task[Any]] = {}
         self._over = False
 
     async def run(self) -> None:
@@ -106,9 +123,6 @@ class StageRun:
         """Wait for nothing any more that was asked to stop."""
         if not self._hurried.done():
             self._hurried.set_result(None)
-
-    def abandoned(self) -> tuple[str, ...]:
-        return tuple(name for name, task in self._left.items() if not task.done())
 
     # -- listing ------------------------------------------------------------------
 
@@ -260,7 +274,7 @@ class StageRun:
             await self._ended_within(tasks, None if mode == "process" else rest)
         for task in tasks:
             if not task.done() and (item := self._at.get(task)) is not None:
-                self._left[f"{self._stage.name}/{item.key}"] = task
+                self._runner.calls.leave(f"{self._stage.name}/{item.key}", task.done)
         _cancel(tasks)
         for _ in range(3):  # a task that waits for a thread lets go of it at once
             await asyncio.sleep(0)
