@@ -198,18 +198,19 @@ class Stage:
         info: StageInfo,
         shape: Shape,
         *,
+        config_type: type | None,
         source: Source | None = None,
         key: Callable[[Any], str] | None = None,
-        enabled: Callable[[Any], bool] | None = None,
+        enabled: str | Callable[[Any], bool] | None = None,
         width: str = "",
     ) -> None:
         functools.update_wrapper(self, fn)
-        self.fn, self.info, self.shape = fn, info, shape
-        self.source, self.key, self.enabled = source, key, enabled
+        self.fn, self.info, self.shape, self.config_type = fn, info, shape, config_type
+        self.source, self.key = source, key
+        self.enabled = enabled if callable(enabled) else None
         self.width = width
         """The config field that says how many items run at once; may be ''."""
         self.name = info.name
-        self.config_type: type | None = None
 
     @functools.cached_property
     def codec(self) -> Codec:
@@ -411,24 +412,12 @@ class Definition:
 
         return declare
 
-    def _add(
-        self,
-        fn: F,
-        info: StageInfo,
-        shape: Shape,
-        *,
-        source: Source | None = None,
-        key: Callable[[Any], str] | None = None,
-        enabled: str | Callable[[Any], bool] | None = None,
-        width: str = "",
-    ) -> F:
+    def _add(self, fn: F, info: StageInfo, shape: Shape, **more: Any) -> F:
         if not _NAME.fullmatch(info.name):
             raise Misconfigured(f"{info.name!r} can't name a stage", hint="give it name=...")
         if info.name in self.stages:
             raise Misconfigured(f"pipeline {self.name} has a stage {info.name} already")
-        asked = enabled if callable(enabled) else None
-        stage = Stage(fn, info, shape, source=source, key=key, enabled=asked, width=width)
-        stage.config_type = self.config_type
+        stage = Stage(fn, info, shape, config_type=self.config_type, **more)
         self.stages[info.name] = stage
         return stage  # type: ignore[return-value]
 

@@ -18,7 +18,7 @@ from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.job import Job, JobRequest
 from penstock.core.steps import MAX_NOTES
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.executor import Context, Environment
+from penstock.ports.executor import Context, Environment, Task
 from penstock.ports.store import JobQuery
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.records import (
@@ -167,24 +167,13 @@ def _failed(job: Job, item: ItemRecord, now: float) -> ItemRecord:
 # -- in the child -----------------------------------------------------------------
 
 
-class GivenItem(msgspec.Struct, frozen=True):
-    """The item that a child job is for, and the run that it belongs to."""
-
-    task: ItemTask
-    record: PipelineRecord
-    item: ItemRecord
-
-
 async def given_item(
-    pipeline: Definition,
-    stage: Stage,
-    request: JobRequest,
-    payload: bytes,
-    environment: Environment,
-) -> GivenItem:
-    """Raises InvalidRequest. Another tenant's run is as unknown as one that never was."""
+    pipeline: Definition, stage: Stage, job: Task, environment: Environment
+) -> tuple[ItemTask, PipelineRecord, ItemRecord]:
+    """The item that a child job is for, and the run that it belongs to. Raises InvalidRequest;
+    another tenant's run is as unknown as one that never was."""
     try:
-        task = msgspec.json.decode(payload, type=ItemTask)
+        task = msgspec.json.decode(job.payload, type=ItemTask)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest("input", f"is no item of a run: {error}") from error
     api = environment.api
@@ -192,7 +181,8 @@ async def given_item(
         run = await api.get(task.run)
     except NotFound:
         run = None
-    if run is None or (run.request.topic, run.request.tenant) != (pipeline.topic, request.tenant):
+    mine = (pipeline.topic, job.request.tenant)
+    if run is None or (run.request.topic, run.request.tenant) != mine:
         raise InvalidRequest("run", f"there is no run {task.run!r}")
     rows = RunRows(api.read_steps, run.job_id)
     state, stages, at = await rows.head()
@@ -208,4 +198,4 @@ async def given_item(
         item = found[0] if found and found[0].seq == task.seq else None
     if item is None:
         raise InvalidRequest("seq", f"stage {stage.name} has no item {task.seq}")
-    return GivenItem(task, record, replace(item, outcome=ItemOutcome.PENDING))
+    return task, record, replace(item, outcome=ItemOutcome.PENDING)

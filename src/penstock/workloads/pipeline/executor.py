@@ -25,7 +25,7 @@ from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
 from penstock.ports.executor import Context, Environment, Outcome, Task
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Pools
-from penstock.workloads.pipeline.context import DEFAULTS, RunScope, Silent
+from penstock.workloads.pipeline.context import DEFAULTS, RunOptions, RunScope, Silent
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.distributed import (
     DistributedItems,
@@ -34,12 +34,7 @@ from penstock.workloads.pipeline.distributed import (
     given_item,
 )
 from penstock.workloads.pipeline.items import ItemRunner
-from penstock.workloads.pipeline.orchestrator import (
-    AsyncPipelineOrchestrator,
-    RunOptions,
-    Stop,
-    call_hooks,
-)
+from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop, call_hooks
 from penstock.workloads.pipeline.records import (
     STALE_MESSAGE,
     TOPIC,
@@ -203,13 +198,14 @@ class PipelineExecutor:
 
     async def _run_item(self, task: Task, ctx: Context, environment: Environment) -> Outcome:
         pipeline, stage = self._items[task.request.topic]
-        given = await given_item(pipeline, stage, task.request, task.payload, environment)
-        runner = ItemRunner(self._scope(pipeline, given.record, ctx, environment))
-        runner.scope.output_counts.update(given.task.output_counts)
+        given, record, item = await given_item(pipeline, stage, task, environment)
+        scope = self._scope(pipeline, record, ctx, environment)
+        scope.output_counts.update(given.output_counts)
         emitted: list[tuple[str, str]] = []
-        runner.scope.on_emit = partial(_keep_emitted, emitted)
+        scope.on_emit = partial(_keep_emitted, emitted)
+        runner = ItemRunner(scope)
         try:
-            ended, report = await runner.perform(stage, given.item, ctx.cancel)
+            ended, report = await runner.perform(stage, item, ctx.cancel)
         finally:
             await runner.close()
         if ctx.cancel.requested:

@@ -213,11 +213,11 @@ class AsyncPipelineOrchestrator:
     async def _run_stages(self) -> None:
         last = next(reversed(self._pipeline.stages))
         for name, stage in self._pipeline.stages.items():
-            if not self._log.stage(name).is_final:
+            if not self._log.known[name].is_final:
                 await self._run_stage(stage)
                 if self._stopping is not None:
                     return
-            self._scope.output_counts[name] = self._log.stage(name).output_count
+            self._scope.output_counts[name] = self._log.known[name].output_count
             if name == (self._pipeline.summary_after or last):
                 self._log.set(summary=summary.summarise(self._log.record, self._clock.now()))
         self._tell_progress(last, 1.0, "all stages have ended")
@@ -225,8 +225,7 @@ class AsyncPipelineOrchestrator:
     async def _run_stage(self, stage: Stage) -> None:
         log, name = self._log, stage.name
         try:
-            known = {one.name: one for one in log.stages}
-            skip = skip_of(stage, self._scope.config, known)
+            skip = skip_of(stage, self._scope.config, log.known)
         except Exception as error:
             self._fail_stage(stage, f"its flag failed: {error}", type(error).__name__)
             return
@@ -236,7 +235,7 @@ class AsyncPipelineOrchestrator:
             return
         if await self._check_cancelled():
             return
-        before = log.stage(name)
+        before = log.known[name]
         first = await self._start_stage(stage)
         # What an earlier attempt did is durable already, and so is the acceptance of the job.
         if not first:
@@ -250,8 +249,8 @@ class AsyncPipelineOrchestrator:
         """Whether it is the first of a run of which nothing was done before: then nothing that has
         been done waits to be written."""
         log, name = self._log, stage.name
-        known = log.stage(name)
-        first = self._record.attempt <= 1 and not any(one.is_final for one in log.stages)
+        known = log.known[name]
+        first = self._record.attempt <= 1 and not any(one.is_final for one in log.known.values())
         started = self._clock.now() if known.started_at is None else known.started_at
         log.begin(name, started)
         log.set(current_stage=name)
@@ -266,7 +265,7 @@ class AsyncPipelineOrchestrator:
         log = self._log
         log.change(stage.name, total=1, listed=True)
         if self._reuse is not None:
-            before = tuple(one for one in log.stages if one.index < index)
+            before = tuple(one for one in log.known.values() if one.index < index)
             if (item := await self._reuse.step(stage, before)) is not None:
                 report = report_from(self._reuse.counted(stage))
                 await log.end(stage.name, item, report, soon=False)
@@ -295,7 +294,7 @@ class AsyncPipelineOrchestrator:
 
     def _conclude(self, stage: Stage) -> None:
         """A stage ended by its items."""
-        info, now = stage.info, self._log.stage(stage.name)
+        info, now = stage.info, self._log.known[stage.name]
         ended = status.stage_status(
             ok=now.ok,
             failed=now.failed,
@@ -314,7 +313,7 @@ class AsyncPipelineOrchestrator:
         self._end_stage(stage.name, ended, reason)
 
     def _end_stage(self, name: str, ended: StageStatus, reason: str = "") -> None:
-        now = self._log.stage(name)
+        now = self._log.known[name]
         was_run = ended is not StageStatus.SKIPPED or now.total > 0
         at = self._clock.now() if was_run else None
         self._log.end_stage(name, ended, bounded(reason, _LONGEST_REASON), at)
@@ -419,7 +418,7 @@ class AsyncPipelineOrchestrator:
             self._log.flush()  # such as the start of the first stage, which nobody waits for
             name = self.state.current_stage
             if name is not None and self._stage is not None:
-                stage = self._log.stage(name)
+                stage = self._log.known[name]
                 if stage.total > 1 and stage.done != told:
                     told = stage.done
                     text = f"{name}: {told} of {stage.total}"

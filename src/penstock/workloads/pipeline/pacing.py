@@ -31,8 +31,9 @@ async def pause(
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         forget()
-        if sleeper is not None:
-            await _end(sleeper)
+        if sleeper is not None and not sleeper.done():
+            sleeper.cancel()
+            await asyncio.wait((sleeper,))
     if cancel is not None:
         cancel.raise_if_requested()
 
@@ -55,12 +56,6 @@ def _tell(asked: asyncio.Future[None], cancel: CancelToken | None) -> Callable[[
             loop.call_soon_threadsafe(release, (asked,))
 
     return cancel.when_requested(hear)
-
-
-async def _end(sleeper: asyncio.Future[None]) -> None:
-    if not sleeper.done():
-        sleeper.cancel()
-        await asyncio.wait((sleeper,))
 
 
 class Pace:

@@ -191,7 +191,8 @@ class RunLog:
     def __init__(self, scope: RunScope, state: RunState, write: Write) -> None:
         self._base, self.state, self._write_rows = scope.record, state, write
         self._clock, self._backlog = scope.clock, scope.options.backlog
-        self._stages = {stage.name: stage for stage in scope.record.stages}
+        self.known = {stage.name: stage for stage in scope.record.stages}
+        """Its stages as they are counted, without the time and rate of the one that runs."""
         self._running: tuple[str, float, RateMeter] | None = None
         """The stage whose time counts, since when, and its speed."""
         self._batch = _Batch()
@@ -224,7 +225,7 @@ class RunLog:
         )
 
     def stage(self, name: str) -> StageRecord:
-        stage = self._stages[name]
+        stage = self.known[name]
         if self._running is None or stage.status is not StageStatus.RUNNING:
             return stage
         running, began, meter = self._running
@@ -236,28 +237,28 @@ class RunLog:
 
     @property
     def stages(self) -> tuple[StageRecord, ...]:
-        return tuple(map(self.stage, self._stages))
+        return tuple(map(self.stage, self.known))
 
     # -- gathering ----------------------------------------------------------------
 
     def put_all(self, stages: Sequence[StageRecord]) -> None:
         """The stages of the run, instead of those that it had."""
-        self._stages.clear()
+        self.known.clear()
         for stage in stages:
             self.put(stage)
 
     def put(self, stage: StageRecord) -> None:
         """A stage as it is from now on."""
-        self._stages[stage.name] = stage
+        self.known[stage.name] = stage
         self._batch.changed[stage.name] = None
 
     def change(self, stage: str, **changes: Any) -> None:
-        self.put(replace(self._stages[stage], **changes))
+        self.put(replace(self.known[stage], **changes))
 
     def begin(self, stage: str, started_at: float) -> None:
         """A stage runs: from here on its time counts."""
         self.change(stage, status=StageStatus.RUNNING, started_at=started_at)
-        meter = RateMeter(self._clock, self._stages[stage].done)
+        meter = RateMeter(self._clock, self.known[stage].done)
         self._running = stage, self._clock.monotonic(), meter
 
     def end_stage(self, stage: str, status: StageStatus, reason: str, at: float | None) -> None:
@@ -281,7 +282,7 @@ class RunLog:
 
     def list(self, stage: str, items: Sequence[ItemRecord]) -> None:
         """New items of a stage; those that are over already are written as ended."""
-        known, rows = self._stages[stage], self._batch.rows
+        known, rows = self.known[stage], self._batch.rows
         self.change(stage, total=known.total + len(items))
         rows.extend(list_rows(list_rows_name(known), items))
         for item in items:
@@ -290,7 +291,7 @@ class RunLog:
 
     def end_list(self, stage: str, report: ItemReport) -> None:
         """All items of a stage are known; `report` is what was counted meanwhile."""
-        known = self._stages[stage]
+        known = self.known[stage]
         if has_metrics(report) or report.errors:
             row = list_end_row(list_rows_name(known), known.total, report)
             self._batch.rows.append(row)
@@ -299,14 +300,14 @@ class RunLog:
 
     def report(self, stage: str, report: ItemReport) -> None:
         """What a stage reported otherwise than by an item."""
-        known = self._stages[stage]
+        known = self.known[stage]
         metrics = with_report(known.metrics, report)
         self.change(stage, metrics=metrics, errors=_with_errors(known.errors, report.errors))
 
     def recount(self, stage: str, rows: Sequence[Step]) -> None:
         """Count items that an earlier attempt ended; its counters may not have been written."""
         for row in rows:
-            self._stages[stage] = with_item(self._stages[stage], item_of(row), report_of(row))
+            self.known[stage] = with_item(self.known[stage], item_of(row), report_of(row))
 
     async def end(
         self, stage: str, item: ItemRecord, report: ItemReport | None = None, *, soon: bool = True
@@ -321,7 +322,7 @@ class RunLog:
             self.wake()
 
     def _end(self, stage: str, item: ItemRecord, report: ItemReport | None) -> None:
-        ended = with_item(self._stages[stage], item, report)
+        ended = with_item(self.known[stage], item, report)
         self.put(ended)
         self._batch.rows.append(item_row(item_rows_name(ended), item, report))
 

@@ -99,7 +99,7 @@ class StageRun:
         limit = self._stage.info.stage_timeout
         alarm = None if limit is None else asyncio.ensure_future(self._ring(limit))
         try:
-            listed = self._log.stage(self._stage.name).listed
+            listed = self._log.known[self._stage.name].listed
             if self._stage.info.kind is StageKind.MAP and not listed:
                 await self._drive([self._list()], "async")
             if self.halted is None:
@@ -143,7 +143,7 @@ class StageRun:
             log.list(name, items)
             seq += len(items)
             await log.commit()
-        stage, report = log.stage(name), lister.report or ItemReport({}, {}, [])
+        stage, report = log.known[name], lister.report or ItemReport({}, {}, [])
         if seen > stage.total:
             report.fixed[DUPLICATES] = seen - stage.total
         before = {} if again is None or not stage.reused else again.counted(self._stage)
@@ -152,7 +152,7 @@ class StageRun:
     # -- running ------------------------------------------------------------------
 
     def _width(self) -> int:
-        stage, scope = self._log.stage(self._stage.name), self._runner.scope
+        stage, scope = self._log.known[self._stage.name], self._runner.scope
         most = scope.pipeline.stage_concurrency(self._stage, scope.config)
         return min(most, stage.total - stage.done)
 
@@ -169,7 +169,7 @@ class StageRun:
                     ended, report = await perform(stage, item, self._token)
                 else:
                     ended, report = await self._distributed.run(
-                        stage, self._log.stage(name), item, self._runner.scope.output_counts
+                        stage, self._log.known[name], item, self._runner.scope.output_counts
                     )
                 self.output = ended.output
                 if (kept := self._kept(ended)) is not None:
@@ -197,7 +197,7 @@ class StageRun:
 
     async def _pending(self, after: int) -> list[ItemRecord]:
         """A page of the items that have not ended."""
-        stage, outcomes = self._log.stage(self._stage.name), (ItemOutcome.PENDING,)
+        stage, outcomes = self._log.known[self._stage.name], (ItemOutcome.PENDING,)
         return await self._rows.items(stage, after=after, limit=self._page_size, outcomes=outcomes)
 
     def _kept(self, ended: ItemRecord) -> ItemRecord | None:
