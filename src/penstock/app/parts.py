@@ -153,7 +153,7 @@ def assemble(
         schedules=schedules,
         nudge=scheduler.nudge,
         keys=keys,
-        pipelines=lambda guard: PipelineApi(pipelines, guard, store, gateway, feed, clock),
+        pipelines=lambda guard: PipelineApi(pipelines, guard, feed),
         batches=lambda guard: BatchApi(batches, uploading, guard),
         clock=clock,
         about=_about(settings, kernel.rules.snapshot, clock),

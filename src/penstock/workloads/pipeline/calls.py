@@ -131,7 +131,6 @@ class Calls:
         self._left: dict[str, Callable[[], bool]] = {}
         self._stuck: list[Call[Any]] = []
         OUTPUT.open()
-        self._open = True
 
     async def run(self, order: Order) -> Ended:
         mode = order.stage.info.mode
@@ -158,9 +157,6 @@ class Calls:
 
     async def close(self) -> None:
         """Give back what it has; what does not end is left to itself."""
-        if not self._open:
-            return
-        self._open = False
         for call in self._stuck:
             self._pool().leave(call)
         if self._own:

@@ -88,21 +88,17 @@ def shape_of(fn: Callable[..., Any], stage: str) -> Shape:
     given = wanted[0] if wanted else next(iter(plain), None)
     yields = inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn)
     returned = hints.get("return", Any)
+    if yields:  # T of `Iterator[T]`, `AsyncIterator[T]` or `Generator[T, ...]`
+        returned = (*typing.get_args(returned), Any)[0]
     return Shape(
         takes_input=given is not None,
         takes_ctx=any(p.name == CTX for p in parameters),
         is_async=inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn),
         is_generator=yields,
         input_type=hints.get(given.name, Any) if given is not None else Any,
-        output_type=_yielded(returned) if yields else returned,
+        output_type=returned,
         parameter=given.name if given is not None else "",
     )
-
-
-def _yielded(annotation: Any) -> Any:
-    """T of `Iterator[T]`, `AsyncIterator[T]` or `Generator[T, ...]`."""
-    arguments = typing.get_args(annotation)
-    return arguments[0] if arguments else Any
 
 
 _MODES = ("async", "thread", "process")

@@ -73,7 +73,9 @@ class DistributedItems:
     async def run(
         self, stage: Stage, record: StageRecord, item: ItemRecord, output_counts: Mapping[str, int]
     ) -> tuple[ItemRecord, ItemReport | None]:
-        """Submit the child, or find it, and wait for its end; the run holds no slot meanwhile."""
+        """The item as it ended, and what it reported. Submits the child, or finds it, and waits
+        for its end; the run holds no slot meanwhile. `output_counts` are the outputs that the
+        stages before gave."""
         api = self._environment.api
         child = await self._child(stage, record, item, output_counts)
         job = (await api.submit([child]))[0]

@@ -238,13 +238,10 @@ class _Item:
             output=output,
             output_count=count,
             attempts=self.attempts,
-            error=self._complaints(),
+            error="" if self.report is None else bounded("; ".join(self.report.errors)),
             duration_ms=self.spent * 1000,
             finished_at=runner.clock.now(),
         )
-
-    def _complaints(self) -> str:
-        return "" if self.report is None else bounded("; ".join(self.report.errors))
 
     def _failed(self, failure: Failure) -> ItemRecord:
         return replace(

@@ -21,8 +21,8 @@ from penstock.ports.executor import Interrupted
 from penstock.workloads.pipeline import reuse, status, summary
 from penstock.workloads.pipeline.context import RunOptions, RunScope, Tell
 from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.distributed import DistributedItems
 from penstock.workloads.pipeline.items import ItemRunner
-from penstock.workloads.pipeline.listing import StageFailed
 from penstock.workloads.pipeline.records import (
     STALE_MESSAGE,
     Alert,
@@ -36,7 +36,7 @@ from penstock.workloads.pipeline.retrying import CANCELLED, bounded
 from penstock.workloads.pipeline.reuse import Reuse
 from penstock.workloads.pipeline.rows import STALE, WAS_CANCELLED, RunState, emit_note
 from penstock.workloads.pipeline.run_log import RunLog, Write, report_from
-from penstock.workloads.pipeline.stage_run import Distributed, StageRun, Stop
+from penstock.workloads.pipeline.stage_run import StageFailed, StageRun, Stop
 from penstock.workloads.pipeline.status import skip_of
 
 __all__ = ["AsyncPipelineOrchestrator", "RunOptions", "Stop", "Tell"]
@@ -68,7 +68,7 @@ class AsyncPipelineOrchestrator:
         scope: RunScope,
         state: RunState | None,
         write: Write,
-        distributed: Distributed | None = None,
+        distributed: DistributedItems | None = None,
     ) -> None:
         """`state` is what earlier attempts left; `write` adds to the rows of its job."""
         self._scope, self._distributed = scope, distributed

@@ -123,7 +123,7 @@ def decoder(kind: Any) -> Any:
 
 T = TypeVar("T")
 _PAGE = 100
-_SUCCEEDED = (ItemOutcome.OK,)
+SUCCEEDED = (ItemOutcome.OK,)
 _MISSING = (ItemOutcome.FAILED, ItemOutcome.SKIPPED)
 
 
@@ -160,7 +160,7 @@ class Reader:
         self._rows, self._payloads, self._stage = rows, payloads, stage
 
     async def items(
-        self, stage: str, after: int, outcomes: tuple[ItemOutcome, ...] = _SUCCEEDED
+        self, stage: str, after: int, outcomes: tuple[ItemOutcome, ...] = SUCCEEDED
     ) -> list[ItemRecord]:
         record = self._stage(stage)
         return await self._rows.items(record, after=after, limit=_PAGE, outcomes=outcomes)
@@ -205,7 +205,7 @@ class Results(Generic[T]):
 
     def items(self) -> Any:
         """The ItemRecords that succeeded, by `async for` or `for` as the outputs."""
-        return self._items(_SUCCEEDED)
+        return self._items(SUCCEEDED)
 
     def missing(self) -> Any:
         """The ItemRecords that failed or were skipped, by `async for` or `for`."""
@@ -237,7 +237,7 @@ class Results(Generic[T]):
             after = page[-1].seq
 
     async def _all(self) -> AsyncIterator[T]:
-        async for item in self._each_item(_SUCCEEDED):
+        async for item in self._each_item(SUCCEEDED):
             for raw in await self._reader.outputs(item):
                 yield self._decode(raw)
 
@@ -253,7 +253,7 @@ class Results(Generic[T]):
             after = page[-1].seq
 
     def _drain(self, portal: Portal) -> Iterator[T]:
-        for page in self._pages(portal, _SUCCEEDED):
+        for page in self._pages(portal, SUCCEEDED):
             yield from portal.call(self._outputs(page))
 
     async def _outputs(self, page: builtins.list[ItemRecord]) -> builtins.list[T]:

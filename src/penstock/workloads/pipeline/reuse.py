@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from msgspec.structs import replace
 
 from penstock.workloads.pipeline.definition import Definition, Stage
+from penstock.workloads.pipeline.payloads import SUCCEEDED
 from penstock.workloads.pipeline.records import (
     ItemOutcome,
     ItemRecord,
@@ -134,17 +135,10 @@ class Reuse:
         old = self._old(stage)
         if old is None or not old.listed or stage.info.over.startswith("stage:"):
             return None
-        if stage.info.needs and not self._all_done_before(old):
-            return None
+        before = [one for one in self._stages.values() if one.counted and one.index < old.index]
+        if stage.info.needs and any(one.status is not StageStatus.COMPLETED for one in before):
+            return None  # a source that reads the stages before its own may find something else
         return self._copied(old)
-
-    def _all_done_before(self, stage: StageRecord) -> bool:
-        """Whether a source that reads the stages before its own would find the same again."""
-        return all(
-            one.status is StageStatus.COMPLETED or not one.counted
-            for one in self._stages.values()
-            if one.index < stage.index
-        )
 
     async def _copied(self, stage: StageRecord) -> AsyncIterator[list[ItemRecord]]:
         after = -1
@@ -203,19 +197,16 @@ class _Finder:
         if self._positions is None:
             self._positions = {}
             after = -1
-            while rows := await self._rows.ended(self._stage, after=after, outcomes=_SUCCEEDED):
+            while rows := await self._rows.ended(self._stage, after=after, outcomes=SUCCEEDED):
                 self._positions.update((row.key, row.n) for row in rows)
                 after = rows[-1].n
         seq = self._positions.get(key)
         if seq is None:
             return None
         if seq not in self._page:
-            rows = await self._rows.ended(self._stage, after=seq - 1, outcomes=_SUCCEEDED)
+            rows = await self._rows.ended(self._stage, after=seq - 1, outcomes=SUCCEEDED)
             self._page = {row.n: item_of(row) for row in rows}
         return self._page.get(seq)
-
-
-_SUCCEEDED = (ItemOutcome.OK,)
 
 
 def _afresh(item: ItemRecord) -> ItemRecord:

@@ -87,7 +87,8 @@ def _check(field: str, value: Any, schema: Mapping[str, Any], root: Mapping[str,
         raise InvalidRequest(field, f"must be one of {', '.join(map(repr, schema['enum']))}")
     kind = schema.get("type")
     if isinstance(kind, str) and not _is(value, kind):
-        raise InvalidRequest(field, f"expected {kind}, got {_kind_of(value)}")
+        given = next((one for one in _TYPES if _is(value, one)), type(value).__name__)
+        raise InvalidRequest(field, f"expected {kind}, got {given}")
     if isinstance(value, str):
         _check_bounds(field, len(value), schema, "Length", " characters")
         if (pattern := schema.get("pattern")) and re.search(pattern, value) is None:
@@ -146,10 +147,6 @@ def _is(value: Any, kind: str) -> bool:
     if kind == "integer" and isinstance(value, float):
         return value.is_integer()
     return isinstance(value, _TYPES.get(kind, (object,)))
-
-
-def _kind_of(value: Any) -> str:
-    return next((kind for kind in _TYPES if _is(value, kind)), type(value).__name__)
 
 
 def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:

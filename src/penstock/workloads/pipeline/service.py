@@ -263,8 +263,8 @@ class PipelineService:
         """`executors` know the pipelines of this process: the defaults of their configs, and the
         hooks to call for a run that ends without its runner."""
         self.reader = RunReader(jobs, blobs, shared, clock)
-        self._jobs, self._gateway, self._blobs, self._clock = jobs, gateway, blobs, clock
-        self._shared, self._executors = shared, executors
+        self.jobs, self.gateway, self.clock = jobs, gateway, clock
+        self._blobs, self._shared, self._executors = blobs, shared, executors
         self._ids = ids or IdSource()
         self._ended: asyncio.Queue[str] = asyncio.Queue()
         self._forgot_at = float("-inf")
@@ -276,20 +276,17 @@ class PipelineService:
         for stride in strides:
             if stride.path.after in TERMINAL:
                 for job in stride.jobs:
-                    if self._has_hooks(job.request.topic):
+                    if any(one.has_hooks(job.request.topic) for one in self._executors):
                         self._ended.put_nowait(job.job_id)
-
-    def _has_hooks(self, topic: str) -> bool:
-        return any(executor.has_hooks(topic) for executor in self._executors)
 
     async def restore(self) -> None:
         """Call hooks that an engine before this one did not get to."""
-        since = self._clock.now() - _HOOK_WINDOW
+        since = self.clock.now() - _HOOK_WINDOW
         await self._forget_called(since)
         for executor in self._executors:
             for topic in filter(executor.has_hooks, executor.topics):
                 query = JobQuery(topic=topic, states=tuple(TERMINAL), tries=True, limit=_RECENT)
-                for job in await self._jobs.find(query):
+                for job in await self.jobs.find(query):
                     if (job.finished_at or 0.0) >= since:
                         self._ended.put_nowait(job.job_id)
 
@@ -298,7 +295,7 @@ class PipelineService:
         for name, at in (await self._shared.read_all(_HOOKED)).items():
             if float(at) < before:
                 await self._shared.write(name, None)
-        self._forgot_at = self._clock.now()
+        self._forgot_at = self.clock.now()
 
     async def run(self) -> None:
         """Call hooks until cancelled, one run after the other."""
@@ -310,15 +307,15 @@ class PipelineService:
                 log.exception("the hooks of run %s were not called", job_id)
 
     async def _call_hooks(self, job_id: str) -> None:
-        state, _, _ = await RunRows(self._jobs.read_steps, job_id).head()
-        job = await self._jobs.get(job_id)
+        state, _, _ = await RunRows(self.jobs.read_steps, job_id).head()
+        job = await self.jobs.get(job_id)
         called = state is not None and state.hooks_called
         if job is None or called or await self._shared.read(_HOOKED + job_id) is not None:
             return
         record = await self.reader.record(job)
         for executor in self._executors:
             await executor.call_hooks(record)
-        now = self._clock.now()
+        now = self.clock.now()
         await self._shared.write(_HOOKED + job_id, str(now).encode())
         if self._forgot_at < now - _HOOK_WINDOW:
             await self._forget_called(now - _HOOK_WINDOW)
@@ -342,14 +339,14 @@ class PipelineService:
             config = executor.plain_config(info.topic, config)
         payload = msgspec.json.encode(config)
         wanted = JobRequest(
-            job_id=self._ids.next(self._clock.now()),
+            job_id=self._ids.next(self.clock.now()),
             topic=info.topic,
             context_ptr=await self._blobs.put(payload),
             tenant=tenant,
             idempotency_key=idempotency_key,
             parent_job_id=retry_of,
         )
-        job = (await self._gateway.submit([wanted], by=by))[0]
+        job = (await self.gateway.submit([wanted], by=by))[0]
         is_repeat = idempotency_key is not None and job.request.idempotency_key == idempotency_key
         if job.job_id != wanted.job_id and not is_repeat:
             raise PipelineBusy(
@@ -373,18 +370,9 @@ class PipelineService:
 class PipelineApi:
     """`Pipelines`, for one caller and within their rights."""
 
-    def __init__(
-        self,
-        service: PipelineService,
-        guard: Guard,
-        store: Ledger,
-        gateway: Gateway,
-        feed: Feed,
-        clock: Clock,
-    ) -> None:
-        self._service, self._guard, self._store = service, guard, store
-        self._gateway, self._feed, self._clock = gateway, feed, clock
-        self._reader = service.reader
+    def __init__(self, service: PipelineService, guard: Guard, feed: Feed) -> None:
+        self._service, self._guard, self._feed = service, guard, feed
+        self._reader, self._jobs, self._gateway = service.reader, service.jobs, service.gateway
 
     async def list(self) -> builtins.list[PipelineInfo]:
         return await self._reader.list()
@@ -485,7 +473,7 @@ class PipelineApi:
                 yield event
                 if event.kind is PipelineEventKind.JOB_COMPLETE:
                     return
-            found = await self._store.get(job_id)
+            found = await self._jobs.get(job_id)
             if found is None or found.is_final:
                 return
             while (update := await updates.get()) is not None:
@@ -504,7 +492,7 @@ class PipelineApi:
         if stage is not None:
             data |= progress_of(stage)
         kind = PipelineEventKind.STAGE_PROGRESS
-        return PipelineEvent(after, job.job_id, self._clock.now(), kind, data)
+        return PipelineEvent(after, job.job_id, self._service.clock.now(), kind, data)
 
     async def breakers(self) -> builtins.list[Breaker]:
         self._guard.require(KeyRole.OPERATE, "breakers.list")
@@ -516,7 +504,7 @@ class PipelineApi:
             return await self._service.reset_breaker(name)
 
     async def _job(self, job_id: str) -> Job:
-        job = self._guard.shown(await self._store.get(job_id), job_id)
+        job = self._guard.shown(await self._jobs.get(job_id), job_id)
         if pipeline_of(job.request.topic) is None:
             raise NotFound(
                 f"job {job_id} is not a run of a pipeline", hint="'penstock show' tells what it is"

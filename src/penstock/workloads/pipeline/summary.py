@@ -200,12 +200,10 @@ def _metric(name: str, record: PipelineRecord, now: float | None) -> Value | Non
         return _wall_ms(record, now)
     stage, _, metric = name.partition(".")
     found = record.stage(stage)
-    return None if found is None or found.status not in _RAN else _of_stage(found, metric)
-
-
-def _of_stage(stage: StageRecord, metric: str) -> Value | None:
-    counted: Value | None = getattr(stage, metric) if metric in BUILT_IN else 0
-    return stage.metrics.get(metric, counted)
+    if found is None or found.status not in _RAN:
+        return None
+    counted: Value | None = getattr(found, metric) if metric in BUILT_IN else 0
+    return found.metrics.get(metric, counted)
 
 
 def _is(value: Value, wanted: str) -> bool:
