@@ -136,7 +136,6 @@ def test_a_map_goes_over_a_stage_by_itself_or_by_its_name() -> None:
     assert [pipeline.stages[name].info.over for name in ("by_stage", "by_name")] == [
         "stage:fetch"
     ] * 2
-    assert pipeline.stages["by_name"].upstream == "fetch"
 
 
 def test_a_stage_is_still_the_function_it_was() -> None:
@@ -176,7 +175,7 @@ def test_retry_says_after_how_long_and_upon_which_errors() -> None:
 def test_how_many_at_once_may_be_a_field_of_the_config() -> None:
     pipeline = one()
     pipeline.map(concurrency="width")(fetch)
-    assert pipeline.stage_concurrency("fetch", pipeline.config_of({"width": 7})) == 7
+    assert pipeline.stages["fetch"].concurrency(pipeline.config_of({"width": 7})) == 7
 
 
 # -- config ---------------------------------------------------------------------------------

@@ -58,17 +58,18 @@ class FailedElsewhere(Exception):
         self.in_vain = self.code in IN_VAIN
 
 
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """What is to be called, and with what."""
 
-    __slots__ = ("ctx", "data", "given", "stage", "timeout")
+    stage: Stage
+    ctx: StageContext
+    data: bytes | None
+    """The input as JSON; None where it is `given` as it is."""
+    given: Any = None
 
-    def __init__(
-        self, stage: Stage, ctx: StageContext, data: bytes | None, given: Any = None
-    ) -> None:
-        """`data` is the input as JSON; None where it is `given` as it is."""
-        self.stage, self.ctx, self.data, self.given = stage, ctx, data, given
-        self.timeout = stage.info.timeout
+    @property
+    def timeout(self) -> float | None:
+        return self.stage.info.timeout
 
     @property
     def name(self) -> str:
@@ -298,9 +299,8 @@ class Calls:
 
 def _most_threads(scope: RunScope) -> int:
     """As many as one of its stages may want at once."""
-    pipeline = scope.pipeline
-    stages = [stage for stage in pipeline.stages.values() if stage.info.mode == "thread"]
-    return max((pipeline.stage_concurrency(stage, scope.config) for stage in stages), default=1)
+    stages = [stage for stage in scope.pipeline.stages.values() if stage.info.mode == "thread"]
+    return max((stage.concurrency(scope.config) for stage in stages), default=1)
 
 
 def _begin(began: asyncio.Future[None], work: Callable[[], Ended]) -> Ended:

@@ -213,11 +213,13 @@ class Stage:
         """Made once: looking at annotations takes longer than most calls."""
         return Codec(self.name, self.shape)
 
-    @property
-    def upstream(self) -> str:
-        """The stage whose outputs it maps over, or whose results it is given; may be ''."""
-        kind, _, name = self.info.over.partition(":")
-        return name if kind == "stage" else self.info.of
+    def concurrency(self, config: Any) -> int:
+        """How many of its items may run at once in a run with this config."""
+        if not self.width:
+            return self.info.concurrency
+        given = config.get(self.width) if isinstance(config, Mapping) else None
+        given = getattr(config, self.width, given)
+        return max(1, given) if isinstance(given, int) else self.info.concurrency
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
@@ -472,15 +474,6 @@ class Definition:
         self._flag(stage, concurrency)
         default = next((one.default for one in self._fields if one.name == concurrency), 1)
         return default if isinstance(default, int) else 1
-
-    def stage_concurrency(self, stage: Stage | str, config: Any) -> int:
-        """How many items of a stage may run at once in a run with this config."""
-        one = stage if isinstance(stage, Stage) else self.stages[stage]
-        if not one.width:
-            return one.info.concurrency
-        given = config.get(one.width) if isinstance(config, Mapping) else None
-        given = getattr(config, one.width, given)
-        return max(1, given) if isinstance(given, int) else one.info.concurrency
 
     def _hint(self) -> str:
         stages = ", ".join(self.stages) or "none"

@@ -61,14 +61,13 @@ def child_topic(pipeline: str, stage: str) -> str:
     return f"{TOPIC}{pipeline}.{stage}"
 
 
-class DistributedItems:
+class DistributedItems(msgspec.Struct, frozen=True):
     """Runs items of one run as child jobs."""
 
-    def __init__(
-        self, environment: Environment, request: JobRequest, pipeline: Definition, ctx: Context
-    ) -> None:
-        self._environment, self._request = environment, request
-        self._pipeline, self._ctx = pipeline, ctx
+    environment: Environment
+    request: JobRequest
+    pipeline: Definition
+    ctx: Context
 
     async def run(
         self, stage: Stage, record: StageRecord, item: ItemRecord, output_counts: Mapping[str, int]
@@ -76,10 +75,10 @@ class DistributedItems:
         """The item as it ended, and what it reported. Submits the child, or finds it, and waits
         for its end; the run holds no slot meanwhile. `output_counts` are the outputs that the
         stages before gave."""
-        api = self._environment.api
+        api = self.environment.api
         child = await self._child(stage, record, item, output_counts)
         job = (await api.submit([child]))[0]
-        waits, ids = self._ctx.waits, [job.job_id]
+        waits, ids = self.ctx.waits, [job.job_id]
         if waits is None or job.is_final:
             return await self._ended(await api.wait(job.job_id), stage, item)
         waits.begin(ids)
@@ -94,21 +93,21 @@ class DistributedItems:
     async def stop(self, stage: Stage, reason: str) -> None:
         """Cancel the children of this stage that still wait or run. The run itself goes on."""
         query = JobQuery(
-            child_of=self._request.job_id,
-            topic=child_topic(self._pipeline.name, stage.name),
-            tenant=self._request.tenant,
+            child_of=self.request.job_id,
+            topic=child_topic(self.pipeline.name, stage.name),
+            tenant=self.request.tenant,
         )
-        await self._environment.api.cancel_many(query, reason=reason)
+        await self.environment.api.cancel_many(query, reason=reason)
 
     async def _child(
         self, stage: Stage, record: StageRecord, item: ItemRecord, output_counts: Mapping[str, int]
     ) -> JobRequest:
-        parent = self._request
+        parent = self.request
         task = ItemTask(parent.job_id, stage.name, item.seq, dict(output_counts))
         return JobRequest(
             job_id="",
-            topic=child_topic(self._pipeline.name, stage.name),
-            context_ptr=await self._environment.blobs.put(msgspec.json.encode(task)),
+            topic=child_topic(self.pipeline.name, stage.name),
+            context_ptr=await self.environment.blobs.put(msgspec.json.encode(task)),
             priority=parent.priority,
             parent_job_id=parent.job_id,
             child_of=parent.job_id,
@@ -127,22 +126,22 @@ class DistributedItems:
     def _key(self, stage: Stage, record: StageRecord, item: ItemRecord) -> str:
         """A pipeline that starts over upon any change is another one then; a stage that goes on
         is the same as long as its version is."""
-        restarts = self._pipeline.on_change is OnChange.RESTART
-        version = self._pipeline.fingerprint if restarts else stage.info.version
+        restarts = self.pipeline.on_change is OnChange.RESTART
+        version = self.pipeline.fingerprint if restarts else stage.info.version
         mark = sha256(f"{version}/{record.generation}".encode()).hexdigest()[:8]
-        return f"{self._request.job_id}/{stage.name}/{mark}/{item.seq}"
+        return f"{self.request.job_id}/{stage.name}/{mark}/{item.seq}"
 
     async def _ended(
         self, job: Job, stage: Stage, item: ItemRecord
     ) -> tuple[ItemRecord, ItemReport | None]:
         pointer = job.result.result_ptr if job.result is not None else None
         if job.state in (JobState.SUCCEEDED, JobState.FAILED) and pointer:
-            end = msgspec.json.decode(await self._environment.blobs.get(pointer), type=ItemEnd)
+            end = msgspec.json.decode(await self.environment.blobs.get(pointer), type=ItemEnd)
             notes = [emit_note(stage.name, key, data) for key, data in end.emitted]
             for start in range(0, len(notes), MAX_NOTES):
-                await self._ctx.checkpoint([], notes[start : start + MAX_NOTES])
+                await self.ctx.checkpoint([], notes[start : start + MAX_NOTES])
             return replace(end.item, seq=item.seq, key=item.key, input=item.input), end.report
-        return _failed(job, item, self._environment.clock.now()), None
+        return _failed(job, item, self.environment.clock.now()), None
 
 
 def _failed(job: Job, item: ItemRecord, now: float) -> ItemRecord:

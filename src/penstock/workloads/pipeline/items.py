@@ -14,6 +14,7 @@ import random
 import traceback
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.core.job import Cancelled
@@ -156,17 +157,16 @@ class ItemRunner:
             self.scope.tell.log(bounded(text[-_MAX_TRACEBACK:], _MAX_TRACEBACK), level="error")
 
 
-class _Item:
+class _Item(Struct):
     """One item while it is run."""
 
-    __slots__ = ("attempts", "item", "report", "runner", "spent", "stage", "token")
-
-    def __init__(
-        self, runner: ItemRunner, stage: Stage, item: ItemRecord, token: CancelToken
-    ) -> None:
-        self.runner, self.stage, self.item, self.token = runner, stage, item, token
-        self.attempts, self.spent = 0, 0.0
-        self.report: ItemReport | None = None
+    runner: ItemRunner
+    stage: Stage
+    item: ItemRecord
+    token: CancelToken
+    attempts: int = 0
+    spent: float = 0.0
+    report: ItemReport | None = None
 
     async def run(self) -> tuple[ItemRecord, ItemReport | None]:
         try:

@@ -151,23 +151,21 @@ class Portal:
             self._loop.call_soon_threadsafe(callback, *args)
 
 
-class Reader:
+class Reader(msgspec.Struct, frozen=True):
     """Reads what finished items of one run gave."""
 
-    def __init__(
-        self, rows: RunRows, payloads: Payloads, stage: Callable[[str], StageRecord]
-    ) -> None:
-        self._rows, self._payloads, self._stage = rows, payloads, stage
+    rows: RunRows
+    payloads: Payloads
+    stage: Callable[[str], StageRecord]
 
     async def items(
         self, stage: str, after: int, outcomes: tuple[ItemOutcome, ...] = SUCCEEDED
     ) -> list[ItemRecord]:
-        record = self._stage(stage)
-        return await self._rows.items(record, after=after, limit=_PAGE, outcomes=outcomes)
+        return await self.rows.items(self.stage(stage), after, _PAGE, outcomes)
 
     async def outputs(self, item: ItemRecord) -> list[msgspec.Raw]:
         """What an item gave, as JSON; one that is no array as an array of one."""
-        data = await self._payloads.get(item.output)
+        data = await self.payloads.get(item.output)
         many = outputs_of(data)
         return [msgspec.Raw(data)] if many is None else many
 

@@ -174,14 +174,9 @@ def _code_of(error: BaseException, error_class: ErrorClass) -> str:
 def _status_of(error: BaseException) -> int | None:
     """The HTTP status that an exception carries; None if it carries none above 399."""
     response = _get(error, "response")
-    for holder, name in (
-        (error, "status"),
-        (error, "status_code"),
-        (response, "status_code"),
-        (response, "status"),
-        (error, "code"),
-    ):
-        status = _get(holder, name)
+    found = [_get(error, "status"), _get(error, "status_code")]
+    found += [_get(response, "status_code"), _get(response, "status"), _get(error, "code")]
+    for status in found:
         if isinstance(status, int) and not isinstance(status, bool) and 400 <= status <= 599:
             return int(status)
     return None

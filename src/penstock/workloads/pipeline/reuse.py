@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.workloads.pipeline.definition import Definition, Stage
@@ -185,28 +186,26 @@ class Reuse:
         return stage.reused == stage.total == old.total or not stage.total
 
 
-class _Finder:
+class _Finder(Struct):
     """Finds items that succeeded by their keys: one page of them is in memory, and all keys."""
 
-    def __init__(self, rows: RunRows, stage: StageRecord) -> None:
-        self._rows, self._stage = rows, stage
-        self._positions: dict[str, int] | None = None
-        self._page: dict[int, ItemRecord] = {}
+    rows: RunRows
+    stage: StageRecord
+    positions: dict[str, int] | None = None
+    page: dict[int, ItemRecord] = {}
 
     async def find(self, key: str) -> ItemRecord | None:
-        if self._positions is None:
-            self._positions = {}
+        if self.positions is None:
+            self.positions = {}
             after = -1
-            while rows := await self._rows.ended(self._stage, after=after, outcomes=SUCCEEDED):
-                self._positions.update((row.key, row.n) for row in rows)
+            while rows := await self.rows.ended(self.stage, after, outcomes=SUCCEEDED):
+                self.positions.update((row.key, row.n) for row in rows)
                 after = rows[-1].n
-        seq = self._positions.get(key)
-        if seq is None:
-            return None
-        if seq not in self._page:
-            rows = await self._rows.ended(self._stage, after=seq - 1, outcomes=SUCCEEDED)
-            self._page = {row.n: item_of(row) for row in rows}
-        return self._page.get(seq)
+        seq = self.positions.get(key)
+        if seq is not None and seq not in self.page:
+            rows = await self.rows.ended(self.stage, seq - 1, outcomes=SUCCEEDED)
+            self.page = {row.n: item_of(row) for row in rows}
+        return None if seq is None else self.page.get(seq)
 
 
 def _afresh(item: ItemRecord) -> ItemRecord:

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.core.ledger import Step
@@ -149,20 +150,17 @@ def report_from(metrics: dict[str, Metric], errors: Sequence[str] = ()) -> ItemR
     return report
 
 
-class _Batch:
+class _Batch(Struct):
     """What the next checkpoint will hold."""
 
-    __slots__ = ("asked", "changed", "notes", "rows", "run", "saved")
-
-    def __init__(self) -> None:
-        self.asked = False
-        self.rows: list[Step] = []
-        self.changed: dict[str, None] = {}
-        """Stages whose rows are to be written."""
-        self.run = False
-        """Whether the run's own row is."""
-        self.notes: list[str] = []
-        self.saved: asyncio.Future[None] | None = None
+    asked: bool = False
+    rows: list[Step] = []
+    changed: dict[str, None] = {}
+    """Stages whose rows are to be written."""
+    run: bool = False
+    """Whether the run's own row is."""
+    notes: list[str] = []
+    saved: asyncio.Future[None] | None = None
 
     def wait(self) -> asyncio.Future[None]:
         if self.saved is None:

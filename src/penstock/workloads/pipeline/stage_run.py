@@ -273,8 +273,7 @@ class StageRun:
             if self.halted is None:
                 mode = "async" if self._distributed is not None else self._stage.info.mode
                 stage, scope = self._log.known[self._stage.name], self._runner.scope
-                most = scope.pipeline.stage_concurrency(self._stage, scope.config)
-                width = min(most, stage.total - stage.done)
+                width = min(self._stage.concurrency(scope.config), stage.total - stage.done)
                 await self._drive([self._work() for _ in range(width)], mode)
             if self.halted is Stop.TIMEOUT:
                 await self._end_the_rest()
