@@ -333,9 +333,7 @@ class Place:
         return AsyncPipelineOrchestrator(scope, state, attempt.checkpoint, **more)
 
     def scope(self, pipeline: Definition, record: PipelineRecord, **more: Any) -> RunScope:
-        rows = RunRows(self.engine.read_steps, record.id)
-        more.setdefault("options", self.options)
-        return RunScope(pipeline, record, rows, self.blobs, self.clock, self.state, **more)
+        return RunScope(pipeline, record, self.environment, options=self.options, **more)
 
     async def crash(self, attempt: Attempt) -> None:
         """The process of an attempt dies: nothing of it is written any more."""

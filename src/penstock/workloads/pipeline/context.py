@@ -18,10 +18,7 @@ from msgspec import Struct
 
 from penstock.core.errors import Misconfigured, NotFound
 from penstock.core.job import JobRequest
-from penstock.ports.blobs import Blobs
-from penstock.ports.clock import Clock
-from penstock.ports.executor import CancelToken, Context, WaitContext
-from penstock.ports.shared_state import SharedState
+from penstock.ports.executor import CancelToken, Context, Environment, WaitContext
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.payloads import Payloads, Portal, Reader, Results, encode
@@ -141,10 +138,7 @@ class RunScope:
         self,
         pipeline: Definition,
         record: PipelineRecord,
-        rows: RunRows,
-        blobs: Blobs,
-        clock: Clock,
-        shared: SharedState,
+        environment: Environment,
         *,
         options: RunOptions = DEFAULTS,
         context: Context | None = None,
@@ -154,16 +148,17 @@ class RunScope:
     ) -> None:
         """`context` is that of the job that runs it. `pools` and `breakers` are shared with other
         runs; it has its own if none are given."""
-        self.pipeline, self.record, self.rows = pipeline, record, rows
-        self.clock, self.shared, self.options = clock, shared, options
+        self.pipeline, self.record, self.options = pipeline, record, options
+        self.clock, self.shared = environment.clock, environment.state
+        self.rows = RunRows(environment.api.read_steps, record.id)
         self.context, self.pools = context, pools
         self.tell: Tell = tell or context or Silent()
-        self.breakers = breakers or Breakers(shared, clock)
-        self.payloads = Payloads(blobs, options.inline_limit, options.max_result)
+        self.breakers = breakers or Breakers(self.shared, self.clock)
+        self.payloads = Payloads(environment.blobs, options.inline_limit, options.max_result)
         self.config = pipeline.config_of(record.config)
         self.stage: Callable[[str], StageRecord] = self._recorded
         """A stage as it is by now."""
-        self.reader = Reader(rows, self.payloads, lambda name: self.stage(name))
+        self.reader = Reader(self.rows, self.payloads, lambda name: self.stage(name))
         self.portal = Portal()
         self.resources = Resources(pipeline.resources)
         self.lock = threading.Lock()

@@ -131,7 +131,7 @@ class PipelineExecutor:
     async def _run_pipeline(
         self, pipeline: Definition, task: Task, ctx: Context, environment: Environment
     ) -> Outcome:
-        record, state = await self._taken_up(pipeline, task, ctx, environment)
+        record, state = await _taken_up(pipeline, task, environment)
         if state is None or state.status is None:
             scope = self._scope(pipeline, record, ctx, environment)
             distributed = DistributedItems(environment, task.request, pipeline, ctx)
@@ -148,46 +148,16 @@ class PipelineExecutor:
             raise asyncio.CancelledError  # the worker knows what the end counts as
         return await _outcome(record, state, environment)
 
-    async def _taken_up(
-        self, pipeline: Definition, task: Task, ctx: Context, environment: Environment
-    ) -> tuple[PipelineRecord, RunState | None]:
-        """The run as earlier attempts left it."""
-        request, now = task.request, environment.clock.now()
-        config = pipeline.plain_config(read_config(task.payload))
-        rows = RunRows(environment.api.read_steps, request.job_id)
-        state, stages, at = await rows.head() if task.attempt > 1 else (None, (), None)
-        started, get = now, partial(_job, environment)
-        retry_of = await retried(request, get)
-        if task.attempt > 1 and (known := await get(request.job_id)) is not None:
-            started = known.started_at or now
-        job = Job(
-            seq=0,
-            request=request,
-            state=JobState.RUNNING,
-            version=1,
-            accepted_at=now,
-            updated_at=now,
-            attempt=task.attempt,
-            started_at=started,
-            worker_id=environment.worker_id,
-        )
-        info = pipeline.info()
-        return fold(job, config, info, state, stages, at, retry_of=retry_of), state
-
     def _scope(
         self, pipeline: Definition, record: PipelineRecord, ctx: Context, environment: Environment
     ) -> RunScope:
         """All runs of a worker share its threads and processes, and one view of the breakers."""
-        clock, shared = environment.clock, environment.state
         if self._breakers is None:
-            self._breakers = Breakers(shared, clock)
+            self._breakers = Breakers(environment.state, environment.clock)
         return RunScope(
             pipeline,
             record,
-            RunRows(environment.api.read_steps, record.id),
-            environment.blobs,
-            clock,
-            shared,
+            environment,
             options=self._options,
             context=ctx,
             pools=self._pools,
@@ -235,6 +205,33 @@ def _ended_now(record: PipelineRecord, environment: Environment, ctx: Context) -
         cancel_requested=cancelled or asked,
         cancel_effective=cancelled if cancelled or asked else None,
     )
+
+
+async def _taken_up(
+    pipeline: Definition, task: Task, environment: Environment
+) -> tuple[PipelineRecord, RunState | None]:
+    """The run as earlier attempts left it."""
+    request, now = task.request, environment.clock.now()
+    config = pipeline.plain_config(read_config(task.payload))
+    rows = RunRows(environment.api.read_steps, request.job_id)
+    state, stages, at = await rows.head() if task.attempt > 1 else (None, (), None)
+    started, get = now, partial(_job, environment)
+    retry_of = await retried(request, get)
+    if task.attempt > 1 and (known := await get(request.job_id)) is not None:
+        started = known.started_at or now
+    job = Job(
+        seq=0,
+        request=request,
+        state=JobState.RUNNING,
+        version=1,
+        accepted_at=now,
+        updated_at=now,
+        attempt=task.attempt,
+        started_at=started,
+        worker_id=environment.worker_id,
+    )
+    info = pipeline.info()
+    return fold(job, config, info, state, stages, at, retry_of=retry_of), state
 
 
 async def _job(environment: Environment, job_id: str) -> Job | None:

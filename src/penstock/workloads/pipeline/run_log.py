@@ -194,7 +194,6 @@ class RunLog:
         self._running: tuple[str, float, RateMeter] | None = None
         """The stage whose time counts, since when, and its speed."""
         self._batch = _Batch()
-        self._under_way: _Batch | None = None
         self._broken: BaseException | None = None
         self._bell: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -342,13 +341,6 @@ class RunLog:
         self.wake()
         await asyncio.shield(saved)
 
-    async def settle(self) -> None:
-        """Wait until nothing is left to write."""
-        if self._batch.asked:
-            await self.commit()
-        elif self._under_way is not None:
-            await asyncio.shield(self._under_way.wait())
-
     def flush(self) -> None:
         """Have what was gathered written soon, if anything was."""
         batch = self._batch
@@ -377,10 +369,9 @@ class RunLog:
         loop = asyncio.get_running_loop()
         while True:
             while self._batch.asked:
-                self._under_way, self._batch = self._batch, _Batch()
-                if not await self._write(self._under_way):
+                batch, self._batch = self._batch, _Batch()
+                if not await self._write(batch):
                     return
-                self._under_way = None
             self._bell = loop.create_future()
             await self._bell
 

@@ -380,7 +380,7 @@ class StageRun:
     async def _end_the_rest(self) -> None:
         """What a stage that ran out of time did not get to."""
         name, after = self._stage.name, -1
-        await self._log.settle()
+        await self._log.commit()
         while page := await self._pending(after):
             after = page[-1].seq
             for item in page:
