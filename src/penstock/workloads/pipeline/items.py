@@ -21,12 +21,7 @@ from penstock.core.job import Cancelled
 from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.breakers import BreakerSettings
 from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order
-from penstock.workloads.pipeline.context import (
-    AsyncStageContext,
-    RunScope,
-    StageContext,
-    report_of,
-)
+from penstock.workloads.pipeline.context import AsyncStageContext, RunScope, StageContext, report_of
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.pacing import Pace, pause
 from penstock.workloads.pipeline.payloads import (

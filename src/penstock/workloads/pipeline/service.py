@@ -425,13 +425,7 @@ class PipelineApi:
         return await self._reader.find(query)
 
     async def items(
-        self,
-        job_id: str,
-        stage: str,
-        *,
-        after: int = -1,
-        limit: int = 100,
-        outcomes: Outcomes = (),
+        self, job_id: str, stage: str, *, after: int = -1, limit: int = 100, outcomes: Outcomes = ()
     ) -> builtins.list[ItemRecord]:
         _check_limit(limit)
         record = await self.get(job_id)

@@ -29,12 +29,7 @@ from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.distributed import DistributedItems
 from penstock.workloads.pipeline.items import ItemRunner, check_report
 from penstock.workloads.pipeline.payloads import WRONG_TYPE, Unfit, encode, outputs_of
-from penstock.workloads.pipeline.records import (
-    ErrorClass,
-    ItemOutcome,
-    ItemRecord,
-    StageKind,
-)
+from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord, StageKind
 from penstock.workloads.pipeline.retrying import TIMEOUT, bounded
 from penstock.workloads.pipeline.reuse import DUPLICATES, Reuse
 from penstock.workloads.pipeline.rows import ItemReport
