@@ -131,7 +131,8 @@ def _check_retry(
         if before.child_id == now.child_id:
             said = f"was given {now.child_id}, which had ended {had} before"
             yield Violation(Promise.SAME, now.job_id, said)
-    elif moments.end_before(history, now.child_id, now.job_id) is not JobState.SUCCEEDED:
+    elif (last := _last_try(history, now.child_id)) is None or last.state is not JobState.SUCCEEDED:
+        # One that was retried meanwhile, and succeeded then, serves as well.
         said = f"was given {now.child_id} although {before.child_id} had succeeded"
         yield Violation(Promise.SAME, now.job_id, said)
 
