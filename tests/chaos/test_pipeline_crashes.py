@@ -113,7 +113,7 @@ def test_a_job_that_is_killed_again_and_again_gets_to_its_end_all_the_same(
     ended: set[str] = set()
     for _ in range(20):
         calls = len(calls_in(tmp_path))
-        code = stable.run(tmp_path, failpoint="after-commit", count=9)
+        code = stable.run(tmp_path, failpoint="after-commit", count=7)
         assert not {name for name, _ in calls_in(tmp_path)[calls:]} & ended
         ended = ended_in(tmp_path)
         if code == 0:

@@ -202,7 +202,7 @@ class OverASocket(FailureCodes):
             self.line(socket) as line,
             shop_on(lambda: DockerEngine(line.address), tmp_path) as shop,
         ):
-            running = await shop.begun(shop.shell("echo up; sleep 3; echo after; exit 4"))
+            running = await shop.begun(shop.shell("echo up; sleep 6; echo after; exit 4"))
             await line.cut()
             await asyncio.sleep(0.5)
             await line.mend()
