@@ -339,14 +339,15 @@ def test_keys_blobs_and_pages_are_looked_up_by_index(tmp_path: Path) -> None:
         "refers": 3,
         "pages_after": 1,
         "read_log": 3,
-        "read_steps": 4,
+        "read_steps": 5,
         "read_steps_named": 5,
         "open_jobs": 0,
     }.items():
         plan_of = connection.execute(f"EXPLAIN QUERY PLAN {load_queries()[name]}", ("x",) * count)
         said = [str(row[3]) for row in plan_of]
         scans = [step for step in said if step.startswith(("SCAN", "USE TEMP"))]
-        assert not [step for step in scans if "job_open" not in step and "CONSTANT" not in step]
+        fine = ("job_open", "CONSTANT", "json_each")  # the last is a list in the query itself
+        assert not [step for step in scans if not any(word in step for word in fine)]
 
 
 # -- its schema -------------------------------------------------------------------

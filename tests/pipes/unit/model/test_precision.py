@@ -50,7 +50,9 @@ def test_a_linear_of_any_layout_multiplies(dtype: str, size: tuple[int, int], to
     x = torch.randn(tokens, size[1], generator=made)
     expected = x @ weight.t() + bias
     multiply = linear(weight, bias, dtype)
-    limit = 0.9999 if dtype == "int8" else 0.9999999
+    # Processors without instructions for eight bits have weights of seven: see Int8.
+    eight_bits = 0.9999 if torch.cpu._is_vnni_supported() else 0.9998
+    limit = eight_bits if dtype == "int8" else 0.9999999
     assert alike(multiply(x), expected) > limit
     out, total = torch.empty_like(expected), torch.ones_like(expected)
     multiply.into(x, out)
