@@ -66,7 +66,9 @@ def test_a_linear_of_any_layout_multiplies(dtype: str, size: tuple[int, int], to
 def test_rows_are_looked_up(dtype: str) -> None:
     weight = torch.randn(40, 16)
     found = table(weight, dtype).rows(torch.tensor([3, 3, 39]))
-    torch.testing.assert_close(found, weight[[3, 3, 39]], rtol=0, atol=0.02)
+    step = float(weight.abs().max()) / (127 if torch.cpu._is_vnni_supported() else 63)
+    error = 0.51 * step if dtype == "int8" else 0.0
+    torch.testing.assert_close(found, weight[[3, 3, 39]], rtol=0, atol=error)
 
 
 def test_a_row_of_nothing_stays_nothing_in_eight_bits() -> None:
