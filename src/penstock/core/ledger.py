@@ -90,7 +90,7 @@ class Step(Struct, frozen=True, gc=False, omit_defaults=True):
 class Checkpoint(Struct, frozen=True, gc=False):
     """Keep these rows of a job, if this is still its live attempt.
 
-    An attempt that checkpoints has started: if nobody said so before, this does.
+    A checkpoint of a DISPATCHED job also moves it to RUNNING: its attempt has started.
     """
 
     job_id: str
