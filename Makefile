@@ -35,6 +35,11 @@ model: $(MODEL) ## fetch the small language model that tests use (94 MB, once)
 $(MODEL): | .venv/.installed
 	$(BIN)/penstock models pull smollm2 --models-dir $(@D)
 
+.venv-clients/.installed: tests/openai/clients.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip install -q -r $<
+	@touch $@
+
 lint: .venv/.installed-test ## style, format and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,7 +55,7 @@ types: .venv/.installed-test ## mypy, strict
 unit: .venv/.installed-test ## the quick tests alone; ARGS="-k name" narrows them
 	$(BIN)/pytest -n $(JOBS) --durations=25 $(QUICK) $(ARGS)
 
-unit-all: .venv/.installed-test-all engines model ## all tests alone
+unit-all: .venv/.installed-test-all .venv-clients/.installed engines model ## all tests alone
 	$(BIN)/pytest -n $(JOBS) --durations=25 $(ARGS)
 
 coverage: .venv/.installed-test-all ## the tests, and which lines they reach

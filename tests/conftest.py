@@ -60,8 +60,8 @@ def llama_cpp() -> None:
 
 @cache
 def _no_llama_cpp() -> str:
+    from penstock.adapters.llama.process import check_engine
     from penstock.workloads.llm.values import LlmFailure
-    from penstock.workloads.spool.llama.trial import check_engine
 
     try:
         check_engine()

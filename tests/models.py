@@ -8,10 +8,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from penstock.workloads.llm.models.package import SMOLLM2
-from penstock.workloads.llm.models.pulling import pull
-from penstock.workloads.llm.models.quants import TENSOR_TYPES
-from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.models.gguf import TENSOR_TYPES
+from penstock.models.package import SMOLLM2
+from penstock.models.pull import pull
+from penstock.models.store import ModelStore
 
 FOLDER = Path(__file__).parent.parent / ".models"
 
@@ -23,7 +23,7 @@ def smollm2() -> Path:
         FOLDER.mkdir(exist_ok=True)
         with (FOLDER / ".fetching").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one of the processes that test does
-            pull("smollm2", ModelShelf(FOLDER))
+            pull("smollm2", ModelStore(FOLDER))
     return file
 
 

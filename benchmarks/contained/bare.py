@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from penstock.testing.engines import IMAGE
-from penstock.workloads.container.engine import Engine, Plan
+from penstock.workloads.container.engine import ContainerEngine, ContainerSpec
 
 Config = Callable[[tuple[str, ...]], dict[str, Any]]
 
@@ -68,7 +68,7 @@ def podman(socket: Path) -> Bare:
     prefix = ["nsenter", "-t", pid, "-m", "-n", "podman"]
     prefix += ["--root", f"{state}/root", "--runroot", f"{state}/run", "--tmpdir", f"{state}/tmp"]
     prefix += ["--cgroup-manager=cgroupfs", "--events-backend=file"]
-    prefix += ["run", "--rm", "--network", "none", "--log-driver", "none", IMAGE]
+    prefix += ["run", "--rm", "--network", "none", IMAGE]
     return Bare("podman run", prefix, {"CONTAINERS_CONF": str(folder / "containers.conf")})
 
 
@@ -97,12 +97,12 @@ class Bundle(Bare):
         return super().run()
 
 
-def same(engine: Engine) -> Config:
+def same(engine: ContainerEngine) -> Config:
     """The very container that ours would be, with its limits set by the runtime."""
 
     async def made(command: tuple[str, ...]) -> dict[str, Any]:
         image = await engine.image(IMAGE)
-        plan = Plan(
+        plan = ContainerSpec(
             name=f"penstock-{os.getpid()}{len(command)}",
             image=image.id,
             cmd=command,
@@ -121,7 +121,7 @@ def same(engine: Engine) -> Config:
     return lambda command: asyncio.run(made(command))
 
 
-def bundle_of(engine: Engine, name: str) -> Path:
+def bundle_of(engine: ContainerEngine, name: str) -> Path:
     return Path(engine._root) / "run" / name / "config.json"  # type: ignore[attr-defined]
 
 

@@ -13,30 +13,31 @@ from statistics import median
 
 from measure import percentile
 
-from penstock.ports.clock import SystemClock
+from penstock.api.container.facade import ContainerFacade
+from penstock.app.container_worker import container_worker
+from penstock.config import Settings
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import Engine
-from penstock.workloads.container.files.sandbox import Sandboxes
-from penstock.workloads.container.standing.worker import Worker
-from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
+from penstock.workloads.container.engine import ContainerEngine
 
 
 @asynccontextmanager
-async def worker(engine: Engine, folder: Path, at_once: int) -> AsyncIterator[Worker]:
+async def worker(
+    engine: ContainerEngine, folder: Path, at_once: int
+) -> AsyncIterator[ContainerFacade]:
     os.mkdir(folder)
-    config = WorkerConfig(jobs_dir=folder, max_concurrent_jobs=at_once, cpus=64, memory_mb=16_000)
-    store = SqliteContainerStore(folder / "containers.db")
-    one = Worker(config, engine, store, Sandboxes(folder / "jobs", config.inputs), SystemClock())
-    await one.start()
-    try:
-        yield one
-    finally:
-        await one.stop()
-        await store.close()
+    config = WorkerConfig(
+        port=0,
+        jobs_dir=folder / "containers",
+        max_concurrent_jobs=at_once,
+        cpus=64,
+        memory_mb=16_000,
+    )
+    async with container_worker(config, Settings(data_dir=folder), engine) as (facade, _):
+        yield facade
 
 
-async def ended(one: Worker, number: str, *command: str) -> float:
+async def ended(one: ContainerFacade, number: str, *command: str) -> float:
     """Seconds from submission to a record that says finished."""
     job = {
         "protocol_version": 1,
@@ -51,7 +52,7 @@ async def ended(one: Worker, number: str, *command: str) -> float:
     return time.perf_counter() - began
 
 
-async def one_by_one(engine: Engine, folder: Path, count: int) -> dict[str, float]:
+async def one_by_one(engine: ContainerEngine, folder: Path, count: int) -> dict[str, float]:
     async with worker(engine, folder, 2) as one:
         await ended(one, "warm", "true")
         times = [await ended(one, f"one-{n}", "true") for n in range(count)]
@@ -59,10 +60,11 @@ async def one_by_one(engine: Engine, folder: Path, count: int) -> dict[str, floa
         for n in range(count):
             record = await one.get(f"one-{n}")
             assert record is not None
-            assert record.started_at is not None
-            assert record.finished_at is not None
-            waits.append(record.started_at - record.created_at)
-            runs.append(record.finished_at - record.started_at)
+            job = record.job
+            assert job.started_at is not None
+            assert job.finished_at is not None
+            waits.append(job.started_at - job.accepted_at)
+            runs.append(job.finished_at - job.started_at)
     return {
         "end_ms": median(times) * 1e3,
         "run_ms": median(runs) * 1e3,
@@ -71,7 +73,7 @@ async def one_by_one(engine: Engine, folder: Path, count: int) -> dict[str, floa
     }
 
 
-async def rate(engine: Engine, folder: Path, count: int, at_once: int) -> float:
+async def rate(engine: ContainerEngine, folder: Path, count: int, at_once: int) -> float:
     async with worker(engine, folder, at_once) as one:
         await ended(one, "warm", "true")
         began = time.perf_counter()
@@ -79,6 +81,6 @@ async def rate(engine: Engine, folder: Path, count: int, at_once: int) -> float:
         return count / (time.perf_counter() - began)
 
 
-async def output(engine: Engine, folder: Path, megabytes: int) -> float:
+async def output(engine: ContainerEngine, folder: Path, megabytes: int) -> float:
     async with worker(engine, folder, 1) as one:
         return await ended(one, "loud", "head", "-c", str(megabytes * 10**6), "/dev/zero")

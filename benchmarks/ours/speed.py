@@ -74,6 +74,24 @@ async def children(folder: Path, *, jobs: int) -> Figures:
     }
 
 
+async def gather_sampled(folder: Path, *, jobs: int) -> Figures:
+    """Jobs mapped over and gathered, their processor time sampled: profiles beside the folder."""
+    sampler = Sampler()
+    async with running(folder) as system:
+        handles = await noop.amap(0 for _ in range(jobs))
+        await system.judged()
+        sampler.start()
+        gathering = asyncio.ensure_future(penstock.agather(*handles))
+        profile = {PROFILE: str(folder.parent / "worker.json")}
+        with started([start_worker(folder, environment=profile)]) as pids:
+            figures = await drain_watched(system, jobs, 1, pids)
+            await gathering
+            sampler.stop()
+        await system.check(jobs)
+    sampler.save(folder.parent / "engine.json")
+    return figures
+
+
 async def drain_sampled(folder: Path, *, jobs: int, in_process: bool, topic: str) -> Figures:
     """`drain` or `drain_in_process`, its processor time sampled: profiles beside the folder."""
     sampler = Sampler()

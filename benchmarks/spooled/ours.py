@@ -19,11 +19,10 @@ from processes import HERE, stop
 from spooled.prompts import PROMPTS, TOKENS, body
 
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.options import SpoolOptions
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import SpoolOptions, Sync
+from penstock.workloads.spool.disk.workspace import Workspace
 
 GREEDY = SpoolOptions(max_tokens=TOKENS, sampling=Sampling(temperature=0))
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from spooled.prompts import SLOTS, THREADS
 
+from penstock.adapters.llama.runner import LlamaRunner
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import Runner
 from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.llama.runner import LlamaRunner
-from penstock.workloads.spool.serving.events import Event, Happened
-from penstock.workloads.spool.serving.server import Server
+from penstock.workloads.spool.server.running import Event, EventKind
+from penstock.workloads.spool.server.server import Server
 
 
 async def serve(workspace: Path, model: str, sync: Sync, workers: int, tells: bool) -> None:
@@ -31,7 +31,7 @@ async def serve(workspace: Path, model: str, sync: Sync, workers: int, tells: bo
     server = Server(ServerConfig(workspace=workspace, workers=workers, sync=sync), runner)
 
     def hear(event: Event) -> None:
-        if event.what is Happened.CLAIMED:
+        if event.what is EventKind.CLAIMED:
             print(event.job_id, time.time_ns(), flush=True)
 
     server.on_event = hear if tells else None

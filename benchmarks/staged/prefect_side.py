@@ -35,7 +35,7 @@ def measure(what: str, folder: Path, options: dict[str, Any]) -> dict[str, float
         return n
 
     if what == "jobs":
-        return run(many(six, options["jobs"], options["at_once"], warm=1))
+        return run(many(six, options["jobs"], options["at_once"]))
     n = options["items"]
 
     async def both() -> dict[str, float]:

@@ -30,7 +30,7 @@ from penstock.api.server import HttpServer
 from penstock.app.engine import Engine
 from penstock.cli.service import run_service
 from penstock.core.job import IdSource
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.clock import SystemClock
 

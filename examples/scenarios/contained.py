@@ -63,7 +63,8 @@ async def word(stage: Stage) -> Story:
     job = await shout.asubmit(stage.ps)
     result = await job.aresult(30)
     expect(result["stdout"] == "HELLO FROM A CONTAINER\n", f"it said {result['stdout']!r}")
-    expect(result["artifacts"][0]["path"] == "shouted.txt", "it left no file")
+    (left,) = await job.aartifacts()
+    expect(left.name == "shouted.txt", "it left no file")
     return Story(job, f"exit {result['exit_code']}, no network, read-only root; one artifact")
 
 

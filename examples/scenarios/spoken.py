@@ -8,13 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import penstock
+from penstock.adapters.llama.process import check_engine
 from penstock.lifecycles.spool import FOLDERS, Status
 from penstock.workloads.llm.answers import piece_of
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.values import LlmFailure
-from penstock.workloads.spool.config import ServerConfig
-from penstock.workloads.spool.llama.trial import check_engine
-from penstock.workloads.spool.options import SpoolOptions
+from penstock.workloads.spool.config import ServerConfig, SpoolOptions
 from scenarios.scenario import Scenario, Stage, Story, expect
 
 MODEL = Path(__file__).resolve().parents[2] / ".models" / "SmolLM2-135M-Instruct.gguf"
@@ -100,11 +99,11 @@ async def openai(stage: Stage) -> Story:
 
 async def folders(stage: Stage) -> Story:
     """A directory's path is its state: watch it move."""
-    from penstock.workloads.spool.flow import Flow
-    from penstock.workloads.spool.llama.runner import LlamaRunner
-    from penstock.workloads.spool.serving.server import Server
-    from penstock.workloads.spool.work import Work
-    from penstock.workloads.spool.workspace import Workspace
+    from penstock.adapters.llama.runner import LlamaRunner
+    from penstock.workloads.spool.client.flow import Flow
+    from penstock.workloads.spool.client.work import Work
+    from penstock.workloads.spool.disk.workspace import Workspace
+    from penstock.workloads.spool.server.server import Server
 
     place = stage.data.parent / "workspace"
     workspace = Workspace(place)

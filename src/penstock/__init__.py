@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from penstock import values
     from penstock.app import App, Client, JobHandle, connect
     from penstock.app.application import Session
+    from penstock.app.artifacts import ArtifactHandle
     from penstock.app.compose import (
         Completed,
         afirst_completed,
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
         gather,
         value,
     )
-    from penstock.app.containers import Container, container
+    from penstock.app.containers import Container, Ran, container
     from penstock.app.llm import aask, ask
     from penstock.app.pipelines import Pipeline, PipelineJobManager, pipeline_jobs
+    from penstock.core.artifact import Artifact
     from penstock.core.errors import (
         Conflict,
         EngineUnavailable,
@@ -55,8 +57,8 @@ if TYPE_CHECKING:
         RetryPolicy,
         Unique,
     )
+    from penstock.core.journal import Transition
     from penstock.core.ledger import Step
-    from penstock.core.transition import Transition
     from penstock.core.verdict import Rate
     from penstock.lifecycles.canonical import JobState
     from penstock.lifecycles.pipeline import PipelineJobStatus
@@ -82,7 +84,6 @@ if TYPE_CHECKING:
     )
     from penstock.ports.executor import Context
     from penstock.ports.store import AuditQuery, JobQuery, LogLine
-    from penstock.workloads.container.executor import Ran
     from penstock.workloads.function.context import current
     from penstock.workloads.function.definition import JobFunction, JobOptions, Mode, SubmitOptions
     from penstock.workloads.llm.answers import Answer
@@ -94,8 +95,8 @@ if TYPE_CHECKING:
         PipelineRecord,
         StageStatus,
     )
-    from penstock.workloads.spool.flow import Flow
-    from penstock.workloads.spool.work import Work
+    from penstock.workloads.spool.client.flow import Flow
+    from penstock.workloads.spool.client.work import Work
 
 _HOMES = {
     "App": "penstock.app",
@@ -103,6 +104,8 @@ _HOMES = {
     "JobHandle": "penstock.app",
     "connect": "penstock.app",
     "Session": "penstock.app.application",
+    "Artifact": "penstock.core.artifact",
+    "ArtifactHandle": "penstock.app.artifacts",
     "Container": "penstock.app.containers",
     "container": "penstock.app.containers",
     "aask": "penstock.app.llm",
@@ -139,7 +142,7 @@ _HOMES = {
     "RetryPolicy": "penstock.core.job",
     "Unique": "penstock.core.job",
     "Step": "penstock.core.ledger",
-    "Transition": "penstock.core.transition",
+    "Transition": "penstock.core.journal",
     "Rate": "penstock.core.verdict",
     "JobState": "penstock.lifecycles.canonical",
     "PipelineJobStatus": "penstock.lifecycles.pipeline",
@@ -164,7 +167,7 @@ _HOMES = {
     "AuditQuery": "penstock.ports.store",
     "JobQuery": "penstock.ports.store",
     "LogLine": "penstock.ports.store",
-    "Ran": "penstock.workloads.container.executor",
+    "Ran": "penstock.app.containers",
     "current": "penstock.workloads.function.context",
     "gather": "penstock.app.compose",
     "value": "penstock.app.compose",
@@ -186,8 +189,8 @@ _HOMES = {
     "PipelineRecord": "penstock.workloads.pipeline.records",
     "StageStatus": "penstock.workloads.pipeline.records",
     "RunQuery": "penstock.workloads.pipeline.interface",
-    "Flow": "penstock.workloads.spool.flow",
-    "Work": "penstock.workloads.spool.work",
+    "Flow": "penstock.workloads.spool.client.flow",
+    "Work": "penstock.workloads.spool.client.work",
 }
 """Where each public name lives; it is imported when it is first asked for, so that
 `import penstock` and `penstock --help` stay light."""
@@ -196,6 +199,8 @@ __all__ = [
     "AlertRule",
     "Answer",
     "App",
+    "Artifact",
+    "ArtifactHandle",
     "AsyncPipelineOrchestrator",
     "AuditQuery",
     "Bulk",

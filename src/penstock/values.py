@@ -31,8 +31,7 @@ from msgspec import Struct
 
 from penstock.core.check import check_finite
 from penstock.core.errors import InvalidRequest, Misconfigured, did_you_mean
-from penstock.core.pointer import JSON
-from penstock.core.references import RESULT_OF, references
+from penstock.core.pointer import JSON, RESULT_OF, references
 
 T = TypeVar("T")
 
@@ -271,12 +270,13 @@ _codecs[ResultOf] = Codec(_place, lambda plain: plain)
 
 def encode_input(arguments: Mapping[str, Any], field: str = "input") -> bytes:
     """The arguments of a job as JSON; an Input if more is to be known of it."""
+    if _SCALARS.issuperset(map(type, arguments.values())):
+        return encode(arguments, field)
     placed: dict[str, None] = {}
     token = _placed.set(placed)
     try:
-        data = in_order = encode(arguments, field)
-        if not all(type(value) in _SCALARS for value in arguments.values()):
-            in_order = _encode_in_order(arguments)
+        data = encode(arguments, field)
+        in_order = _encode_in_order(arguments)
     finally:
         _placed.reset(token)
     if not placed and in_order == data:

@@ -20,9 +20,9 @@ from penstock.app.application import make_executors
 from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.core.job import Job, JobRequest, JobResult, Priority
+from penstock.core.journal import Transition
 from penstock.core.ledger import Move, Verdict
 from penstock.core.pointer import encode_data
-from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.bus import HANDSHAKE, RESULT, Dispatch, Finished, Handshake, Started, jobs_of
 from penstock.ports.engine_api import Moved

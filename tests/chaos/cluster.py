@@ -18,7 +18,7 @@ import penstock
 from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.control.ledger import Ledger
 from penstock.core.job import Job
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.ports.store import JobQuery
 from penstock.testing.history import Began, Event, Finished, History, check
 

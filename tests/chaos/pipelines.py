@@ -22,8 +22,9 @@ from msgspec import Struct
 import penstock
 from penstock.app.offline import offline
 from penstock.config import load
-from penstock.ports import failpoint
+from penstock.ports import process
 from penstock.workloads.pipeline.records import ItemOutcome
+from penstock.workloads.pipeline.rows import RunRows
 
 KEY = "one"
 STAGES = ("fetch", "double", "total")
@@ -139,6 +140,18 @@ def ended_in(folder: Path) -> set[str]:
     return {name for name, item in items.items() if item[0] != ItemOutcome.PENDING}
 
 
+def hook_kept_in(folder: Path) -> bool:
+    """Whether it is durable that the hook was called."""
+    return asyncio.run(_hook_kept_in(folder))
+
+
+async def _hook_kept_in(folder: Path) -> bool:
+    async with offline(load(flags={"data_dir": str(folder / "data")})) as api:
+        (record,) = await api.pipelines.runs(penstock.RunQuery())
+        state, _, _ = await RunRows(api.read_steps, record.id).head()
+    return state is not None and state.hooks_called
+
+
 def result_in(folder: Path) -> Any:
     """What a run came to, with nothing in it that depends on when and how often it ran."""
     left = left_in(folder)
@@ -224,7 +237,7 @@ def _fork(plan: Plan) -> int:
     code = 1
     try:
         # As PENSTOCK_FAILPOINT would have done before the fork.
-        failpoint._ARMED, failpoint._left = plan.failpoint, plan.count
+        process._ARMED, process._left = plan.failpoint, plan.count
         asyncio.run(work(plan))
         code = 0
     except BaseException:

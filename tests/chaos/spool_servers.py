@@ -19,7 +19,7 @@ from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import Runner, Watch
 from penstock.workloads.llm.values import Generation, Piece, Said
 from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.serving.server import Server
+from penstock.workloads.spool.server.server import Server
 
 ME = Path(__file__)
 
@@ -60,7 +60,7 @@ class MarkingRunner(FakeRunner):
 
 def make_runner(setting: Setting) -> Runner:
     if setting.model:
-        from penstock.workloads.spool.llama.runner import LlamaRunner
+        from penstock.adapters.llama.runner import LlamaRunner
 
         config = ModelConfig(models=(setting.model,), slots=setting.workers, context=512, threads=2)
         return LlamaRunner(config)

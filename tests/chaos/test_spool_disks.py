@@ -13,12 +13,13 @@ from tests.chaos.disks import mount, tmpfs
 
 from penstock.core.errors import Misconfigured, PenstockError, StoreFailed, StoreFull
 from penstock.lifecycles.spool import FOLDERS, Status
+from penstock.workloads.spool.client.changes import cancel, clean
+from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk import Unfit, move, read_file
-from penstock.workloads.spool.ending import cancel, clean, finish
-from penstock.workloads.spool.meta import Meta
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.disk.closing import finish
+from penstock.workloads.spool.disk.files import Unfit, move, read_file
+from penstock.workloads.spool.disk.meta import Meta
+from penstock.workloads.spool.disk.workspace import Workspace
 
 _NOBODY = 65534
 

@@ -15,10 +15,10 @@ from tests.support.waiting import soon
 from penstock.lifecycles.spool import Status
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import ServerConfig
-from penstock.workloads.spool.serving.server import Server
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.server.server import Server
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ async def test_a_read_only_disk_keeps_jobs_running_and_a_stop_does_not_hang(
     def refused(source: Path, target: Path) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("penstock.workloads.spool.serving.server._LAST", 0.5)
+    monkeypatch.setattr("penstock.workloads.spool.server.server._LAST", 0.5)
     workspace, runner = Workspace(tmp_path), FakeRunner(delay=0.05)
     server = Server(ServerConfig(workspace=workspace.path, workers=1, drain=0.1), runner)
     first, second = (Work(workspace).submit(f"words of job {number}") for number in range(2))
@@ -72,7 +72,7 @@ async def test_a_read_only_disk_keeps_jobs_running_and_a_stop_does_not_hang(
     await soon(lambda: runner.running == 1, "one runs")
     with monkeypatch.context() as patch:
         # A disk with an error becomes read-only though files are open; a test can't do that.
-        patch.setattr("penstock.workloads.spool.disk.rename_exclusively", refused)
+        patch.setattr("penstock.workloads.spool.disk.files.rename_exclusively", refused)
         await soon(lambda: f"job {first}" in server.health.troubles, "it is in trouble")
         assert "read-only" in server.health.troubles[f"job {first}"]
         began = time.monotonic()
@@ -80,7 +80,7 @@ async def test_a_read_only_disk_keeps_jobs_running_and_a_stop_does_not_hang(
         assert time.monotonic() - began < 8
     assert workspace.find(first) is Status.RUNNING
     assert workspace.find(second) is Status.QUEUED
-    monkeypatch.setattr("penstock.workloads.spool.serving.recovery.GRACE", 0.0)
+    monkeypatch.setattr("penstock.workloads.spool.server.recovery.GRACE", 0.0)
     after = Server(ServerConfig(workspace=workspace.path), FakeRunner())
     await after.start()
     await soon(lambda: workspace.counts()[Status.DONE] == 2, "both are done")

@@ -19,13 +19,11 @@ from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.ending import RESULT
-from penstock.workloads.spool.meta import read_meta
-from penstock.workloads.spool.options import SpoolOptions
-from penstock.workloads.spool.submission import Submission
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.work import Submission, Work
+from penstock.workloads.spool.config import SpoolOptions, Sync
+from penstock.workloads.spool.disk.closing import RESULT
+from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.workspace import Workspace
 
 
 class Observer:
@@ -184,15 +182,15 @@ def test_a_stopped_neighbour_keeps_its_jobs_and_a_dead_one_loses_them(tmp_path: 
     workspace, marks = Workspace(folder), tmp_path / "marks"
     slow = Setting(workspace=str(folder), marks=str(marks), delay=30.0, workers=4)
     quick = msgspec.structs.replace(slow, delay=0.0, scan=0.05)
-    with server(slow) as neighbour:
+    with server(slow) as peer:
         eventually(lambda: workspace.counts()[Status.RUNNING] == 4, "the first has four")
         theirs = set(workspace.ids(Status.RUNNING))
-        os.kill(neighbour.pid, signal.SIGSTOP)
+        os.kill(peer.pid, signal.SIGSTOP)
         with server(quick):
             eventually(lambda: workspace.counts()[Status.DONE] == 4, "the second does the others")
             time.sleep(0.5)  # ten looks for orphans
             assert set(workspace.ids(Status.RUNNING)) == theirs
-            neighbour.kill()
+            peer.kill()
             eventually(lambda: workspace.counts()[Status.DONE] == 8, "the dead one's jobs too")
     check_all_done(workspace, prompts)
     attempts = {job_id: read_meta(workspace.of(Status.DONE, job_id)).attempts for job_id in prompts}

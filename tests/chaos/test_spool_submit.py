@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 
 from penstock.lifecycles.spool import VISIBLE, Status
-from penstock.ports import failpoint as failpoints
+from penstock.ports import process
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.ending import cancel, clean, fail, finish
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.meta import Meta, read_kind, read_meta, read_options
-from penstock.workloads.spool.options import JobKind, SpoolOptions
-from penstock.workloads.spool.submission import Submission
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.changes import cancel, clean
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.work import Submission, Work
+from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
+from penstock.workloads.spool.disk.closing import fail, finish
+from penstock.workloads.spool.disk.meta import Meta, read_kind, read_meta, read_options
+from penstock.workloads.spool.disk.workspace import Workspace
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(1000)
 PROMPT = "tell me " * 1000
@@ -52,7 +51,7 @@ def _killed(point: str, at: int, act: Callable[[int], object]) -> tuple[bool, li
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        failpoints._ARMED, failpoints._left = point, at
+        process._ARMED, process._left = point, at
         try:
             act(writing)
         finally:

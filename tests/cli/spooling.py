@@ -12,10 +12,10 @@ import pytest
 
 from penstock.cli.program import run
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.ending import fail, finish
-from penstock.workloads.spool.meta import Meta, read_meta
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.disk.closing import fail, finish
+from penstock.workloads.spool.disk.meta import Meta, read_meta
+from penstock.workloads.spool.disk.workspace import Workspace
 
 
 class Said(NamedTuple):

@@ -80,7 +80,7 @@ def test_ctrl_c_cancels_the_job(asked: Penstock) -> None:
 
 def test_a_model_that_is_not_served_is_named_with_those_that_are(asked: Penstock) -> None:
     said = asked.err("ask", "x", "--model", "gpt-9", code=3)
-    assert "no model 'gpt-9' is served" in said
+    assert "there is no model 'gpt-9'" in said
     assert MODEL in said
 
 

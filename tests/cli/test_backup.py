@@ -24,10 +24,6 @@ import penstock
 from penstock.adapters.files.start_log import FileStartLogs
 from penstock.adapters.sqlite.schema import APPLICATION_ID, migrations
 from penstock.cli.program import run
-from penstock.lifecycles.container import ContainerJobState
-from penstock.testing.aio import run_async
-from penstock.testing.container_samples import bring_to
-from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
 
 RULES = """
 default = "allow"
@@ -256,28 +252,6 @@ def test_jobs_that_ran_at_the_backup_are_treated_as_after_a_crash(place: Place) 
         assert ps.get("again").result() == "open"
         assert ps.get("again").record.attempt == 2
         assert ps.get("once").wait().state == "TIMEOUT"
-
-
-@run_async
-async def test_the_store_of_a_standalone_container_worker_is_in_the_backup(place: Place) -> None:
-    containers = place.data / "containers"
-    job = Path("jobs", "ab" * 32)
-    for folder in (containers / job / "artifacts", containers / job / "input"):
-        folder.mkdir(parents=True)
-    (containers / job / "artifacts" / "out.txt").write_text("made")
-    (containers / "oci" / "images").mkdir(parents=True)
-    store = SqliteContainerStore(containers / "containers.db")
-    before = await bring_to(store, "one", ContainerJobState.FINISHED)
-    assert "not backed up: containers/oci" in place("backup", "copy")
-    assert "another worker" in place("restore", "copy", "--replace", code=8)
-    await store.close()
-    data = place.folder / "elsewhere"
-    place("restore", "copy", data=data)
-    store = SqliteContainerStore(data / "containers" / "containers.db")
-    assert await store.get("one") == before
-    await store.close()
-    assert (data / "containers" / job / "artifacts" / "out.txt").read_text() == "made"
-    assert os.listdir(data / "containers" / job) == ["artifacts"]
 
 
 def test_backups_of_a_busy_engine_show_one_moment_each(place: Place) -> None:

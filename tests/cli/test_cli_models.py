@@ -15,12 +15,12 @@ from tests.integration.models.hub_server import HubServer, hub_server
 from tests.models import gguf
 
 from penstock.cli.exits import Exit
-from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.models.store import ModelStore
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> ModelShelf:
-    return ModelShelf(tmp_path / "shelf")
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "store")
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def penstock(
-    shelf: ModelShelf, *args: str | Path, largest: int = 0, **environ: str
+    store: ModelStore, *args: str | Path, largest: int = 0, **environ: str
 ) -> subprocess.CompletedProcess[str]:
     def limit() -> None:
         if largest:
@@ -39,7 +39,7 @@ def penstock(
 
     return subprocess.run(
         [sys.executable, "-m", "penstock.cli", "models", *map(str, args)],
-        env={**os.environ, "PENSTOCK_MODELS_DIR": str(shelf.folder), **environ},
+        env={**os.environ, "PENSTOCK_MODELS_DIR": str(store.folder), **environ},
         preexec_fn=limit,
         capture_output=True,
         text=True,
@@ -47,48 +47,63 @@ def penstock(
     )
 
 
-def test_an_empty_shelf_says_how_to_fill_it(shelf: ModelShelf) -> None:
-    ran = penstock(shelf, "list")
+def test_an_empty_shelf_says_how_to_fill_it(store: ModelStore) -> None:
+    ran = penstock(store, "list")
     assert ran.returncode == Exit.OK
     assert ran.stdout == ""
     assert "penstock models pull smollm2" in ran.stderr
-    assert json.loads(penstock(shelf, "list", "--json").stdout) == []
+    assert json.loads(penstock(store, "list", "--json").stdout) == []
 
 
-def test_a_model_is_added_listed_and_removed(shelf: ModelShelf, source: Path) -> None:
-    added = penstock(shelf, "add", source)
+def test_a_model_is_added_listed_and_removed(store: ModelStore, source: Path) -> None:
+    added = penstock(store, "add", source)
     assert added.returncode == Exit.OK, added.stderr
     assert added.stderr == ""
-    assert added.stdout == penstock(shelf, "list").stdout
+    assert added.stdout == penstock(store, "list").stdout
     header, row = added.stdout.splitlines()
-    assert header.split() == ["model", "kind", "weights", "stored", "context", "size", "can"]
-    assert row.split() == ["Tiny-1B", "llama", "2.1K", "F32", "32,768", "8.4", "KiB", "complete"]
+    assert header.split() == ["name", "arch", "params", "quant", "size", "context", "capabilities"]
+    assert row.split() == ["Tiny-1B", "llama", "2.1K", "F32", "8.4", "KiB", "32,768", "completion"]
 
-    removed = penstock(shelf, "rm", "Tiny-1B", "--json")
+    removed = penstock(store, "rm", "Tiny-1B", "--json")
     assert json.loads(removed.stdout) == {"removed": ["Tiny-1B"], "unfinished": 0}
-    assert shelf.list() == []
+    assert store.list() == []
 
 
-def test_json_tells_all_there_is_to_know(shelf: ModelShelf, source: Path) -> None:
-    told = json.loads(penstock(shelf, "add", source, "--name", "mine", "--json").stdout)
+def test_json_tells_all_there_is_to_know(store: ModelStore, source: Path) -> None:
+    told = json.loads(penstock(store, "add", source, "--name", "mine", "--json").stdout)
     assert told["name"] == "mine"
     assert told["train_context"] == 32_768
     assert told["source"] == str(source)
     assert len(told["sha256"]) == 64
-    assert json.loads(penstock(shelf, "list", "--json").stdout) == [told]
+    assert json.loads(penstock(store, "list", "--json").stdout) == [told]
 
 
-def test_the_folder_can_be_named(shelf: ModelShelf, source: Path, tmp_path: Path) -> None:
+def test_one_model_is_shown_with_where_it_came_from(store: ModelStore, source: Path) -> None:
+    penstock(store, "add", source, "--name", "mine")
+    shown = penstock(store, "show", "min")
+    assert shown.returncode == Exit.OK, shown.stderr
+    lines = dict(line.split(maxsplit=1) for line in shown.stdout.splitlines())
+    assert lines["name"] == "mine"
+    assert lines["context"] == "32,768"
+    assert lines["capabilities"] == "completion"
+    assert lines["source"].strip() == str(source)
+    assert len(lines["sha256"].strip()) == 64
+    listed = json.loads(penstock(store, "list", "--json").stdout)
+    assert [json.loads(penstock(store, "show", "mine", "--json").stdout)] == listed
+    assert penstock(store, "show", "none").returncode == Exit.NOT_FOUND
+
+
+def test_the_folder_can_be_named(store: ModelStore, source: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    assert penstock(shelf, "add", source, "--models-dir", elsewhere).returncode == Exit.OK
+    assert penstock(store, "add", source, "--models-dir", elsewhere).returncode == Exit.OK
     assert (elsewhere / "Tiny-1B.gguf").is_file()
-    assert not shelf.folder.exists()
+    assert not store.folder.exists()
 
 
-def test_what_can_t_be_used_is_listed_with_its_reason(shelf: ModelShelf, source: Path) -> None:
-    penstock(shelf, "add", source)
-    (shelf.folder / "half.gguf").write_bytes(gguf()[:-1])
-    ran = penstock(shelf, "list")
+def test_what_can_t_be_used_is_listed_with_its_reason(store: ModelStore, source: Path) -> None:
+    penstock(store, "add", source)
+    (store.folder / "half.gguf").write_bytes(gguf()[:-1])
+    ran = penstock(store, "list")
     assert ran.returncode == Exit.OK
     assert "Tiny-1B" in ran.stdout
     assert "half" not in ran.stdout
@@ -96,10 +111,10 @@ def test_what_can_t_be_used_is_listed_with_its_reason(shelf: ModelShelf, source:
 
 
 def test_every_refusal_is_a_line_and_a_code(
-    shelf: ModelShelf, source: Path, tmp_path: Path
+    store: ModelStore, source: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "other.gguf").write_bytes(gguf({"extra": 1}))
-    penstock(shelf, "add", source, "--name", "mine")
+    penstock(store, "add", source, "--name", "mine")
     for args, code, said in (
         (("add", "/etc/passwd"), Exit.USAGE, "passwd is no GGUF file"),
         (("add", tmp_path / "none.gguf"), Exit.NOT_FOUND, "there is no file"),
@@ -109,7 +124,7 @@ def test_every_refusal_is_a_line_and_a_code(
         (("rm",), Exit.USAGE, "name a model"),
         (("pull", "nonsense"), Exit.USAGE, "nothing that can be pulled"),
     ):
-        ran = penstock(shelf, *args)
+        ran = penstock(store, *args)
         assert ran.returncode == code, ran.stderr
         assert ran.stderr.startswith("penstock: ")
         assert said in ran.stderr
@@ -124,57 +139,57 @@ def hub() -> Iterator[HubServer]:
         yield server
 
 
-def test_a_model_is_pulled_from_a_hub(shelf: ModelShelf, hub: HubServer) -> None:
-    ran = penstock(shelf, "pull", "org/repo", HF_ENDPOINT=hub.url)
+def test_a_model_is_pulled_from_a_hub(store: ModelStore, hub: HubServer) -> None:
+    ran = penstock(store, "pull", "org/repo", HF_ENDPOINT=hub.url)
     assert ran.returncode == Exit.OK, ran.stderr
     assert ran.stderr == ""
     assert "m-Q8_0" in ran.stdout
-    assert [one.name for one in shelf.list()] == ["m-Q8_0"]
+    assert [one.name for one in store.list()] == ["m-Q8_0"]
 
 
 def test_a_full_disk_is_told_and_what_came_is_kept_for_the_next_time(
-    shelf: ModelShelf, hub: HubServer
+    store: ModelStore, hub: HubServer
 ) -> None:
-    ran = penstock(shelf, "pull", "org/repo", HF_ENDPOINT=hub.url, largest=300_000)
+    ran = penstock(store, "pull", "org/repo", HF_ENDPOINT=hub.url, largest=300_000)
     assert ran.returncode == Exit.UNAVAILABLE
     assert "no space left" in ran.stderr
-    assert shelf.list() == []
-    [part] = shelf.unfinished.glob("*")
+    assert store.list() == []
+    [part] = store.partial.glob("*")
     assert 0 < part.stat().st_size <= 300_000
 
-    assert penstock(shelf, "rm", "--unfinished").returncode == Exit.OK
-    assert list(shelf.unfinished.glob("*")) == []
+    assert penstock(store, "rm", "--unfinished").returncode == Exit.OK
+    assert list(store.partial.glob("*")) == []
 
 
-STEPS = [f"shelf.{step}:{n}" for n in (1, 2, 3) for step in ("move", "moved")]
+STEPS = [f"models.{step}:{n}" for n in (1, 2, 3) for step in ("move", "moved")]
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_a_model_is_there_whole_or_not_at_all_wherever_its_adding_is_killed(
-    step: str, shelf: ModelShelf, source: Path, tmp_path: Path
+    step: str, store: ModelStore, source: Path, tmp_path: Path
 ) -> None:
     eyes = tmp_path / "eyes.gguf"
     eyes.write_bytes(gguf({"general.architecture": "clip"}))
     args = ("add", source, "--projector", eyes)
-    assert penstock(shelf, *args, PENSTOCK_FAILPOINT=step).returncode == -9
+    assert penstock(store, *args, PENSTOCK_FAILPOINT=step).returncode == -9
 
-    found = shelf.list()
-    assert len(found) == (1 if step == "shelf.moved:3" else 0)
-    assert all(one.vision and shelf.record(one.name) for one in found)
-    assert shelf.unfit() == []
+    found = store.list()
+    assert len(found) == (1 if step == "models.moved:3" else 0)
+    assert all(one.vision and store.record(one.name) for one in found)
+    assert store.unusable() == []
 
-    assert penstock(shelf, *args).returncode == Exit.OK
-    assert set(os.listdir(shelf.folder)) == {
+    assert penstock(store, *args).returncode == Exit.OK
+    assert set(os.listdir(store.folder)) == {
         *(".lock", "Tiny-1B.gguf", "Tiny-1B.json", "mmproj-Tiny-1B.gguf")
     }
 
 
 def test_a_model_whose_removal_was_killed_is_gone_and_may_come_again(
-    shelf: ModelShelf, source: Path
+    store: ModelStore, source: Path
 ) -> None:
-    penstock(shelf, "add", source)
-    killed = penstock(shelf, "rm", "Tiny-1B", PENSTOCK_FAILPOINT="shelf.removed")
+    penstock(store, "add", source)
+    killed = penstock(store, "rm", "Tiny-1B", PENSTOCK_FAILPOINT="models.removed")
     assert killed.returncode == -9
-    assert shelf.list() == []
-    assert penstock(shelf, "add", source).returncode == Exit.OK
-    assert len(shelf.list()) == 1
+    assert store.list() == []
+    assert penstock(store, "add", source).returncode == Exit.OK
+    assert len(store.list()) == 1

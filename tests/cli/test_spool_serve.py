@@ -16,9 +16,9 @@ from tests.cli.commands import Penstock, said
 from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.options import SpoolOptions
-from penstock.workloads.spool.work import Work
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import SpoolOptions
 
 LONG = ("--max-tokens", "8000", "--temperature", "0", "--raw")
 """Of a job that is still running whenever one looks."""

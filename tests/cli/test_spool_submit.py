@@ -9,8 +9,8 @@ from tests.cli.spooling import Spool
 from tests.support.rows import every
 
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.ids import is_job_id
-from penstock.workloads.spool.meta import read_meta
+from penstock.workloads.spool.disk.ids import is_job_id
+from penstock.workloads.spool.disk.meta import read_meta
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 

@@ -47,7 +47,7 @@ def containers_of(socket: Path, jobs_dir: Path) -> list[str]:
     return [f"container {found['Names'][0]}" for found in json.loads(answer)]
 
 
-def settled(look: Callable[[], T], patience: float = 20) -> T:
+def settled(look: Callable[[], T], patience: float = 60) -> T:
     """What is still so after a while: a job that has ended is cleared away soon after."""
     until = time.monotonic() + patience
     while (found := look()) and time.monotonic() < until:

@@ -16,19 +16,20 @@ from penstock.ports.clock import SystemClock
 from penstock.ports.executor import CancelToken
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.config import BuildRules, InputRules, WorkerConfig
-from penstock.workloads.container.engine import OWNER_LABEL, Engine
+from penstock.workloads.container.engine import OWNER_LABEL, ContainerEngine
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.files.sandbox import Sandbox
+from penstock.workloads.container.folders import JobFolders
 from penstock.workloads.container.job import ContainerJob, End, Limits
 from penstock.workloads.container.running.runner import Runner
 
 MIB = 1 << 20
 
 
-Open = Callable[[], Engine]
+Open = Callable[[], ContainerEngine]
 
 
 class Shop:
@@ -36,9 +37,9 @@ class Shop:
 
     engine_is_away = False
 
-    def __init__(self, engine: Engine, folder: Path) -> None:
+    def __init__(self, engine: ContainerEngine, folder: Path) -> None:
         self.engine = engine
-        self.sandboxes = Sandboxes(folder, InputRules())
+        self.sandboxes = JobFolders(folder, InputRules())
         self.config = WorkerConfig(stop_grace=1, build=BuildRules(enabled=True, bases=(IMAGE,)))
         self.owner = f"owner-{secrets.token_hex(6)}"
         self.output = Output(None, MIB)
@@ -71,7 +72,7 @@ class Shop:
         return task
 
     def sandbox(self, job: ContainerJob) -> Sandbox:
-        return self.sandboxes.of(job.job_id)
+        return self.sandboxes.sandbox(job.job_id)
 
     async def remove(self, job: ContainerJob) -> None:
         assert await self.runner.remove(job.job_id, job) or self.engine_is_away

@@ -267,7 +267,10 @@ def test_fields_that_nobody_knows_are_kept_and_reach_the_container(
 ) -> None:
     unknown = {"deep": [{"er": [None, True, 1.5, "größe 🚰", ""]}], "__proto__": {"a": 1}, "": "e"}
     job = a_job(new_id(), "cat", unknown=unknown, retries="many", webhook={"url": mark})
-    job["runtime"] |= {"privileged": True, "volumes": ["/:/host"], "x": mark}
+    for name, value in {"privileged": True, "volumes": ["/:/host"], "x": mark}.items():
+        asked = {**job, "runtime": {**job["runtime"], name: value}}
+        status, answer = served.ask("POST", "/jobs", asked)
+        assert (status, answer["error"]["field"]) == (400, f"runtime.{name}")
     assert served.ask("POST", "/jobs", job)[0] == 202
     record = served.ended(job["job_id"])
     assert record["stdout"] == json.dumps(job, separators=(",", ":"), ensure_ascii=False)

@@ -19,9 +19,9 @@ from penstock.testing.engines import IMAGE, ask
 from penstock.workloads.container.engine import (
     OWNER_LABEL,
     BuildFailed,
-    BuildPlan,
+    BuildRequest,
     CommandNotFound,
-    Exit,
+    ExitStatus,
     PullFailed,
     Unsupported,
 )
@@ -47,11 +47,11 @@ class Site:
         self.owner = secrets.token_hex(6)
         self.tag = f"penstock-build/{self.owner}:1"
 
-    def plan(self, *lines: str, **files: str) -> BuildPlan:
+    def plan(self, *lines: str, **files: str) -> BuildRequest:
         (self.folder / "Dockerfile").write_text("\n".join(lines))
         for name, text in files.items():
             (self.folder / name).write_text(text)
-        return BuildPlan(
+        return BuildRequest(
             tag=self.tag,
             context=self.folder,
             memory=64 << 20,
@@ -274,7 +274,7 @@ async def test_input_that_is_not_wanted_is_at_its_end(socket: Path) -> None:
     attached = await engine.attach(plan.name, stdin=False)
     await engine.start(plan.name)
     async with asyncio.timeout(10):
-        assert await engine.wait(plan.name) == Exit(0)
+        assert await engine.wait(plan.name) == ExitStatus(0)
         assert [chunk async for chunk in attached.output()] == []
     await engine.remove(plan.name)
     await engine.close()

@@ -210,7 +210,7 @@ class OverASocket(FailureCodes):
             assert end.error is not None
             assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 4), end.error
             assert shop.output.text(Stream.STDOUT) == "up\nafter\n"
-            assert end.stdout.gap
+            assert not end.stdout.gap
 
     @run_async
     async def test_a_job_is_given_up_when_its_engine_stays_away(

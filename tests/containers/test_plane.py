@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import signal
@@ -18,11 +19,11 @@ from tests.containers.serving import Served
 from tests.support.waiting import eventually
 
 import penstock
+from penstock.app.containers import ran, result_pointer
 from penstock.ports.engine_api import Logged
 from penstock.testing.container_engine import processes_with
 from penstock.testing.engines import IMAGE
 from penstock.workloads.container.engines.oci.images import ImageStore
-from penstock.workloads.container.executor import ran, result_pointer
 
 COMMAND = Path(sys.executable).with_name("penstock")
 
@@ -125,7 +126,7 @@ def pointed(ps: penstock.Client, pointer: str) -> penstock.Ran:
         "inputs": [{"path": "a", "pointer": pointer}],
     }
     ended = ps.submit("job.container.run", job).wait(30)
-    return ran(ended, ps.read(result_pointer(ended)))
+    return ran(ps, ended, ps.read(result_pointer(ended)))
 
 
 def test_what_the_policy_wants_sandboxed_has_a_kernel_of_its_own(
@@ -229,14 +230,13 @@ def test_a_safety_rule_s_memory_is_the_container_s(data: Path, tmp_path: Path) -
 # -- the command line ---------------------------------------------------------------------
 
 
-def run(data: Path, *words: str, **options: object) -> subprocess.CompletedProcess[str]:
+def run(data: Path, *words: str, **options: object) -> subprocess.CompletedProcess[Any]:
     return subprocess.run(
         [COMMAND, "--data", data, "run", *words],
         capture_output=True,
-        text=True,
         timeout=50,
         check=False,
-        **options,  # type: ignore[call-overload]
+        **{"text": True, **options},  # type: ignore[call-overload]
     )
 
 
@@ -255,7 +255,7 @@ def test_run_passes_input_environment_and_files(data: Path, tmp_path: Path) -> N
         input="standard input\n",
     )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == "standard input\nfile\n"
+    assert ended.stdout == "standard input\nfile"
     assert (tmp_path / "out" / "n").read_text() == "value\n"
 
 
@@ -266,9 +266,61 @@ def test_run_says_in_words_why_it_failed(data: Path) -> None:
     absent = run(data, IMAGE, "--", "no-such-command")
     assert absent.returncode == 127
     assert "COMMAND_NOT_FOUND" in absent.stderr
-    wrong = run(data, "--memory", "1", IMAGE, "--", "true")
+    wrong = run(data, "--memory", "1m", IMAGE, "--", "true")
     assert wrong.returncode == 2
     assert "runtime.limits.memory_mb" in wrong.stderr
+
+
+def test_run_passes_output_on_byte_for_byte(data: Path) -> None:
+    few = run(data, IMAGE, "printf", r"a\377\000\r\nb", text=False)
+    assert (few.stdout, few.stderr) == (b"a\xff\x00\r\nb", b"")
+    # More than the result has, and more lines than the log has.
+    script = "head -c 15000000 /dev/urandom > /tmp/x; sha256sum /tmp/x >&2; cat /tmp/x; seq 30000"
+    many = run(data, IMAGE, "sh", "-c", script, text=False)
+    digest = hashlib.sha256(many.stdout[:15_000_000]).hexdigest()
+    assert many.stderr.decode().split()[0] == digest
+    assert many.stdout[15_000_000:] == b"".join(b"%d\n" % n for n in range(1, 30_001))
+    assert many.returncode == 0
+
+
+def test_run_gives_no_input_unless_it_is_asked_to(data: Path) -> None:
+    assert run(data, IMAGE, "cat", input="not for it").stdout == ""
+    assert run(data, "-i", IMAGE, "cat", input="for it").stdout == "for it"
+    shell = run(data, IMAGE)
+    assert (shell.stdout, shell.stderr, shell.returncode) == ("", "", 0)
+
+
+def test_run_takes_the_flags_of_docker(data: Path) -> None:
+    ended = run(
+        data,
+        *("--rm", "-e", "HERE", "-e", "GIVEN=1", "-e", "NOT_SET", "-w", "/tmp", "-u", "1000:1000"),
+        *("-m", "64m", "--cpus", "0.5", "--network", "none", "--name", "named", IMAGE),
+        *("sh", "-c", "echo $HERE $GIVEN ${NOT_SET-unset}; pwd; id -u; ls -A /sys/class/net"),
+        env={**os.environ, "HERE": "from here"},
+    )
+    assert ended.stdout == "from here 1 unset\n/tmp\n1000\nlo\n", ended.stderr
+    again = run(data, "--name", "named", IMAGE, "true")
+    assert again.returncode == 4
+    assert "already" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-it"], "-t/--tty is not supported: a job has no terminal"),
+        (["-p", "80:80"], "-p/--publish is not supported"),
+        (["--privileged"], "--privileged is not supported"),
+        (["--entrypoint", "sh"], "--entrypoint is not supported"),
+        (["-m", "64"], "write 64m"),
+        (["-v", "/data:/data"], "write /data:/data:ro"),
+        (["-v", "cache:/data:ro"], "no named volumes"),
+        (["-d"], "penstock up --containers auto"),
+    ],
+)
+def test_run_says_what_it_can_t_do(data: Path, words: list[str], said: str) -> None:
+    ended = run(data, *words, IMAGE, "true")
+    assert said in ended.stderr
+    assert ended.returncode in (2, 8)
 
 
 def test_run_with_json_is_one_document(data: Path) -> None:
@@ -293,27 +345,83 @@ def test_ctrl_c_ends_the_container(data: Path) -> None:
     assert processes_with(mark) == []
 
 
+def test_a_job_whose_run_was_killed_does_not_stay_running_without_its_container(
+    data: Path,
+) -> None:
+    mark = f"6{secrets.randbelow(10**9):09}"
+    words = ("--name", "killed", "--timeout", "100", IMAGE, "sh", "-c", f"echo on; sleep {mark}")
+    command = [COMMAND, "--data", data, "run", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "on\n"
+        running.kill()
+    assert run(data, IMAGE, "echo", "next").stdout == "next\n"
+    shown = subprocess.run(
+        [COMMAND, "--data", data, "show", "killed", "--json"], capture_output=True, check=True
+    )
+    state = msgspec.json.decode(shown.stdout)["job"]["state"]
+    assert state == "TIMEOUT" or (state == "RUNNING" and processes_with(f"sleep\0{mark}"))
+    with penstock.App().run(data, containers="oci") as ps:
+        ps.get("killed").cancel(timeout=30)
+        eventually(lambda: not processes_with(mark))
+
+
 # -- a worker that dies -------------------------------------------------------------------
-def test_what_a_killed_worker_left_is_removed_by_the_next(data: Path) -> None:
-    mark = f"5{secrets.randbelow(10**9):09}"
+
+
+@pytest.fixture
+def killed(data: Path) -> str:
+    """A job whose engine and worker were killed while its container ran, and runs on."""
     engine = subprocess.Popen(
         [COMMAND, "--data", data, "up", "--containers", "oci", "--no-http"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PENSTOCK_LEASE": "1", "PENSTOCK_LOST_GRACE": "0"},
     )
+    wait = "while [ ! -e /output/go ]; do sleep 0.02; done"
     try:
         client: Any = eventually(lambda: connected(data))
         with client as ps:
-            handle = shell(f"sleep {mark}", timeout=100).submit(ps)
-            eventually(lambda: processes_with(f"sleep\0{mark}"))
+            script = f"echo one; {wait}; echo two; exit 4"
+            handle = shell(script, timeout=100, outputs=True).submit(ps)
+            eventually(lambda: any(line.text == "one" for line in handle.logs()))
     finally:
         engine.kill()
         engine.wait()
-    assert processes_with(mark), "a container outlives its worker"
+    return handle.job_id
+
+
+def go_on(data: Path) -> None:
+    (output,) = (data / "containers" / "jobs").glob("*/output")
+    (output / "go").touch()
+
+
+def test_the_containers_of_a_killed_worker_are_reattached_to(data: Path, killed: str) -> None:
+    go_on(data)  # while nobody is there
     with penstock.App().run(data, containers="oci") as ps:
-        assert processes_with(mark) == []
-        assert ps.get(handle.job_id).wait(30).state == "TIMEOUT"
+        job = ps.get(killed).wait(30)
+        end = ran(ps, job, ps.read(result_pointer(job)))
+        assert (end.exit_code, end.stdout, end.stderr) == (4, "one\ntwo\n", "")
+        assert (job.attempt, job.uncharged) == (2, 1)
+        assert [one.name for one in end.artifacts] == ["go"]
+    assert list((data / "containers" / "jobs").iterdir()) == []
+
+
+def test_a_container_whose_job_was_cancelled_meanwhile_is_removed(data: Path, killed: str) -> None:
+    with penstock.App().run(data) as ps:
+        assert ps.get(killed).cancel(timeout=20).job.state == "CANCELLED"
+    with penstock.App().run(data, containers="oci"):
+        eventually(lambda: not list((data / "containers" / "jobs").iterdir()))
+        eventually(lambda: not list((data / "containers" / "oci" / "run").iterdir()))
+
+
+def test_a_stop_of_the_engine_lets_its_containers_run(data: Path) -> None:
+    with penstock.App().run(data, containers="oci") as ps:
+        handle = shell("echo on; while [ ! -e /output/go ]; do sleep 0.02; done", outputs=True)
+        job_id = handle.submit(ps).job_id
+        eventually(lambda: any(line.text == "on" for line in ps.get(job_id).logs()))
+    go_on(data)
+    with penstock.App().run(data, containers="oci") as ps:
+        assert ps.get(job_id).wait(30).state == "SUCCEEDED"
 
 
 def connected(data: Path) -> object:

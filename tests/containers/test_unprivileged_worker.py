@@ -11,12 +11,13 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.ports.clock import SystemClock
-from penstock.ports.executor import Task
+from penstock.ports.executor import Environment, Task
 from penstock.testing.containers import FakeEngine, Script
 from penstock.testing.context import RecordingContext
 from penstock.workloads.container.config import WorkerConfig
@@ -53,7 +54,7 @@ def result_of(folder: Path, leave: Callable[[Path], None]) -> dict[str, Any]:
         os._exit(0)
     os.close(told[1])
     assert os.read(runs[0], 1) == b"r"
-    (output,) = folder.glob("owners/w-*/*/output")
+    (output,) = folder.glob("jobs/*/output")
     leave(output)
     os.write(goes_on[1], b"g")
     with open(told[0], "rb") as answer_:
@@ -74,19 +75,21 @@ async def executed(folder: Path, runs: int, goes_on: int) -> bytes:
 
     engine.heard = heard
     executor = ContainerExecutor(WorkerConfig(jobs_dir=folder), engine)
-    context = RecordingContext()
+    none = cast("Any", None)
+    environment = Environment("w", SystemClock(), MemoryBlobs(), none, none)
+    context = RecordingContext(environment=environment)
     job = b'{"runtime":{"image":"tool:1"},"outputs":true}'
     try:
         outcome = await executor.run(Task(context.request, 1, job, 9e9), context)
     finally:
-        left = left_in(folder)
         await executor.close()
     result = json.loads(outcome.payload or b"{}")
-    return json.dumps({"status": outcome.status, "left": left, **result}).encode()
+    result["artifacts"] = [one.name for one in outcome.artifacts]
+    return json.dumps({"status": outcome.status, "left": left_in(folder), **result}).encode()
 
 
 def left_in(folder: Path) -> list[str]:
-    return [str(path) for path in folder.glob("owners/w-*/*")]
+    return [str(path) for path in folder.glob("jobs/*")]
 
 
 def belongs_to_the_job(*paths: Path) -> None:
@@ -102,7 +105,7 @@ def test_a_folder_that_the_job_made_is_collected_and_removed(folder: Path) -> No
 
     result = result_of(folder, leave)
     assert result["status"] == "SUCCEEDED", result
-    assert [one["path"] for one in result["artifacts"]] == ["plots/a.txt"]
+    assert result["artifacts"] == ["plots/a.txt"]
     assert result["left"] == []
 
 

@@ -14,7 +14,7 @@ from penstock import testing
 from penstock.control.safety import EFFECTS, Rule
 from penstock.core import errors
 from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy, Unique
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.core.verdict import ApprovalTerms, Constraints, Hold, SafetyVerdict
 from penstock.lifecycles.canonical import ACTORS, JobState, Role
 from penstock.ports.engine_api import PARTS, EngineApi

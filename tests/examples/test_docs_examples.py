@@ -46,7 +46,7 @@ for line in sys.stdin:
 _TRACE = "Traceback (most recent call last)"
 EXAMPLES = ROOT / "examples"
 RUN = {"python", "console"}
-SLOW = {"docs/how-to/pipes.md"}
+SLOW = {"docs/how-to/containers.md", "docs/how-to/pipes.md"}
 """Pages that start processes which take a while, the more so while other tests run."""
 NEEDS = {
     "docs/how-to/django.md": ("django", "gunicorn"),

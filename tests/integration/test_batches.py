@@ -33,8 +33,8 @@ from penstock.ports.store import AuditQuery, JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.batches import Batch, BatchStoreQuery, StoredFile
+from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.values import LlmCode
-from penstock.workloads.spool.executor import LlmExecutor
 
 CHAT = "/v1/chat/completions"
 ALICE = Caller("alice", frozenset({KeyRole.SUBMIT}), "acme", "k1")

@@ -45,6 +45,14 @@ async def flaky(n: int) -> int:
     return n
 
 
+@app.job("job.many.second", retries=penstock.RetryPolicy(retries=1, delay=0.0))
+async def second(name: str) -> str:
+    if penstock.current().request.retry_number == 0:
+        raise OSError("once")
+    await asyncio.to_thread(gates[name].wait, 20)
+    return name
+
+
 @app.job("job.many.add")
 async def add(a: int, b: int, c: int = 0) -> int:
     return a + b + c
@@ -164,6 +172,25 @@ def test_a_retried_job_is_known_by_the_handle_that_was_given(ps: Client) -> None
     ended = list(penstock.as_completed(handles, timeout=20))
     assert set(ended) == set(handles)
     assert sorted(handle.result() for handle in ended) == [1, 2]
+
+
+@run_async
+async def test_a_job_and_its_retry_may_be_waited_for_together(tmp_path: Path) -> None:
+    gates["x"] = threading.Event()
+    async with app.run(tmp_path, durability="memory") as client:
+        first = await second.asubmit("x")
+        async for _ in first.afollow():
+            pass  # until this try has ended
+        retry = (await first.arefresh()).successor
+        assert retry is not None
+        tries = [first.job_id, retry]
+        waiting = asyncio.create_task(client.api.wait_many(tries, 2, timeout=20))
+        await soon(lambda: bool(client.api._feed._waiters), "a wait")  # type: ignore[attr-defined]
+        gates["x"].set()
+        assert {(one.job_id, one.job.job_id) for one in await waiting} == {
+            (first.job_id, retry),
+            (retry, retry),
+        }
 
 
 def test_first_completed_also_tells_of_a_job_that_was_cancelled(ps: Client) -> None:

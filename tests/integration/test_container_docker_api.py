@@ -17,16 +17,16 @@ from tests.support.rows import every
 
 from penstock.testing.aio import run_async
 from penstock.workloads.container.engine import (
-    BuildPlan,
+    BuildRequest,
     Chunk,
     CommandNotFound,
     CommandNotRunnable,
+    ContainerNotFound,
+    ContainerSpec,
     EngineError,
     EngineUnavailable,
-    Exit,
+    ExitStatus,
     ImageNotFound,
-    NotThere,
-    Plan,
     PullFailed,
     Unsupported,
 )
@@ -35,7 +35,9 @@ from penstock.workloads.container.job import Stream, Usage
 
 Say = Callable[[str], bytes | None]
 
-PLAN = Plan(name="penstock-x", image="sha256:1", memory=1 << 26, cpus=1.0, pids=64, tmp=1 << 20)
+PLAN = ContainerSpec(
+    name="penstock-x", image="sha256:1", memory=1 << 26, cpus=1.0, pids=64, tmp=1 << 20
+)
 VERSION = {
     "Version": "24.0",
     "ApiVersion": "1.43",
@@ -131,7 +133,7 @@ NONSENSE = {
 
 
 def _calls(engine: DockerEngine, folder: Path) -> dict[str, Callable[[], Awaitable[Any]]]:
-    build = BuildPlan(tag="t:1", context=folder, memory=1 << 26, cpus=1)
+    build = BuildRequest(tag="t:1", context=folder, memory=1 << 26, cpus=1)
     return {
         "facts": engine.facts,
         "image": lambda: engine.image("alpine"),
@@ -139,6 +141,7 @@ def _calls(engine: DockerEngine, folder: Path) -> dict[str, Callable[[], Awaitab
         "build": lambda: engine.build(build, lambda _: None),
         "create": lambda: engine.create(PLAN),
         "attach": lambda: engine.attach("penstock-x", stdin=True),
+        "reattach": lambda: engine.reattach("penstock-x", {}),
         "start": lambda: engine.start("penstock-x"),
         "wait": lambda: engine.wait("penstock-x"),
         "usage": lambda: engine.usage("penstock-x"),
@@ -308,6 +311,7 @@ async def test_a_refused_container_says_why(
     folder: Path, status: int, words: str, kind: type[EngineError]
 ) -> None:
     answers = {
+        "/info": http(200, {"DockerRootDir": "/var/lib/docker"}),
         "/images/": http(200, IMAGE),
         "/containers/create": http(status, {"message": words}),
     }
@@ -321,7 +325,7 @@ async def test_a_refused_container_says_why(
 @pytest.mark.parametrize(
     ("status", "words", "kind"),
     [
-        (404, "No such container: penstock-x", NotThere),
+        (404, "No such container: penstock-x", ContainerNotFound),
         (400, 'exec: "nope": executable file not found in $PATH: unknown', CommandNotFound),
         (500, 'runc: exec: "/nope": no such file or directory: OCI not found', CommandNotFound),
         (400, 'exec: "/etc/notes": permission denied: unknown', CommandNotRunnable),
@@ -361,7 +365,7 @@ async def test_a_memory_kill_is_told_by_the_engine(folder: Path) -> None:
         "/json": http(200, {"Id": "1", "State": {"OOMKilled": True}}),
     }
     async with engine_that(folder, _by_path(answers)) as engine:
-        assert await engine.wait("penstock-x") == Exit(137, oom=True)
+        assert await engine.wait("penstock-x") == ExitStatus(137, oom=True)
 
 
 @pytest.mark.parametrize("status", [404, 409])
@@ -515,7 +519,7 @@ async def test_what_is_no_frame_is_nonsense(folder: Path) -> None:
 async def test_attaching_to_what_is_not_there_says_so(folder: Path) -> None:
     for body in (http(404, NO), b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n"):
         async with engine_that(folder, _attached(body)) as engine:
-            with pytest.raises(NotThere):
+            with pytest.raises(ContainerNotFound):
                 await engine.attach("penstock-x", stdin=False)
 
 

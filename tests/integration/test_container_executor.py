@@ -34,9 +34,9 @@ async def executing(folder: Path, **settings: Any) -> AsyncIterator[ContainerExe
     executor = ContainerExecutor(config, engine)
     try:
         yield executor
-        assert engine.leftovers() == []
     finally:
         await executor.close()
+    assert engine.leftovers() == []
 
 
 async def run(executor: ContainerExecutor, payload: bytes) -> Outcome:

@@ -24,8 +24,8 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.values import Chat, EngineUnavailable, LlmCode, ModelFacts
-from penstock.workloads.spool.executor import LlmExecutor
 
 WHY = "OUT_OF_MEMORY: no memory is left"
 
@@ -50,8 +50,8 @@ def a_job(text: str = "one two") -> JobRequest:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.05)
-    monkeypatch.setattr("penstock.workloads.spool.supervisor._LONGEST_DELAY", 0.05)
+    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.05)
+    monkeypatch.setattr("penstock.workloads.llm.supervisor._LONGEST_DELAY", 0.05)
 
 
 @asynccontextmanager

@@ -15,8 +15,8 @@ from penstock.core.pointer import decode_data, encode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.values import LlmResult
-from penstock.workloads.spool.executor import LlmExecutor
 
 ASK = {"kind": "chat", "messages": [{"role": "user", "content": "one two"}], "stream": True}
 

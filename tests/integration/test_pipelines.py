@@ -485,17 +485,19 @@ def age(folder: Path) -> None:
 def failing(ps: penstock.Client) -> tuple[list[str], list[bool]]:
     """What the store is asked to checkpoint fails as long as there is something in the second."""
     store = ps._engine.portal.run(_store_of(ps))
-    apply = store.apply
+    begin = store.begin
     refused: list[str] = []
     full: list[bool] = []
 
-    def refuse(changes: Any) -> Any:
+    def refuse(changes: Any, *rest: Any, **named: Any) -> Any:
         if full and any(isinstance(change, Checkpoint) for change in changes):
             refused.append("no space left")
-            raise StoreFull("no space left")
-        return apply(changes)
+            failed = asyncio.get_running_loop().create_future()
+            failed.set_exception(StoreFull("no space left"))
+            return failed
+        return begin(changes, *rest, **named)
 
-    store.apply = refuse
+    store.begin = refuse
     return refused, full
 
 

@@ -241,7 +241,7 @@ import os, sys
 from pathlib import Path
 from penstock.adapters.sqlite.schema import open_writer
 from penstock.app import migration
-from penstock.ports import failpoint
+from penstock.ports import process
 from penstock.ports.store import Durability
 
 migration._PAGE = 3
@@ -251,7 +251,7 @@ for point in sys.argv[2:]:
     child = os.fork()
     if not child:
         name, _, count = point.partition(":")
-        failpoint._ARMED, failpoint._left = name, int(count or 1)
+        process._ARMED, process._left = name, int(count or 1)
         migration.migrate_runs(data, Durability.OS)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 9, point

@@ -32,17 +32,16 @@ from penstock.workloads.llm.values import (
     Piece,
     Said,
 )
-from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.ending import cancel, clean
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.found import Found
-from penstock.workloads.spool.meta import read_options
-from penstock.workloads.spool.options import JobKind, SpoolOptions
-from penstock.workloads.spool.serving import parents
-from penstock.workloads.spool.serving.events import Event, Happened
-from penstock.workloads.spool.serving.server import Server
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.changes import cancel, clean
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.job_view import JobView
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import JobKind, ServerConfig, SpoolOptions, Sync
+from penstock.workloads.spool.disk.meta import read_options
+from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.server import requests
+from penstock.workloads.spool.server.running import Event, EventKind
+from penstock.workloads.spool.server.server import Server
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
 
@@ -87,7 +86,7 @@ class Place:
         options = SpoolOptions(**more.pop("options", {}))
         return self.work.submit(prompt, options=options, **more)
 
-    async def ended(self, job_id: str) -> Found:
+    async def ended(self, job_id: str) -> JobView:
         return await self.flow.await_end(job_id, timeout=10)
 
     async def done(self, job_id: str) -> str:
@@ -133,7 +132,7 @@ async def test_a_job_is_answered_and_everything_about_it_is_told(tmp_path: Path)
     assert meta.completed_at > meta.submitted_at
     assert meta.duration_s is not None
     assert meta.tokens_per_second
-    assert [event.what for event in place.events] == [Happened.CLAIMED, Happened.DONE]
+    assert [event.what for event in place.events] == [EventKind.CLAIMED, EventKind.DONE]
     assert place.server.counts.tokens == 3
     assert set(os.listdir(place.workspace.of(Status.DONE, job_id))) == {
         "prompt.txt",
@@ -171,7 +170,7 @@ async def test_a_job_without_a_seed_is_given_one_and_it_is_told(tmp_path: Path) 
 async def test_a_job_whose_event_was_missed_is_found_by_the_scan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.spool.watching._libc", lambda: None)
+    monkeypatch.setattr("penstock.workloads.spool.disk.watching._libc", lambda: None)
     async with serving(tmp_path) as place:
         await asyncio.sleep(0.15)  # the first scan is over
         assert await place.done(place.submit("found")) == "FOUND"
@@ -189,7 +188,7 @@ async def test_jobs_that_were_queued_before_the_start_run_in_the_order_of_their_
     for job_id in ids:
         await place.done(job_id)
     await place.server.stop()
-    assert [one.job_id for one in place.events if one.what is Happened.CLAIMED] == ids
+    assert [one.job_id for one in place.events if one.what is EventKind.CLAIMED] == ids
 
 
 @run_async
@@ -204,7 +203,7 @@ async def test_an_urgent_job_goes_first_and_one_that_waited_long_before_it(tmp_p
     await place.server.start()
     await place.done(lately)
     await place.server.stop()
-    claimed = [one.job_id for one in place.events if one.what is Happened.CLAIMED]
+    claimed = [one.job_id for one in place.events if one.what is EventKind.CLAIMED]
     assert claimed == [long_ago, urgent, lately]
 
 
@@ -342,9 +341,9 @@ async def test_a_child_waits_for_its_parent_without_running(tmp_path: Path) -> N
         assert place.workspace.find(child) is Status.QUEUED
         await place.done(child)
         await soon(lambda: place.server.counts.done == 2, "both are done")
-        ends = [one.job_id for one in place.events if one.what is Happened.DONE]
+        ends = [one.job_id for one in place.events if one.what is EventKind.DONE]
         assert ends == [parent, child]
-        claims = [one.job_id for one in place.events if one.what is Happened.CLAIMED]
+        claims = [one.job_id for one in place.events if one.what is EventKind.CLAIMED]
         assert claims == [parent, child]
 
 
@@ -375,11 +374,11 @@ async def test_a_parent_that_is_cleaned_while_it_is_read_fails_its_child_at_once
                 clean(place.workspace, keep=0)
             return read(folder)
 
-        monkeypatch.setattr(parents, "read_options", after_a_cleaning)
+        monkeypatch.setattr(requests, "read_options", after_a_cleaning)
         code, why = await place.failure(child := place.submit("go on", parent=parent))
         assert (code, why) == ("PARENT_FAILED", f"PARENT_FAILED: its parent {parent} is missing")
     assert place.flow.get(child).meta.attempts == 1
-    assert not [one for one in place.events if one.what is Happened.LET_GO]
+    assert not [one for one in place.events if one.what is EventKind.LET_GO]
 
 
 @run_async
@@ -608,7 +607,7 @@ class Ill(Hearing):
 async def test_jobs_of_an_engine_without_memory_wait_and_are_not_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.02)
+    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.02)
     runner = Ill(models=("one", "two"))
     async with serving(tmp_path, runner, workers=2) as place:
         runner.ill = {"one"}
@@ -633,7 +632,7 @@ async def test_jobs_of_an_engine_without_memory_wait_and_are_not_charged(
 async def test_an_engine_that_fails_every_job_fails_none_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.01)
     runner = Hearing(fail_with={"hello": LlmCode.OUT_OF_MEMORY})
     async with serving(tmp_path, runner) as place:
         for _ in range(30):
@@ -663,7 +662,7 @@ async def test_a_job_that_crashes_the_engine_fails_alone_and_the_others_finish(
             assert await place.done(job_id) == prompt.upper()
     await place.server.stop()
     assert (code, why) == ("ENGINE_CRASHED", "ENGINE_CRASHED: the job crashed the engine 3 times")
-    crashes = [one for one in place.events if one.what is Happened.REQUEUED]
+    crashes = [one for one in place.events if one.what is EventKind.REQUEUED]
     assert 2 <= len(crashes) <= 6
     attempts = [place.flow.get(job_id).meta.attempts for job_id in jobs]
     assert max(one for one in attempts if one) == 3
@@ -695,7 +694,7 @@ async def test_jobs_that_crashed_the_engine_run_alone(tmp_path: Path) -> None:
     await place.server.stop()
     assert runner.most == 1
     happened = [event.what for event in place.events]
-    assert happened == [Happened.CLAIMED, Happened.DONE] * 6
+    assert happened == [EventKind.CLAIMED, EventKind.DONE] * 6
 
 
 # -- trouble -------------------------------------------------------------------------------
@@ -709,7 +708,7 @@ async def test_a_server_that_was_taken_for_dead_lets_its_jobs_go_and_goes_on(
         job_id = place.submit("a b c d e")
         await place.runs(job_id)
         [me] = (place.workspace.private / "servers").iterdir()
-        shutil.rmtree(me)  # as a neighbour on another machine does
+        shutil.rmtree(me)  # as a peer on another machine does
         place.workspace.of(Status.RUNNING, job_id).rename(place.workspace.of(Status.QUEUED, job_id))
         assert await place.done(job_id) == "A B C D E"
         assert await place.done(place.submit("next")) == "NEXT"
@@ -798,7 +797,7 @@ async def test_old_jobs_are_taken_away(tmp_path: Path) -> None:
         jobs = [place.submit(f"job {n}") for n in range(5)]
         for job_id in jobs:
             await place.done(job_id)
-        assert len(await place.server._upkeep.look()) == 3
+        assert len(await place.server._retention.look()) == 3
         assert place.workspace.counts()[Status.DONE] == 2
 
 

@@ -7,9 +7,11 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -32,8 +34,8 @@ from penstock.core.errors import (
     Unavailable,
 )
 from penstock.core.job import Job, JobResult, Unique
+from penstock.core.journal import Transition
 from penstock.core.ledger import Accept
-from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.query import is_parked, matches
 from penstock.ports.store import AuditEntry, AuditQuery, Durability, JobQuery, LogLine
@@ -95,6 +97,38 @@ async def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
     assert answer.job is not None
     assert answer.job.seq == 6
     assert (await store.verify()).mismatches == ()
+    await store.close()
+
+
+@run_async
+async def test_flushes_are_waited_for_in_a_thread_while_the_disk_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    seconds = 0.02
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("penstock.adapters.sqlite.store.time", clock)
+    store = ledger(tmp_path / "a.db")
+    await store.open()
+    backend = store.backend
+    threads: list[bool] = []
+    assert isinstance(backend, SqliteBackend)
+    flush = backend._flush
+
+    def flush_slowly(staged: Any) -> Any:
+        nonlocal now
+        now += seconds
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return flush(staged)
+
+    monkeypatch.setattr(backend, "_flush", flush_slowly)
+    for n in range(10):
+        await store.apply([accept(f"slow{n}")])
+    assert threads == [False] * 8 + [True] * 2, "one slow flush says nothing"
+    seconds = 0.0001
+    await store.apply([accept("quick")])
+    await store.apply([accept("after")])
+    assert threads[10:] == [True, False]
     await store.close()
 
 

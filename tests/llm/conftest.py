@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import pytest
 
+from penstock.adapters.llama.runner import LlamaRunner
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
 from penstock.workloads.llm.values import Generation, LlmResult, Piece
-from penstock.workloads.spool.llama.runner import LlamaRunner
 
 T = TypeVar("T")
 

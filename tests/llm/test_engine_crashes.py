@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from tests.support.processes import children_of, command_of
 
+from penstock.adapters.llama.runner import LlamaRunner
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
@@ -29,7 +30,6 @@ from penstock.workloads.llm.values import (
     Said,
     Sampling,
 )
-from penstock.workloads.spool.llama.runner import LlamaRunner
 
 LONG = Completion(prompts=("Once upon a time",), max_tokens=100, sampling=Sampling(temperature=0))
 SHORT = Completion(prompts=("The sea is",), max_tokens=3, sampling=Sampling(temperature=0))
@@ -181,7 +181,7 @@ PARENT = """
 import asyncio, sys
 from penstock.workloads.llm.values import Completion
 from penstock.workloads.llm.config import ModelConfig
-from penstock.workloads.spool.llama.runner import LlamaRunner
+from penstock.adapters.llama.runner import LlamaRunner
 
 async def main():
     runner = LlamaRunner(ModelConfig(models=(sys.argv[1],), slots=1, context=256))
@@ -214,7 +214,7 @@ def test_the_engine_is_gone_within_a_second_of_its_parents_death(
 def test_the_folder_goes_even_if_another_thread_took_the_socket_first(temporary: Path) -> None:
     socket = temporary / "engine" / "llama.sock"
     socket.parent.mkdir()
-    command = "from pathlib import Path; from penstock.workloads.spool.llama import child;"
+    command = "from pathlib import Path; from penstock.adapters.llama import child;"
     command += f"child._leave(Path({str(socket)!r}))"
     ended = subprocess.run([sys.executable, "-c", command], check=False)
     assert ended.returncode == -signal.SIGKILL
@@ -271,7 +271,7 @@ async def test_one_that_hangs_right_after_loading_is_ended(
         while True:  # all of its threads are not stopped at once
             await call("/props", None)
 
-    monkeypatch.setattr("penstock.workloads.spool.llama.engine.prime", hang)
+    monkeypatch.setattr("penstock.adapters.llama.engine.prime", hang)
     async with running(model_file, stall=1.0) as runner:
         with pytest.raises(LlmFailure, match="no sign of life"):
             await runner.load()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.adapters.llama.runner import LlamaRunner
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
@@ -25,7 +26,6 @@ from penstock.workloads.llm.values import (
     Sampling,
     TextPart,
 )
-from penstock.workloads.spool.llama.runner import LlamaRunner
 
 if TYPE_CHECKING:
     from tests.llm.conftest import Kept
@@ -55,7 +55,12 @@ REFUSED: dict[str, tuple[Chat | Completion, LlmCode, str]] = {
     ),
     "grammar": (Chat(messages=HI, grammar="root ::= ("), LlmCode.INVALID_SCHEMA, "grammar"),
     "no-grammar": (Chat(messages=HI, grammar=" "), LlmCode.INVALID_SCHEMA, "empty"),
-    "tools": (Chat(messages=HI, tools=(TOOL,)), LlmCode.NOT_SUPPORTED, "tools"),
+    "nameless-tool": (
+        Chat(messages=HI, tools=({"type": "function"},)), LlmCode.INVALID_SCHEMA, "name"
+    ),
+    "tools-and-grammar": (
+        Chat(messages=HI, tools=(TOOL,), grammar='root ::= "a"'), LlmCode.INVALID_SCHEMA, "tools"
+    ),
     "image": (Chat(messages=image(PIXEL)), LlmCode.NOT_SUPPORTED, "projector"),
 }  # fmt: skip
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.adapters.llama.runner import LlamaRunner
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
 from penstock.workloads.llm.values import Chat, Message, Sampling, ToolCall, ToolFunction
-from penstock.workloads.spool.llama.runner import LlamaRunner
 
 TEMPLATE = """{% if tools %}{{ tools|tojson }}
 {% endif %}{% for m in messages %}<|im_start|>{{ m.role }}

@@ -9,11 +9,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.models import smollm2
 
-from penstock.workloads.llm.models.gguf import read_facts
-from penstock.workloads.llm.models.package import SMOLLM2
-from penstock.workloads.llm.models.pulling import pull
-from penstock.workloads.llm.models.shelf import ModelShelf
-from penstock.workloads.llm.models.staging import digest
+from penstock.models.facts import read_facts
+from penstock.models.package import SMOLLM2
+from penstock.models.pull import pull
+from penstock.models.staging import digest
+from penstock.models.store import ModelStore
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 
@@ -66,7 +66,7 @@ def test_a_header_that_is_cut_anywhere_is_refused(part: float, file: Path) -> No
 
 
 def test_the_small_default_is_the_model_that_tests_run(tmp_path: Path) -> None:
-    shelf = ModelShelf(tmp_path / "shelf")
+    store = ModelStore(tmp_path / "store")
     assert digest(smollm2()) == SMOLLM2.sha256
-    shelf.add(smollm2())
-    assert pull("smollm2", shelf).name == SMOLLM2.name
+    store.add(smollm2())
+    assert pull("smollm2", store).name == SMOLLM2.name

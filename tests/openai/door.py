@@ -20,9 +20,9 @@ from penstock.control.engine_api import EngineAuthenticator
 from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Executor
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.runner import Runner, Watch
 from penstock.workloads.llm.values import Choice, Generation, LlmFailure, Piece, Said, Usage
-from penstock.workloads.spool.executor import LlmExecutor
 
 Script = Callable[[Generation, int], Sequence[Piece | Said | LlmFailure | asyncio.Event]]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.runner import Watch
 from penstock.workloads.llm.values import Chat, Generation, Piece, Said
-from penstock.workloads.spool.executor import LlmExecutor
 
 SLOTS = 8
 

@@ -204,7 +204,7 @@ async def test_tools_are_passed_on_and_their_calls_told(tmp_path: Path) -> None:
             model="fake",
             messages=HELLO,
             tools=[TOOL],
-            tool_choice={"type": "function", "function": {"name": "weather"}},
+            tool_choice="auto",
         )
         (choice,) = answer.choices
         assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
@@ -213,11 +213,14 @@ async def test_tools_are_passed_on_and_their_calls_told(tmp_path: Path) -> None:
         ask = runner.asks[-1]
         assert isinstance(ask, Chat)
         assert ask.tools == (TOOL,)
-        assert ask.tool_choice == {"type": "function", "function": {"name": "weather"}}
+        assert (ask.tool_choice, ask.parallel_tool_calls) == ("auto", None)
         only = await client.chat.completions.create(
             model="fake", messages=HELLO, tools=[TOOL], parallel_tool_calls=False
         )
         assert [call.id for call in only.choices[0].message.tool_calls or ()] == ["c1"]
+        ask = runner.asks[-1]
+        assert isinstance(ask, Chat)
+        assert ask.parallel_tool_calls is False
 
 
 @run_async

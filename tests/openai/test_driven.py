@@ -19,14 +19,11 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.openai.door import Door, door
 
-from penstock.api.openai import chat, completions, embeddings, models
+from penstock.api.openai import MODEL_OPERATIONS, models
 from penstock.api.openapi import document
 
 pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
-_TABLES = (chat, completions, embeddings, models)
-schema = schemathesis.openapi.from_dict(
-    document([operation for table in _TABLES for operation in table.OPERATIONS])
-)
+schema = schemathesis.openapi.from_dict(document([*MODEL_OPERATIONS, *models.OPERATIONS]))
 CHECKS = [
     not_a_server_error,
     status_code_conformance,

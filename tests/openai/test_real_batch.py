@@ -8,9 +8,9 @@ from typing import Any
 from tests.openai.door import door
 from tests.openai.test_batches import CHAT, ended, lines_of, started
 
+from penstock.app.llm import make_executor
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
-from penstock.workloads.spool.executor import make
 
 GREEDY: dict[str, Any] = {"temperature": 0, "seed": 1, "max_tokens": 8}
 
@@ -20,7 +20,7 @@ async def test_twenty_prompts_are_answered_by_a_model_as_they_would_be_one_by_on
     tmp_path: Path, model_file: Path
 ) -> None:
     config = ModelConfig(models=(str(model_file),), slots=4, context=1024, threads=2)
-    executor = make(None, {"models": config})
+    executor = make_executor(None, {"models": config})
     async with door(tmp_path, executors=[executor]) as home, home.client() as client:
         [model] = [one.id async for one in client.models.list()]
         asked: list[dict[str, Any]] = [

@@ -23,10 +23,10 @@ from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.testing.pipes import HOPS, FakeHost, WatchedRunner, a_node
+from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.values import LlmCode, LlmResult
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.executor import PipesExecutor
-from penstock.workloads.spool.executor import LlmExecutor
 
 HELLO: Any = [{"role": "user", "content": "hello there"}]
 NODES = (a_node("a", (0, 2), model="split", end_model=True), a_node("b", (2, 4), model="split"))

@@ -482,7 +482,7 @@ def chat(**more: Any) -> Chat:
         (Completion(prompts=((-1,),)), LlmCode.INVALID_PROMPT, "-1"),
         (Completion(prompts=("\ud800",)), LlmCode.INVALID_PROMPT, "not valid Unicode"),
         (asked([40] * 512), LlmCode.CONTEXT_EXCEEDED, "512 tokens, and 512 are all"),
-        (chat(tools=({"type": "function"},)), LlmCode.NOT_SUPPORTED, "tools"),
+        (chat(tools=({"type": "function"},)), LlmCode.INVALID_SCHEMA, "tool"),
         (chat(schema={"type": "nonsense"}), LlmCode.INVALID_SCHEMA, "nonsense"),
     ],
 )

@@ -11,13 +11,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from penstock.adapters.llama.runner import LlamaRunner
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
 from penstock.workloads.llm.values import Chat, Completion, Generation, Message, Sampling, TextPart
 from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.weights.source import open_source
-from penstock.workloads.spool.llama.runner import LlamaRunner
 
 USER = Message(role="user", content="What is 17 times 250, and why?")
 SAID = Message(role="assistant", content="Well, ")

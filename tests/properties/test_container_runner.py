@@ -15,10 +15,10 @@ from penstock.lifecycles.container import ContainerJobState
 from penstock.testing.containers import Fault, Say, Script
 from penstock.workloads.container.engine import (
     CommandNotFound,
+    ContainerNotFound,
     EngineError,
     EngineUnavailable,
     ImageNotFound,
-    NotThere,
 )
 from penstock.workloads.container.job import Stream
 
@@ -26,7 +26,7 @@ METHODS = ("image", "pull", "create", "attach", "start", "wait", "usage", "signa
 ERRORS = (
     EngineError("odd"),
     EngineUnavailable("away"),
-    NotThere("gone"),
+    ContainerNotFound("gone"),
     ImageNotFound("none"),
     CommandNotFound("no such file"),
 )

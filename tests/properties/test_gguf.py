@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.models import gguf
 
-from penstock.workloads.llm.models.gguf import GgufFacts, read_facts
+from penstock.models.facts import GgufFacts, read_facts
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 WHOLE = gguf(

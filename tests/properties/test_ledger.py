@@ -12,8 +12,8 @@ from penstock.adapters.memory.store import MemoryBackend
 from penstock.control import ledger as control
 from penstock.control.ledger import Ledger
 from penstock.core.job import Job, JobResult, Unique
+from penstock.core.journal import Folded, fold
 from penstock.core.ledger import Accept, BulkMove, Change, Checkpoint, Decider, Known, Move, Step
-from penstock.core.transition import Folded, fold
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobEvent, JobState
 from penstock.ports.query import matches, order
 from penstock.ports.store import JobQuery

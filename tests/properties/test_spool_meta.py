@@ -7,7 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workloads.spool.meta import Meta, encode_meta
+from penstock.workloads.spool.disk.meta import Meta, encode_meta
 
 _text = st.text(max_size=30)
 _metas = st.builds(

@@ -13,13 +13,14 @@ from hypothesis.strategies import data, sampled_from
 
 from penstock.core.errors import Conflict, NotFound, PenstockError
 from penstock.lifecycles.spool import SPOOL, VISIBLE, SpoolEvent, Status
+from penstock.workloads.spool.client.changes import cancel, clean, retry
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk import move
-from penstock.workloads.spool.ending import cancel, clean, fail, finish, retry
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.meta import Meta
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.disk.closing import fail, finish
+from penstock.workloads.spool.disk.files import move
+from penstock.workloads.spool.disk.meta import Meta
+from penstock.workloads.spool.disk.workspace import Workspace
 
 _EVENTS = (SpoolEvent.CLAIM, SpoolEvent.RECOVER, SpoolEvent.FINISH, SpoolEvent.FAIL)
 

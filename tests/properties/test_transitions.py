@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.core.job import Job, JobResult
+from penstock.core.journal import BrokenLog, Folded, Transition, fold
 from penstock.core.ledger import Decider, Known, Move, Verdict, advance
-from penstock.core.transition import BrokenLog, Folded, Transition, fold
 from penstock.lifecycles.canonical import ACTORS, CANONICAL, TERMINAL, JobEvent, JobState, Role
 from penstock.testing.samples import T0, accept
 

@@ -20,12 +20,11 @@ from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.found import Found
-from penstock.workloads.spool.options import SpoolOptions
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.job_view import JobView
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import SpoolOptions, Sync
+from penstock.workloads.spool.disk.workspace import Workspace
 
 PENSTOCK = Path(sys.executable).with_name("penstock")
 PATIENCE = 40.0
@@ -121,10 +120,10 @@ class Spool:
         beside = {key: options.pop(key) for key in list(options) if key in _BESIDE}
         return self.work.submit(prompt, options=SpoolOptions(**options), **beside)
 
-    def run(self, prompt: str | bytes, **options: Any) -> Found:
+    def run(self, prompt: str | bytes, **options: Any) -> JobView:
         return self.ended(self.submit(prompt, **options))
 
-    def ended(self, job_id: str) -> Found:
+    def ended(self, job_id: str) -> JobView:
         return self.flow.wait(job_id, PATIENCE)
 
     def folder(self, job_id: str) -> Path:

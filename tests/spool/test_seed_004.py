@@ -33,17 +33,15 @@ from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.spool import FOLDERS, Status
 from penstock.testing.clock import VirtualClock
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool import work as work_module
-from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.disk import move
-from penstock.workloads.spool.ending import cancel
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.ids import order_of
-from penstock.workloads.spool.options import SpoolOptions
-from penstock.workloads.spool.waiting import Patience
-from penstock.workloads.spool.watching import Names
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client import work as work_module
+from penstock.workloads.spool.client.changes import cancel
+from penstock.workloads.spool.client.flow import Flow, WaitBackoff
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import ServerConfig, SpoolOptions, Sync
+from penstock.workloads.spool.disk.files import move
+from penstock.workloads.spool.disk.ids import order_of
+from penstock.workloads.spool.disk.watching import Names
+from penstock.workloads.spool.disk.workspace import Workspace
 
 WORKERS, CONTEXT = 2, 256
 ORDER = (Status.DONE, Status.FAILED, Status.RUNNING, Status.QUEUED)
@@ -393,8 +391,8 @@ def test_an_id_is_seconds_process_and_counter(work: Work) -> None:
 
 def test_ids_are_unique_across_processes_and_sort_by_time(tmp_path: Path) -> None:
     script = (
-        "import sys; from penstock.workloads.spool.work import Work\n"
-        "from penstock.workloads.spool.workspace import Workspace\n"
+        "import sys; from penstock.workloads.spool.client.work import Work\n"
+        "from penstock.workloads.spool.disk.workspace import Workspace\n"
         "from penstock.workloads.spool.config import Sync\n"
         "work = Work(Workspace(sys.argv[1], Sync.NONE))\n"
         "for _ in range(100): print(work.submit('x'), flush=True)"
@@ -485,7 +483,7 @@ def test_what_is_told_as_json_is_json_whatever_a_model_says(work: Work) -> None:
 
 def test_who_waits_backs_off_to_one_look_a_second() -> None:
     clock = VirtualClock()
-    patience = Patience(60.0, clock)
+    patience = WaitBackoff(60.0, clock)
     pauses = []
     for _ in range(20):
         pauses.append(patience.next("it did not end"))

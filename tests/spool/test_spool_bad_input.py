@@ -32,10 +32,10 @@ from tests.support.waiting import eventually
 
 from penstock.core.errors import InvalidRequest, Misconfigured, StoreFull, TooLarge
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.ending import cancel
-from penstock.workloads.spool.options import JobKind, SpoolOptions
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.changes import cancel
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import JobKind, SpoolOptions
+from penstock.workloads.spool.disk.workspace import Workspace
 
 GOOD = {"prompt.txt": b"Say yes.", "options.json": b'{"max_tokens": 1}'}
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)

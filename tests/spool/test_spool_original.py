@@ -22,16 +22,15 @@ from tests.support.waiting import eventually
 
 from penstock.lifecycles.spool import SPOOL, Status
 from penstock.testing.clock import VirtualClock
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.ending import cancel, clean, retry
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.ids import is_job_id, order_of
-from penstock.workloads.spool.meta import read_meta
-from penstock.workloads.spool.options import JobKind, SpoolOptions
-from penstock.workloads.spool.serving.neighbours import Neighbours
-from penstock.workloads.spool.serving.recovery import GRACE, Recovery
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.changes import cancel, clean, retry
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
+from penstock.workloads.spool.disk.ids import is_job_id, order_of
+from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.peers import Peers
+from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.server.recovery import GRACE, Recovery
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
 
@@ -253,7 +252,7 @@ def test_a_job_is_read_while_its_metadata_is_not_yet_final(work: Work) -> None:
 def look(workspace: Workspace, later: float) -> list[str]:
     """What a server of ours would take back, that much later."""
     clock = VirtualClock(time.time() + later)
-    found = Recovery(workspace, Neighbours(workspace.private, 30.0, clock), 3, clock).look()
+    found = Recovery(workspace, Peers(workspace.private, 30.0, clock), 3, clock).look()
     return found.queued + found.failed + found.stuck
 
 

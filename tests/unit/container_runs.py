@@ -13,9 +13,10 @@ from penstock.ports.executor import CancelToken
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.containers import FakeEngine, Script
 from penstock.workloads.container.config import InputRules, WorkerConfig
-from penstock.workloads.container.engine import Found
+from penstock.workloads.container.engine import ContainerSummary
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.files.sandbox import Sandbox
+from penstock.workloads.container.folders import JobFolders
 from penstock.workloads.container.job import ContainerJob, End, Limits, Stream
 from penstock.workloads.container.running.runner import Runner
 
@@ -43,14 +44,14 @@ class Rig:
         self.clock = LoopClock(loop)
         self.engine = FakeEngine(self.clock, {IMAGE: Script()})
         self.config = WorkerConfig(stop_grace=5)
-        self.sandboxes = Sandboxes(folder, InputRules())
+        self.sandboxes = JobFolders(folder, InputRules())
         self.job = ContainerJob(job_id="job-1", image=IMAGE, limits=Limits(max_runtime_seconds=10))
         self.stop = CancelToken()
         self.output = Output(None, 1 << 20)
 
     @property
     def sandbox(self) -> Sandbox:
-        return self.sandboxes.of(self.job.job_id)
+        return self.sandboxes.sandbox(self.job.job_id)
 
     @property
     def runner(self) -> Runner:
@@ -78,11 +79,11 @@ class Rig:
     def begin(self) -> asyncio.Task[End]:
         return asyncio.ensure_future(self.run())
 
-    async def found(self) -> Found:
+    async def found(self) -> ContainerSummary:
         (found,) = await self.engine.find({})
         return found
 
-    async def adopt(self, found: Found, started_at: float) -> End:
+    async def adopt(self, found: ContainerSummary, started_at: float) -> End:
         return await self.runner.adopt(
             self.job, found, self.sandbox, self.output, self.stop, started_at
         )

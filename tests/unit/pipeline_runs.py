@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.core.errors import NotFound, Superseded
 from penstock.core.job import Job, JobRequest, JobResult
+from penstock.core.journal import Transition
 from penstock.core.ledger import Step
 from penstock.core.pointer import encode_data
 from penstock.core.steps import check_notes, size_of, split_rows
-from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.executor import Environment, Interrupted, Outcome, Task

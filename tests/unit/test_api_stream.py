@@ -12,10 +12,10 @@ import pytest
 from penstock.adapters.http.connection import Event, EventParser
 from penstock.api.frames import EventFilter, Written
 from penstock.api.stream import EventStreams, cursor_of, place_of
-from penstock.control.journal import JournalHub
+from penstock.control.feed import JournalHub
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.core.job import Job
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.engine_api import EngineApi, EventBatch, JobUpdate, Logged, Moved, Progressed
 from penstock.ports.store import LogLine

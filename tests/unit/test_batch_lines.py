@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.openai.dialect import OpenAiDialect
+from penstock.api.openai.batch_format import OpenAiDialect
 from penstock.core.errors import InvalidRequest
 from penstock.testing.aio import run_async
 from penstock.testing.batch_store import a_file, keep

@@ -82,7 +82,7 @@ class Bench:
         self.store = Ledger(self.backend)
         self.clock = LoopClock(asyncio.get_running_loop())
         self.service = CheckpointService(self.store, self.bus, self.clock, **limits)
-        self.worker = Checkpoints(self.bus, "w", self.clock)
+        self.worker = Checkpoints(self.bus, "w")
         self.answers: list[AnyMessage] = []
         self.bus.subscribe(jobs_of("w"), self._receive)
         self.sent: list[AnyMessage] = []
@@ -255,6 +255,18 @@ async def test_rows_are_counted_again_by_the_next_engine_and_replaced_ones_once(
     with pytest.raises(TooLarge, match="max_steps = 10"):
         await bench.worker.write("a", 1, [Step("page", 8)])
     assert len(await bench.rows("a")) == 10
+
+
+@timed
+async def test_rows_of_a_job_that_began_under_this_engine_are_not_read_to_be_counted() -> None:
+    bench = Bench()
+    await bench.start()
+    await bench.store.apply([accept("a"), move("a", JobEvent.SCHEDULE)])
+    await bench.store.apply([move("a", JobEvent.DISPATCH, worker_id="w")])
+    await bench.store.apply([move("a", JobEvent.START, actor="worker:w")])
+    bench.store.count_steps = None  # type: ignore[assignment, method-assign]
+    await bench.worker.write("a", 1, some(3))
+    assert len(await bench.rows("a")) == 3
 
 
 @timed

@@ -1,4 +1,4 @@
-"""A plan becomes a bundle: everything about the cage, and nothing else."""
+"""A plan becomes a bundle: everything about the options, and nothing else."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from tests.support.rows import every
 from penstock.workloads.container.engine import (
     CommandNotFound,
     CommandNotRunnable,
+    ContainerSpec,
     Image,
     Mount,
-    Plan,
     Unsupported,
 )
 from penstock.workloads.container.engines import seccomp
 from penstock.workloads.container.engines.oci.bundle import (
     INIT,
     MOUNT_POINTS,
-    Cage,
+    SandboxOptions,
     bundle,
+    compiled,
     process_of,
 )
 from penstock.workloads.container.engines.oci.cgroups import Cgroups
-from penstock.workloads.container.engines.oci.filters import compiled
-from penstock.workloads.container.engines.oci.programs import check_command, needs_loader
-from penstock.workloads.container.engines.oci.rooted import OutOfReach, resolve
-from penstock.workloads.container.engines.oci.runtimes import Runtime
+from penstock.workloads.container.engines.oci.machine import Runtime
+from penstock.workloads.container.engines.oci.rootfs import (
+    OutOfReach,
+    check_command,
+    needs_loader,
+    resolve,
+)
 
 IMAGE = Image(
     id="sha256:" + "a" * 64,
@@ -40,10 +44,10 @@ IMAGE = Image(
     env=("PATH=/bin", "COLOUR=red", "EMPTY="),
     workdir="/home",
 )
-CAGE = Cage(init=Path("/usr/bin/tini-static"), seccomp=seccomp.profile("x86_64"))
+OPTIONS = SandboxOptions(init=Path("/usr/bin/tini-static"), seccomp=seccomp.profile("x86_64"))
 
 
-def planned(**others: Any) -> Plan:
+def planned(**others: Any) -> ContainerSpec:
     usual: dict[str, Any] = {
         "name": "penstock-a1",
         "image": IMAGE.id,
@@ -52,12 +56,12 @@ def planned(**others: Any) -> Plan:
         "pids": 32,
         "tmp": 1 << 20,
     }
-    return Plan(**{**usual, **others})
+    return ContainerSpec(**{**usual, **others})
 
 
-def made(cage: Cage = CAGE, **others: Any) -> dict[str, Any]:
+def made(options: SandboxOptions = OPTIONS, **others: Any) -> dict[str, Any]:
     plan = planned(**others)
-    return bundle(plan, process_of(plan, IMAGE), Path("/images/x/rootfs"), cage)
+    return bundle(plan, process_of(plan, IMAGE), Path("/images/x/rootfs"), options)
 
 
 def mount(config: dict[str, Any], target: str) -> dict[str, Any]:
@@ -91,7 +95,7 @@ def test_the_limits_are_the_plans_and_swap_adds_nothing() -> None:
 
 
 def test_who_is_in_a_cgroup_with_limits_already_asks_for_none() -> None:
-    linux = made(Cage(seccomp=CAGE.seccomp, limits=False))["linux"]
+    linux = made(SandboxOptions(seccomp=OPTIONS.seccomp, limits=False))["linux"]
     assert "resources" not in linux
     assert "cgroupsPath" not in linux
 
@@ -117,7 +121,7 @@ def test_binds_are_private_and_read_only_unless_said() -> None:
 
 def test_the_init_is_in_front_where_there_is_one() -> None:
     assert made(cmd=("-x",))["process"]["args"] == [INIT, "--", "/bin/tool", "-x"]
-    assert made(Cage(seccomp={}))["process"]["args"] == ["/bin/tool", "--help"]
+    assert made(SandboxOptions(seccomp={}))["process"]["args"] == ["/bin/tool", "--help"]
 
 
 def test_the_environment_is_the_images_then_the_plans_and_none_of_ours(
@@ -125,7 +129,7 @@ def test_the_environment_is_the_images_then_the_plans_and_none_of_ours(
 ) -> None:
     monkeypatch.setenv("PENSTOCK_SECRET", "x")
     env = made(env={"COLOUR": "blue=1"})["process"]["env"]
-    assert env == ["PATH=/bin", "HOME=/tmp", "COLOUR=blue=1", "EMPTY="]
+    assert env == ["PATH=/bin", "COLOUR=blue=1", "EMPTY=", "HOME=/tmp"]
 
 
 def test_the_folder_is_the_plans_or_the_images() -> None:
@@ -136,7 +140,7 @@ def test_the_folder_is_the_plans_or_the_images() -> None:
 
 def test_a_network_is_refused() -> None:
     with pytest.raises(Unsupported, match="network"):
-        made(network=True)
+        made(network="bridge")
 
 
 def test_every_mount_has_a_place_that_each_image_is_given() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.api.container.characters import Reader, words_of
+from penstock.workloads.container.files.output import LogPage
 from penstock.workloads.container.job import Stream
-from penstock.workloads.container.store import LogPage
 
 OUT = Stream.STDOUT
 

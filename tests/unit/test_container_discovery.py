@@ -9,6 +9,7 @@ import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured
+from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
+from penstock.testing.containers import FakeEngine
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engines import discovery, sockets
 from penstock.workloads.container.engines.discovery import Candidate, candidates, open_engine
@@ -484,3 +487,20 @@ async def test_an_engine_without_an_init_program_works_and_says_so(
             assert "init" in one.advice or "catatonit" in one.advice
         (place / podman.INIT).touch()
         assert (await candidates(place))[1].problem == ""
+
+
+@run_async
+async def test_an_engine_of_a_plug_in_is_found_by_its_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = EntryPoint("mine", f"{__name__}:plugged_in", discovery.GROUP)
+    monkeypatch.setattr(discovery, "entry_points", lambda group: [entry])
+    engine = await open_engine(WorkerConfig(engine="mine", jobs_dir=tmp_path))
+    assert isinstance(engine, FakeEngine)
+    with pytest.raises(Misconfigured, match="no engine 'yours'") as caught:
+        await open_engine(WorkerConfig(engine="yours", jobs_dir=tmp_path))
+    assert "mine" in (caught.value.hint or "")
+
+
+def plugged_in(config: WorkerConfig) -> FakeEngine:
+    return FakeEngine(SystemClock())

@@ -14,22 +14,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.testing.aio import run_async
-from penstock.workloads.container.engine import BuildPlan, Chunk, ContainerState, Mount, Plan
+from penstock.workloads.container.engine import (
+    BuildRequest,
+    Chunk,
+    ContainerSpec,
+    ContainerState,
+    Gpus,
+    Mount,
+)
+from penstock.workloads.container.engines import gpus
 from penstock.workloads.container.engines.docker import podman
 from penstock.workloads.container.engines.docker.answers import (
     ImageAnswer,
     ImageConfig,
     condition,
 )
-from penstock.workloads.container.engines.docker.building import build_query
-from penstock.workloads.container.engines.docker.context import packed
-from penstock.workloads.container.engines.docker.frames import Frames, NoFrame
-from penstock.workloads.container.engines.docker.meter import Meter, follow, open_meter
-from penstock.workloads.container.engines.docker.plan import create_body
-from penstock.workloads.container.engines.docker.podman_build import PodmanBuild
+from penstock.workloads.container.engines.docker.attach import Frames, NoFrame
+from penstock.workloads.container.engines.docker.build import PodmanBuild, build_query, packed
+from penstock.workloads.container.engines.docker.spec import create_body
+from penstock.workloads.container.engines.docker.usage import Meter, follow, open_meter
 from penstock.workloads.container.job import Stream
 
-PLAN = Plan(
+PLAN = ContainerSpec(
     name="penstock-x",
     image="sha256:1",
     cmd=("--privileged", "-v", "/:/host"),
@@ -57,7 +63,7 @@ def test_everything_is_locked_down() -> None:
     assert not {"PidMode", "UTSMode", "UsernsMode", "Binds", "VolumesFrom"} & host.keys()
     assert host["Init"] is True
     assert host["Devices"] == []
-    assert host["LogConfig"]["Type"] == "none"
+    assert host["LogConfig"]["Type"] == "local"
     assert host["AutoRemove"] is False
     assert body["Healthcheck"] == {"Test": ["NONE"]}
     assert body["User"] == "1000:50"
@@ -109,7 +115,7 @@ def test_arguments_are_arguments_and_nothing_else() -> None:
     body = create_body(PLAN)
     assert body["Cmd"] == ["--privileged", "-v", "/:/host"]
     assert body["Image"] == "sha256:1"
-    assert body["Env"] == ["A=1"]
+    assert body["Env"] == ["HOME=/tmp", "A=1"]
     assert body["Labels"] == {"penstock.job": "j"}
 
 
@@ -120,8 +126,8 @@ def test_what_is_not_said_is_the_images_or_the_engines() -> None:
 
 
 def test_a_network_a_runtime_and_a_profile_can_be_asked_for() -> None:
-    host = create_body(_changed(network=True, runtime="runsc"), seccomp="{}")["HostConfig"]
-    assert host["NetworkMode"] == "bridge"
+    host = create_body(_changed(network="lan", runtime="runsc"), seccomp="{}")["HostConfig"]
+    assert host["NetworkMode"] == "lan"
     assert host["Runtime"] == "runsc"
     assert host["SecurityOpt"] == ["no-new-privileges", "seccomp={}"]
 
@@ -137,9 +143,9 @@ def test_podman_gets_a_profile_an_owner_and_no_writable_folders_of_its_own() -> 
     assert "nproc" in {limit["Name"] for limit in host["Ulimits"]}
 
 
-def _changed(**changes: object) -> Plan:
+def _changed(**changes: object) -> ContainerSpec:
     fields = {name: getattr(PLAN, name) for name in PLAN.__struct_fields__}
-    return Plan(**{**fields, **changes})
+    return ContainerSpec(**{**fields, **changes})
 
 
 # -- answers --------------------------------------------------------------------------
@@ -217,7 +223,7 @@ def test_what_is_no_frame_is_refused(head: bytes) -> None:
 
 
 def test_a_build_has_no_network_no_cache_and_limits() -> None:
-    plan = BuildPlan(tag="t:1", context=Path(), memory=1 << 27, cpus=0.5, labels={"a": "b"})
+    plan = BuildRequest(tag="t:1", context=Path(), memory=1 << 27, cpus=0.5, labels={"a": "b"})
     query = build_query(plan)
     assert query["networkmode"] == "none"
     assert query["memory"] == query["memswap"] == 1 << 27
@@ -315,3 +321,59 @@ async def test_a_meter_is_read_when_its_process_ends(tmp_path: Path) -> None:
         await process.wait()
     peak.write_text("9999999\n")
     assert meter.read().peak_memory_bytes == 4096
+
+
+# -- GPUs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("all", Gpus(-1)),
+        ("2", Gpus(2)),
+        ("0,1", Gpus(ids=("0", "1"))),
+        ("device=GPU-3a2b,MIG-7", Gpus(ids=("GPU-3a2b", "MIG-7"))),
+        ("", Gpus()),
+        ("0", Gpus()),
+    ],
+)
+def test_gpus_are_all_a_number_or_ids(text: str, gpus: Gpus) -> None:
+    assert Gpus.parse(text) == gpus
+    assert bool(gpus) is (text not in ("", "0"))
+
+
+@pytest.mark.parametrize("text", ["-1", "0,", "a b", "device=", "1;rm", "$x"])
+def test_anything_else_names_no_gpus(text: str) -> None:
+    with pytest.raises(ValueError, match="invalid GPUs"):
+        Gpus.parse(text)
+
+
+def test_docker_is_asked_for_gpus_as_its_own_command_asks() -> None:
+    [request] = create_body(_changed(gpus=Gpus(-1)))["HostConfig"]["DeviceRequests"]
+    assert (request["Count"], request["DeviceIDs"]) == (-1, [])
+    assert request["Capabilities"] == [["gpu"]]
+    [request] = create_body(_changed(gpus=Gpus(ids=("0", "1"))))["HostConfig"]["DeviceRequests"]
+    assert (request["Count"], request["DeviceIDs"]) == (0, ["0", "1"])
+    assert "DeviceRequests" not in create_body(PLAN)["HostConfig"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names"),
+    [(Gpus(-1), ["all"]), (Gpus(2), ["0", "1"]), (Gpus(ids=("GPU-3a",)), ["GPU-3a"])],
+)
+def test_podman_is_asked_for_gpus_by_their_cdi_names(
+    wanted: Gpus, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "_FOLDERS", (str(tmp_path),))
+    assert "nvidia-ctk" in podman.gpus_problem("5.1.0")
+    (tmp_path / "net.yaml").write_text("cdiVersion: 0.6.0\nkind: vendor.test/net\n")
+    (tmp_path / "broken.json").write_text("{")
+    assert podman.gpus_problem("5.1.0") != ""
+    (tmp_path / "nvidia.yaml").write_text("cdiVersion: 0.6.0\nkind: nvidia.com/gpu\n")
+    assert podman.gpus_problem("5.1.0") == ""
+    assert "Podman 4.3.1" in podman.gpus_problem("4.3.1")
+    body = create_body(_changed(gpus=wanted))
+    podman.adapt(body, "/profile")
+    [request] = body["HostConfig"]["DeviceRequests"]
+    assert request["Driver"] == "cdi"
+    assert request["DeviceIDs"] == [f"nvidia.com/gpu={name}" for name in names]

@@ -14,7 +14,7 @@ from penstock.workloads.container.engine import (
     CommandNotRunnable,
     EngineError,
     EngineUnavailable,
-    Exit,
+    ExitStatus,
     ImageNotFound,
     PullFailed,
 )
@@ -35,24 +35,24 @@ LOST = Trouble(Code.ENGINE_UNAVAILABLE, None, "away")
 # What was seen of the exit, and what that alone comes to: code and exit_code of the record.
 EXITS = {
     None: (Code.RUNTIME_ERROR, None),
-    Exit(0): (None, 0),
-    Exit(0, oom=True): (None, 0),
-    Exit(0, error="lost"): (Code.ENGINE_ERROR, None),
-    Exit(None): (Code.ENGINE_ERROR, None),
-    Exit(None, error="lost"): (Code.ENGINE_ERROR, None),
-    Exit(None, oom=True): (Code.OOM_KILLED, 137),
-    Exit(1): (Code.NON_ZERO_EXIT, 1),
-    Exit(1, oom=True): (Code.OOM_KILLED, 1),
-    Exit(125): (Code.NON_ZERO_EXIT, 125),
-    Exit(137): (Code.NON_ZERO_EXIT, 137),
-    Exit(137, oom=True): (Code.OOM_KILLED, 137),
-    Exit(143): (Code.NON_ZERO_EXIT, 143),
-    Exit(153): (Code.OUTPUT_LIMIT, 153),
-    Exit(255): (Code.NON_ZERO_EXIT, 255),
+    ExitStatus(0): (None, 0),
+    ExitStatus(0, oom=True): (None, 0),
+    ExitStatus(0, error="lost"): (Code.ENGINE_ERROR, None),
+    ExitStatus(None): (Code.ENGINE_ERROR, None),
+    ExitStatus(None, error="lost"): (Code.ENGINE_ERROR, None),
+    ExitStatus(None, oom=True): (Code.OOM_KILLED, 137),
+    ExitStatus(1): (Code.NON_ZERO_EXIT, 1),
+    ExitStatus(1, oom=True): (Code.OOM_KILLED, 1),
+    ExitStatus(125): (Code.NON_ZERO_EXIT, 125),
+    ExitStatus(137): (Code.NON_ZERO_EXIT, 137),
+    ExitStatus(137, oom=True): (Code.OOM_KILLED, 137),
+    ExitStatus(143): (Code.NON_ZERO_EXIT, 143),
+    ExitStatus(153): (Code.OUTPUT_LIMIT, 153),
+    ExitStatus(255): (Code.NON_ZERO_EXIT, 255),
 }
 
 
-def expected(seen: Exit | None, story: Story) -> tuple[Code | None, int | None]:
+def expected(seen: ExitStatus | None, story: Story) -> tuple[Code | None, int | None]:
     if story.cause is Cause.OUTPUT_LIMIT:
         return Code.OUTPUT_LIMIT, seen.code if seen is not None else None
     if story.cause is not None:
@@ -91,13 +91,13 @@ def said(story: Story, job: ContainerJob = JOB) -> str:
 
 
 def test_a_stranger_is_told_which_limit_it_was() -> None:
-    assert said(Story(exit=Exit(137, oom=True))) == (
+    assert said(Story(exit=ExitStatus(137, oom=True))) == (
         "used more than 64 MB of memory (runtime.limits.memory_mb); the container was killed"
     )
-    assert said(Story(exit=Exit(143), cause=Cause.TIMEOUT)) == (
+    assert said(Story(exit=ExitStatus(143), cause=Cause.TIMEOUT)) == (
         "ran longer than 2.5 s (runtime.limits.max_runtime_seconds); the container was ended"
     )
-    assert said(Story(exit=Exit(0), too_much_output=True)) == (
+    assert said(Story(exit=ExitStatus(0), too_much_output=True)) == (
         "left more than 1000 bytes in /output (runtime.limits.max_artifact_bytes)"
     )
 
@@ -110,18 +110,18 @@ def test_a_cancel_says_who_asked_for_it() -> None:
 
 
 def test_a_signal_is_called_by_its_name() -> None:
-    assert said(Story(exit=Exit(139))) == "killed by SIGSEGV (exit code 139)"
-    assert said(Story(exit=Exit(137))) == (
+    assert said(Story(exit=ExitStatus(139))) == "killed by SIGSEGV (exit code 139)"
+    assert said(Story(exit=ExitStatus(137))) == (
         "killed by SIGKILL (exit code 137); neither this worker nor its memory limit did that"
     )
-    assert said(Story(exit=Exit(3))) == "exited with 3"
-    assert said(Story(exit=Exit(3, error="odd"))) == "exited with 3: odd"
-    assert said(Story(exit=Exit(128))) == "exited with 128"
+    assert said(Story(exit=ExitStatus(3))) == "exited with 3"
+    assert said(Story(exit=ExitStatus(3, error="odd"))) == "exited with 3: odd"
+    assert said(Story(exit=ExitStatus(128))) == "exited with 128"
 
 
 def test_a_file_that_was_cut_off_is_no_output_limit_without_an_output_folder() -> None:
     job = ContainerJob(job_id="j", image="alpine")
-    assert said(Story(exit=Exit(153)), job) == "killed by SIGXFSZ (exit code 153)"
+    assert said(Story(exit=ExitStatus(153)), job) == "killed by SIGXFSZ (exit code 153)"
 
 
 def test_a_container_that_would_not_end_is_told() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.container.engines.oci.gone import Gone
+from penstock.workloads.container.engines.oci.folder import Gone
 
 
 def a_folder(root: Path, name: str = "penstock-a") -> Path:

@@ -11,17 +11,17 @@ import msgspec
 import pytest
 from tests.support.rows import every
 
-from penstock.api.container.options import ContainerHttpOptions
+from penstock.api.container.facade import ContainerFacade, WorkerHealth, WorkerInfo
 from penstock.api.container.reference import page as reference
-from penstock.api.container.surface import TELLING, operations
-from penstock.api.container.wording import HEALTH_KEYS, INFO_KEYS, Wording
+from penstock.api.container.server import TELLING, http_options, operations
+from penstock.api.container.views import HEALTH_KEYS, INFO_KEYS, Presenter
 from penstock.api.openapi import document
 from penstock.api.operation import Operation
 from penstock.core.errors import Misconfigured
-from penstock.workloads.container.store import ContainerApi, WorkerHealth, WorkerInfo
+from penstock.workloads.container.config import WorkerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-OPERATIONS = operations(cast("ContainerApi", None), Wording())
+OPERATIONS = operations(cast("ContainerFacade", None), Presenter())
 DOCUMENT: dict[str, Any] = json.loads(msgspec.json.encode(document(OPERATIONS, TELLING)))
 
 
@@ -63,6 +63,6 @@ def test_the_protocols_keys_come_first() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
 def test_loopback_needs_no_token(host: str) -> None:
-    ContainerHttpOptions(host=host).check()
+    http_options(WorkerConfig(host=host))
     with pytest.raises(Misconfigured, match="token"):
-        ContainerHttpOptions(host="0.0.0.0").check()
+        http_options(WorkerConfig(host="0.0.0.0"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import hashlib
 import io
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 from penstock.testing.aio import run_async
-from penstock.workloads.container.engine import ImageNotFound
+from penstock.workloads.container.engine import ImageNotFound, RegistryAuth
 from penstock.workloads.container.engines.oci.bundle import MOUNT_POINTS
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
@@ -500,3 +501,26 @@ async def test_a_pull_that_is_given_up_brings_nothing_in_later(
     await asyncio.get_running_loop().shutdown_default_executor()  # every thread has ended
     with pytest.raises(ImageNotFound):
         await engine.image("team/tool")
+
+
+@run_async
+async def test_a_login_goes_to_skopeo_in_a_file_that_nobody_else_can_read(
+    registry: Path, tmp_path: Path
+) -> None:
+    program = registry / "bin" / "skopeo"
+    said = tmp_path / "said"
+    words = (
+        f'[ "$3" = --authfile ] && {{ stat -c %a "$4"; cat "$4"; }} > {said}\necho "$@" >> {said}\n'
+    )
+    program.write_text(program.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{words}"))
+    engine = OciEngine(tmp_path / "root")
+    offer(registry, "one")
+    auth = RegistryAuth(server="registry.test", username="ann", password="se:cret")
+    await engine.pull("registry.test/team/tool", auth)
+    mode, rest = said.read_text().split("\n", 1)
+    login = base64.b64encode(b"ann:se:cret").decode()
+    assert mode == "600"
+    assert rest.startswith(
+        json.dumps({"auths": {"registry.test": {"auth": login}}}, separators=(",", ":"))
+    )
+    assert "cret" not in rest.partition("copy")[2]

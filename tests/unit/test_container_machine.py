@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workloads.container.standing.machine import Disk, Machine, Memory, disk_of
+from penstock.workloads.container.machine import Disk, Machine, Memory, disk_of
 
 
 def a_machine(root: Path, **files: str) -> Machine:
@@ -52,18 +52,6 @@ def test_memory_is_known_without_the_kernels_files(tmp_path: Path) -> None:
     memory = Machine(tmp_path).memory()
     assert memory.total_mb > 0
     assert 0 <= memory.available_mb <= memory.total_mb
-
-
-def test_the_temperature_is_that_of_the_hottest_sensor_that_tells_sense(tmp_path: Path) -> None:
-    zones = {
-        f"sys__class__thermal__thermal_zone{number}__temp": text
-        for number, text in enumerate(["41000\n", "56500\n", "broken", "-274000", "999000"])
-    }
-    assert a_machine(tmp_path, **zones).temperature_c() == 56.5
-
-
-def test_a_machine_without_sensors_has_no_temperature(tmp_path: Path) -> None:
-    assert Machine(tmp_path).temperature_c() is None
 
 
 def test_a_disk_is_that_of_the_nearest_folder_that_is_there(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from penstock.workloads.container.protocol.submission import (
     body_limit,
     check_job,
     read_job,
-    recall_job,
 )
 
 # --- the protocol's own checks ---
@@ -255,16 +254,6 @@ ORDER: list[tuple[str, str]] = [
     (Code.INVALID_IMAGE, "runtime.image"),
     (Code.INVALID_FIELD, "runtime.cmd"),
     (Code.NOT_ALLOWED, "runtime.env.PATH"),
-    (Code.INVALID_FIELD, "runtime.limits.memory_mb"),
-    (Code.INVALID_FIELD, "runtime.stdin"),
-    (Code.INVALID_FIELD, "inputs[0].path"),
-    (Code.INVALID_FIELD, "outputs"),
-    (Code.NOT_ALLOWED, "runtime.network"),
-    (Code.NOT_ALLOWED, "runtime.user"),
-    (Code.INVALID_FIELD, "runtime.workdir"),
-    (Code.NOT_ALLOWED, "runtime.runtime"),
-    (Code.INVALID_FIELD, "priority"),
-    (Code.INVALID_FIELD, "labels"),
     (Code.IMAGE_NOT_ALLOWED, "runtime.image"),
 ]
 
@@ -274,22 +263,12 @@ def test_everything_wrong_at_once_is_answered_one_by_one_in_the_order_of_the_pro
         "protocol_version": 2,
         "job_id": "",
         "runtime": None,
-        "inputs": [{"path": "../x", "text": ""}],
-        "outputs": "yes",
-        "priority": "urgent",
-        "labels": ["a"],
     }
     bad_runtime: dict[str, Any] = {
         "mode": "compile",
         "image": "",
         "cmd": "ls",
         "env": {"PATH": "/"},
-        "limits": {"memory_mb": -1},
-        "stdin": "all",
-        "network": True,
-        "user": 0,
-        "workdir": "x",
-        "runtime": "other",
     }
     repairs: list[tuple[dict[str, Any], str, Any]] = [
         (wrong, "protocol_version", 1),
@@ -301,16 +280,6 @@ def test_everything_wrong_at_once_is_answered_one_by_one_in_the_order_of_the_pro
         (bad_runtime, "image", "not-listed"),
         (bad_runtime, "cmd", []),
         (bad_runtime, "env", {}),
-        (bad_runtime, "limits", {}),
-        (bad_runtime, "stdin", "job"),
-        (wrong, "inputs", []),
-        (wrong, "outputs", True),
-        (bad_runtime, "network", False),
-        (bad_runtime, "user", 1000),
-        (bad_runtime, "workdir", "/x"),
-        (bad_runtime, "runtime", None),
-        (wrong, "priority", "low"),
-        (wrong, "labels", {}),
         (bad_runtime, "image", "listed"),
     ]
     config = WorkerConfig(images=ImageRules(allowed=("listed",)))
@@ -336,7 +305,7 @@ def test_a_job_of_the_protocols_own_fields_is_complete_and_locked_down() -> None
     assert made.limits == CONFIG.defaults
     assert (made.mode, made.image, made.cmd, made.env) == (Mode.IMAGE, "alpine:latest", (), {})
     assert (made.network, made.user, made.outputs, made.inputs) == (
-        False,
+        "none",
         (65534, 65534),
         False,
         (),
@@ -352,22 +321,37 @@ def test_a_job_without_a_task_is_accepted_as_the_protocols_worker_does() -> None
 
 def test_unknown_fields_are_kept_and_mean_nothing() -> None:
     asked = job(extra={"z": [1, None]}, retries=3) | {"files": "x"}
-    asked["runtime"]["privileged"] = True
-    asked["runtime"]["volumes"] = ["/:/host"]
     accepted = accept(asked)
     assert json.loads(accepted.body) == asked
     assert accepted.job.stdin_bytes == accepted.body
     assert accepted.job == replace(accept(job()).job, stdin_bytes=accepted.body)
 
 
-def test_the_body_is_what_javascript_would_hand_on_but_for_its_numbers() -> None:
+@every(
+    "given, field",
+    [
+        ({"privileged": True}, "runtime.privileged"),
+        ({"volumes": ["/:/host"]}, "runtime.volumes"),
+        ({"limits": {"memroy_mb": 64}}, "runtime.limits.memroy_mb"),
+        ({"limits": {"gpus": 1}}, "runtime.limits.gpus"),
+    ],
+)
+def test_what_can_not_be_honoured_is_refused_with_a_hint(given: Any, field: str) -> None:
+    assert code_and_field(runtime(**given)) == (Code.INVALID_FIELD, field)
+
+
+def test_a_misspelt_limit_is_answered_with_the_right_name() -> None:
+    assert "memory_mb" in refuse(runtime(limits={"memroy_mb": 64})).error.message
+
+
+def test_the_body_is_compact_and_every_number_as_it_was() -> None:
     body = (
         b' { "protocol_version" : 1.0 , "job_id":"a","task":{"payload":{"b":1e3,"2":-0,"1":1e400,'
         b'"s":"\\u00e9\\ud800\\/"}},\n"runtime":{"mode":"image","image":"alpine"} } '
     )
     assert read_job(body, CONFIG).body == (
-        b'{"protocol_version":1.0,"job_id":"a","task":{"payload":{"1":1e400,"2":-0,"b":1e3,'
-        b'"s":"\xc3\xa9\\ud800/"}},"runtime":{"mode":"image","image":"alpine"}}'
+        b'{"protocol_version":1.0,"job_id":"a","task":{"payload":{"b":1e3,"2":-0,"1":1e400,'
+        b'"s":"\\u00e9\\ud800/"}},"runtime":{"mode":"image","image":"alpine"}}'
     )
 
 
@@ -384,7 +368,7 @@ def test_a_decoded_value_gives_the_same_job_as_its_bytes() -> None:
     assert check_job(asked, CONFIG) == accept(asked)
 
 
-@pytest.mark.parametrize("value", [b"{}", {"a": b"x"}, {1: 2}, object(), {"a": (1,)}, {"a": {1}}])
+@pytest.mark.parametrize("value", [b"{}", {"a": b"x"}, object(), {"a": {1}}])
 def test_a_value_that_json_does_not_have_is_an_invalid_body(value: Any) -> None:
     with pytest.raises(Rejected) as caught:
         check_job(value, CONFIG)
@@ -418,14 +402,3 @@ def test_files_have_a_cap_of_their_own() -> None:
     assert body_limit(config) == 2000
     refused = refuse(job(inputs=[{"path": "a", "text": "x" * 2000}]), config)
     assert refused.status == 413
-
-
-def test_a_stored_body_is_read_again_though_less_is_allowed_now() -> None:
-    accepted = accept(job(task="x" * 1000))
-    assert recall_job(accepted.body, WorkerConfig(max_body_bytes=100)) == accepted
-
-
-def test_a_stored_body_that_is_damaged_is_refused_and_no_crash() -> None:
-    with pytest.raises(Rejected) as caught:
-        recall_job(b'{"protocol_version":1', CONFIG)
-    assert caught.value.error.code == Code.INVALID_BODY

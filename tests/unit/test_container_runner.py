@@ -73,7 +73,7 @@ async def test_the_plan_says_everything_that_the_job_asks_for(rig: Rig) -> None:
     }
     assert (plan.labels[OWNER_LABEL], plan.labels[JOB_LABEL]) == ("owner", "job-1")
     assert int(plan.labels[DEADLINE_LABEL]) > rig.clock.now() + 10
-    assert not plan.network
+    assert plan.network == "none"
 
 
 @with_rig

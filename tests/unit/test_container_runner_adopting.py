@@ -10,11 +10,11 @@ from tests.unit.container_runs import IMAGE, Rig, code_of, virtually, with_rig
 
 from penstock.lifecycles.container import ContainerJobState
 from penstock.testing.containers import Fault, Say, image_of
-from penstock.workloads.container.engine import ContainerState, EngineUnavailable, Found
+from penstock.workloads.container.engine import ContainerState, ContainerSummary, EngineUnavailable
 from penstock.workloads.container.job import Stream
 
 
-async def let_go_after(rig: Rig, seconds: float) -> Found:
+async def let_go_after(rig: Rig, seconds: float) -> ContainerSummary:
     running = rig.begin()
     await rig.passes(seconds)
     running.cancel()

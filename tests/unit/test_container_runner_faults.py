@@ -9,10 +9,10 @@ from tests.unit.container_runs import Rig, code_of, virtually, with_rig
 
 from penstock.testing.containers import HANGS, NEVER_ANSWERS, Fault, Say
 from penstock.workloads.container.engine import (
+    ContainerNotFound,
     EngineError,
     EngineUnavailable,
     ImageNotFound,
-    NotThere,
 )
 from penstock.workloads.container.running.attending import ENGINE_PATIENCE
 from penstock.workloads.container.running.stopping import KILL_WAITS
@@ -29,7 +29,7 @@ LONGEST = 10 + 5 + sum(KILL_WAITS) + 4 * 60
     [
         Fault(error=EngineUnavailable("away")),
         Fault(error=EngineError("odd")),
-        Fault(error=NotThere("gone")),
+        Fault(error=ContainerNotFound("gone")),
         Fault(error=RuntimeError("a bug")),
         HANGS,
         NEVER_ANSWERS,

@@ -25,7 +25,8 @@ from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import EngineError, Mount
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.placing import in_thread
-from penstock.workloads.container.files.sandbox import BadInput, Sandbox, Sandboxes
+from penstock.workloads.container.files.sandbox import BadInput, Sandbox
+from penstock.workloads.container.folders import JobFolders
 from penstock.workloads.container.job import (
     BuildSpec,
     Code,
@@ -50,7 +51,7 @@ def blobs() -> MemoryBlobs:
 
 @pytest.fixture
 def sandbox(root: Path, blobs: MemoryBlobs) -> Sandbox:
-    return Sandboxes(root, InputRules(), blobs).of("job-1")
+    return JobFolders(root, InputRules(), blobs).sandbox("job-1")
 
 
 def job(*inputs: InputFile, **fields: Any) -> ContainerJob:
@@ -133,7 +134,7 @@ class Broken(MemoryBlobs):
 
 @pytest.mark.parametrize("job_id", ["a", "../../etc", "a/b c", "x" * 5000, "é\n\0", "\ud800"])
 def test_nothing_of_an_id_is_in_a_path(root: Path, job_id: str) -> None:
-    folder = Sandboxes(root, InputRules()).of(job_id).folder
+    folder = JobFolders(root, InputRules()).sandbox(job_id).folder
     assert folder.parent == root
     assert folder.name == sha256(job_id.encode(errors="surrogatepass")).hexdigest()
 
@@ -144,28 +145,6 @@ async def test_only_the_worker_can_get_into_the_folder(sandbox: Sandbox) -> None
     sandbox.folder.mkdir(mode=0o777)
     await sandbox.prepare(job(outputs=True))
     assert mode(sandbox.folder) == 0o700
-
-
-@run_async
-async def test_folders_are_listed_by_name_and_can_be_discarded(root: Path) -> None:
-    sandboxes = Sandboxes(root, InputRules())
-    assert sandboxes.names() == []
-    for job_id in "ab":
-        await sandboxes.of(job_id).prepare(job(text("f")))
-    (root / "records.db").touch()
-    names = sorted(sandboxes.of(job_id).folder.name for job_id in "ab")
-    assert sandboxes.names() == names
-    sandboxes.discard(names[0])
-    sandboxes.discard(names[0])
-    assert sandboxes.names() == names[1:]
-
-
-@pytest.mark.parametrize(
-    "name", ["", "..", "../x", "records.db", "A" * 64, "a" * 63, "a" * 64 + "/.."]
-)
-def test_only_a_job_s_folder_can_be_discarded(root: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="not the name"):
-        Sandboxes(root, InputRules()).discard(name)
 
 
 # Input
@@ -283,7 +262,7 @@ async def test_bad_input_names_its_field_and_leaves_nothing(
     root: Path, inputs: list[InputFile], field: str, said: str
 ) -> None:
     rules = InputRules(max_files=5, max_file_bytes=1000, max_bytes=2000)
-    sandbox = Sandboxes(root, rules).of("j")
+    sandbox = JobFolders(root, rules).sandbox("j")
     with pytest.raises(BadInput, match=said) as caught:
         await sandbox.prepare(job(*inputs, outputs=True))
     assert isinstance(caught.value, EngineError)
@@ -300,9 +279,9 @@ async def test_a_pointer_that_leads_nowhere_is_input_that_can_not_be_had(
     brokenly = InputFile(path="a", pointer="blob:x", archive="tar")
     for box, file in (
         (sandbox, missing),
-        (Sandboxes(root, InputRules()).of("no blobs"), missing),
-        (Sandboxes(root, InputRules(), Broken()).of("broken"), missing),
-        (Sandboxes(root, InputRules(), Broken()).of("broken archive"), brokenly),
+        (JobFolders(root, InputRules()).sandbox("no blobs"), missing),
+        (JobFolders(root, InputRules(), Broken()).sandbox("broken"), missing),
+        (JobFolders(root, InputRules(), Broken()).sandbox("broken archive"), brokenly),
     ):
         with pytest.raises(BadInput) as caught:
             await box.prepare(job(text("first"), file))
@@ -319,22 +298,12 @@ async def test_a_pointer_that_leads_to_too_much_is_not_followed_to_its_end(
 ) -> None:
     blobs = Endless()
     rules = InputRules(max_file_bytes=100_000, max_bytes=100_000)
-    sandbox = Sandboxes(root, rules, blobs).of("j")
+    sandbox = JobFolders(root, rules, blobs).sandbox("j")
     with pytest.raises(BadInput, match="too large") as caught:
         await sandbox.prepare(job(InputFile(path="a", pointer="blob:x", archive=archive)))
     assert caught.value.code == Code.INVALID_FIELD
     assert blobs.given == 101_000
     assert not sandbox.folder.exists()
-
-
-@run_async
-async def test_what_is_too_large_for_the_blobs_is_the_job_s_fault(root: Path) -> None:
-    blobs = MemoryBlobs(max_size=1000)
-    pointer = await MemoryBlobs(inline_limit=10_000).put(bytes(2000))
-    sandbox = Sandboxes(root, InputRules(), blobs).of("j")
-    with pytest.raises(BadInput) as caught:
-        await sandbox.prepare(job(InputFile(path="a", pointer=pointer)))
-    assert (caught.value.code, caught.value.field) == (Code.INVALID_FIELD, "inputs[0].pointer")
 
 
 @run_async
@@ -367,7 +336,7 @@ async def test_what_the_job_wrote_stays_when_its_input_is_bad(sandbox: Sandbox) 
 @run_async
 async def test_a_cancel_leaves_nothing(root: Path, archive: str) -> None:
     blobs = Stuck()
-    sandbox = Sandboxes(root, InputRules(), blobs).of("j")
+    sandbox = JobFolders(root, InputRules(), blobs).sandbox("j")
     before = len(os.listdir("/proc/self/fd"))
     file = InputFile(path="a", pointer="blob:x", archive=archive)
     preparing = asyncio.create_task(sandbox.prepare(job(text("first"), file)))
@@ -435,7 +404,7 @@ async def test_a_context_can_not_bring_a_dockerfile_of_its_own(sandbox: Sandbox)
 
 @run_async
 async def test_a_dockerfile_that_is_too_large_is_named(root: Path) -> None:
-    sandbox = Sandboxes(root, InputRules(max_file_bytes=5)).of("j")
+    sandbox = JobFolders(root, InputRules(max_file_bytes=5)).sandbox("j")
     with pytest.raises(BadInput) as caught:
         await sandbox.build_context(building())
     assert caught.value.field == "runtime.build.dockerfile"

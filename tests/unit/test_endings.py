@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.control.endings import ending
+from penstock.control.intake import ending
 from penstock.core.job import IdSource, JobResult, RetryPolicy
 from penstock.core.ledger import Verdict, advance
 from penstock.lifecycles.canonical import JobEvent, JobState

@@ -38,7 +38,7 @@ async def test_what_comes_after_a_job_s_end_is_not_kept() -> None:
     await held.say((1, 1, "late"), (1, 2, "r"))
     await held.feed._take_in([JobProgress("j", 1, 0.5, "late")])
 
-    assert held.feed._told == {}
+    assert held.feed._streamed == {}
     assert held.feed.progress_of("j") is None
 
 
@@ -51,14 +51,14 @@ async def test_pieces_whose_beginning_nobody_heard_are_not_kept_and_not_told() -
         await held.say((2, 1, "again"), (2, 2, "!"), (2, 2, "!"), (1, 58, "old"))
         assert texts(queue) == ["again", "!"]
 
-    assert held.feed._told["j"].n == 2
+    assert held.feed._streamed["j"].n == 2
 
 
 @run_async
 async def test_only_so_much_is_kept_and_who_comes_late_is_told_no_text_with_a_gap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feeds, "_KEPT", 8)
+    monkeypatch.setattr(feeds, "_KEPT_CHARACTERS", 8)
     held = Held()
     with held.feed.reading("j") as early:
         await held.say((1, 1, "aaaa"), (1, 2, "bbbb"), (1, 3, "cccc"))

@@ -21,11 +21,11 @@ from penstock.core.job import JobRequest
 from penstock.ports.executor import JOB_LOGGER, Task
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
-from penstock.workloads.function import output
+from penstock.workloads.function import outcomes
 from penstock.workloads.function.context import current, running
 from penstock.workloads.function.definition import make_function
 from penstock.workloads.function.executor import FunctionExecutor
-from penstock.workloads.function.output import MAX_PART, OUTPUT
+from penstock.workloads.function.outcomes import MAX_PART, OUTPUT
 
 log = logging.getLogger("tests.job")
 
@@ -37,7 +37,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OUTPUT, "_streams", [])
     jobs = logging.Logger(JOB_LOGGER)
     monkeypatch.setitem(logging.root.manager.loggerDict, JOB_LOGGER, jobs)
-    monkeypatch.setattr(output, "_job_logger", jobs)
+    monkeypatch.setattr(outcomes, "_job_logger", jobs)
     for stream in (sys.stdout, sys.stderr):
         vars(stream).pop("write", None)
 

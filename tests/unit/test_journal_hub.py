@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.control.journal import JournalHub
+from penstock.control.feed import JournalHub
 from penstock.core.errors import InvalidRequest, StoreFailed
 from penstock.lifecycles.canonical import JobEvent
 from penstock.ports.clock import SystemClock

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from tests.support.rows import every
 
-from penstock.control import keys
-from penstock.control.guard import Guard
-from penstock.control.keys import KeyRegistry, KeyService
+from penstock.control import guard
+from penstock.control.guard import Guard, KeyRegistry, KeyService
 from penstock.core.errors import (
     Conflict,
     InvalidRequest,
@@ -146,7 +145,7 @@ async def test_every_token_costs_the_same_comparisons_in_constant_time(
         return hmac_compare(a, b)
 
     hmac_compare = hmac.compare_digest
-    monkeypatch.setattr(keys.hmac, "compare_digest", watched)  # type: ignore[attr-defined]
+    monkeypatch.setattr(guard.hmac, "compare_digest", watched)  # type: ignore[attr-defined]
     tokens = (OWNERS, good.token, revoked.token, wrong_secret(good), "pst_0_no", "no", "")
     work: set[tuple[tuple[int, int], ...]] = set()
     for token in tokens:

@@ -10,6 +10,7 @@ import pytest
 from tests.support.rows import every
 from tests.support.waiting import soon
 
+from penstock.app.llm import make_executor
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import JobRequest
 from penstock.core.verdict import Constraints
@@ -18,6 +19,7 @@ from penstock.ports.executor import Outcome, Task, TopicPaused
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
 from penstock.testing.llm import FakeRunner
+from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.runner import TOGETHER, answer
 from penstock.workloads.llm.values import (
     Choice,
@@ -32,7 +34,6 @@ from penstock.workloads.llm.values import (
     Usage,
     is_model_name,
 )
-from penstock.workloads.spool.executor import LlmExecutor, make
 
 CHAT = {"kind": "chat", "messages": [{"role": "user", "content": "one two three"}]}
 
@@ -227,7 +228,7 @@ class Ill(FakeRunner):
 async def test_an_engine_that_is_unavailable_hands_its_jobs_back_and_says_why(
     code: LlmCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.01)
     runner = Ill()
     runner.code = code
     executor = LlmExecutor(runner, ["fake"])
@@ -247,7 +248,7 @@ async def test_an_engine_that_is_unavailable_hands_its_jobs_back_and_says_why(
 async def test_a_job_that_may_begin_only_once_waits_for_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.spool.supervisor._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.01)
     runner = Ill()
     executor = LlmExecutor(runner, ["fake"])
     ctx = RecordingContext(JobRequest(job_id="j", topic="job.llm.fake", idempotent=False))
@@ -366,7 +367,7 @@ async def test_a_limit_of_memory_is_not_ignored() -> None:
 
 @run_async
 async def test_without_models_it_serves_nothing() -> None:
-    executor = make(None, {})
+    executor = make_executor(None, {})
     assert executor.topics == ()
     await executor.close()
 

@@ -20,7 +20,7 @@ class Topics:
         return self.topics_now
 
     async def status(self) -> Any:
-        return SimpleNamespace(paused_topics={})
+        return SimpleNamespace(paused_topics={}, models={})
 
 
 @run_async

@@ -105,7 +105,7 @@ async def _undisturbed(page: int) -> tuple[Any, int]:
 @on_virtual_time
 async def test_whatever_the_last_write_was_the_next_attempt_comes_to_the_same_end() -> None:
     expected, writes = await _undisturbed(page=2)
-    assert writes > 20
+    assert writes > 15
     for last in range(1, writes):
         place, before, after = Place(page=2, backlog=2), Journal(), Journal()
         one = _pipeline(before)
@@ -118,6 +118,33 @@ async def test_whatever_the_last_write_was_the_next_attempt_comes_to_the_same_en
         assert not done & set(after.calls), f"after write {last}"
         assert len(set(after.calls)) == len(after.calls)
         assert ended.attempt == 3
+
+
+@on_virtual_time
+async def test_the_output_of_a_run_is_that_of_its_last_good_step_whichever_attempt_ran_it() -> None:
+    one = Definition("one", config=Config)
+
+    @one.step()
+    async def answer() -> int:
+        return 42
+
+    @one.step(counts=False)
+    async def broken() -> int:
+        raise ValueError("no")
+
+    @one.map(over="numbers")
+    async def rest(number: int) -> int:
+        return number
+
+    undisturbed = Place(page=2, backlog=1)
+    await undisturbed.run(one)
+    assert (await undisturbed.result())["output"] == 42
+    for last in range(1, len(undisturbed.engine.messages)):
+        place = Place(page=2, backlog=1)
+        await place.create(one)
+        assert await place.crash_after(last, one)
+        await place.go_on(one)
+        assert (await place.result())["output"] == 42, f"after write {last}"
 
 
 @on_virtual_time

@@ -11,14 +11,17 @@ from penstock.control.policy import LARGEST, load_rules, parse_rules
 from penstock.control.safety import Rule
 from penstock.core.errors import Misconfigured
 from penstock.core.job import Priority
-from penstock.core.quantity import (
+from penstock.core.verdict import (
+    ApprovalTerms,
+    Constraints,
+    Decision,
+    Rate,
     parse_duration,
     parse_rate,
     parse_size,
     say_duration,
     say_size,
 )
-from penstock.core.verdict import ApprovalTerms, Constraints, Decision, Rate
 
 GOOD = b"""
 default = "deny"

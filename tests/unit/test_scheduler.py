@@ -203,6 +203,26 @@ async def test_what_must_wait_does_not_go_out_with_the_commit_that_accepts_it(
     site = site_that_gives_at_once()
     await site.greet()
     await site.apply(accept("a", **fields))
+    assert (await site.job("a")).state in (_S.PENDING, _S.SCHEDULED)
+
+
+@run_async
+async def test_a_job_that_finds_no_worker_is_scheduled_in_the_commit_that_accepts_it() -> None:
+    site = site_that_gives_at_once()
+    await site.apply(accept("a"), accept("b"))
+    for job_id in "ab":
+        job = await site.job(job_id)
+        assert (job.state, job.version, len(job.pages)) == (_S.SCHEDULED, 2, 1)
+    assert await site.turn() == []
+    assert (await site.job("a")).version == 2, "the turn has nothing to add"
+    await site.greet(slots=2)
+    assert (await site.job("a")).state is (await site.job("b")).state is _S.DISPATCHED
+
+
+@run_async
+async def test_a_job_that_waits_for_another_is_not_scheduled_as_it_is_accepted() -> None:
+    site = site_that_gives_at_once()
+    await site.apply(accept("b"), accept("a", after=("b",)))
     assert (await site.job("a")).state is _S.PENDING
 
 
@@ -213,7 +233,7 @@ async def test_nothing_passes_what_waits_already() -> None:
     await site.apply(accept("a", topic="other"))
     await site.turn()
     await site.apply(accept("b"))
-    assert (await site.job("b")).state is _S.PENDING
+    assert (await site.job("b")).state is _S.SCHEDULED
 
 
 @pytest.mark.parametrize("how", ["lost", "forgotten", "pool paused", "topic paused"])
@@ -248,8 +268,9 @@ async def test_where_there_are_rules_a_job_is_judged_first() -> None:
     rules = RuleSet(Decision.ALLOW, (Rule("no", Decision.DENY, topics=("job.no",)),), "s1")
     site = site_that_gives_at_once(SafetyKernel(rules))
     await site.greet()
-    await site.apply(accept("a", topic="job.no"))
-    assert await site.turn() == []
+    await site.apply(accept("a", topic="job.no"), accept("b"))
+    assert (await site.job("b")).state is _S.PENDING
+    await site.turn()
     assert (await site.job("a")).state is _S.DENIED
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.api.openai.retelling import Heard
+from penstock.api.openai.splice import Heard
 from penstock.core.errors import Conflict
 from penstock.ports.engine_api import Streamed
 from penstock.workloads.llm.answers import Answer, TextStream

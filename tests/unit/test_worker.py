@@ -27,6 +27,7 @@ from penstock.ports.bus import (
     Finished,
     Handshake,
     JobCancel,
+    MakeStartLog,
     MemoryBus,
     Resumed,
     Returned,
@@ -35,7 +36,6 @@ from penstock.ports.bus import (
     jobs_of,
 )
 from penstock.ports.executor import Context, Outcome, Task
-from penstock.ports.start_log import MakeStartLog
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.samples import a_request
 from penstock.worker.attempt import Attempt

@@ -120,7 +120,7 @@ async def _one_is_broken_off_while_it_wants_a_slot() -> tuple[bool, int]:
     await asyncio.sleep(1.0)
     going_on.cancel()
     await asyncio.sleep(0)
-    return ("one", 1) in slots.waits, slots.free
+    return ("one", 1) in slots.waits.attempts, slots.free
 
 
 def test_one_that_is_broken_off_while_it_wants_a_slot_counts_as_running() -> None:

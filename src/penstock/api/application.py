@@ -38,11 +38,12 @@ class Application:
     def __init__(self, authenticate: Authenticate, services: Services, spec: ApiSpec) -> None:
         self._authenticate, self._services = authenticate, services
         self._problem: ProblemReply = spec.problem
+        self._shape = spec.shape
         self._cors: Cors | None = spec.cors
         self._router = Router(spec.operations)
         options = services.options
         self._hosts = options.hosts
-        self._passes_over = options.passes_over
+        self._ignore_unknown = options.ignore_unknown
         self._known_hosts: set[bytes] = set()
         self._rate_limit = None
         if options.rate > 0:
@@ -69,9 +70,7 @@ class Application:
             except Allowed as known:
                 reply = Reply(b"", 204, (allow_header(known.methods), NO_STORE))
             except Exception as error:
-                operation: Operation | None = scope.get("penstock.operation")
-                problem = self._problem if operation is None else operation.problem or self._problem
-                reply = problem(error)
+                reply = self._problem_for(scope)(error)
             self._count(scope, reply, perf_counter() - begun)
             if isinstance(reply, Reply):
                 if self._cors is not None:
@@ -87,6 +86,14 @@ class Application:
                 await self._stream(reply, scope, receive, send)
         except (Gone, asyncio.CancelledError):
             return  # nobody is there any more, or the server's patience has ended
+
+    def _problem_for(self, scope: dict[str, Any]) -> ProblemReply:
+        """How an error is written: in the shape of the API that was called."""
+        operation: Operation | None = scope.get("penstock.operation")
+        if operation is not None:
+            return operation.problem or self._problem
+        found = self._shape(scope["path"]) if self._shape is not None else None
+        return found or self._problem
 
     def _dressed(self, reply: R, scope: dict[str, Any]) -> R:
         """With what lets a page from elsewhere read it, where that is wanted."""
@@ -122,13 +129,13 @@ class Application:
                 self._rate_limit.take(caller.key_id or caller.principal)
             if operation.body is not None:
                 _check_role(call.session, operation, params)
-        if operation.query is None and scope["query_string"] and not self._passes_over:
+        if operation.query is None and scope["query_string"] and not self._ignore_unknown:
             refuse_query(scope["query_string"])
         return call
 
     def _session(self, headers: dict[bytes, bytes], connection: Connection | None) -> Session:
         """Whose request it is; a key that comes again over a connection is not hashed again."""
-        given = headers.get(b"authorization", b"")
+        given = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
         if connection is not None and (session := connection.session) is not None:
             is_current = session.is_current
             if compare_digest(given, connection.authorization) and is_current and is_current():
@@ -140,6 +147,8 @@ class Application:
 
     def _find(self, scope: dict[str, Any]) -> tuple[Operation, dict[str, str]]:
         path = scope["raw_path"].decode("ascii")
+        if self._ignore_unknown and len(path) > 1:
+            path = path.rstrip("/")
         try:
             return self._router.find(scope["method"], path)
         except NotFound:
@@ -247,6 +256,8 @@ def by_key(authenticator: Authenticator) -> Authenticate:
 def token_in(headers: Mapping[bytes, bytes]) -> str:
     """Raises NotAuthenticated if there is none."""
     given = headers.get(b"authorization")
+    if given is None and (key := headers.get(b"x-api-key")):  # as Anthropic's clients send it
+        return key.strip().decode("latin-1")
     if given is None:
         raise NotAuthenticated("no key was given", hint="send Authorization: Bearer <key>")
     scheme, _, token = given.partition(b" ")
@@ -274,5 +285,7 @@ class ApiSpec(Struct, frozen=True):
     page: Callable[[], bytes]
     """The same, to be read by people."""
     problem: ProblemReply = problem_reply
+    shape: Callable[[str], ProblemReply | None] | None = None
+    """The shape of errors at a path without an operation; None means that of `problem`."""
     cors: Cors | None = None
     """Which pages from elsewhere may call; None leaves browsers to their own rules."""

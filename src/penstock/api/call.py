@@ -11,7 +11,7 @@ from contextlib import (
     nullcontext,
 )
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from msgspec import Struct, field
@@ -119,7 +119,7 @@ class Call:
     def query(self, kind: type[S]) -> S:
         """The query, checked. `kind` is what the operation declares."""
         assert kind is self.operation.query
-        pass_over = self.services.options.passes_over
+        pass_over = self.services.options.ignore_unknown
         return read_query(self.scope["query_string"], kind, pass_over=pass_over)
 
     async def json(self, kind: type[T], *, parsed_depth: int | None = None) -> T:
@@ -143,12 +143,13 @@ class Call:
             return kind()
         self.check_type(JSON_TYPE)
         max_depth = self.services.options.max_depth
-        return read_json(body, kind, max_depth=max_depth, parsed_depth=parsed_depth)
+        read = self.operation.reader or read_json
+        return cast(T, read(body, kind, max_depth=max_depth, parsed_depth=parsed_depth))
 
     async def read(self, data: bytes, kind: type[T], parsed_depth: int | None = None) -> T:
         """Decode and check JSON; a large one in a thread, one at a time for each key."""
         read = partial(
-            read_json,
+            self.operation.reader or read_json,
             data,
             kind,
             max_depth=self.services.options.max_depth,

@@ -18,8 +18,8 @@ _ANY = "*"
 class Cors(Struct, frozen=True):
     origins: frozenset[str] = frozenset()
     """As `http://localhost:10000`; `*` is any. None: no page from elsewhere may call."""
-    any_may_change: bool = True
-    """Whether `*` also holds for what changes something; a listed page may do that anyway."""
+    may_change: bool = True
+    """Whether they may also change something: where a token is needed, which no page can guess."""
 
     def check(self, method: str, headers: Mapping[bytes, bytes]) -> None:
         """Refuse what a page from elsewhere would change.
@@ -33,8 +33,8 @@ class Cors(Struct, frozen=True):
         raise Refused(
             403,
             "ORIGIN_NOT_ALLOWED",
-            "pages from elsewhere may not call this worker",
-            hint="add the page's origin to cors; for any page (*) the worker needs a token, too",
+            "pages from elsewhere may only read from this worker",
+            hint="give the worker a token, and add the page's origin to cors",
         )
 
     def headers(self, given: Mapping[bytes, bytes]) -> Headers:
@@ -49,8 +49,7 @@ class Cors(Struct, frozen=True):
         if not anybody:
             found.append(_VARY)
         if b"access-control-request-method" in given:
-            may_change = self.any_may_change or origin is None or _text(origin) in self.origins
-            methods = _METHODS if may_change else b"GET,HEAD"
+            methods = _METHODS if self.may_change or origin is None else b"GET,HEAD"
             found.append((b"access-control-allow-methods", methods))
             wanted = given.get(b"access-control-request-headers")
             if wanted:
@@ -62,7 +61,7 @@ class Cors(Struct, frozen=True):
 
     def _lets(self, origin: bytes, headers: Mapping[bytes, bytes]) -> bool:
         named = _text(origin)
-        if named in self.origins or (_ANY in self.origins and self.any_may_change):
+        if self.may_change and (named in self.origins or _ANY in self.origins):
             return True
         own = named.partition("://")[2]
         return bool(own) and own == _text(headers.get(b"host", b""))

@@ -15,7 +15,7 @@ from weakref import ref
 from msgspec import UNSET, Struct, UnsetType
 
 from penstock.api.reply import encode
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.engine_api import EventBatch
 from penstock.ports.store import JournalEvent

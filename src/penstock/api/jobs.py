@@ -13,8 +13,8 @@ from penstock.api.reply import Headers, Reply, encode, json_reply
 from penstock.api.selection import DeadListing, JobListing, Limit, page_of, query_of
 from penstock.core.errors import InvalidRequest, WaitTimedOut
 from penstock.core.job import Job
+from penstock.core.journal import Transition
 from penstock.core.ledger import Step
-from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import MAX_WAITED, Ended, newest_try
 from penstock.ports.store import JobQuery, LogLine, StepCount, StepQuery

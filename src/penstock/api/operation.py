@@ -47,6 +47,8 @@ class Operation(Struct, frozen=True):
     query: type[Struct] | None = None
     body: Any = None
     body_type: str = "application/json"
+    reader: Callable[..., Any] | None = None
+    """Reads its body, with the parameters of `read_json`, which is the default."""
     may_be_empty: bool = False
     """Without a body, every field of it has its default."""
     large: bool = False

@@ -12,6 +12,7 @@ from penstock.api import (
     keys,
     limits,
     metrics,
+    ollama,
     openai,
     pipeline_jobs,
     pipelines,
@@ -24,6 +25,7 @@ from penstock.api import (
     upkeep,
 )
 from penstock.api.operation import Operation
+from penstock.api.problems import ProblemReply
 
 OPERATIONS: tuple[Operation, ...] = (
     *submit.OPERATIONS,
@@ -45,4 +47,12 @@ OPERATIONS: tuple[Operation, ...] = (
     *metrics.OPERATIONS,
     *about.OPERATIONS,
     *openai.OPERATIONS,
+    *ollama.OPERATIONS,
 )
+
+
+def shape_of(path: str) -> ProblemReply | None:
+    """How errors at a path without an operation are written, if a foreign API has it."""
+    if path.startswith("/api/"):
+        return ollama.problem_reply
+    return openai.problem_reply if openai.is_openai_path(path) else None

@@ -18,6 +18,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8700
     """0 takes a free one."""
+    unix_socket: Path | None = None
+    """Listen there, and not at host and port; only its owner can connect."""
     certfile: Path | None = None
     keyfile: Path | None = None
     insecure: bool = False
@@ -33,8 +35,12 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     """Of a blob, and of a batch of jobs."""
     max_depth: int = 64
     max_head: int = 64 << 10
-    passes_over: bool = False
-    """Whether parameters of a query that an operation does not know are passed over."""
+    openai_strict: bool = False
+    """Whether the OpenAI API refuses fields that it does not know, rather than ignore them."""
+    image_sources: tuple[str, ...] = ()
+    """URL prefixes, as `https://example.com/`, below which images of requests are fetched."""
+    ignore_unknown: bool = False
+    """Whether unknown parameters of a query, and slashes at the end of a path, are ignored."""
 
     head_timeout: float = 10.0
     """Within which a request's head must be there, counted from the connection at first."""
@@ -71,6 +77,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
+        if self.unix_socket is not None:
+            return True
         name = self.host.strip("[]").lower()
         if name == "localhost":
             return True
@@ -92,13 +100,18 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
         return "http" if self.certfile is None else "https"
 
     @property
+    def own_names(self) -> frozenset[str]:
+        """What it is called on its own machine."""
+        return _LOCAL_NAMES | {self.host.lower()}
+
+    @property
     def hosts(self) -> frozenset[str]:
         """The names to listen to, in lower case; empty means any."""
-        if not self.checks_hosts:
+        if not self.checks_hosts or self.unix_socket is not None:
             return frozenset()
         if self.allowed_hosts:
             return frozenset(name.lower() for name in self.allowed_hosts)
-        return _LOCAL_NAMES | {self.host.lower()} if self.is_local else frozenset()
+        return self.own_names if self.is_local else frozenset()
 
     def check(self) -> None:
         """Raise Misconfigured for what would be dangerous, or can't work."""

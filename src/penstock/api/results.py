@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from msgspec import Struct
 
@@ -13,6 +14,7 @@ from penstock.api.operation import Operation, Pace
 from penstock.api.problems import Refused
 from penstock.api.ranges import Part, part_of
 from penstock.api.reply import AnyReply, Headers, Reply, StreamReply, json_reply
+from penstock.core.artifact import Artifact
 from penstock.core.errors import (
     InvalidRequest,
     JobCancelled,
@@ -93,6 +95,29 @@ async def _ended(call: Call, job_id: str, wait: float) -> Job:
     return job
 
 
+# -- artifacts --------------------------------------------------------------------
+
+
+class ArtifactList(Struct, frozen=True):
+    job_id: str
+    """Of the try that left them."""
+    artifacts: tuple[Artifact, ...]
+
+
+async def list_artifacts(call: Call) -> Reply:
+    job = await _ended(call, call.params["job_id"], call.query(ResultQuery).wait)
+    return json_reply(ArtifactList(job.job_id, job.result.artifacts if job.result else ()))
+
+
+async def get_artifact(call: Call) -> AnyReply:
+    job = await _ended(call, call.params["job_id"], call.query(ResultQuery).wait)
+    name = call.params["name"]
+    for artifact in job.result.artifacts if job.result else ():
+        if artifact.name == name:
+            return await _send(call, artifact.pointer, artifact)
+    raise NotFound(f"job {job.job_id} left no artifact {name!r}")
+
+
 # -- blobs ------------------------------------------------------------------------
 
 
@@ -127,7 +152,7 @@ def _uri(text: str) -> str:
     )
 
 
-async def _send(call: Call, pointer: str) -> AnyReply:
+async def _send(call: Call, pointer: str, artifact: Artifact | None = None) -> AnyReply:
     if pointer.startswith("data:"):
         return _send_bytes(call, decode_data(pointer), data_media_type(pointer))
     try:
@@ -137,11 +162,19 @@ async def _send(call: Call, pointer: str) -> AnyReply:
     etag = b'"%b"' % parse_blob(pointer).digest.encode()
     part = part_of(call.headers, stat.size, etag)
     headers = _headers(stat.media_type, part, etag)
+    if artifact is not None:
+        headers = [*(one for one in headers if one not in _INERT), *_named(artifact.name)]
     length = () if part.status == 304 else ((b"content-length", b"%d" % part.length),)
     if call.scope["method"] == "HEAD":
         part = Part(part.status, 0, 0)  # its length is told all the same
     content = _read(call, pointer, part)
     return StreamReply(content, (*headers, *length), part.status, length=part.length)
+
+
+def _named(name: str) -> Headers:
+    """What keeps a browser from running it, and the name to save it under."""
+    file = quote(name.rpartition("/")[2], safe="")
+    return (_INERT[0], (b"content-disposition", b"attachment; filename*=UTF-8''" + file.encode()))
 
 
 async def _read(call: Call, pointer: str, part: Part) -> AsyncGenerator[bytes, None]:
@@ -190,6 +223,36 @@ OPERATIONS = (
             "As the job made it, with its own media type; in parts with `Range`. Follows retries. "
             "409 while the job has not ended, 410 if it ended without a result (the problem says "
             "how), 204 if it succeeded without one."
+        ),
+    ),
+    Operation(
+        "GET",
+        "/v1/jobs/{job_id}/artifacts",
+        list_artifacts,
+        query=ResultQuery,
+        answer=ArtifactList,
+        refusals=(404, 409),
+        pace=Pace.WAITS,
+        summary="List a job's artifacts",
+        description=(
+            "The files that it left, whatever its end. Follows retries. 409 while the job has not "
+            "ended."
+        ),
+    ),
+    Operation(
+        "GET",
+        "/v1/jobs/{job_id}/artifacts/{name...}",
+        get_artifact,
+        query=ResultQuery,
+        answer=bytes,
+        answer_type="*/*",
+        others={206: bytes, 304: None},
+        refusals=(404, 409, 416),
+        pace=Pace.WAITS,
+        summary="Download an artifact",
+        description=(
+            "By its name. In parts with `Range` and `If-Range`; the `ETag` is its SHA-256, and "
+            "`If-None-Match` answers 304."
         ),
     ),
     Operation(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec import Struct
 
 from penstock.ports.clock import Clock
@@ -19,6 +22,8 @@ class ServedModel(Struct, frozen=True):
     """When it was first seen."""
     paused: str = ""
     """Why it can't be asked at present."""
+    facts: Mapping[str, Any] = {}
+    """What its worker reports: `context`, `size`, `architecture` and so on."""
 
 
 class Served:
@@ -41,10 +46,13 @@ class Served:
 
     async def _look(self, api: EngineApi) -> None:
         served = topics_by_model(await api.topics())
-        paused = (await api.status()).paused_topics
+        status = await api.status()
+        paused, facts = status.paused_topics, status.models
         now = self._clock.now()
         self._known = {
-            name: ServedModel(name, topic, self._since(name, now), paused.get(topic, ""))
+            name: ServedModel(
+                name, topic, self._since(name, now), paused.get(topic, ""), facts.get(topic, {})
+            )
             for name, topic in sorted(served.items())
         }
         self._until = self._clock.monotonic() + _FRESH

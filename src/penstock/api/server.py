@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import socket
+import stat
 from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import cache
+from pathlib import Path
 
 import uvicorn
 
@@ -18,7 +22,7 @@ from penstock.api.health import Health
 from penstock.api.metrics import Traffic
 from penstock.api.monitor import ConcurrencyLimit, RequestMonitor
 from penstock.api.openapi import document
-from penstock.api.operations import OPERATIONS
+from penstock.api.operations import OPERATIONS, shape_of
 from penstock.api.options import HttpOptions
 from penstock.api.page import page
 from penstock.api.reply import SECURITY, encode
@@ -27,8 +31,7 @@ from penstock.api.stream import EventStreams
 from penstock.core.errors import Misconfigured
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import Authenticator
-from penstock.ports.forking import close_in_children, fileno_of
-from penstock.ports.keepalive import ENGINE_TIMEOUT, keep_alive
+from penstock.ports.process import ENGINE_TIMEOUT, close_in_children, fileno_of, keep_alive
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +111,8 @@ class ApiServer:
         self._round = asyncio.get_running_loop().create_task(self._go_round(), name="http rounds")
         host = f"[{options.host}]" if ":" in options.host else options.host
         self.url = f"{options.scheme}://{host}:{bound.getsockname()[1]}"
+        if options.unix_socket is not None:
+            self.url = f"unix://{options.unix_socket}"
         log.info("listening at %s", self.url)
         return self.url
 
@@ -195,6 +200,8 @@ class ApiServer:
 
 def _bind(options: HttpOptions) -> socket.socket:
     """The socket, bound by us: port 0 works, and what goes wrong can be told."""
+    if options.unix_socket is not None:
+        return _bind_unix(options.unix_socket)
     host = options.host.strip("[]")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -218,6 +225,35 @@ def _bind(options: HttpOptions) -> socket.socket:
             f"can't listen at {options.host}:{options.port}: {error.strerror or error}",
             hint="stop what listens there, or choose another port; 0 takes a free one",
         ) from error
+    return bound
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    """Raises AddressTaken if somebody listens there; a socket that was left behind is replaced."""
+    bound = socket.socket(socket.AF_UNIX)
+    bound.setblocking(False)
+    try:
+        with suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise Misconfigured(f"{path} is there and is not a socket", hint="move it away")
+            with closing(socket.socket(socket.AF_UNIX)) as probe, suppress(ConnectionRefusedError):
+                probe.connect(str(path))
+                raise AddressTaken(f"another process listens at {path}", hint="stop it first")
+            os.unlink(path)
+        before = os.umask(0o177)
+        try:
+            bound.bind(str(path))
+        finally:
+            os.umask(before)
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise Misconfigured(
+            f"can't listen at {path}: {error}", hint="choose another path"
+        ) from error
+    except BaseException:
+        bound.close()
+        raise
     return bound
 
 
@@ -245,4 +281,4 @@ def _page() -> bytes:
     return page(document(OPERATIONS)).encode()
 
 
-ENGINE = ApiSpec(OPERATIONS, _document, _page)
+ENGINE = ApiSpec(OPERATIONS, _document, _page, shape=shape_of)

@@ -24,7 +24,7 @@ from penstock.api.frames import (
 from penstock.api.reply import EVENT_STREAM, NOTHING, Reply, StreamReply
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Job
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import TERMINAL
 from penstock.ports.engine_api import EngineApi, EventBatch, Logged, Moved, Streamed
 from penstock.workloads.pipeline.records import PipelineEvent

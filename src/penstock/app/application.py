@@ -39,7 +39,7 @@ from penstock.core.errors import (
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.executor import Context, Executor
 from penstock.ports.store import Durability
-from penstock.workloads.container.loading import executor_config
+from penstock.workloads.container.config import executor_config
 from penstock.workloads.function.definition import JobFunction, JobOptions, make_function
 from penstock.workloads.llm.config import model_config
 from penstock.workloads.pipeline.definition import Definition, load_pipeline
@@ -47,7 +47,7 @@ from penstock.workloads.pipes.setup import pipe_config
 
 if TYPE_CHECKING:
     from penstock.adapters.http.engine_api import HttpEngineApi
-    from penstock.app.sharing import Membership
+    from penstock.app.worker_process import Membership
 
 log = logging.getLogger(__name__)
 
@@ -444,7 +444,7 @@ class _Embedded(Session):
         self._bind(Client(self._engine.api, self._portal, self._application.functions))
 
     async def _join(self) -> Client:
-        from penstock.app.sharing import Membership
+        from penstock.app.worker_process import Membership
 
         address = f"unix:{self.settings.socket}"
         connected = _Connected(self._app, address, None, "", self.settings.reconnect_timeout)

@@ -40,8 +40,7 @@ from msgspec import Struct
 from penstock import __version__
 from penstock.adapters.files.blobs import open_private, sync_folder
 from penstock.adapters.sqlite import schema as job_schema
-from penstock.adapters.sqlite.database import Schema, WriterLock
-from penstock.adapters.sqlite.snapshot import Snapshot
+from penstock.adapters.sqlite.database import Schema, Snapshot, WriterLock
 from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.app.engine import make_private
 from penstock.app.migration import OLD_RUNS, OLD_SCHEMA
@@ -55,9 +54,8 @@ from penstock.core.errors import (
     StoreFailed,
     StoreFull,
 )
-from penstock.ports.failpoint import failpoint
+from penstock.ports.process import failpoint
 from penstock.ports.store import Verified
-from penstock.workloads.container.storage.sqlite import schema as container_schema
 from penstock.workloads.llm.storage.files import FileRecord
 
 FORMAT = 1
@@ -66,26 +64,29 @@ _JOBS = "penstock.db"
 _DATABASES: dict[str, Schema] = {
     _JOBS: job_schema.JOBS,
     OLD_RUNS: OLD_SCHEMA,
-    "containers/containers.db": container_schema.SCHEMA,
 }
 """In the order in which their states are taken. OLD_RUNS is there only until an engine has
 migrated it, and in backups of earlier versions."""
-_BLOBS = ("blobs", "containers/blobs")
+_BLOBS = ("blobs",)
 _SECRETS = ("token", "pipe.key")
-_CONTAINER_FOLDERS = ("artifacts", "logs")
-"""What is kept of a job of the standalone container worker."""
 _PLACES = (
     *(name for name in _DATABASES if name != _JOBS),
     *_BLOBS,
     "openai",
     "files",
     "starts",
-    "containers/jobs",
     *_SECRETS,
     _JOBS,
 )
 """What is moved as a whole when a backup is restored, in this order."""
-_TRANSIENT = {"penstock.lock", "penstock.sock", "pipelines.opening", "models", "pipes"}
+_TRANSIENT = {
+    "penstock.lock",
+    "penstock.sock",
+    "pipelines.opening",
+    "models",
+    "pipes",
+    "containers",
+}
 """Entries of a data directory that are of running processes only, or can be fetched again."""
 _STARTS = "starts/restored.starts"
 _OTHER_BOOT = b"restored 0\n"
@@ -198,9 +199,6 @@ class _Backup:
             for folder in _BLOBS:
                 self._copy_tree(folder, _DIGEST)
         self._copy_tree("files")
-        for job in _entries(data / "containers" / "jobs"):
-            for kind in _CONTAINER_FOLDERS:
-                self._copy_tree(f"containers/jobs/{job}/{kind}")
         for name in _SECRETS:
             self._copy(name)
         manifest = Manifest(FORMAT, __version__, taken_at, tuple(self._files))
@@ -379,9 +377,7 @@ def restore(settings: Settings, source: Path, *, replace: bool = False) -> Resto
             for path in _PLACES:
                 failpoint("restore-move")
                 _move(staging / path, data / path)
-            for folder in (data, data / "containers"):
-                if folder.is_dir():
-                    sync_folder(folder)
+            sync_folder(data)
     return RestoreSummary(
         path=str(data),
         files=len(manifest.files),
@@ -437,9 +433,6 @@ def _locks(settings: Settings) -> Iterator[WriterLock]:
     """Held while files are moved. Raises AlreadyRunning if an engine or a worker is there."""
     advice = "stop it first"
     yield WriterLock(settings.lock_file, advice=advice)
-    containers = settings.containers_dir / "containers.db"
-    if containers.exists():
-        yield container_schema.lock(containers)
     # An engine that keeps its jobs in memory holds no lock.
     with closing(socket.socket(socket.AF_UNIX)) as line, suppress(OSError):
         line.connect(str(settings.socket))
@@ -449,13 +442,7 @@ def _locks(settings: Settings) -> Iterator[WriterLock]:
 def _used(data: Path) -> Iterator[str]:
     """Entries that a restore would have to move aside, or would be mixed up with."""
     for entry in data.iterdir():
-        if entry.name == "containers":
-            yield from (
-                path
-                for path in _PLACES
-                if path.startswith("containers/") and (data / path).exists()
-            )
-        elif entry.name not in _TRANSIENT and ".partial-" not in entry.name:
+        if entry.name not in _TRANSIENT and ".partial-" not in entry.name:
             yield entry.name
 
 

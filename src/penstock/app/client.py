@@ -20,13 +20,11 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
-    NamedTuple,
     ParamSpec,
     TypeVar,
     Unpack,
@@ -34,6 +32,7 @@ from typing import (
 )
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock import values
@@ -76,6 +75,7 @@ from penstock.workloads.pipes.status import PipesView, status_of
 
 if TYPE_CHECKING:
     from penstock.app.application import Session
+    from penstock.app.artifacts import ArtifactHandle
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -413,18 +413,24 @@ class Client(_Caller):
     def _submit(
         self, requests: list[JobRequest], large: Mapping[int, bytes]
     ) -> list[JobHandle[Any]]:
-        with _keys_given_back(requests):
+        try:
             if large:
                 requests = self._engine.run(lambda api: _uploaded(api, requests, large))
             return self._handles(self._engine.submit(requests))
+        except BaseException:
+            _give_keys_back(requests)
+            raise
 
     async def _asubmit(
         self, requests: list[JobRequest], large: Mapping[int, bytes]
     ) -> list[JobHandle[Any]]:
-        with _keys_given_back(requests):
+        try:
             if large:
                 await self._engine.arun(lambda api: _uploaded(api, requests, large))
             return self._handles(await self._engine.arun(lambda api: api.submit(requests)))
+        except BaseException:
+            _give_keys_back(requests)
+            raise
 
     def _requests(
         self,
@@ -528,28 +534,23 @@ def _requests(topic: str, payloads: Sequence[bytes], fields: dict[str, Any]) -> 
     for payload in payloads:
         if keys is not None:
             fields["idempotency_key"] = next(keys)
-        taken = {}
-        if isinstance(payload, values.Input) and payload.results_of:
+        own = fields
+        if type(payload) is values.Input and payload.results_of:
             after = dict.fromkeys((*fields.get("after", ()), *payload.results_of))
-            taken = {"after": tuple(after), "takes_results": True}
+            own = {**fields, "after": tuple(after), "takes_results": True}
         if len(payload) > _INLINE:
             large[len(requests)], payload = payload, b""
         pointer = encode_data(payload) if payload else ""
-        requests.append(JobRequest(topic=topic, context_ptr=pointer, **{**fields, **taken}))
+        requests.append(JobRequest(topic=topic, context_ptr=pointer, **own))
     return requests, large
 
 
-@contextmanager
-def _keys_given_back(requests: Sequence[JobRequest]) -> Generator[None]:
-    """Where a job's submission fails, what it submits next under the same key is the same."""
-    try:
-        yield
-    except BaseException:
-        if (ctx := running.get()) is not None:
-            for request in requests:
-                if has_child_key(request):
-                    child_keys(ctx).give_back(request.idempotency_key or "")
-        raise
+def _give_keys_back(requests: Sequence[JobRequest]) -> None:
+    """After a job's submission failed, what it submits next under the same key is the same."""
+    if (ctx := running.get()) is not None:
+        for request in requests:
+            if has_child_key(request):
+                child_keys(ctx).give_back(request.idempotency_key or "")
 
 
 async def _uploaded(
@@ -795,20 +796,15 @@ class JobHandle(_Caller, Generic[T_co]):
     def _at_hand(self) -> Outcome | None:
         """The outcome of a job that is known to have ended with a small result."""
         job = self._record
-        if job is None or job.state is not JobState.SUCCEEDED or job.result is None:
-            return None
-        pointer = job.result.result_ptr or ""
-        if pointer and not pointer.startswith("data:"):
-            return None
-        return Outcome(job.request.topic, pointer, decode_data(pointer) if pointer else b"null")
+        return None if job is None or job.state is not JobState.SUCCEEDED else at_hand(job)
 
     def _value(self, outcome: Outcome) -> T_co:
         """In the caller's thread: what reads a value may be the user's code, and slow."""
+        if not outcome.pointer:
+            return cast(T_co, None)
         function = self._engine.functions.get(outcome.topic)
         reader = values.PLAIN if function is None else function.returns
-        pointer, payload = outcome.pointer, outcome.payload
-        result: Any = reader.read(payload, media_type(pointer)) if pointer else None
-        return cast(T_co, result)
+        return cast(T_co, reader.read(outcome.payload, media_type(outcome.pointer)))
 
     async def _wait(self, api: EngineApi, timeout: float | None = None) -> Job:
         return await api.wait(self.job_id, timeout)
@@ -836,6 +832,16 @@ class JobHandle(_Caller, Generic[T_co]):
         """Reject it: it ends DENIED."""
         return await api.approvals.reject(self.job_id, reason=reason)
 
+    async def _artifacts(
+        self, api: EngineApi, timeout: float | None = None
+    ) -> list[ArtifactHandle]:
+        """The files that it left, whatever its end. Waits for the end, following retries."""
+        from penstock.app.artifacts import ArtifactHandle
+
+        job = await api.wait(self.job_id, timeout)
+        left = job.result.artifacts if job.result is not None else ()
+        return [ArtifactHandle(self._engine, one) for one in left]
+
     async def _tries(self, api: EngineApi, limit: int = 1000) -> list[Job]:
         """The records of all its tries, oldest first, but at most the first `limit`."""
         job = self._record or await self._refresh(api)
@@ -855,6 +861,7 @@ class JobHandle(_Caller, Generic[T_co]):
     cancel, acancel = twins(_cancel)
     approve, aapprove = twins(_approve)
     reject, areject = twins(_reject)
+    artifacts, aartifacts = _waiting(_artifacts, _artifacts, "api")
     tries, atries = twins(_tries)
     retry, aretry = twins(_retry)
 
@@ -886,21 +893,39 @@ def _lean(handles: Iterable[JobHandle[T]]) -> list[JobHandle[T]]:
     return [JobHandle(handle._engine, handle.job_id) for handle in handles]
 
 
-class Outcome(NamedTuple):
+class Outcome(Struct, frozen=True, gc=False):
     """What a job returned, as it is stored."""
 
     topic: str
     pointer: str
     """Empty if it returned nothing."""
-    payload: bytes
+    blob: bytes | None = None
+    """The content of a pointer that does not carry it itself."""
+
+    @property
+    def payload(self) -> bytes:
+        if self.blob is not None:
+            return self.blob
+        return decode_data(self.pointer) if self.pointer else b"null"
+
+
+def at_hand(job: Job) -> Outcome | None:
+    """What an ended job returned, if its record has it; raises the JobEnded of any other end."""
+    if job.state is not JobState.SUCCEEDED:
+        raise _ERRORS[job.state](job)
+    pointer = (job.result.result_ptr if job.result is not None else None) or ""
+    if pointer and not pointer.startswith("data:"):
+        return None
+    return Outcome(job.request.topic, pointer)
 
 
 async def outcome_of(api: EngineApi, job: Job) -> Outcome:
     """What an ended job returned; raises the JobEnded of any other end."""
-    if job.state is not JobState.SUCCEEDED:
-        raise _ERRORS[job.state](job)
-    pointer = (job.result.result_ptr if job.result is not None else None) or ""
-    return Outcome(job.request.topic, pointer, await _content(api, pointer) if pointer else b"null")
+    if (outcome := at_hand(job)) is not None:
+        return outcome
+    assert job.result is not None
+    pointer = job.result.result_ptr or ""
+    return Outcome(job.request.topic, pointer, await api.get_blob(pointer))
 
 
 async def _content(api: EngineApi, pointer: str) -> bytes:

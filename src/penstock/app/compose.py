@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
-from penstock.app.client import EngineCalls, JobHandle, Outcome, outcome_of
+from penstock.app.client import EngineCalls, JobHandle, Outcome, at_hand, outcome_of
 from penstock.core.errors import InvalidRequest, JobEnded, WaitTimedOut
 from penstock.ports.engine_api import MAX_WAITED, Ended, EngineApi
 from penstock.values import ResultOf
@@ -22,7 +22,6 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
-E = TypeVar("E")
 
 _BATCH = 1_000
 """Ends after which the engine answers a caller who waits for all: so many records it holds for
@@ -34,28 +33,20 @@ _READS = 16
 # -- all ------------------------------------------------------------------------------------------
 
 
+class GatherOptions(TypedDict, total=False):
+    return_exceptions: Literal[False]
+    timeout: float | None
+
+
+@overload
+def gather(a: JobHandle[A], /, **options: Unpack[GatherOptions]) -> tuple[A]: ...
 @overload
 def gather(
-    a: JobHandle[A], /, *, return_exceptions: Literal[False] = False, timeout: float | None = None
-) -> tuple[A]: ...
-@overload
-def gather(
-    a: JobHandle[A],
-    b: JobHandle[B],
-    /,
-    *,
-    return_exceptions: Literal[False] = False,
-    timeout: float | None = None,
+    a: JobHandle[A], b: JobHandle[B], /, **options: Unpack[GatherOptions]
 ) -> tuple[A, B]: ...
 @overload
 def gather(
-    a: JobHandle[A],
-    b: JobHandle[B],
-    c: JobHandle[C],
-    /,
-    *,
-    return_exceptions: Literal[False] = False,
-    timeout: float | None = None,
+    a: JobHandle[A], b: JobHandle[B], c: JobHandle[C], /, **options: Unpack[GatherOptions]
 ) -> tuple[A, B, C]: ...
 @overload
 def gather(
@@ -64,16 +55,10 @@ def gather(
     c: JobHandle[C],
     d: JobHandle[D],
     /,
-    *,
-    return_exceptions: Literal[False] = False,
-    timeout: float | None = None,
+    **options: Unpack[GatherOptions],
 ) -> tuple[A, B, C, D]: ...
 @overload
-def gather(
-    *handles: JobHandle[T],
-    return_exceptions: Literal[False] = False,
-    timeout: float | None = None,
-) -> list[T]: ...
+def gather(*handles: JobHandle[T], **options: Unpack[GatherOptions]) -> list[T]: ...
 @overload
 def gather(
     *handles: JobHandle[T], return_exceptions: Literal[True], timeout: float | None = None
@@ -98,27 +83,14 @@ def gather(
 
 
 @overload
-async def agather(
-    a: JobHandle[A], /, *, return_exceptions: Literal[False] = False, timeout: float | None = None
-) -> tuple[A]: ...
+async def agather(a: JobHandle[A], /, **options: Unpack[GatherOptions]) -> tuple[A]: ...
 @overload
 async def agather(
-    a: JobHandle[A],
-    b: JobHandle[B],
-    /,
-    *,
-    return_exceptions: Literal[False] = False,
-    timeout: float | None = None,
+    a: JobHandle[A], b: JobHandle[B], /, **options: Unpack[GatherOptions]
 ) -> tuple[A, B]: ...
 @overload
 async def agather(
-    a: JobHandle[A],
-    b: JobHandle[B],
-    c: JobHandle[C],
-    /,
-    *,
-    return_exceptions: Literal[False] = False,
-    timeout: float | None = None,
+    a: JobHandle[A], b: JobHandle[B], c: JobHandle[C], /, **options: Unpack[GatherOptions]
 ) -> tuple[A, B, C]: ...
 @overload
 async def agather(
@@ -127,16 +99,10 @@ async def agather(
     c: JobHandle[C],
     d: JobHandle[D],
     /,
-    *,
-    return_exceptions: Literal[False] = False,
-    timeout: float | None = None,
+    **options: Unpack[GatherOptions],
 ) -> tuple[A, B, C, D]: ...
 @overload
-async def agather(
-    *handles: JobHandle[T],
-    return_exceptions: Literal[False] = False,
-    timeout: float | None = None,
-) -> list[T]: ...
+async def agather(*handles: JobHandle[T], **options: Unpack[GatherOptions]) -> list[T]: ...
 @overload
 async def agather(
     *handles: JobHandle[T], return_exceptions: Literal[True], timeout: float | None = None
@@ -170,21 +136,24 @@ async def _outcomes(
     batches = _ends(api, job_ids, _BATCH, not return_exceptions, timeout)
     async with aclosing(batches):
         async for batch in batches:
-            for begin in range(0, len(batch), _READS):
-                some = batch[begin : begin + _READS]
-                read = [_outcome(api, end, return_exceptions) for end in some]
-                for end, outcome in zip(some, await _all(read), strict=True):
-                    outcomes[end.job_id] = outcome
+            large: list[Ended] = []
+            for end in batch:
+                try:
+                    outcome = at_hand(end.job)
+                except JobEnded as error:
+                    if not return_exceptions:
+                        raise
+                    outcomes[end.job_id] = error
+                else:
+                    if outcome is None:
+                        large.append(end)
+                    else:
+                        outcomes[end.job_id] = outcome
+            for begin in range(0, len(large), _READS):
+                some = large[begin : begin + _READS]
+                read = await _all([outcome_of(api, end.job) for end in some])
+                outcomes.update(zip((end.job_id for end in some), read, strict=True))
     return outcomes
-
-
-async def _outcome(api: EngineApi, end: Ended, return_exceptions: bool) -> Outcome | JobEnded:
-    try:
-        return await outcome_of(api, end.job)
-    except JobEnded as error:
-        if return_exceptions:
-            return error
-        raise
 
 
 # -- one after the other --------------------------------------------------------------------------
@@ -315,7 +284,8 @@ async def _ends(
                 batch += ended
                 if left[number] and (ended or limit is None or loop.time() < limit):
                     asking.add(asyncio.ensure_future(ask(number)))
-            batch.sort(key=lambda end: (end.job.finished_at or 0.0, end.job.seq))
+            if len(done) > 1:
+                batch.sort(key=lambda end: (end.job.finished_at or 0.0, end.job.seq))
             if batch:
                 yield batch
         if more := sum(map(len, left)):

@@ -1,65 +1,60 @@
-"""A standalone container worker behind its HTTP API."""
+"""`penstock container serve`: an engine in this process, behind the container protocol."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from penstock.ports.clock import SystemClock
-from penstock.workloads.container.config import Compat, WorkerConfig
+from msgspec.structs import replace
+
+from penstock.config import Settings
+from penstock.workloads.container.config import WorkerConfig
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from penstock.api.container.options import ContainerHttpOptions
-    from penstock.api.container.server import ContainerServer
-    from penstock.workloads.container.standing.worker import Worker
+    from penstock.api.container.facade import ContainerFacade
+    from penstock.api.server import ApiServer
+    from penstock.workloads.container.engine import ContainerEngine
 
 
 @asynccontextmanager
-async def container_worker(config: WorkerConfig) -> AsyncIterator[tuple[Worker, ContainerServer]]:
-    """A worker that stands alone, behind its HTTP API, from here to the end of the block."""
-    from penstock.adapters.files.blobs import FileBlobs
-    from penstock.api.container.server import ContainerServer
-    from penstock.app.engine import make_private
-    from penstock.workloads.container.engines.discovery import open_engine
-    from penstock.workloads.container.files.sandbox import Sandboxes
-    from penstock.workloads.container.standing.worker import Worker
-    from penstock.workloads.container.storage.sqlite.store import SqliteContainerStore
+async def container_worker(
+    config: WorkerConfig, settings: Settings, container_engine: ContainerEngine | None = None
+) -> AsyncIterator[tuple[ContainerFacade, ApiServer]]:
+    """Serve from here to the end of the block; containers that run then go on."""
+    from penstock.api.container.facade import ContainerFacade
+    from penstock.api.container.server import container_server, http_options
+    from penstock.app.engine import Engine
+    from penstock.ports.clock import SystemClock
+    from penstock.workloads.container.executor import ContainerExecutor
 
-    clock, options = SystemClock(), http_options(config)
-    options.check()
-    make_private(config.jobs_dir)
+    http_options(config)
+    if (old := config.jobs_dir / "containers.db").exists():
+        log.warning("%s is of an earlier version; its jobs are not taken over", old)
+    clock = SystemClock()
+    executor = ContainerExecutor(config, container_engine)
     async with AsyncExitStack() as stack:
-        store = SqliteContainerStore(config.jobs_dir / "containers.db")
-        stack.push_async_callback(store.close)
-        engine = await open_engine(config)
-        stack.push_async_callback(engine.close)
-        rules = config.inputs
-        blobs = FileBlobs(
-            config.jobs_dir / "blobs",
-            inline_limit=0,
-            max_size=rules.max_file_bytes,
-            sources=rules.sources,
-        )
-        sandboxes = Sandboxes(config.jobs_dir / "jobs", rules, blobs)
-        worker = Worker(config, engine, store, sandboxes, clock)
-        await worker.start()
-        stack.push_async_callback(worker.stop)
-        server = ContainerServer(worker, options, clock=clock)
+        engine = Engine(engine_settings(config, settings), [executor], clock=clock)
+        await stack.enter_async_context(engine)
+        assert executor.host is not None
+        facade = ContainerFacade(engine.api, executor.host, config, clock)
+        server = container_server(facade, config, clock=clock)
         await server.start()
         stack.push_async_callback(server.close)
-        yield worker, server
+        yield facade, server
 
 
-def http_options(config: WorkerConfig) -> ContainerHttpOptions:
-    from penstock.api.container.options import ContainerHttpOptions
-
-    return ContainerHttpOptions(
-        host=config.host,
-        port=config.port,
-        token=config.token,
-        cors=config.cors,
-        max_body=config.max_body_bytes,
-        max_upload=config.inputs.max_bytes * 4 // 3 + config.max_body_bytes,
-        compat_strict=config.compat is Compat.STRICT,
+def engine_settings(config: WorkerConfig, settings: Settings) -> Settings:
+    """The engine's settings, as the worker's configuration has them."""
+    return replace(
+        settings,
+        http="",
+        concurrency=config.max_concurrent_jobs,
+        max_waiting=config.max_queued_jobs,
+        retention=config.retention,
+        max_input=max(settings.max_input, config.inputs.max_bytes * 4 // 3 + config.max_body_bytes),
+        sources=(*settings.sources, *config.inputs.sources),
     )

@@ -5,24 +5,117 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+import msgspec
 from msgspec.structs import replace
 
+from penstock.app.artifacts import ArtifactHandle
 from penstock.app.client import DefaultClient
 from penstock.config import load
 from penstock.core.errors import InvalidRequest, NotFound
-from penstock.workloads.container.executor import TOPIC, Ran, ran, result_pointer
+from penstock.workloads.container.job import TOPIC, ContainerResult
 from penstock.workloads.function.definition import SubmitOptions
 
 if TYPE_CHECKING:
     from penstock.app.application import Session
     from penstock.app.client import Client, JobHandle
+    from penstock.core.job import Job
 
 Content = str | bytes | Path
 """A file's content, or where it is."""
-_LIMITS = frozenset({"memory_mb", "cpus", "pids", "max_output_bytes", "tmp_mb"})
+_LIMITS = frozenset(
+    {
+        *("memory_mb", "cpus", "pids", "tmp_mb", "shm_mb"),
+        *("max_output_bytes", "max_log_bytes", "max_artifact_bytes", "pull_seconds"),
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """How a container ended, and what it left."""
+
+    job_id: str
+    exit_code: int | None
+    """None where there is none: after a timeout, a cancel, or where no engine answered."""
+    stdout: str = ""
+    stderr: str = ""
+    error_code: str | None = None
+    """Why it failed: OOM_KILLED, TIMEOUT, IMAGE_NOT_FOUND …"""
+    error_message: str | None = None
+    artifacts: tuple[ArtifactHandle, ...] = ()
+    """The files that it left in /output."""
+    skipped: tuple[str, ...] = ()
+    """What was left in the output folder and not kept, with the reason."""
+    peak_memory_bytes: int | None = None
+    cpu_seconds: float | None = None
+    sizes: Mapping[str, int] = field(default_factory=lambda: {"stdout": 0, "stderr": 0})
+    """Bytes that it wrote to each stream."""
+
+    @property
+    def ok(self) -> bool:
+        return self.error_code is None
+
+    def output(self, stream: str) -> bytes:
+        """All that is kept of `stdout` or `stderr`, byte for byte."""
+        log = self._log(stream)
+        return getattr(self, stream).encode() if log is None else log.read()
+
+    async def aoutput(self, stream: str) -> bytes:
+        log = self._log(stream)
+        return getattr(self, stream).encode() if log is None else await log.aread()
+
+    def _log(self, stream: str) -> ArtifactHandle | None:
+        """The artifact that has it, where the text does not have all of it."""
+        return next((one for one in self.artifacts if one.name == f"{stream}.log"), None)
+
+    def read(self, name: str) -> bytes:
+        """An artifact's bytes. Raises NotFound."""
+        return self._named(name).read()
+
+    async def aread(self, name: str) -> bytes:
+        return await self._named(name).aread()
+
+    def _named(self, name: str) -> ArtifactHandle:
+        for one in self.artifacts:
+            if one.name == name:
+                return one
+        raise NotFound(f"job {self.job_id} left no artifact {name!r}")
+
+
+def result_pointer(job: Job) -> str:
+    return (job.result.result_ptr or "") if job.result is not None else ""
+
+
+def ran(client: Client, job: Job, result: bytes) -> Ran:
+    """How a container job ended; `result` is what its pointer names."""
+    end = job.result
+    left = tuple(ArtifactHandle(client._engine, one) for one in end.artifacts) if end else ()
+    if not result:
+        return Ran(
+            job_id=job.job_id,
+            exit_code=None,
+            error_code=(end.error_code if end else None) or job.state.value,
+            error_message=end.error_message if end else None,
+            artifacts=left,
+        )
+    found = msgspec.json.decode(result, type=ContainerResult)
+    return Ran(
+        job_id=job.job_id,
+        exit_code=found.exit_code,
+        stdout=found.stdout,
+        stderr=found.stderr,
+        error_code=found.error_code,
+        error_message=found.error_message,
+        artifacts=left,
+        skipped=found.skipped,
+        peak_memory_bytes=found.usage.peak_memory_bytes,
+        cpu_seconds=found.usage.cpu_seconds,
+        sizes={"stdout": found.stdout_count.bytes, "stderr": found.stderr_count.bytes},
+    )
 
 
 class Container:
@@ -51,13 +144,13 @@ class Container:
         engine = client or _default.client()
         job = self.submit(engine, **options).wait()
         pointer = result_pointer(job)
-        return ran(job, engine.read(pointer) if pointer else b"")
+        return ran(engine, job, engine.read(pointer) if pointer else b"")
 
     async def arun(self, client: Client | None = None, **options: Unpack[SubmitOptions]) -> Ran:
         engine = await _engine(client)
         job = await (await self.asubmit(engine, **options)).await_end()
         pointer = result_pointer(job)
-        return ran(job, await engine.aread(pointer) if pointer else b"")
+        return ran(engine, job, await engine.aread(pointer) if pointer else b"")
 
     def _timed(self, options: SubmitOptions) -> SubmitOptions:
         if self._timeout is not None:
@@ -78,15 +171,19 @@ def container(
     outputs: bool = False,
     timeout: float | None = None,
     payload: Any = None,
+    mounts: Mapping[str, str | Path] | None = None,
+    attach: bool = False,
     **others: Any,
 ) -> Container:
     """A command in a container.
 
-    `inputs` are files that it finds in /input; with `outputs` it may leave files in /output.
-    `timeout` is how many seconds it may run. `stdin` is what it reads; without it, it reads the
-    whole job, with `payload` in it, as JSON. Limits (`memory_mb`, `cpus`, `pids`,
-    `max_output_bytes`, `tmp_mb`) and other fields of `runtime` (`user`, `network`, `workdir`,
-    `runtime`) can be given by name.
+    `inputs` are files that it finds in /input; with `outputs` it may leave files in /output, which
+    are the job's artifacts. `timeout` is how many seconds it may run. `stdin` is what it reads;
+    without it, it reads the whole job, with `payload` in it, as JSON. `mounts` are folders of the
+    worker's machine, by the path that they have in the container, read-only and from the worker's
+    list. With `attach`, whoever follows the job gets its output byte for byte, too. Limits
+    (`memory_mb`, `cpus`, `pids`, `tmp_mb`, `shm_mb`, `max_output_bytes` …) and other fields of
+    `runtime` (`user`, `network`, `workdir`, `gpus`, `runtime`) can be given by name.
     """
     limits = {name: others.pop(name) for name in _LIMITS & others.keys()}
     if timeout is not None:
@@ -96,8 +193,12 @@ def container(
         runtime["env"] = dict(env)
     if limits:
         runtime["limits"] = limits
+    if mounts:
+        runtime["mounts"] = [
+            {"source": str(source), "target": target} for target, source in mounts.items()
+        ]
     if stdin is not None:
-        runtime["stdin"] = _content(stdin)
+        runtime["stdin"] = _content(stdin) if stdin else "none"
     job: dict[str, Any] = {"runtime": runtime}
     if payload is not None:
         job["task"] = {"type": "container", "payload": payload}
@@ -105,6 +206,8 @@ def container(
         job["inputs"] = [_input(path, content) for path, content in inputs.items()]
     if outputs:
         job["outputs"] = True
+    if attach:
+        job["attach"] = True
     return Container(job, timeout)
 
 

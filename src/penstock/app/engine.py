@@ -10,13 +10,10 @@ import asyncio
 import logging
 import os
 import secrets
-import tempfile
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from statistics import median
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -63,8 +60,6 @@ _WELCOME = 5.0
 """Seconds that a start waits for its own worker to be known."""
 _LAST_WORDS = 5.0
 """Seconds that a stopped worker's last results get to be committed."""
-_SLOW_FLUSH = 0.005
-"""Seconds; a disk slower than this gets a thread of its own."""
 
 
 class Engine:
@@ -132,8 +127,7 @@ class Engine:
         rulebook = Rulebook(SafetyKernel(), settings.rules, self._clock)
         rulebook.load()
         token = make_token(settings.token_file)
-        slow = flush_time(settings.data_dir) > _SLOW_FLUSH
-        self.store = Ledger(self._open_backend(slow), monotonic=self._clock.monotonic)
+        self.store = Ledger(self._open_backend(), monotonic=self._clock.monotonic)
         self.store.listeners.on_failure = partial(self._fail, "a listener of the store")
         try:
             await self.store.open()
@@ -172,14 +166,13 @@ class Engine:
             raise
         log.info("engine started at %s", settings.data_dir)
 
-    def _open_backend(self, slow: bool) -> Backend:
+    def _open_backend(self) -> Backend:
         settings = self.settings
         if settings.durability is Durability.MEMORY:
             return MemoryBackend()
         return SqliteBackend(
             settings.database,
             durability=settings.durability,
-            slow_disk=slow,
             max_log_lines=settings.max_log_lines,
             lock=self._lock,
         )
@@ -268,7 +261,7 @@ class Engine:
 
     async def _start_listening(self, token: str) -> None:
         settings = self.settings
-        self._server = LinkServer(self.bus, self.api, token, self.state)
+        self._server = LinkServer(self.bus, self.api, token, self.state, self.blobs)
         for text in settings.addresses:
             address = Address.parse(text)
             if address.path is not None:
@@ -441,6 +434,8 @@ def http_options(settings: Settings) -> HttpOptions:
         max_connections=settings.http_max_connections,
         max_streams=settings.http_max_streams,
         rate=settings.http_rate,
+        openai_strict=settings.openai_strict,
+        image_sources=settings.image_sources,
     )
 
 
@@ -470,16 +465,3 @@ def make_token(path: Path) -> str:
         with os.fdopen(handle, "w") as file:
             file.write(token)
         return token
-
-
-def flush_time(folder: Path) -> float:
-    """Seconds that one small durable write takes here, measured."""
-    times = []
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for _ in range(5):
-            start = time.perf_counter()
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-            times.append(time.perf_counter() - start)
-    return median(times)

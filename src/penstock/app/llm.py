@@ -1,10 +1,11 @@
-"""`penstock.ask`: a question to a language model, as a job."""
+"""Language models in the application: `penstock.ask`, and llama.cpp as the engine of its jobs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from penstock.app.client import DefaultClient
 from penstock.config import load
-from penstock.core.errors import JobCancelled, Unavailable
+from penstock.core.errors import JobCancelled, Misconfigured, Unavailable
 from penstock.core.job import Priority
 from penstock.workloads.function.definition import SubmitOptions
 from penstock.workloads.llm.answers import Answer, TextStream, answer_of, question, topic_for
@@ -21,6 +22,10 @@ from penstock.workloads.llm.values import model_of
 if TYPE_CHECKING:
     from penstock.app.application import Session
     from penstock.app.client import Client, JobHandle
+    from penstock.workloads.llm.config import ModelConfig
+    from penstock.workloads.llm.executor import LlmExecutor
+    from penstock.workloads.llm.runner import Runner
+    from penstock.workloads.llm.values import ModelFacts
 
 Tell = Callable[[str], None]
 _POLL = 0.5
@@ -113,6 +118,55 @@ def unless_paused(client: Client, handle: JobHandle[Any]) -> Iterator[None]:
 def _urgent(options: SubmitOptions | None) -> SubmitOptions:
     """Interactive priority by default: somebody waits for the answer."""
     return {"priority": Priority.INTERACTIVE, **(options or {})}
+
+
+# -- llama.cpp ------------------------------------------------------------------------------
+
+
+def make_executor(app: Any, options: Mapping[str, Any]) -> LlmExecutor:
+    """The executor of whole language models (entry point `penstock.executors`)."""
+    from penstock.workloads.llm.executor import LlmExecutor
+
+    config: ModelConfig | None = options.get("models")
+    if config is None:
+        return LlmExecutor(None)
+    models = served_models(config)
+    if not models:
+        raise Misconfigured(
+            "there is no model to serve", hint="get one with 'penstock models pull smollm2'"
+        )
+    return LlmExecutor(llama_runner(config), [model.name for model in models])
+
+
+def served_models(config: ModelConfig) -> Sequence[ModelFacts]:
+    """The models that a config names, the default first. Raises as `ModelStore.served`."""
+    from penstock.models.store import ModelStore
+
+    return ModelStore(config.models_dir or Path("models")).served(config.models)
+
+
+def llama_runner(config: ModelConfig) -> Runner:
+    from penstock.adapters.llama.runner import LlamaRunner
+
+    return LlamaRunner(config)
+
+
+def llama_version() -> str:
+    """As `xllamacpp 2026.10.11549`. Raises LlmFailure if it is not installed."""
+    from penstock.adapters.llama.process import engine_version
+
+    return engine_version()
+
+
+def check_llama() -> str:
+    """Its version, after it was loaded in a process of its own; takes a second or so. Raises
+    LlmFailure, which says what is missing and how to get it."""
+    from penstock.adapters.llama.process import check_engine
+
+    return check_engine()
+
+
+# -- the engine that `ask` uses without a client -------------------------------------------
 
 
 def _embedded() -> Session:

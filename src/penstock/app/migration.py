@@ -31,7 +31,7 @@ from penstock.core.errors import StoreFailed
 from penstock.core.ledger import Step
 from penstock.core.pointer import decode_data, encode_data
 from penstock.lifecycles.pipeline import PIPELINE, PipelineJobStatus
-from penstock.ports.failpoint import failpoint
+from penstock.ports.process import failpoint
 from penstock.ports.store import Durability
 from penstock.workloads.pipeline.breakers import PREFIX as BREAKER
 from penstock.workloads.pipeline.context import memory_name

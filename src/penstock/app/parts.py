@@ -13,14 +13,13 @@ import msgspec
 from penstock import __version__
 from penstock.adapters.files.blobs import FileBlobs
 from penstock.adapters.files.start_log import FileStartLogs
-from penstock.api.openai.dialect import OpenAiDialect
+from penstock.api.openai.batch_format import OpenAiDialect
 from penstock.config import Settings, UnknownTopics
 from penstock.control.checkpoints import CheckpointService
 from penstock.control.engine_api import Services
-from penstock.control.feed import Feed
+from penstock.control.feed import Feed, JournalHub
 from penstock.control.gateway import Gateway
-from penstock.control.journal import JournalHub
-from penstock.control.keys import KeyRegistry
+from penstock.control.guard import KeyRegistry
 from penstock.control.ledger import Ledger
 from penstock.control.open_jobs import OpenJobs
 from penstock.control.policy import Rulebook
@@ -180,6 +179,7 @@ def open_blobs(settings: Settings) -> FileBlobs:
         settings.blobs,
         inline_limit=settings.inline_limit,
         max_size=max(settings.max_input, settings.max_result),
+        max_artifact=settings.max_artifact,
         sources=settings.allowed_sources,
     )
 

@@ -18,7 +18,7 @@ from penstock.cli.words import layers, plural, span
 from penstock.core.errors import InvalidRequest, NotRunning
 from penstock.ports.engine_api import JobUpdate, Progressed, Streamed
 from penstock.workloads.llm.values import Chat, HopTime, LlmResult, Message, model_of
-from penstock.workloads.spool.options import SpoolOptions
+from penstock.workloads.spool.config import SpoolOptions
 
 if TYPE_CHECKING:
     from penstock.app.client import Client
@@ -52,13 +52,13 @@ def piped_text() -> str:
 async def engine_for(place: Place, wanted: str, opened: AsyncExitStack) -> tuple[Client, bool]:
     """The engine that runs and serves a model, or else one in this process (True)."""
     from penstock.app.application import App
+    from penstock.app.llm import llama_version
     from penstock.workloads.llm.config import ALL
-    from penstock.workloads.spool.llama.trial import engine_version
 
     client = await _running(place, opened)
     if client is not None and (place.connect or _serves(await client.atopics())):
         return client, False
-    engine_version()
+    llama_version()
     settings = place.settings()
     models = (wanted,) if wanted else settings.models or (ALL,)
     settings = replace(settings, models=models)

@@ -24,8 +24,7 @@ from penstock.cli.paper import print_json
 from penstock.cli.parameters import PRIORITY, as_json
 from penstock.cli.place import Place, placed
 from penstock.cli.place import run as run_async
-from penstock.cli.spool_jobs import is_piped
-from penstock.cli.spool_options import asked, options_of, read_asked
+from penstock.cli.spool_options import asked, is_piped, options_of, read_asked
 from penstock.cli.terminal import echo
 from penstock.core.job import Priority
 from penstock.workloads.llm.values import Chat, LlmResult, Message, model_of

@@ -13,10 +13,9 @@ from penstock.cli.llm import told
 from penstock.cli.parameters import as_json
 from penstock.cli.place import Place, placed
 from penstock.cli.place import run as run_async
-from penstock.cli.spool_jobs import is_piped
-from penstock.cli.spool_options import asked, options_of, read_asked
+from penstock.cli.spool_options import asked, is_piped, options_of, read_asked
 from penstock.workloads.llm.values import Message
-from penstock.workloads.spool.options import SpoolOptions
+from penstock.workloads.spool.config import SpoolOptions
 
 if TYPE_CHECKING:
     from penstock.app.client import Client

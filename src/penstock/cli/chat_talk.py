@@ -20,7 +20,7 @@ from penstock.cli.groups import nearest
 from penstock.cli.terminal import echo
 from penstock.core.errors import JobCancelled, JobEnded, PenstockError
 from penstock.workloads.llm.values import LlmCode, LlmResult, Message, model_of
-from penstock.workloads.spool.options import SpoolOptions
+from penstock.workloads.spool.config import SpoolOptions
 
 if TYPE_CHECKING:
     from penstock.app.client import JobHandle

@@ -1,4 +1,4 @@
-"""`penstock container`: a worker that stands alone, the engines, and the images of `oci`."""
+"""`penstock container`: a container worker, the engines, and the images of `oci`."""
 
 from __future__ import annotations
 
@@ -20,23 +20,35 @@ from penstock.cli.terminal import echo
 from penstock.cli.words import size
 
 if TYPE_CHECKING:
-    from penstock.api.container.server import ContainerServer
+    from penstock.api.container.facade import ContainerFacade
+    from penstock.config import Settings
     from penstock.workloads.container.config import WorkerConfig
     from penstock.workloads.container.engine import Image
     from penstock.workloads.container.engines.oci.images import ImageStore
-    from penstock.workloads.container.standing.worker import Worker
 
 log = logging.getLogger("penstock.cli")
 
 
 @click.group(cls=Commands)
 def container() -> None:
-    """Serve container jobs alone; engines and images."""
+    """Serve container jobs over HTTP; engines and images."""
 
 
 @container.command()
 @click.option("--host", metavar="HOST", help="Where to listen; 127.0.0.1 if nothing is said.")
 @click.option("--port", type=int, metavar="PORT", help="9000 if nothing is said; 0: a free one.")
+@click.option(
+    "--socket",
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Listen on a Unix socket, not at a host and port.",
+)
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A file with the token that callers must send.",
+)
 @click.option(
     "--config",
     "file",
@@ -55,62 +67,70 @@ def serve(
     file: Path | None,
     host: str | None,
     port: int | None,
+    socket: Path | None,
+    token_file: Path | None,
     engine: str | None,
     runtime: str | None,
     concurrency: int | None,
     verbose: bool,
 ) -> None:
-    """Serve container jobs over HTTP, with no engine behind it.
+    """Serve container jobs over HTTP, with an engine of its own.
 
-    Jobs and their results are kept in the folder 'containers' of the data directory; what was
-    accepted is taken up again at the next start, and containers that still run are adopted.
-    SIGTERM or SIGINT stop it; running containers go on, unless its file says 'on_restart: end'.
+    Jobs and their results are kept in the data directory; what was accepted is taken up again at
+    the next start, and containers that still run are reattached to. SIGTERM or SIGINT stop it;
+    running containers go on, unless its file says 'on_restart: end'. 'penstock ps' and the other
+    commands show its jobs.
     """
     from penstock.cli.service import run_service
-    from penstock.workloads.container.loading import load_config
-    from penstock.workloads.container.loading import placed as with_folder
+    from penstock.workloads.container.config import load_config
+    from penstock.workloads.container.config import placed as with_folder
 
     flags = {
         "host": host,
         "port": port,
+        "socket": socket,
+        "token_file": token_file,
         "engine": engine,
         "runtime": runtime,
         "max_concurrent_jobs": concurrency,
     }
-    config = with_folder(load_config(file, flags=flags), place.settings())
+    settings = place.settings()
+    config = with_folder(load_config(file, flags=flags), settings)
     keep_journal(verbose=verbose)
-    run_service(_serve(config))
+    run_service(_serve(config, settings))
 
 
-async def _serve(config: WorkerConfig) -> None:
+async def _serve(config: WorkerConfig, settings: Settings) -> None:
     from penstock.app.container_worker import container_worker
     from penstock.cli.service import Stop
 
     stop = Stop()
     stop.listen()
-    async with container_worker(config) as (worker, server):
-        echo(await _banner(config, worker, server))
+    async with container_worker(config, settings) as (facade, server):
+        echo(await _banner(config, facade, server.url, settings))
         await stop.asked.wait()
     log.info("stopped")
 
 
-async def _banner(config: WorkerConfig, worker: Worker, server: ContainerServer) -> str:
+async def _banner(
+    config: WorkerConfig, facade: ContainerFacade, url: str, settings: Settings
+) -> str:
     from penstock import __version__
 
-    health = await worker.health()
+    health = await facade.health()
     engine = health.engine
     images = ", ".join(config.images.allowed)
     facts = [
-        ("listening", f"{server.url} (read {server.url}/docs)"),
+        ("listening", url if config.socket else f"{url} (read {url}/docs)"),
         ("callers", "must send the token" if config.token else "anybody on this machine"),
         ("engine", f"{engine['name']} {engine['version']}"),
         ("at once", f"{config.max_concurrent_jobs} containers"),
         ("images", "any" if images == "*" else images),
-        ("folder", str(config.jobs_dir)),
+        ("folder", str(settings.data_dir)),
     ]
     if health.running_jobs or health.queued_jobs:
         found = f"{health.running_jobs} running and {health.queued_jobs} queued jobs"
-        facts.append(("taken up", found))
+        facts.append(("resumed", found))
     lines = [f"penstock {__version__}, container worker {config.worker_id}"]
     lines += [f"  {name:<10}  {value}" for name, value in facts]
     return "\n".join([*lines, *health.problems, "ready; Ctrl-C stops it"])

@@ -7,11 +7,14 @@ import platform
 import shutil
 import stat
 import sys
+import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from enum import StrEnum
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 
 import click
 import msgspec
@@ -131,20 +134,31 @@ def _folder(settings: Settings) -> Iterator[Check]:
 
 
 def _disk(folder: Path) -> Iterator[Check]:
-    from penstock.app.engine import flush_time
-
     free = shutil.disk_usage(folder).free
     little = free < _LITTLE_SPACE
     advice = "little: an engine with no space left refuses new jobs" if little else ""
     yield Check("free space", _NOTE if little else _OK, size(free), advice)
     try:
-        flush = flush_time(folder)
+        flush = _flush_time(folder)
     except OSError as error:
         yield Check("disk flush", _BAD, str(error.strerror), "the disk refuses to write")
         return
     slow = flush > _SLOW_FLUSH
     advice = "slow: single submissions wait this long; batches hardly notice" if slow else ""
     yield Check("disk flush", _NOTE if slow else _OK, span(flush), advice)
+
+
+def _flush_time(folder: Path) -> float:
+    """Seconds that one small durable write takes here, measured."""
+    times = []
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for _ in range(5):
+            start = time.perf_counter()
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+            times.append(time.perf_counter() - start)
+    return median(times)
 
 
 def _secret(what: str, path: Path) -> Iterator[Check]:
@@ -168,16 +182,16 @@ async def _containers(settings: Settings) -> AsyncIterator[Check]:
 
 def _models(settings: Settings) -> Iterator[Check]:
     """Whether a language model could be served; none is needed for anything else."""
-    from penstock.workloads.llm.models.shelf import ModelShelf
+    from penstock.app.llm import check_llama
+    from penstock.models.store import ModelStore
     from penstock.workloads.llm.values import LlmFailure
-    from penstock.workloads.spool.llama.trial import check_engine
 
     try:
-        yield Check("models: engine", _OK, check_engine())
+        yield Check("models: engine", _OK, check_llama())
     except LlmFailure as missing:
         what, _, advice = missing.message.partition(": ")
         yield Check("models: engine", _NOTE, what, advice)
-    names = [model.name for model in ModelShelf(settings.model_folder).list()]
+    names = [model.name for model in ModelStore(settings.model_folder).list()]
     if names:
         yield Check("models", _OK, ", ".join(names))
     else:

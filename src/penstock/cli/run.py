@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from codecs import getincrementaldecoder
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -15,21 +18,23 @@ import msgspec
 from penstock.cli.exits import Exit
 from penstock.cli.interrupt import interruptible
 from penstock.cli.paper import print_json, record
-from penstock.cli.parameters import DURATION, PRIORITY, as_json, several
+from penstock.cli.parameters import DURATION, PAIR, PRIORITY, ParamType, as_json
 from penstock.cli.place import Place, client_at, placed
 from penstock.cli.place import run as run_async
-from penstock.cli.terminal import echo, echo_content
+from penstock.cli.terminal import echo
 from penstock.cli.words import short_id
-from penstock.core.errors import NotRunning, PenstockError
+from penstock.core.errors import Conflict, NotFound, NotRunning
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.engine_api import Logged
+from penstock.ports.engine_api import JobUpdate, Streamed
+from penstock.workloads.container.lines import read_piece
 
 if TYPE_CHECKING:
-    from penstock.app.client import Client, JobHandle
-    from penstock.app.containers import Container
+    from penstock.app.client import Client
+    from penstock.app.containers import Container, Ran
     from penstock.config import Settings
     from penstock.core.job import Job
-    from penstock.workloads.container.executor import Ran
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _ENDS = {
     JobState.CANCELLED: Exit.CANCELLED,
@@ -39,15 +44,115 @@ _ENDS = {
 """The exit code of a job whose container has none."""
 
 
+_MIB = 1 << 20
+_REFUSED = {
+    ("-t", "--tty"): "a job has no terminal; leave it out (-i passes standard input on)",
+    ("--entrypoint",): "the image's own entrypoint is always used; CMD comes after it",
+    ("-p", "--publish"): "ports can't be published; a job ends, it does not serve",
+    ("-P", "--publish-all"): "ports can't be published; a job ends, it does not serve",
+    ("--privileged",): "jobs have no capabilities, and can't be given any",
+    ("--cap-add",): "jobs have no capabilities, and can't be given any",
+    ("--device",): "devices can't be passed on; for GPUs there is --gpus",
+    ("--mount",): "use -v SOURCE:TARGET:ro for a folder that the worker's 'mounts' list",
+    ("--tmpfs",): "jobs have /tmp and /dev/shm (--tmp-size, --shm-size)",
+    ("--pull",): "the worker's configuration says when images are pulled ('images.pull')",
+    ("--platform",): "the worker runs images of its own machine",
+    ("--restart",): "a job that ends has ended; 'penstock retry' runs it again",
+    ("--security-opt",): "the worker's configuration sets the walls",
+    ("--pid",): "jobs never share the worker's namespaces",
+    ("--ipc",): "jobs never share the worker's namespaces; for memory there is --shm-size",
+    ("--log-driver",): "the worker keeps the output; 'penstock logs' shows it",
+    ("--hostname",): "jobs have no host name of their own",
+}
+"""Options of Docker that a job can't have, and why."""
+_FLAGS = {"--tty", "--publish-all", "--privileged"}
+
+
+def _docker_options(command: F) -> F:
+    """Options of Docker that are refused, with a reason; they are not in the help."""
+
+    def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value:
+            names = "/".join(param.opts)
+            raise click.UsageError(f"{names} is not supported: {_REFUSED[(*param.opts,)]}", ctx)
+
+    for names in _REFUSED:
+        is_flag = names[-1] in _FLAGS
+        option = click.option(
+            *names,
+            hidden=True,
+            expose_value=False,
+            is_eager=True,
+            callback=refuse,
+            is_flag=is_flag,
+            multiple=not is_flag,
+        )
+        command = option(command)
+    return command
+
+
+class _Bytes(ParamType):
+    """A size as Docker writes it: bytes, or with b, k, m or g."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if not (found := _SIZE.fullmatch(value.strip().lower())):
+            raise click.BadParameter(
+                f"{value!r} is not a size; write 64m, 2g or a number of bytes", ctx, param
+            )
+        size = int(float(found[1]) * _SIZE_UNITS[found[2]])
+        if size < _MIB:
+            raise click.BadParameter(
+                f"{value!r} is only {size} bytes; write {found[1]}m for MiB", ctx, param
+            )
+        return size
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([bkmg]?)(?:i?b)?")
+_SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_BYTES = _Bytes()
+
+
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("image")
 @click.argument("cmd", nargs=-1, type=click.UNPROCESSED)
-@several("--env", "A variable of the container; may be repeated.")
-@click.option("--memory", type=float, metavar="MB", help="Memory it may use.")
+@click.option(
+    *("-e", "--env"),
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="A variable of the container, without a value the one of the same name here; may be"
+    " repeated.",
+)
+@click.option(
+    "--env-file",
+    multiple=True,
+    type=click.File("r"),
+    help="A file with such variables, one a line; may be repeated.",
+)
+@click.option("-m", "--memory", type=_BYTES, metavar="SIZE", help="Memory it may use, as 512m.")
 @click.option("--cpus", type=float, metavar="N", help="Processors it may use.")
-@click.option("--pids", type=int, metavar="N", help="Processes it may have at once.")
+@click.option("--gpus", metavar="WHICH", help="GPUs: 'all', a number, or 'device=0,1'.")
+@click.option("--shm-size", type=_BYTES, metavar="SIZE", help="Size of /dev/shm.")
+@click.option("--tmp-size", type=_BYTES, metavar="SIZE", help="Size of /tmp.")
+@click.option(
+    "--pids", "--pids-limit", type=int, metavar="N", help="Processes it may have at once."
+)
 @click.option("--timeout", type=DURATION, help="How long it may run.")
-@click.option("-i", "--stdin", is_flag=True, help="Pass standard input on, up to its end.")
+@click.option(
+    *("-i", "--interactive", "--stdin"),
+    "stdin",
+    is_flag=True,
+    help="Pass standard input on, up to its end. Without it, its input is empty.",
+)
+@click.option(
+    *("-v", "--volume"),
+    multiple=True,
+    metavar="SOURCE:TARGET:ro",
+    help="A folder that the worker's 'mounts' list, read-only; may be repeated.",
+)
 @click.option(
     "--input",
     "inputs",
@@ -60,14 +165,32 @@ _ENDS = {
     type=click.Path(file_okay=False, path_type=Path),
     help="Give it a folder /output, and copy what it leaves there into this one.",
 )
-@click.option("--network", is_flag=True, help="With a network, where the worker allows it.")
-@click.option("--user", metavar="UID[:GID]", help="Run as another user than 65534.")
-@click.option("--workdir", metavar="PATH", help="Run in another folder than the image's.")
+@click.option(
+    *("--network", "--net"),
+    metavar="NAME",
+    help="'none' (the default), 'bridge' or a named network, where the worker allows it.",
+)
+@click.option("-u", "--user", metavar="UID[:GID]", help="Run as another user than 65534.")
+@click.option("-w", "--workdir", metavar="PATH", help="Run in another folder than the image's.")
 @click.option("--runtime", metavar="NAME", help="Another runtime, as runsc.")
+@click.option("--name", metavar="ID", help="The id of the job, which no other job may have.")
+@click.option(
+    *("-l", "--label"),
+    type=PAIR,
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A label of the job; may be repeated.",
+)
 @click.option("--priority", type=PRIORITY, help="How urgent it is.")
 @click.option("--tenant", help="Whom it belongs to.")
 @click.option("--key", help="An idempotency key: the same key again is the same job.")
-@click.option("-d", "--detach", is_flag=True, help="Print the job's id, and leave it to run.")
+@click.option(
+    *("-d", "--detach"), is_flag=True, help="Print the job's id, and leave it to a running engine."
+)
+@click.option("--rm", is_flag=True, expose_value=False, help="Accepted: it is always removed.")
+@click.option("--init", is_flag=True, expose_value=False, hidden=True)
+@click.option("--read-only", is_flag=True, expose_value=False, hidden=True)
+@_docker_options
 @as_json
 @placed
 @click.pass_obj
@@ -76,10 +199,11 @@ def run(
     /,
     image: str,
     cmd: tuple[str, ...],
-    inputs: tuple[str, ...],
     output: Path | None,
     detach: bool,
     json: bool,
+    name: str | None,
+    label: tuple[tuple[str, str], ...],
     priority: str | None,
     tenant: str | None,
     key: str | None,
@@ -88,32 +212,88 @@ def run(
     """Run a command in a container, as a job.
 
     IMAGE is an image's name; CMD is put after its entrypoint, as in
-    'penstock run alpine:latest -- echo hello'. Its output is shown as it comes, and its exit
-    code is this command's; without one: 1 failed, 5 cancelled, 6 denied, 7 out of time.
+    'penstock run alpine:latest echo hello'. Options are those of 'docker run' where they mean the
+    same, and come before IMAGE. Its output is shown as it comes, into a pipe byte for byte, and its
+    exit code is this command's; without one: 1 failed, 5 cancelled, 6 denied, 7 out of time.
     Ctrl-C ends the container. If no engine is running, it runs in this process.
     """
     words = cmd[1:] if cmd[:1] == ("--",) else cmd
-    wanted = _container(image, words, inputs, output is not None, said)
+    wanted = _container(image, words, output is not None, said)
     options: dict[str, Any] = {
         name: value
-        for name, value in (("priority", priority), ("tenant", tenant), ("key", key))
+        for name, value in (
+            ("priority", priority),
+            ("tenant", tenant),
+            ("key", key),
+            ("job_id", name),
+            ("labels", dict(label) or None),
+        )
         if value is not None
     }
     return run_async(_run(place, wanted, options, output, detach, json))
 
 
-def _container(
-    image: str, cmd: tuple[str, ...], inputs: tuple[str, ...], outputs: bool, said: dict[str, Any]
-) -> Container:
+def _container(image: str, cmd: tuple[str, ...], outputs: bool, said: dict[str, Any]) -> Container:
     from penstock.app.containers import container
 
-    given = {"memory_mb": said.pop("memory"), "env": dict(said.pop("env")) or None, **said}
-    if given.pop("stdin"):
-        given["stdin"] = sys.stdin.buffer.read()
-    if not given["network"]:
-        del given["network"]
+    given = {
+        "env": _env(said.pop("env"), said.pop("env_file")) or None,
+        "memory_mb": _mebibytes(said.pop("memory")),
+        "shm_mb": _mebibytes(said.pop("shm_size")),
+        "tmp_mb": _mebibytes(said.pop("tmp_size")),
+        "mounts": dict(map(_mount, said.pop("volume"))) or None,
+        "network": _NETWORKS.get(said["network"], said.pop("network")),
+        "gpus": _gpus(said.pop("gpus")),
+        "stdin": sys.stdin.buffer.read() if said.pop("stdin") else b"",
+        "inputs": dict(map(_input, said.pop("inputs"))) or None,
+        **said,
+    }
     options = {name: value for name, value in given.items() if value is not None}
-    return container(image, *cmd, inputs=dict(map(_input, inputs)), outputs=outputs, **options)
+    return container(image, *cmd, outputs=outputs, attach=True, **options)
+
+
+_NETWORKS = {"none": False, "bridge": True}
+
+
+def _env(given: tuple[str, ...], files: tuple[Any, ...]) -> dict[str, str]:
+    """The variables. As in Docker, one without a value that is not set here is left out."""
+    lines = [line.strip() for file in files for line in file]
+    found = {}
+    for entry in (*(line for line in lines if line and not line.startswith("#")), *given):
+        name, equals, value = entry.partition("=")
+        if not name:
+            raise click.BadParameter(f"{entry!r} is not NAME or NAME=VALUE", param_hint="--env")
+        if equals or name in os.environ:
+            found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _mebibytes(size: int | None) -> float | None:
+    return None if size is None else size / _MIB
+
+
+def _gpus(text: str | None) -> str | None:
+    """As Docker has it: `all`, a number, or `device=` with ids, maybe in quotes."""
+    return None if text is None else text.strip("\"'").removeprefix("device=")
+
+
+def _mount(text: str) -> tuple[str, Path]:
+    source, _, rest = text.partition(":")
+    target, _, mode = rest.partition(":")
+    hint = "--volume"
+    if not target:
+        raise click.BadParameter(f"{text!r} is not SOURCE:TARGET:ro", param_hint=hint)
+    if "/" not in source:
+        raise click.BadParameter(
+            f"{source!r} is not a path; there are no named volumes", param_hint=hint
+        )
+    if "ro" not in mode.split(","):
+        raise click.BadParameter(
+            f"{text!r} would be writable; write {source}:{target}:ro. What the container makes, it"
+            " leaves in /output (see --output)",
+            param_hint=hint,
+        )
+    return target, Path(source).expanduser().absolute()
 
 
 def _input(text: str) -> tuple[str, Path]:
@@ -133,14 +313,25 @@ async def _run(
     json: bool,
 ) -> int:
     async with _engine(place, detach) as client:
+        await _check_name(client, options.get("job_id"))
         handle = await wanted.asubmit(client, **options)
         if detach:
             print_json(record(handle.record)) if json else echo(handle.job_id)
             return Exit.OK
+        shown = _Shown(silent=json)
         async with interruptible(handle) as interrupted:
-            await _show(handle, silent=json)
+            await shown.follow(handle.afollow())
         job = await handle.await_end()
-        return await _told(client, job, output, json, bool(interrupted))
+        return await _told(client, job, output, json, bool(interrupted), shown)
+
+
+async def _check_name(client: Client, name: str | None) -> None:
+    """A job with the same id and the same request would count as the same submission."""
+    if name is None:
+        return
+    with suppress(NotFound):
+        await client.aget(name)
+        raise Conflict(f"--name: there is a job {name!r} already", hint="choose another name")
 
 
 @asynccontextmanager
@@ -149,8 +340,11 @@ async def _engine(place: Place, detach: bool) -> AsyncIterator[Client]:
     async with AsyncExitStack() as stack:
         try:
             client = await stack.enter_async_context(client_at(place))
-        except NotRunning:
-            if place.connect or detach:
+        except NotRunning as error:
+            if detach:
+                hint = "-d leaves the job to an engine: 'penstock up --containers auto' starts one"
+                raise NotRunning(error.message, hint=hint) from None
+            if place.connect:
                 raise
             client = await stack.enter_async_context(_own_engine(place.settings()))
         yield client  # if it is lost from here on, it is waited for: it has the job
@@ -164,25 +358,75 @@ def _own_engine(settings: Settings) -> AbstractAsyncContextManager[Client]:
     return App().run(settings=settings)
 
 
-async def _show(handle: JobHandle[Any], *, silent: bool) -> None:
-    """What the container writes, as it comes: each stream to ours."""
-    async for update in handle.afollow():
-        if isinstance(update, Logged) and not silent:
-            line = update.line
-            echo_content(line.text, err=line.level != "stdout")
+class _Shown:
+    """What the container writes, on our own streams, as it comes: into a file or pipe byte for
+    byte, on a terminal without what would drive it. What did not come is written at the end."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._written = {} if silent else {"stdout": 0, "stderr": 0}
+        """Bytes of each stream."""
+        self._decode = {
+            stream: getincrementaldecoder("utf-8")("replace").decode
+            for stream in self._written
+            if getattr(sys, stream).isatty()
+        }
+        self._next: tuple[int, int] | None = None
+        """Attempt and number of the next piece; None before the first."""
+
+    async def follow(self, updates: AsyncIterator[JobUpdate]) -> None:
+        async for update in updates:
+            if isinstance(update, Streamed):
+                place = (update.attempt, update.n)
+                if place == (self._next or (update.attempt, 1)):
+                    self._next = (update.attempt, update.n + 1)
+                    await self._write(*read_piece(update.text))
+
+    async def _write(self, stream: str, data: bytes) -> None:
+        if stream not in self._written:
+            return
+        self._written[stream] += len(data)
+        if stream in self._decode:
+            text = self._decode[stream](data)
+            await asyncio.to_thread(echo, text, nl=False, err=stream == "stderr")
+        else:
+            file = getattr(sys, stream).buffer
+            await asyncio.to_thread(file.write, data)
+            await asyncio.to_thread(file.flush)
+
+    async def complete(self, end: Ran) -> bool:
+        """Write what did not come while it ran; False if something is missing."""
+        whole = True
+        for stream, done in self._written.items():
+            total, left = end.sizes[stream], await end.aoutput(stream)
+            if done < total == len(left):
+                await self._write(stream, left[done:])
+            elif done < total:
+                whole = False
+                echo(
+                    f"penstock: {stream}: {total - done:,} of {total:,} bytes are missing here;"
+                    " the worker keeps no more ('max_log_bytes')",
+                    err=True,
+                )
+        return whole
 
 
 async def _told(
-    client: Client, job: Job, output: Path | None, json: bool, interrupted: bool
+    client: Client, job: Job, output: Path | None, json: bool, interrupted: bool, shown: _Shown
 ) -> int:
-    from penstock.workloads.container.executor import ran, result_pointer
+    from penstock.app.artifacts import targets
+    from penstock.app.containers import ran, result_pointer
 
     pointer = result_pointer(job)
-    end = ran(job, await client.aread(pointer) if pointer else b"")
+    end = ran(client, job, await client.aread(pointer) if pointer else b"")
+    left = {one.artifact: one for one in end.artifacts}
+    whole = await shown.complete(end)
     if output is not None:
-        await asyncio.to_thread(_save, end, output)
+        for artifact, path in targets(left, output).items():
+            await left[artifact].asave(path)
     if json:
-        print_json({**msgspec.to_builtins(end), "state": job.state.value})
+        told = {**vars(end), "artifacts": [*left], "state": job.state.value}
+        del told["sizes"]
+        print_json(msgspec.to_builtins(told))
     elif end.error_code is not None and end.error_code != "NON_ZERO_EXIT":
         echo(f"penstock: {end.error_code}: {end.error_message}", err=True)
         echo(f"  job {short_id(job.job_id)}; see 'penstock show {job.job_id}'", err=True)
@@ -191,15 +435,5 @@ async def _told(
     if interrupted:
         return Exit.INTERRUPTED
     if end.exit_code is not None:
-        return end.exit_code
+        return end.exit_code if whole or end.exit_code else Exit.FAILED
     return _ENDS.get(job.state, Exit.FAILED)
-
-
-def _save(end: Ran, folder: Path) -> None:
-    root = folder.resolve()
-    for artifact in end.artifacts:
-        path = root / artifact.path
-        if not path.resolve().is_relative_to(root):
-            raise PenstockError(f"the artifact {artifact.path!r} lies outside of {folder}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(end.read(artifact.path))

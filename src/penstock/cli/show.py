@@ -20,7 +20,7 @@ from penstock.cli.ps import error_of, listing_of
 from penstock.cli.words import moment, run_time, short_id, span
 from penstock.core.errors import PenstockError
 from penstock.core.job import NO_RETRY, Job, JobRequest, chain_of
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, newest_try
 from penstock.ports.store import JobQuery, StepCount

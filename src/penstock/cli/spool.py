@@ -6,12 +6,10 @@ import click
 
 from penstock.cli.groups import Commands
 from penstock.cli.spool_change import cancel, clean, retry
-from penstock.cli.spool_get import get
-from penstock.cli.spool_list import list_jobs, status
+from penstock.cli.spool_list import list_jobs, status, watch
+from penstock.cli.spool_results import get, wait
 from penstock.cli.spool_serve import serve
 from penstock.cli.spool_submit import submit
-from penstock.cli.spool_wait import wait
-from penstock.cli.spool_watch import watch
 
 
 @click.group(cls=Commands)

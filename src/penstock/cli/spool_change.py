@@ -11,15 +11,15 @@ import click
 from penstock.cli.exits import Exit, exit_of
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, as_json
-from penstock.cli.spool_jobs import ids_given, placed, workspace_at
+from penstock.cli.spool_options import ids_given, placed, workspace_at
 from penstock.cli.terminal import echo
 from penstock.cli.words import plural
 from penstock.core.errors import PenstockError, WaitTimedOut
 from penstock.lifecycles.spool import SPOOL, Status
-from penstock.workloads.spool import ending
-from penstock.workloads.spool.cleaning import outdated
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client import changes
+from penstock.workloads.spool.client.changes import outdated
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.disk.workspace import Workspace
 
 _PATIENCE = "10s"
 Done = tuple[Exit, dict[str, Any], str]
@@ -53,7 +53,7 @@ def _cancel(workspace: Workspace, job_id: str, reason: str, timeout: float) -> D
     flow = Flow(workspace)
     if SPOOL.is_final(before := flow.status(job_id)):
         return _told(job_id, before, Exit.CONFLICT, f"had ended already: {before}")
-    now = ending.cancel(workspace, job_id, reason or "cancelled by its user")
+    now = changes.cancel(workspace, job_id, reason or "cancelled by its user")
     if not SPOOL.is_final(now):
         try:
             flow.wait(job_id, timeout)
@@ -61,7 +61,7 @@ def _cancel(workspace: Workspace, job_id: str, reason: str, timeout: float) -> D
             said = f"was asked to end and is still {flow.status(job_id)}"
             return _told(job_id, now, Exit.NOT_YET, said)
     found = flow.get(job_id)
-    if found.meta.code == ending.CANCELLED:
+    if found.meta.code == changes.CANCELLED:
         return _told(job_id, found.status, Exit.OK, "cancelled")
     return _told(job_id, found.status, Exit.CONFLICT, f"had ended already: {found.status}")
 
@@ -85,7 +85,7 @@ def retry(workspace: Path, ids: tuple[str, ...], json: bool) -> int:
     place = workspace_at(workspace)
 
     def again(job_id: str) -> Done:
-        new = ending.retry(place, job_id)
+        new = changes.retry(place, job_id)
         return Exit.OK, {"job_id": new, "retry_of": job_id}, new
 
     return _each(_named(ids), again, json)
@@ -143,7 +143,7 @@ def clean(
         raise click.UsageError("say which: --older-than 7d, --keep 100, or both")
     wanted = [Status.DONE] * done + [Status.FAILED] * failed
     states = wanted or sorted(SPOOL.final)
-    choose = outdated if dry_run else ending.clean
+    choose = outdated if dry_run else changes.clean
     gone = choose(workspace_at(workspace), older_than, keep, states)
     if json:
         print_json({"removed": [] if dry_run else gone, "matched": gone})

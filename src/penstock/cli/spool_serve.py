@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 import shlex
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,23 +18,158 @@ import msgspec
 from penstock.cli.exits import Exit
 from penstock.cli.journal import keep_journal
 from penstock.cli.llm import PULL, told
+from penstock.cli.paper import console, print_line
 from penstock.cli.parameters import DURATION, SIZE
 from penstock.cli.place import Place
-from penstock.cli.spool_jobs import check_folder, placed
-from penstock.cli.words import plural, size
+from penstock.cli.spool_options import check_folder, placed
+from penstock.cli.terminal import echo, harmless
+from penstock.cli.words import moment, plural, size, span
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.server.running import Event, EventKind
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
     from penstock.cli.service import Stop
-    from penstock.cli.spool_screen import Screen
     from penstock.workloads.llm.runner import Runner
     from penstock.workloads.llm.values import ModelFacts
-    from penstock.workloads.spool.serving.events import Event
-    from penstock.workloads.spool.serving.server import Server
+    from penstock.workloads.spool.server.running import Event
+    from penstock.workloads.spool.server.server import Server
+
+_WORDS = {
+    EventKind.CLAIMED: ("running", "yellow"),
+    EventKind.DONE: ("done", "green"),
+    EventKind.FAILED: ("failed", "red"),
+    EventKind.REQUEUED: ("requeued", "cyan"),
+    EventKind.LET_GO: ("let go", "magenta"),
+}
+_WIDEST = max(len(word) for word, _ in _WORDS.values())
+_PERIOD = 0.25
+"""Seconds between two drawings."""
+
+
+class Screen:
+    """Open it around all that a server does; standard error is drawn above its last line."""
+
+    def __init__(self, *, json: bool) -> None:
+        self._json = json
+        self._page = console()
+        self._live: Any = None
+        self._loading: tuple[str, float, float] | None = None
+        self._server: Server | None = None
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Screen:
+        from rich.live import Live
+
+        if sys.stdout.isatty() and not self._json:
+            self._live = Live(
+                get_renderable=self._drawn,
+                console=self._page,
+                refresh_per_second=1 / _PERIOD,
+                transient=True,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def load(self, name: str) -> Callable[[float, str], None]:
+        """Show how far a model is loaded; what is given is told."""
+        began = time.monotonic()
+
+        def tell(fraction: float, said: str) -> None:
+            self._loading = (name, fraction, began)
+
+        tell(0.0, "")
+        return tell
+
+    def stand(self, server: Server) -> None:
+        """From now on show how it stands."""
+        self._loading, self._server, self._began = None, server, time.monotonic()
+
+    def say(self, text: str, **facts: Any) -> None:
+        if self._json:
+            print_line(facts)
+        elif self._live is not None:
+            self._page.print(text, soft_wrap=True)
+        else:
+            echo(text)
+            sys.stdout.flush()
+
+    def tell(self, event: Event) -> None:
+        if self._json:
+            print_line(msgspec.to_builtins(event))
+        elif self._live is not None:
+            self._page.print(_line(event), soft_wrap=True)
+        else:
+            echo(_line(event).plain.rstrip())
+            sys.stdout.flush()
+
+    def _drawn(self) -> RenderableType:
+        from rich.text import Text
+
+        if self._loading is not None:
+            return _loaded(*self._loading)
+        if self._server is None:
+            return Text()
+        return _standing(self._server, time.monotonic() - self._began)
+
+
+def _line(event: Event) -> Text:
+    from rich.text import Text
+
+    word, style = _WORDS[event.what]
+    head = f"{moment(event.at, time.time())}  {event.job_id}  "
+    return Text.assemble(head, (f"{word:<{_WIDEST}}", style), *_details(event))
+
+
+def _details(event: Event) -> list[str | tuple[str, str]]:
+    if event.what is EventKind.CLAIMED:
+        return []
+    parts: list[str | tuple[str, str]] = [f"  {span(event.seconds)}"]
+    if event.tokens:
+        speed = f", {event.tokens / event.seconds:.0f}/s" if event.seconds else ""
+        parts.append(f"  {plural(event.tokens, 'token')}{speed}")
+    why = ": ".join(filter(None, (event.code, event.reason)))
+    if why:
+        parts.append((f"  {harmless(why)}", "dim"))
+    return parts
+
+
+def _loaded(name: str, fraction: float, began: float) -> RenderableType:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=1.0, completed=fraction, width=24)
+    grid.add_row(f"loading {name}", bar, f"{fraction:4.0%}", span(time.monotonic() - began))
+    return grid
+
+
+def _standing(server: Server, seconds: float) -> Text:
+    from rich.text import Text
+
+    counts = server.counts
+    return Text.assemble(
+        *("queued ", (f"{server.queued:,}", "cyan"), "   "),
+        *("running ", (f"{len(server.running):,}", "yellow"), "   "),
+        *("done ", (f"{counts.done:,}", "green"), "   "),
+        *("failed ", (f"{counts.failed:,}", "red" if counts.failed else "")),
+        (f"   {counts.tokens:,} tokens   up {span(seconds)}", "dim"),
+        ("".join(f"   {name}" for name in server.health.troubles), "bold red"),
+        no_wrap=True,
+        overflow="ellipsis",
+    )
+
+
 log = logging.getLogger("penstock.cli")
 
 
@@ -101,6 +238,9 @@ def serve(
         context=context,
         threads=threads,
         memory=memory,
+        gpu_layers=settings.model_gpu_layers,
+        tensor_split=settings.model_tensor_split,
+        projector_gpu=settings.model_projector_gpu,
     )
     config = _checked(
         ServerConfig,
@@ -135,16 +275,15 @@ def _checked(kind: type[C], **said: Any) -> C:
 
 
 async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbose: bool) -> int:
+    from penstock.app.llm import llama_runner
     from penstock.cli.service import Stop
-    from penstock.cli.spool_screen import Screen
-    from penstock.workloads.spool.llama.runner import LlamaRunner
-    from penstock.workloads.spool.serving.server import Server
+    from penstock.workloads.spool.server.server import Server
 
     stop = Stop()
     stop.listen()
     with Screen(json=json) as screen, told():
         keep_journal(verbose=verbose)
-        name, runner = _default(engine), LlamaRunner(engine)
+        name, runner = _default(engine), llama_runner(engine)
         try:
             server = Server(config, runner)
             if not await _started(server, runner, name, screen, stop):
@@ -158,13 +297,12 @@ async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbo
 def _default(engine: ModelConfig) -> str:
     """The model that is loaded first. Raises if one that was named is no good, or none is there,
     or nothing can load it."""
-    from penstock.workloads.llm.models.served import served
-    from penstock.workloads.spool.llama.trial import engine_version
+    from penstock.app.llm import llama_version, served_models
 
-    models = served(engine)
+    models = served_models(engine)
     if not models:
         raise NotFound("there is no model here", hint=PULL)
-    engine_version()
+    llama_version()
     return models[0].name
 
 

@@ -15,16 +15,13 @@ from msgspec import Struct
 from penstock.cli.exits import Exit
 from penstock.cli.paper import print_json
 from penstock.cli.parameters import DURATION, MOMENT, PRIORITY, as_json, read_object, read_source
-from penstock.cli.spool_found import counting, print_found, wait_for
-from penstock.cli.spool_jobs import check_folder, is_piped, placed
-from penstock.cli.spool_options import asked, options_of, read_asked
+from penstock.cli.spool_options import asked, check_folder, is_piped, options_of, placed, read_asked
+from penstock.cli.spool_results import counting, print_found, wait_for
 from penstock.cli.terminal import echo
 from penstock.core.errors import InvalidRequest
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.options import JobKind
-from penstock.workloads.spool.submission import Submission, checked
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.work import Submission, Work, checked
+from penstock.workloads.spool.config import JobKind, Sync
+from penstock.workloads.spool.disk.workspace import Workspace
 
 
 class Beside(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from penstock.cli.paper import STYLES, console, print_line
 from penstock.cli.place import Place, api_at, placed, run
 from penstock.cli.words import moment, short_id
 from penstock.core.job import Job
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, JobUpdate, Logged, Moved, Progressed
 

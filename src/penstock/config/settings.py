@@ -99,6 +99,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     """How many HTTP connections may be open at once."""
     http_max_streams: Annotated[int, Meta(ge=1, le=100_000)] = 2000
     """How many event streams may be open at once, over all keys; one key gets a quarter."""
+    openai_strict: bool = False
+    """Whether the OpenAI API refuses a field that it does not know; else it ignores the field, and
+    the header `x-penstock-warning` names it."""
+    image_sources: tuple[str, ...] = ()
+    """URL prefixes, as `https://example.com/images/`, below which images that requests to language
+    models name by URL are fetched; none means that only `data:` URIs are taken."""
     pools: dict[str, Pool] = field(default_factory=dict)
     """The pools by name; workers that name none join the pool `default`, always there."""
     rules: Path | None = None
@@ -130,6 +136,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Bytes that a job's input may have."""
     max_result: Size = 64 << 20
     """Bytes that a job's result may have."""
+    max_artifact: Annotated[int, Meta(ge=1, le=1 << 50)] = 16 << 30
+    """Bytes that one file may have which a job leaves as an artifact."""
     sources: tuple[str, ...] = ()
     """The URI prefixes below which a job may point to others' data, as `s3://bucket/in`;
     `file:` pointers are followed in `<data_dir>/files` and in folders listed here."""
@@ -150,8 +158,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     container_config: Path | None = None
     """The YAML file that says what container jobs may do, as for `penstock container serve`."""
     models: tuple[str, ...] = ()
-    """The language models that are served (`job.llm.<model>`, and the OpenAI API): names on the
-    shelf of `penstock models`, or files; `auto` means all on the shelf, none that none is."""
+    """The language models that are served (`job.llm.<model>`, and the OpenAI API): names of
+    `penstock models`, or files; `auto` means all of them, none that none is served."""
     models_dir: Path | None = None
     """The folder of the models; without one it is `models` in the user's data folder, shared by
     all engines."""
@@ -164,9 +172,17 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Threads that compute for one model; 0 means one for each core."""
     model_memory: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
     """Bytes that all loaded models may take together; 0 means three quarters of the machine's."""
+    model_gpu_layers: Annotated[int, Meta(ge=-1, le=100_000)] = -1
+    """Layers of a model that llama.cpp computes on GPUs: 0 means none, -1 as many as its build and
+    the memory of the GPUs allow."""
+    model_tensor_split: tuple[Annotated[float, Meta(ge=0)], ...] = ()
+    """How the layers are divided between several GPUs, as proportions (`[3, 1]`); none means by
+    their memory."""
+    model_projector_gpu: bool = True
+    """Whether the projector of a model with vision is on a GPU, if there is one."""
     pipe_model: str = ""
     """The language model that is split over nodes, one of which is here (`job.chat.<model>`): a
-    name on the shelf of `penstock models` or a part of it, a GGUF file, or a folder; empty means
+    name of `penstock models` or a part of it, a GGUF file, or a folder; empty means
     that there is no node here. The network knows it by the name that is given, or by that of the
     file or folder."""
     pipe_source: Path | None = None

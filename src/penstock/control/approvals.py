@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from penstock.control.guard import Guard
 from penstock.control.ledger import Ledger
-from penstock.control.safety import SafetyKernel
 from penstock.core.errors import Conflict, NotPermitted, StaleApproval
 from penstock.core.job import Job, JobRequest, JobResult, request_hash
 from penstock.core.ledger import Move, Verdict
@@ -23,6 +22,9 @@ from penstock.core.verdict import ApprovalTerms, Decision, Hold, SafetyVerdict, 
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import KeyRole
+
+if TYPE_CHECKING:
+    from penstock.control.safety import SafetyKernel
 
 _DEFAULT = ApprovalTerms()
 

@@ -18,7 +18,7 @@ from penstock.control.store_retry import Retry
 from penstock.core.errors import PenstockError, StoreFailed, Superseded, TooLarge
 from penstock.core.ledger import Answer, Checkpoint
 from penstock.core.steps import MAX_BYTES, MAX_PAGE_ROWS, MAX_ROWS, check_message
-from penstock.lifecycles.canonical import JobState
+from penstock.lifecycles.canonical import HELD
 from penstock.ports.bus import (
     CHECKPOINT,
     AnyMessage,
@@ -35,6 +35,8 @@ from penstock.ports.clock import Clock
 _Checked = tuple[Checkpointed, int]
 """A message, and the bytes of its rows."""
 
+_SHORTEST_PAUSE = 0.001
+"""Seconds: pauses between commits add up to this before one is made."""
 _MOST_USAGES = 10_000
 """Jobs whose numbers of rows are remembered before those that ended are forgotten."""
 
@@ -72,8 +74,12 @@ class CheckpointService:
         self._wanted: asyncio.Queue[StepsWanted] = asyncio.Queue()
         self._wake_writer = asyncio.Event()
         self._usage: dict[str, _Usage] = {}
+        self._older: set[str] = set()
+        """Jobs that were with a worker before this service ran (the store is open by then): they
+        may have rows."""
 
     async def run(self) -> None:
+        self._older.update(job.job_id for job in self._store.jobs.values() if job.state in HELD)
         subscription = self._bus.subscribe(CHECKPOINT, self.receive)
         try:
             async with asyncio.TaskGroup() as group:
@@ -106,6 +112,7 @@ class CheckpointService:
     # -- writing ------------------------------------------------------------------
 
     async def _write(self) -> None:
+        pause = 0.0
         while True:
             await self._wake_writer.wait()
             began = self._clock.monotonic()
@@ -114,7 +121,10 @@ class CheckpointService:
             await self._retry(f"write {len(batch)} checkpoints", partial(self._keep, batch))
             if not self._waiting:
                 self._wake_writer.clear()
-            await self._clock.sleep(share * (self._clock.monotonic() - began))
+            pause += share * (self._clock.monotonic() - began)
+            if pause >= _SHORTEST_PAUSE:
+                await self._clock.sleep(pause)
+                pause = 0.0
 
     def _take(self) -> list[_Checked]:
         """The messages of the next commit."""
@@ -131,7 +141,9 @@ class CheckpointService:
 
     async def _keep(self, batch: list[_Checked]) -> None:
         """Commit and answer them; if the store fails, those stay in `batch` that it failed for."""
-        batch[:] = [one for one in batch if await self._admit(*one)]
+        batch[:] = [
+            one for one in batch if self._has_room(*one) or await self._count_and_admit(*one)
+        ]
         now = self._clock.now()
         changes = [
             Checkpoint(
@@ -140,30 +152,36 @@ class CheckpointService:
             for each, _ in batch
         ]
         # One commit; but each by itself, so that rows that can't be stored harm no other job.
-        applying = (self._store.apply((change,)) for change in changes)
-        ends = await asyncio.gather(*applying, return_exceptions=True)
+        commits = [self._store.begin((change,)) for change in changes]
+        failed: list[_Checked] = []
         failure: StoreFailed | None = None
-        for (message, size), end in zip(list(batch), ends, strict=True):
-            if isinstance(end, StoreFailed):
-                failure = end
-                continue
-            batch.remove((message, size))
-            if isinstance(end, PenstockError):
-                self._refuse(message, end)
-            elif isinstance(end, BaseException):
-                raise end
+        for (message, size), commit in zip(batch, commits, strict=True):
+            try:
+                answers, _ = await commit
+            except StoreFailed as error:
+                failure = error
+                failed.append((message, size))
+            except PenstockError as error:
+                self._refuse(message, error)
             else:
-                self._settle(message, size, end[0])
+                self._settle(message, size, answers[0])
         if failure is not None:
+            batch[:] = failed
             raise failure
 
-    async def _admit(self, message: Checkpointed, size: int) -> bool:
-        """Whether the job may have these rows, too; if not, they are refused."""
+    def _has_room(self, message: Checkpointed, size: int) -> bool:
+        """Whether the job may have these rows, too, by what is known without a look."""
         usage = self._usage.get(message.job_id)
         if usage is None and self._is_first(message):
             usage = self._keep_usage(message.job_id, _Usage(0, 0))
         if usage is None or self._is_over(usage, message, size):
-            usage = await self._count(message.job_id)
+            return False
+        usage.latest = max(usage.latest, (message.attempt, message.n))
+        return True
+
+    async def _count_and_admit(self, message: Checkpointed, size: int) -> bool:
+        """Whether it may after all, since replaced rows count once; if not, they are refused."""
+        usage = await self._count(message.job_id)
         usage.latest = max(usage.latest, (message.attempt, message.n))
         if not self._is_over(usage, message, size):
             return True
@@ -176,9 +194,9 @@ class CheckpointService:
         return False
 
     def _is_first(self, message: Checkpointed) -> bool:
-        """Whether the job can have no rows: it was not known to have started."""
+        """Whether the job can have no rows: this service would know of them."""
         job = self._store.jobs.get(message.job_id)
-        return job is not None and job.attempt == 1 and job.state is JobState.DISPATCHED
+        return job is not None and job.attempt == 1 and message.job_id not in self._older
 
     def _is_over(self, usage: _Usage, message: Checkpointed, size: int) -> bool:
         return (

@@ -10,27 +10,27 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from penstock.control.approvals import ApprovalService
 from penstock.control.backlog import QueueKey
-from penstock.control.feed import Feed, JobSet
+from penstock.control.feed import Feed, JobSet, JournalHub
 from penstock.control.gateway import Gateway, check_batch
-from penstock.control.guard import AuditService, Guard, Uploads
-from penstock.control.journal import JournalHub
-from penstock.control.keys import KeyRegistry, KeyService
+from penstock.control.guard import AuditService, Guard, KeyRegistry, KeyService, Uploads
+from penstock.control.intake import reattach_timeout
 from penstock.control.ledger import Committed, Ledger
 from penstock.control.limits import LimitService
 from penstock.control.open_jobs import OpenJobs
 from penstock.control.policy import PolicyService, Rulebook
 from penstock.control.pruner import Pruner
 from penstock.control.schedules import ScheduleRunner, ScheduleService
-from penstock.control.workers import Roster, paused_everywhere, why_waiting
+from penstock.control.workers import Roster, models_of, paused_everywhere, why_waiting
 from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
 from penstock.core.job import Job, JobRequest, chain_of, ready_at
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs, BlobStat
 from penstock.ports.clock import Clock
@@ -68,6 +68,8 @@ _LINGER = 1e-5
 caller who asks again costs as much as there are jobs in the set."""
 _ANSWER = 8 << 20
 """Bytes of pointers in an answer about a set of jobs."""
+_ARTIFACT = 300
+"""Bytes of an artifact in such an answer, about."""
 _SESSIONS = 10_000
 _PAUSED = "pool/"
 """Prefix of the stored facts about paused pools."""
@@ -203,6 +205,9 @@ class LocalEngineApi:
 
     def _what_happens(self, job: Job) -> str:
         if (lost := self._open_jobs.orphaned.get(job.job_id)) is not None:
+            if job.job_id in self._open_jobs.reattaching:
+                seconds = reattach_timeout(self._open_jobs, job)
+                return f"{lost}; it waits up to {seconds:g} s for a worker that can reattach to it"
             roster = self._open_jobs.roster
             next_up = why_waiting(
                 QueueKey.of(job), roster.workers.values(), roster.pools, roster.paused
@@ -250,12 +255,7 @@ class LocalEngineApi:
         if len(job_ids) > MAX_WAITED:
             raise InvalidRequest("job_ids", f"{len(job_ids)} jobs; at most {MAX_WAITED} at once")
 
-        def enough(ended: dict[str, Job]) -> bool:
-            if len(ended) >= count:
-                return True
-            return or_failure and next(reversed(ended.values())).state is not JobState.SUCCEEDED
-
-        jobs = JobSet(self._feed, enough)
+        jobs = JobSet(self._feed, count, or_failure)
         try:
             async with asyncio.timeout(timeout):
                 await self._look_up(jobs, job_ids)
@@ -440,10 +440,11 @@ class LocalEngineApi:
         about = self._services.about
         tally, retried = await self._store.tally(tenant), await self._store.retried(tenant)
         paused = paused_everywhere(open_jobs.roster.workers.values())
+        models = models_of(open_jobs.roster.workers.values())
         if tenant is not None:
             # A tenant sees its own jobs, and nothing else of the engine.
             about = replace(about, pid=0, data_dir="")
-            return replace(about, tally=tally, retried=retried, paused_topics=paused)
+            return replace(about, tally=tally, retried=retried, paused_topics=paused, models=models)
         return replace(
             about,
             rules=rulebook.kernel.rules.snapshot,
@@ -456,6 +457,7 @@ class LocalEngineApi:
             awaiting_approval=len(open_jobs.parked),
             paused_pools=tuple(sorted(open_jobs.roster.paused)),
             paused_topics=paused,
+            models=models,
             policy_problem=rulebook.problem,
         )
 
@@ -538,15 +540,17 @@ def _plain(value: object) -> str:
 
 def _in_order(ended: Mapping[str, Job]) -> list[Ended]:
     """As they ended, and as many as an answer can hold; the same whenever they are asked for."""
-    last = sorted(ended.items(), key=lambda item: (item[1].finished_at or 0.0, item[1].seq))
-    answer: list[Ended] = []
+    answer = [Ended(asked, job) for asked, job in ended.items()]
+    answer.sort(key=attrgetter("job.seq"))
+    answer.sort(key=attrgetter("job.finished_at"))
     size = 0
-    for asked, job in last:
-        pointer = job.result.result_ptr if job.result is not None else None
-        size += len(job.request.context_ptr) + len(pointer or "")
-        if answer and size > _ANSWER:
-            break
-        answer.append(Ended(asked, job))
+    for n, one in enumerate(answer):
+        job = one.job
+        size += len(job.request.context_ptr)
+        if job.result is not None:
+            size += len(job.result.result_ptr or "") + _ARTIFACT * len(job.result.artifacts)
+        if n and size > _ANSWER:
+            return answer[:n]
     return answer
 
 

@@ -1,5 +1,7 @@
-"""Messages between workers and the control plane: messages that come become moves,
-and what is to be done goes out, after its commit.
+"""Messages from workers become moves, and orders go out to workers after their commit.
+
+Also how jobs end: a result becomes a move, a failed job gets its retry, and the job of a lost
+worker goes to another one or ends. Pure but for chance, ids and the start log.
 """
 
 from __future__ import annotations
@@ -7,10 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from penstock.control.endings import Losses, ending
 from penstock.control.open_jobs import OpenJobs, Wait
-from penstock.core.job import IdSource, Job, JobResult, Timeouts, run_limit
-from penstock.core.ledger import Move
+from penstock.core.job import IdSource, Job, JobResult, Timeouts, may_retry, retry_of, run_limit
+from penstock.core.ledger import Accept, Move
 from penstock.lifecycles.canonical import JobEvent, JobState, Role
 from penstock.ports.bus import (
     AnyMessage,
@@ -29,6 +30,7 @@ from penstock.ports.bus import (
     Returned,
     Settled,
     Started,
+    StartLogs,
     Waiting,
     Welcomed,
     WorkerFacts,
@@ -134,9 +136,7 @@ class Intake:
                         self._open_jobs.resuming[job_id] = None
             case Returned(job_id, attempt, _, reason, charged):
                 if self._open_jobs.is_live(job_id, attempt):
-                    if not charged:
-                        self._open_jobs.uncharged.add(job_id)
-                    return self._take_back(self._open_jobs.held[job_id], reason, now)
+                    return self._take_back(self._open_jobs.held[job_id], reason, charged, now)
             case Handshake():
                 return self._greet(message, now, monotonic)
             case Farewell():
@@ -148,10 +148,12 @@ class Intake:
         self._roster.heard(result.worker_id or "", monotonic)
         self._roster.release(result.worker_id, result.job_id, result.attempt)
 
-    def _take_back(self, job: Job, reason: str, now: float) -> list[Move]:
+    def _take_back(self, job: Job, reason: str, charged: bool, now: float) -> list[Move]:
         """What did not begin, or can go on elsewhere, waits for another worker."""
-        if job.state is JobState.RUNNING:
+        if charged and job.state is JobState.RUNNING:
             return self._losses.lose(job, reason, now)
+        if not charged:
+            self._open_jobs.uncharged.add(job.job_id)
         self._open_jobs.orphan(job, reason)
         return []
 
@@ -228,3 +230,128 @@ class Intake:
             self._roster.drain(record)
         else:
             self._roster.forget(record)
+
+
+# -- endings --------------------------------------------------------------------
+
+_EVENTS: dict[JobState, tuple[JobEvent, Role]] = {
+    JobState.SUCCEEDED: (JobEvent.SUCCEED, Role.WORKER),
+    JobState.FAILED: (JobEvent.FAIL, Role.WORKER),
+    # The seed lets only the control plane say these; the worker's word is the evidence.
+    JobState.TIMEOUT: (JobEvent.EXPIRE, Role.RECONCILER),
+    JobState.CANCELLED: (JobEvent.CANCEL, Role.RECONCILER),
+}
+
+
+def ending(job: Job | None, result: JobResult, now: float, ids: IdSource, chance: float) -> Move:
+    """The move that ends a job as `result` says, with its retry in the same commit."""
+    event, role = _EVENTS[result.status]
+    then: tuple[Accept, ...] = ()
+    if job is not None and not job.cancel_requested and may_retry(job, result):
+        again = retry_of(job, result, ids.next(now), now, chance)
+        reason = f"retry {again.retry_number} of {job.request.retry.retries} of {job.job_id}"
+        by = Role.SCHEDULER.value
+        then = (Accept(again, now, by, reason, fresh=True, unless_cancelled=True),)
+    actor = f"{role}:{result.worker_id}" if role is Role.WORKER else role.value
+    return Move(
+        result.job_id,
+        (event,),
+        actor,
+        now,
+        _reason(result),
+        attempt=result.attempt,
+        result=result,
+        then=then,
+    )
+
+
+def cancellation(job: Job, code: str, why: str, now: float) -> Move:
+    """The move by which the control plane itself ends a job."""
+    result = JobResult(
+        job_id=job.job_id,
+        status=JobState.CANCELLED,
+        attempt=job.attempt,
+        error_code=code,
+        error_message=why,
+    )
+    return Move(
+        job.job_id,
+        (JobEvent.CANCEL,),
+        Role.RECONCILER.value,
+        now,
+        why,
+        version=job.version,
+        result=result,
+    )
+
+
+def _reason(result: JobResult) -> str:
+    if result.error_code is None:
+        return ""
+    said = result.error_code
+    if result.error_message:
+        said += f": {result.error_message[:200]}"
+    return said
+
+
+def reattach_timeout(open_jobs: OpenJobs, job: Job) -> float | None:
+    """Seconds for which a lost job waits for a worker that can reattach to its work."""
+    defaults = open_jobs.topic_defaults.get(job.request.topic)
+    return None if defaults is None else defaults.reattach_timeout
+
+
+class Losses:
+    """Gives a job to another worker where that is safe, and ends it where it is not."""
+
+    def __init__(
+        self,
+        open_jobs: OpenJobs,
+        starts: StartLogs,
+        limits: Timeouts,
+        ids: IdSource,
+        chance: Callable[[], float],
+    ) -> None:
+        self._open_jobs, self._starts, self._limits = open_jobs, starts, limits
+        self._ids, self._chance = ids, chance
+
+    def lose(self, job: Job, why: str, now: float) -> list[Move]:
+        """Let it wait for another worker, or return the move that ends it."""
+        if reattach_timeout(self._open_jobs, job) is not None and self._has_begun(job):
+            self._open_jobs.await_reattach(job, why)
+            return []
+        return self.give_up(job, why, now)
+
+    def give_up(self, job: Job, why: str, now: float) -> list[Move]:
+        """The same for a job to whose work nobody can reattach."""
+        if self._may_go_on(job):
+            self._open_jobs.orphan(job, why)
+            return []
+        return [self.expire(job, "WORKER_LOST", why, now)]
+
+    def _has_begun(self, job: Job) -> bool:
+        """Whether it runs, or its worker began it and died before it could say so."""
+        if job.state is JobState.DISPATCHED and not job.request.idempotent:
+            return not self._starts.revoke(job.job_id, job.attempt)
+        return job.state is JobState.RUNNING
+
+    def _may_go_on(self, job: Job) -> bool:
+        if job.request.idempotent:
+            defaults = self._open_jobs.topic_defaults.get(job.request.topic)
+            most = defaults.max_attempts if defaults is not None else None
+            uncharged = job.uncharged + (job.job_id in self._open_jobs.uncharged)
+            charged = job.attempt - uncharged
+            begun_too_often = charged >= (most or self._limits.max_attempts)
+            return job.state is JobState.DISPATCHED or not begun_too_often
+        return job.state is JobState.DISPATCHED and self._starts.revoke(job.job_id, job.attempt)
+
+    def expire(self, job: Job, code: str, why: str, now: float) -> Move:
+        """End it TIMEOUT, with its retry if its policy wants one."""
+        result = JobResult(
+            job_id=job.job_id,
+            status=JobState.TIMEOUT,
+            worker_id=job.worker_id,
+            attempt=job.attempt,
+            error_code=code,
+            error_message=why,
+        )
+        return ending(job, result, now, self._ids, self._chance())

@@ -26,7 +26,15 @@ from msgspec.structs import replace
 
 from penstock.core.errors import NotFound, Unavailable, Unstorable
 from penstock.core.job import Job
-from penstock.core.journal import LoggedStride, Stride, history_of
+from penstock.core.journal import (
+    BrokenLog,
+    Folded,
+    LoggedStride,
+    Stride,
+    Transition,
+    fold,
+    history_of,
+)
 from penstock.core.ledger import (
     Answer,
     BulkAnswer,
@@ -40,7 +48,6 @@ from penstock.core.ledger import (
     Wanted,
     wanted,
 )
-from penstock.core.transition import BrokenLog, Folded, Transition, fold
 from penstock.lifecycles.canonical import HELD, TERMINAL, JobState
 from penstock.ports.query import matches, order
 from penstock.ports.store import (

@@ -16,8 +16,13 @@ from msgspec import Struct
 
 from penstock.control.approvals import why_held
 from penstock.control.backlog import Backlog
-from penstock.control.dependencies import Dependencies, has_parents, waits_for
-from penstock.control.families import Families, ends_with_parent
+from penstock.control.dependencies import (
+    Dependencies,
+    Families,
+    ends_with_parent,
+    has_parents,
+    waits_for,
+)
 from penstock.control.limits import Limiter
 from penstock.control.workers import Roster, matches
 from penstock.core.job import Job, JobRequest, TopicDefaults, ready_at
@@ -54,7 +59,10 @@ class OpenJobs:
         self.held: dict[str, Job] = {}
         """Jobs with a worker, by id."""
         self.orphaned: dict[str, str] = {}
-        """Held jobs whose worker is gone, by id, and why; they are in the backlog again."""
+        """Held jobs whose worker is gone, by id, and why. They are in the backlog again, but for
+        those in `reattaching`."""
+        self.reattaching: set[str] = set()
+        """Orphaned jobs, by id, that wait for a worker that can reattach to their work."""
         self.uncharged: set[str] = set()
         """Orphaned jobs, by id, whose last attempt is not charged to them."""
         self.doubtful: dict[int, str] = {}
@@ -123,7 +131,7 @@ class OpenJobs:
         request = job.request
         if request.deadline is not None:
             self.deadlines[job.seq] = request.deadline
-        if ends_with_parent(request):
+        if request.child_of is not None and not request.detached:
             self.families.enter(job, self.held.get(request.parent_job_id or ""))
 
     def _hold(self, job: Job) -> None:
@@ -143,8 +151,7 @@ class OpenJobs:
                 self.dependencies.forget(job.seq)
         if before is None or before.attempt != job.attempt:
             if self.orphaned:
-                self.orphaned.pop(job_id, None)
-                self.uncharged.discard(job_id)
+                self._forget_loss(job_id)
             if job_id in self.awaiting:
                 self.go_on(job)
             self.roster.hold(job.worker_id or "", job_id, job.attempt)
@@ -165,8 +172,7 @@ class OpenJobs:
         self.deadlines.pop(seq, None)
         self.backlog.discard(seq)
         if self.held.pop(job_id, None) is not None:
-            self.orphaned.pop(job_id, None)
-            self.uncharged.discard(job_id)
+            self._forget_loss(job_id)
             self.awaiting.pop(job_id, None)
             self.resuming.pop(job_id, None)
             self.roster.release(job.worker_id, job_id, job.attempt)
@@ -185,7 +191,7 @@ class OpenJobs:
                 self.dependencies.forget(seq)
         if job_id in self.dependencies.children:
             self.dependencies.hear(job)
-        if self.families:
+        if self.families.parents or self.families.doomed:
             self.families.hear(job)
             if ends_with_parent(job.request):
                 self.families.leave(job)
@@ -242,7 +248,7 @@ class OpenJobs:
         """Let everything that waits be judged again; what is with a worker is not."""
         self.unread.update(dict.fromkeys(self.backlog.empty()))
         self.unread.update(dict.fromkeys(self.dependencies.waiting()))
-        for job_id in self.orphaned:
+        for job_id in self.orphaned.keys() - self.reattaching:
             job = self.held[job_id]
             self.unread.pop(job.seq, None)
             self.backlog.add(job, self._now(), order=self._rank(job))
@@ -333,17 +339,33 @@ class OpenJobs:
 
     def orphan(self, job: Job, why: str) -> None:
         """A held job lost its worker and may go to another: it waits again."""
+        self._lose(job, why)
+        self.reattaching.discard(job.job_id)
+        self.backlog.add(job, self._now(), order=self._rank(job))  # it is in its buckets already
+
+    def await_reattach(self, job: Job, why: str) -> None:
+        """A held job lost its worker, and its work may go on without it: it waits for a worker
+        that can reattach to that. The loss is not charged to the job."""
+        self._lose(job, why)
+        self.reattaching.add(job.job_id)
+        self.uncharged.add(job.job_id)
+
+    def _lose(self, job: Job, why: str) -> None:
         self.go_on(job)
         self.roster.release(job.worker_id, job.job_id, job.attempt)
         self.orphaned[job.job_id] = why
-        self.backlog.add(job, self._now(), order=self._rank(job))  # it is in its buckets already
+
+    def _forget_loss(self, job_id: str) -> bool:
+        self.uncharged.discard(job_id)
+        self.reattaching.discard(job_id)
+        return self.orphaned.pop(job_id, None) is not None
 
     def reclaim(self, job_id: str, attempt: int) -> bool:
         """A worker came back and says that it has this: it keeps it, if it is still live."""
         job = self.held.get(job_id)
         if job is None or job.attempt != attempt:
             return False
-        if self.orphaned.pop(job_id, None) is not None:
+        if self._forget_loss(job_id):
             self.backlog.discard(job.seq)
         return True
 

@@ -40,8 +40,18 @@ from penstock.control.safety import Rule, RuleSet, SafetyKernel, is_pattern
 from penstock.core.check import MAX_RETRIES, MAX_TIMEOUT, MAX_WAIT, check_name, check_number
 from penstock.core.errors import InvalidRequest, Misconfigured, did_you_mean
 from penstock.core.job import Job, Priority
-from penstock.core.quantity import parse_duration, parse_rate, parse_size, say_duration, say_size
-from penstock.core.verdict import ApprovalTerms, Constraints, Decision, Rate, SafetyVerdict
+from penstock.core.verdict import (
+    ApprovalTerms,
+    Constraints,
+    Decision,
+    Rate,
+    SafetyVerdict,
+    parse_duration,
+    parse_rate,
+    parse_size,
+    say_duration,
+    say_size,
+)
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import (

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from penstock.control.endings import Losses, cancellation
+from penstock.control.intake import Losses, cancellation, reattach_timeout
 from penstock.control.ledger import Ledger
 from penstock.control.open_jobs import OpenJobs
 from penstock.control.store_retry import apply_storable
@@ -26,13 +26,13 @@ from penstock.core.errors import StoreFailed
 from penstock.core.job import IdSource, Job, Timeouts, run_limit
 from penstock.core.ledger import Answer, Change
 from penstock.lifecycles.canonical import JobState, Role
-from penstock.ports.bus import Bus, JobCancel, jobs_of
+from penstock.ports.bus import Bus, JobCancel, NoStartLogs, StartLogs, jobs_of
 from penstock.ports.clock import Clock
-from penstock.ports.start_log import NoStartLogs, StartLogs
 
 log = logging.getLogger(__name__)
 
 _RECONCILER = Role.RECONCILER.value
+_LOST = "WORKER_LOST"
 _SLACK = 2.0
 """Seconds beyond a limit that a worker gets to report the end itself."""
 
@@ -46,13 +46,15 @@ class Overdue(Struct, frozen=True):
 
 
 class HeldUntil(Struct, frozen=True):
-    """Until when a worker may hold a job, by the monotonic clock, and what is wrong after."""
+    """Until when a worker may hold a job, or a lost job may wait for a worker that can reattach to
+    it, by the monotonic clock; and what is wrong after."""
 
     attempt: int
     state: JobState
     until: float
     code: str
     why: str
+    reattaching: bool = False
 
 
 class TooLate(Struct, frozen=True):
@@ -68,6 +70,13 @@ class Unwanted(Struct, frozen=True):
     why: str
 
 
+class Unclaimed(Struct, frozen=True):
+    """A lost job to whose work no worker could reattach in time."""
+
+    job: Job
+    why: str
+
+
 class Lost(Struct, frozen=True):
     """A worker that is gone."""
 
@@ -75,7 +84,7 @@ class Lost(Struct, frozen=True):
     why: str
 
 
-Finding = Overdue | TooLate | Unwanted | Lost
+Finding = Overdue | TooLate | Unwanted | Unclaimed | Lost
 
 
 def held_until(
@@ -89,7 +98,15 @@ def held_until(
     held = {}
     for job_id, job in open_jobs.held.items():
         limit = known.get(job_id)
+        lost = job_id in open_jobs.reattaching
         if limit is None or (limit.attempt, limit.state) != (job.attempt, job.state):
+            limit = _limit_of(job, timeouts, now, monotonic)
+        if lost and not limit.reattaching:
+            seconds = reattach_timeout(open_jobs, job) or 0.0
+            limit = replace(
+                limit, until=min(limit.until, monotonic + seconds), code=_LOST, reattaching=True
+            )
+        elif limit.reattaching and not lost:  # its worker was only away
             limit = _limit_of(job, timeouts, now, monotonic)
         held[job_id] = limit
     return held
@@ -124,8 +141,11 @@ def findings(
             yield Lost(worker, why)
     for job in open_jobs.held.values():
         if (why := open_jobs.orphaned.get(job.job_id)) is not None:
+            limit = held.get(job.job_id)
             if job.cancel_requested:
                 yield Unwanted(job, why)
+            elif limit is not None and limit.reattaching and monotonic > limit.until:
+                yield Unclaimed(job, why)
         elif (limit := held.get(job.job_id)) is not None and monotonic > limit.until:
             yield Overdue(job, limit.code, limit.why)
     yield from map(TooLate, _too_late(open_jobs, now))
@@ -249,6 +269,11 @@ class Reconciler:
                     yield cancellation(waiting, "DEADLINE_EXCEEDED", why, now)
             case Unwanted(job, why):
                 yield cancellation(job, "CANCELLED", f"cancelled; {why}", now)
+            case Unclaimed(job, why):
+                seconds = reattach_timeout(self.open_jobs, job) or 0.0
+                said = f"{why}; no worker could reattach to it within {seconds:g} s"
+                yield from self._losses.give_up(job, said, now)
+                self._nudge()
             case Lost(worker, why):
                 yield from self._lose(worker, why, now)
 

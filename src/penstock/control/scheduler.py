@@ -12,26 +12,24 @@ import logging
 import random
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 
 import msgspec
 from msgspec import Struct, field
 
 from penstock.control.backlog import QueueKey
-from penstock.control.endings import Losses
-from penstock.control.intake import Intake, Orders
-from penstock.control.judge import Judge, Judged, WaitingJobs
+from penstock.control.intake import Intake, Losses, Orders
 from penstock.control.ledger import Ledger
 from penstock.control.limits import Bucket, Gate
 from penstock.control.open_jobs import OpenJobs
-from penstock.control.safety import SafetyKernel
+from penstock.control.safety import Judge, Judged, SafetyKernel, WaitingJobs
 from penstock.control.store_retry import RetryingStore, apply_storable
 from penstock.control.workers import Placement
 from penstock.core.errors import StoreFailed, Unavailable
 from penstock.core.job import IdSource, Job, JobResult, Timeouts, TopicDefaults
-from penstock.core.journal import Stride
+from penstock.core.journal import BIRTH, Stride
 from penstock.core.ledger import Answer, BulkAnswer, BulkMove, Change, Move, Verdict
-from penstock.core.transition import BIRTH
 from penstock.core.verdict import Decision
 from penstock.lifecycles.canonical import HELD, WAITING, JobEvent, JobState, Role
 from penstock.ports.bus import (
@@ -42,12 +40,13 @@ from penstock.ports.bus import (
     Bus,
     Finished,
     Handshake,
+    NoStartLogs,
     Started,
+    StartLogs,
     WorkerFacts,
 )
 from penstock.ports.clock import Clock, wait_at_most
-from penstock.ports.failpoint import failpoint
-from penstock.ports.start_log import NoStartLogs, StartLogs
+from penstock.ports.process import failpoint
 
 log = logging.getLogger(__name__)
 
@@ -259,6 +258,7 @@ class Scheduler:
             self._wake.set()
         self._next_ready = self.open_jobs.backlog.wake(now)
         picked, taken = await self._pick()
+        picked += self._reattach()
         if judged.passed and not picked:
             self._gather_until = self.clock.monotonic() + _GATHER
         given = self._dispatch(picked, judged, now)
@@ -319,6 +319,17 @@ class Scheduler:
                 open_jobs.go_on(job)
                 self.orders.resume(job)
 
+    def _reattach(self) -> list[tuple[Job, str]]:
+        """Lost jobs, each with a worker that can reattach to its work."""
+        open_jobs = self.open_jobs
+        lost = (open_jobs.held[job_id] for job_id in open_jobs.reattaching)
+        return [
+            (job, worker.worker_id)
+            for job in lost
+            if not job.cancel_requested
+            and (worker := open_jobs.roster.who_reattaches(job.job_id, job.attempt)) is not None
+        ]
+
     async def _commit(
         self, changes: Sequence[Change], bulk: Sequence[BulkMove] = ()
     ) -> tuple[list[Answer], list[BulkAnswer]]:
@@ -371,22 +382,50 @@ class Scheduler:
     # -- dispatch -----------------------------------------------------------------
 
     def dispatch_accepted(self, jobs: Sequence[Job]) -> Sequence[BulkMove]:
-        """Give jobs to workers in the commit that accepts them: see `control.ledger.Dispatcher`.
+        """Move jobs on in the commit that accepts them: see `control.ledger.Dispatcher`.
 
-        Only where nothing is to be weighed: no rule or limit is set, nothing else waits, and
-        workers have room for all of them. Otherwise they wait for the next turn.
+        Where nothing is to be weighed (no limit is set, nothing else waits, workers have room for
+        all), they go to workers. Otherwise those that no rule can hold back become SCHEDULED, and
+        the next turn finds them a place.
         """
+        if self._rules_changed or not self.kernel.built_in:
+            return ()
+        now, allowed = self.clock.now(), list(filter(self._is_allowed, jobs))
+        if len(allowed) == len(jobs) and (picked := self._place_at_once(jobs, now)):
+            self._dispatch_pending = True
+            return list(self._dispatch(picked, Judged(), now).bulk.values())
+        return [
+            BulkMove(
+                job_ids=[job.request.job_id for job in together],
+                events=_SCHEDULE,
+                actor=_SCHEDULER,
+                at=at,
+            )
+            for at, together in groupby(allowed, _ACCEPTED_AT)
+        ]
+
+    def _is_allowed(self, job: Job) -> bool:
+        """Whether the kernel lets a job pass that waits for no other."""
+        if job.request.after:
+            return False
+        try:
+            return self.kernel.decide(job.request).decision is Decision.ALLOW
+        except Exception:  # the turn says so
+            return False
+
+    def _place_at_once(self, jobs: Sequence[Job], now: float) -> list[tuple[Job, str]]:
+        """Workers for all of these jobs, if none of them has to wait for anything; else nothing."""
         open_jobs = self.open_jobs
         if (
-            self._rules_changed
-            or len(jobs) > _MOST_A_TURN
+            len(jobs) > _MOST_A_TURN
             or len(open_jobs.backlog)
             or open_jobs.unjudged
             or open_jobs.orphaned
             or open_jobs.limiter.in_use
-            or not all(map(self._can_dispatch_at_once, jobs))
+            or any(job.request.run_at is not None for job in jobs)
+            or any(job.request.deadline is not None for job in jobs)
         ):
-            return ()
+            return []
         if not self._turning:
             self._placement.refresh()
         picked: list[tuple[Job, str]] = []
@@ -395,10 +434,9 @@ class Scheduler:
             if worker_id is None or (
                 self._turning and not self._is_still_available(worker_id, job)
             ):
-                return ()
+                return []
             picked.append((job, worker_id))
-        self._dispatch_pending = True
-        return list(self._dispatch(picked, Judged(), self.clock.now()).bulk.values())
+        return picked
 
     def _is_still_available(self, worker_id: str, job: Job) -> bool:
         """Whether a worker did not go or pause since the turn that is under way began."""
@@ -410,20 +448,12 @@ class Scheduler:
             and job.request.topic not in worker.paused_topics
         )
 
-    def _can_dispatch_at_once(self, job: Job) -> bool:
-        request, kernel = job.request, self.kernel
-        if request.after or request.run_at is not None or request.deadline is not None:
-            return False
-        try:
-            return kernel.built_in and kernel.decide(request).decision is Decision.ALLOW
-        except Exception:  # the turn says so
-            return False
-
     def dispatch_committed(self, answers: Sequence[BulkAnswer]) -> None:
-        self._dispatch_pending = False
+        dispatched, self._dispatch_pending = self._dispatch_pending, False
         if self._rules_changed:  # the turn that was to take notice waits for this
             self._wake.set()
-        self._send((), answers)
+        if dispatched:
+            self._send((), answers)
 
     async def _pick(self) -> tuple[list[tuple[Job, str]], Collection[Bucket]]:
         """Who goes where, and the buckets of limits that they fill."""
@@ -535,7 +565,7 @@ class Scheduler:
         """A job that came up and was not given out waits again."""
         if job.state in WAITING:
             self.open_jobs.judge_again(job)
-        elif self.open_jobs.may_go_out(job):
+        elif self.open_jobs.may_go_out(job) and job.job_id not in self.open_jobs.reattaching:
             self.open_jobs.orphan(job, self.open_jobs.orphaned[job.job_id])
 
     def _settle(self, results: Iterable[JobResult]) -> None:
@@ -635,6 +665,8 @@ class _Range(Struct):
 
 
 _SUCCEED = (JobEvent.SUCCEED,)
+_SCHEDULE = (JobEvent.SCHEDULE,)
+_ACCEPTED_AT = attrgetter("accepted_at")
 _DISPATCHING: dict[JobState, tuple[JobEvent, ...]] = {
     JobState.PENDING: (JobEvent.SCHEDULE, JobEvent.DISPATCH),
     JobState.SCHEDULED: (JobEvent.DISPATCH,),

@@ -8,7 +8,7 @@ job can't hold up all others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TypeVar
 
 from penstock.control.ledger import Ledger
@@ -35,11 +35,12 @@ class Retry:
 
     async def __call__(self, what: str, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer of `ask`, however often it raises StoreFailed before that."""
-        pauses = backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        pauses: Iterator[float] | None = None
         while True:
             try:
                 answer = await ask()
             except StoreFailed as error:
+                pauses = pauses or backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
                 pause = next(pauses)
                 self.trouble = str(error)
                 log.error("can't %s: %s; trying again in %g s", what, error, pause)

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from penstock.control.backlog import QueueKey
 from penstock.ports.bus import Handshake
-from penstock.ports.executor import PAUSED
+from penstock.ports.executor import MODELS, PAUSED, REATTACHABLE
 
 DEFAULT_POOL = "default"
 _MAX_KEYS = 10_000
@@ -78,6 +78,8 @@ class WorkerRecord:
     """What its executors report about themselves."""
     paused_topics: Mapping[str, str] = field(default_factory=dict)
     """Topics that it serves but can't run at present, and why."""
+    reattachable: Mapping[str, int] = field(default_factory=dict)
+    """Lost jobs to whose work it can reattach, by id, and their attempts."""
 
     @property
     def ready(self) -> bool:
@@ -147,6 +149,7 @@ class Roster:
         record.host, record.pid, record.local = hello.host, hello.pid, hello.local
         if hello.session != record.session:
             record.facts = record.paused_topics = {}
+            record.reattachable = {}
         record.session, record.link = hello.session, hello.link
         record.heard_at = monotonic
         record.missing_since = None
@@ -211,6 +214,8 @@ class Roster:
             record.facts = facts
             paused = facts.get(PAUSED)
             record.paused_topics = paused if isinstance(paused, Mapping) else {}
+            found = facts.get(REATTACHABLE)
+            record.reattachable = found if isinstance(found, Mapping) else {}
             self.changed[worker_id] = None
 
     def set_missing(self, record: WorkerRecord, since: float) -> None:
@@ -222,6 +227,13 @@ class Roster:
         """The worker is given nothing more until it introduces itself again."""
         record.draining = True
         self.changed[record.worker_id] = None
+
+    def who_reattaches(self, job_id: str, attempt: int) -> WorkerRecord | None:
+        """A worker that can reattach to the work of a lost job."""
+        for record in self._workers.values():
+            if record.ready and record.reattachable.get(job_id) == attempt:
+                return record
+        return None
 
     def forget(self, record: WorkerRecord) -> None:
         """The worker is gone; not another one that has its name by now."""
@@ -573,6 +585,16 @@ def paused_everywhere(workers: Iterable[WorkerRecord]) -> dict[str, str]:
     present = [w for w in workers if w.ready]
     paused = {topic: why for w in present for topic, why in w.paused_topics.items()}
     return {topic: why for topic, why in paused.items() if not any(_can(w, topic) for w in present)}
+
+
+def models_of(workers: Iterable[WorkerRecord]) -> dict[str, Mapping[str, Any]]:
+    """What the workers report of their language models, by topic."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for worker in workers:
+        models = worker.facts.get(MODELS) if worker.ready else None
+        if isinstance(models, Mapping):
+            found |= {topic: facts for topic, facts in models.items() if isinstance(facts, Mapping)}
+    return found
 
 
 def _can(worker: WorkerRecord, topic: str) -> bool:

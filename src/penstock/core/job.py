@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from penstock.core.artifact import Artifact
 from penstock.core.verdict import Constraints, Hold, SafetyVerdict
 from penstock.lifecycles.canonical import TERMINAL, WAITING, JobState
 
@@ -82,6 +83,9 @@ class TopicDefaults(Struct, frozen=True, gc=False, omit_defaults=True):
     unique: Unique | None = None
     max_attempts: int | None = None
     """How often such a job may lose its worker; None: the engine's default."""
+    reattach_timeout: float | None = None
+    """Seconds that a running job whose worker is lost waits for a worker that can reattach to its
+    work; None: there is nothing to reattach to."""
 
 
 class JobRequest(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True):
@@ -157,6 +161,8 @@ class JobResult(Struct, frozen=True, gc=False, kw_only=True, omit_defaults=True)
     """Seconds, when the job itself asked to be tried again."""
     traceback: str | None = None
     """Where the exception was raised, as Python prints it: the last 8,000 characters."""
+    artifacts: tuple[Artifact, ...] = ()
+    """The files that it left, by name, whatever its end."""
 
 
 class Job(Struct, frozen=True, gc=False, kw_only=True):

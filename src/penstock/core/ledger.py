@@ -17,9 +17,10 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
+from penstock.core import artifact
+from penstock.core.artifact import Artifact
 from penstock.core.job import Job, JobRequest, JobResult, difference, keeps_out
-from penstock.core.journal import PAGE_EVENTS, Page, Stride
-from penstock.core.transition import BIRTH, Path, Plan, Transition, plan_of
+from penstock.core.journal import BIRTH, PAGE_EVENTS, Page, Path, Plan, Stride, Transition, plan_of
 from penstock.core.verdict import Hold, SafetyVerdict
 from penstock.lifecycles.canonical import HELD, JobEvent, JobState, Role
 
@@ -87,6 +88,18 @@ class Step(Struct, frozen=True, gc=False, omit_defaults=True):
     """What else the executor keeps with it, in a format of its own."""
 
 
+def artifact_row(left: Artifact) -> Step:
+    """The row by which a job refers to an artifact: it keeps the blob as long as the job."""
+    info = artifact.encode(left).decode()
+    return Step(
+        artifact.row_name(left.name), 0, key=left.name, outcome="ok", output=left.pointer, info=info
+    )
+
+
+def artifact_of(row: Step) -> Artifact:
+    return artifact.decode(row.info)
+
+
 class Checkpoint(Struct, frozen=True, gc=False):
     """Keep these rows of a job, if this is still its live attempt.
 
@@ -102,6 +115,7 @@ class Checkpoint(Struct, frozen=True, gc=False):
     at: float = 0.0
 
 
+_NOTES = (JobEvent.NOTE,)
 MAX_HISTORY = 5000
 """Entries of a job's history after which a worker's notes are dropped."""
 
@@ -402,6 +416,8 @@ class Decider:
             or bool(accepts)
         )
         answer = self._keep(answer, writes_row=writes_row)
+        if change.result is not None and change.result.artifacts and answer.job is not None:
+            self._refer(answer.job)
         for accept in accepts:
             self._accept(accept, follows=True)
         return answer
@@ -478,6 +494,8 @@ class Decider:
                     pages=pages,
                 )
                 self._rows[job_id] = None
+                if results is not None and results[index].artifacts:
+                    self._refer(changed)
             else:
                 changed = replace(
                     job,
@@ -531,16 +549,34 @@ class Decider:
             return Answer(_REFUSED, None, why=f"no job {change.job_id}")
         if job.attempt != change.attempt or job.state not in HELD:
             return Answer(_REFUSED, job, why=f"attempt {change.attempt} is not live")
-        rows = [replace(row, attempt=change.attempt) for row in change.rows]
-        self._steps.extend((job.seq, row) for row in rows)
-        answer = Answer(_MOVED, job)
-        events = [(JobEvent.START, "")] if job.state is JobState.DISPATCHED else []
-        if job.version < MAX_HISTORY:
-            events.extend((JobEvent.NOTE, note) for note in change.notes)
-        for event, reason in events:
-            move = Move(change.job_id, (event,), change.actor, change.at, reason)
-            answer = self._one(move)
-        return answer
+        seq, attempt, now = job.seq, change.attempt, change.at
+        self._steps += [
+            (seq, replace(row, attempt=attempt, at=row.at or now)) for row in change.rows
+        ]
+        if job.state is JobState.DISPATCHED:
+            start = self._one(Move(change.job_id, (JobEvent.START,), change.actor, change.at))
+            assert start.job is not None
+            job = start.job
+        if not change.notes or job.version >= MAX_HISTORY:
+            return Answer(_MOVED, job)
+        # As a move with one event for each note would do it, but with much less to weigh.
+        plan = plan_of(job.state, _NOTES, change.actor.partition(":")[0])
+        pages, at = _with_page(job.pages, self._begin_page()), max(change.at, job.updated_at)
+        strides = self._pages[-1].strides
+        for note in change.notes:
+            job = replace(job, version=job.version + 1, updated_at=at, pages=pages)
+            strides.append(Stride(plan.path, change.actor, at, note, None, None, [job]))
+        self._events += len(change.notes)
+        self.heads[job.job_id] = job
+        return Answer(_MOVED, job)
+
+    def _refer(self, job: Job) -> None:
+        """Write rows that refer to the artifacts of a job that ends."""
+        if job.result is None:
+            return
+        for left in job.result.artifacts:
+            row = replace(artifact_row(left), at=job.updated_at, attempt=job.attempt)
+            self._steps.append((job.seq, row))
 
     # -- looking up ---------------------------------------------------------------
 

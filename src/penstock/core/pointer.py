@@ -21,10 +21,13 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64, b2a_base64
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
+from typing import Any
 from urllib.parse import unquote, unquote_to_bytes, urlsplit
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
 from penstock.core.errors import InvalidRequest, TooLarge, UnreadablePointer
 
@@ -144,6 +147,8 @@ def data_media_type(uri: str) -> str:
 
 def media_type(uri: str) -> str:
     """The media type of what a pointer names; JSON where it does not say."""
+    if uri.startswith(_DATA_JSON):
+        return JSON
     if uri.startswith("data:"):
         return data_media_type(uri)
     return parse_blob(uri).media_type if uri.startswith("blob:") else JSON
@@ -282,3 +287,44 @@ def _unescaped(uri: str) -> str:
     while (plain := unquote(uri)) != uri:
         uri = plain
     return uri
+
+
+# -- results of other jobs in an input -----------------------------------------------
+
+RESULT_OF = "$result_of"
+"""Where an input has `{"$result_of": "<job id>"}`, and its request says `takes_results`, the job
+gets the result of that job, which is one of its `after`. It is put in when the job starts."""
+
+
+def references(plain: Any) -> Iterator[str]:
+    """The ids of the jobs whose results an input has, as it was decoded from JSON."""
+    stack = [plain]
+    while stack:
+        value = stack.pop()
+        if isinstance(value, list):
+            stack += value
+        elif isinstance(value, dict):
+            if (job_id := _reference(value)) is not None:
+                yield job_id
+            else:
+                stack += value.values()
+
+
+def filled(payload: bytes, results: Mapping[str, Raw]) -> bytes:
+    """The input with results, each as JSON, in place of the references to these jobs."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, list):
+            return [fill(item) for item in value]
+        if isinstance(value, dict):
+            if (job_id := _reference(value)) is not None:
+                return results.get(job_id, value)
+            return {key: fill(item) for key, item in value.items()}
+        return value
+
+    return msgspec.json.encode(fill(msgspec.json.decode(payload)))
+
+
+def _reference(value: dict[str, Any]) -> str | None:
+    job_id = value.get(RESULT_OF) if len(value) == 1 else None
+    return job_id if isinstance(job_id, str) else None

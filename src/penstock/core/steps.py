@@ -30,6 +30,7 @@ _MAX_N = 1 << 53
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Step).decode
+_decode_all = msgspec.msgpack.Decoder(list[Step]).decode
 
 
 def size_of(row: Step) -> int:
@@ -63,6 +64,8 @@ def check_row(row: Step, field: str = "row") -> int:
 
 def split_rows(rows: Sequence[Step]) -> list[tuple[list[Step], int]]:
     """The rows, checked, as messages with their sizes. Raises InvalidRequest or TooLarge."""
+    if len(rows) <= MAX_ROWS and (size := _size_if_small(rows)) is not None:
+        return [([*rows], size)] if rows else []
     sizes = [check_row(row, f"rows[{index}]") for index, row in enumerate(rows)]
     messages: list[tuple[list[Step], int]] = []
     some: list[Step] = []
@@ -76,6 +79,21 @@ def split_rows(rows: Sequence[Step]) -> list[tuple[list[Step], int]]:
     return [*messages, (some, total)] if some else messages
 
 
+def _size_if_small(rows: Sequence[Step]) -> int | None:
+    """The size of rows that together are no larger than one may be, and nothing is wrong with
+    them; None if that must be looked at row by row."""
+    try:
+        data = _encode(rows)
+        if len(data) > MAX_ROW or len(_decode_all(data)) != len(rows):
+            return None
+    except (msgspec.ValidationError, TypeError, UnicodeEncodeError, OverflowError):
+        return None
+    for row in rows:
+        if not (0 < len(row.name) <= _MAX_NAME and 0 <= row.n < _MAX_N and math.isfinite(row.at)):
+            return None
+    return len(data)
+
+
 def check_notes(notes: Sequence[str]) -> tuple[str, ...]:
     """The notes, if they can be kept. Raises InvalidRequest or TooLarge."""
     if len(notes) > MAX_NOTES:
@@ -85,7 +103,9 @@ def check_notes(notes: Sequence[str]) -> tuple[str, ...]:
             raise InvalidRequest(f"notes[{index}]", "must be text that is not empty")
         if len(note) > MAX_NOTE:
             raise TooLarge(f"notes[{index}]", f"may have {MAX_NOTE} characters, has {len(note)}")
-    return tuple(note.encode("utf-8", "replace").decode() for note in notes)
+    return tuple(
+        note if note.isascii() else note.encode("utf-8", "replace").decode() for note in notes
+    )
 
 
 def check_message(rows: Sequence[Step], notes: Sequence[str] = ()) -> int:
@@ -96,6 +116,8 @@ def check_message(rows: Sequence[Step], notes: Sequence[str] = ()) -> int:
         raise TooLarge("notes", f"a message may have {MAX_NOTES} notes, this one has {len(notes)}")
     if max(map(len, notes), default=0) > MAX_NOTE:
         raise TooLarge("notes", f"a note may have {MAX_NOTE} characters")
+    if (size := len(_encode(rows))) <= MAX_ROW:
+        return size
     sizes = [len(_encode(row)) for row in rows]
     if max(sizes, default=0) > MAX_ROW + _STAMP:
         raise TooLarge("rows", f"a row may have {MAX_ROW} bytes, one has {max(sizes)}")

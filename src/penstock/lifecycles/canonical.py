@@ -8,7 +8,7 @@ keeps in the log what was refused (a late result, say) and changes nothing else,
 is why a final state may still be noted upon.
 
 A result may reach a DISPATCHED job before the news that it started; the start is then
-implied, and both moves are logged (see `penstock.core.transition`).
+implied, and both moves are logged (see `penstock.core.journal`).
 """
 
 from __future__ import annotations

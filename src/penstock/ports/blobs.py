@@ -1,24 +1,39 @@
-"""Where payloads are kept: what `context_ptr` and `result_ptr` point to."""
+"""Where payloads and artifacts are kept: what the pointers of a job point to."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
 from contextlib import suppress
+from hashlib import sha256
+from mimetypes import guess_type
+from secrets import token_hex
+from typing import BinaryIO, Protocol
 
 from msgspec import Struct
 
-from penstock.core.errors import UnreadablePointer
+from penstock.core.artifact import Artifact, check_name
+from penstock.core.errors import InvalidRequest, PenstockError, UnreadablePointer
 from penstock.core.pointer import (
+    BINARY,
     FIELD,
     JSON,
+    check_media_type,
     check_size,
     data_media_type,
     decode_data,
     encode_data,
     parse_blob,
 )
+
+MAX_ARTIFACT = 16 << 30
+PART = 1 << 20
+"""Bytes of a stream that are held in memory at a time."""
+
+Source = bytes | str | os.PathLike[str] | BinaryIO
+"""The content of a file: bytes, where it lies, or the file, open for reading."""
 
 
 class BlobStat(Struct, frozen=True):
@@ -27,12 +42,32 @@ class BlobStat(Struct, frozen=True):
     media_type: str
 
 
+class BlobUploads(Protocol):
+    """A blob that is written part by part. Every call may be repeated."""
+
+    async def write_part(self, upload: str, start: int, data: bytes) -> None:
+        """Write a part at its place; `upload` is a name that the caller made at random."""
+
+    async def finish_upload(self, upload: str, digest: str, size: int, media_type: str) -> BlobStat:
+        """Make it a blob, durably. Raises InvalidRequest if it has another size or SHA-256."""
+
+    async def drop_upload(self, upload: str) -> None:
+        """Delete what was written. An upload that nobody finishes is deleted by `collect`."""
+
+
 class Blobs(ABC):
     """Payloads by URI. Those of at most `inline_limit` bytes ride in their pointer, as a `data:`
-    URI; a store keeps the others."""
+    URI; a store keeps the others. A payload has at most `max_size` bytes; what is streamed may
+    have `max_artifact`, and is not read as a whole."""
 
-    def __init__(self, *, inline_limit: int = 4096, max_size: int = 64 << 20) -> None:
-        self.inline_limit, self.max_size = inline_limit, max_size
+    def __init__(
+        self,
+        *,
+        inline_limit: int = 4096,
+        max_size: int = 64 << 20,
+        max_artifact: int = MAX_ARTIFACT,
+    ) -> None:
+        self.inline_limit, self.max_size, self.max_artifact = inline_limit, max_size, max_artifact
 
     async def put(self, data: bytes, media_type: str = JSON) -> str:
         """Keep the bytes, durably, and return their URI. Raises TooLarge."""
@@ -40,6 +75,22 @@ class Blobs(ABC):
             return encode_data(data, media_type)
         check_size("payload", len(data), self.max_size)
         return await self._put(data, media_type)
+
+    async def put_stream(self, pieces: AsyncIterable[bytes], media_type: str = BINARY) -> BlobStat:
+        """Keep a content of any length, durably, as a stored blob. Raises TooLarge."""
+        check_media_type(media_type)
+        upload, seen, size = token_hex(16), sha256(), 0
+        try:
+            async for piece in pieces:
+                check_size("artifact", size + len(piece), self.max_artifact)
+                await asyncio.to_thread(seen.update, piece)
+                await self.write_part(upload, size, piece)
+                size += len(piece)
+            return await self.finish_upload(upload, seen.hexdigest(), size, media_type)
+        except BaseException:
+            with suppress(PenstockError, asyncio.CancelledError):
+                await self.drop_upload(upload)
+            raise
 
     async def get(self, uri: str) -> bytes:
         """Raises UnreadablePointer for what may not be, or can't be, read."""
@@ -81,6 +132,18 @@ class Blobs(ABC):
     # -- what a store adds, for pointers that are no `data:` URIs --------------------------
 
     @abstractmethod
+    async def write_part(self, upload: str, start: int, data: bytes) -> None:
+        """See `BlobUploads`."""
+
+    @abstractmethod
+    async def finish_upload(
+        self, upload: str, digest: str, size: int, media_type: str
+    ) -> BlobStat: ...
+
+    @abstractmethod
+    async def drop_upload(self, upload: str) -> None: ...
+
+    @abstractmethod
     async def _put(self, data: bytes, media_type: str) -> str: ...
 
     @abstractmethod
@@ -92,3 +155,45 @@ class Blobs(ABC):
     @abstractmethod
     async def _collect(self, kept: set[str], older_than: float) -> int:
         """`kept` are digests."""
+
+
+# -- artifacts ------------------------------------------------------------------------------------
+
+
+async def keep_artifact(
+    blobs: Blobs, name: str, source: Source, media_type: str | None = None
+) -> Artifact:
+    """Store a file under a name; it is read in parts, and never held in memory as a whole.
+
+    Without a media type it is guessed from the name. Raises InvalidRequest and TooLarge.
+    """
+    check_name(name)
+    stat = await blobs.put_stream(_pieces(source), media_type or guess_type(name)[0] or BINARY)
+    digest = parse_blob(stat.uri).digest
+    return Artifact(name, stat.size, digest, stat.media_type, stat.uri)
+
+
+async def _pieces(source: Source) -> AsyncIterator[bytes]:
+    if isinstance(source, bytes | bytearray | memoryview):
+        view = memoryview(source).cast("B")
+        for start in range(0, len(view), PART):
+            yield bytes(view[start : start + PART])
+        return
+    try:
+        if isinstance(source, str | os.PathLike):
+            file = await asyncio.to_thread(open, source, "rb")
+            try:
+                while piece := await asyncio.to_thread(file.read, PART):
+                    yield piece
+            finally:
+                file.close()
+        elif hasattr(source, "read"):
+            while piece := await asyncio.to_thread(source.read, PART):
+                if not isinstance(piece, bytes):
+                    raise InvalidRequest("source", "must be open in binary mode")
+                yield piece
+        else:
+            kind = type(source).__name__
+            raise InvalidRequest("source", f"must be a path, bytes or an open file, got {kind}")
+    except OSError as error:
+        raise InvalidRequest("source", f"can't be read: {error}") from error

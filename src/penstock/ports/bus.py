@@ -4,13 +4,20 @@ At least once, in order per sender and subject, in batches. Messages carry the a
 they speak of, and the store checks it, so a repeated or late message is harmless.
 
 Subjects are those of the CAP wire, so that another bus can carry the same traffic.
+
+Start logs tell which attempts have begun, even of a worker that died before it could report.
+A worker on the engine's machine logs each start before it begins, in memory that survives its
+process, and the engine reads the log when the worker is gone. A worker elsewhere has no log; it
+asks the engine first (`Started.confirm`). A worker that seems lost may only be suspended. So the
+engine first revokes a start, then reads the log; the worker first logs a start, then looks whether
+it was revoked. At least one of the two sees the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -337,17 +344,21 @@ class Reader:
     def __init__(self, subject: str, handler: Handler, forget: Callable[[Reader], None]) -> None:
         self.subject, self._handler, self._forget = subject, handler, forget
         self._gathered: list[AnyMessage] = []
-        self._wake = asyncio.Event()
+        self._rest: asyncio.Future[None] | None = None
+        """What it waits for while there is nothing to hand over."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"bus {subject}")
 
     def take(self, messages: Sequence[AnyMessage]) -> None:
         self._gathered.extend(messages)
-        self._wake.set()
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            if not self._gathered:
+                self._rest = loop.create_future()
+                await self._rest
             batch, self._gathered = self._gathered, []
             try:
                 await self._handler(batch)
@@ -383,3 +394,42 @@ class MemoryBus:
         for readers in list(self._readers.values()):
             for reader in list(readers):
                 await reader.close()
+
+
+# -- start logs ----------------------------------------------------------------------
+
+
+class StartLog(Protocol):
+    """The worker's side: the log of one process."""
+
+    def begin(self, job_id: str, attempt: int) -> bool:
+        """Log a start; returns when a crash of the process can't undo it.
+
+        False if the engine has revoked it: it must not begin. Raises OSError.
+        """
+
+    def close(self, *, keep: bool) -> None:
+        """`keep` it for the engine to read, if there is something it may not know."""
+
+
+MakeStartLog = Callable[[str, str, Callable[[], Iterable[tuple[str, int]]]], StartLog]
+"""From a folder, a name, and what gives the attempts that count although they began long ago."""
+
+
+class StartLogs(Protocol):
+    """The engine's side: the logs of all workers on its machine."""
+
+    folder: str
+    """Where workers on this machine keep their logs; empty where they can't have one."""
+
+    def revoke(self, job_id: str, attempt: int) -> bool:
+        """Keep it from ever beginning; False if it has begun, or nobody can tell."""
+
+
+class NoStartLogs:
+    """Where no worker has a log, what was not reported has not begun."""
+
+    folder = ""
+
+    def revoke(self, job_id: str, attempt: int) -> bool:
+        return True

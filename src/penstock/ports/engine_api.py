@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from penstock.core.job import Job, JobRequest
-from penstock.core.transition import Transition
+from penstock.core.journal import Transition
 from penstock.core.verdict import Decision, Rate, SafetyVerdict
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import BlobStat
@@ -47,7 +47,7 @@ class Cancellation(Struct, frozen=True):
     ended: bool
 
 
-class Ended(Struct, frozen=True):
+class Ended(Struct, frozen=True, gc=False):
     """A job that has ended."""
 
     job_id: str
@@ -167,6 +167,8 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     paused_topics: Mapping[str, str] = {}
     """Topics that no worker can run at present, as when a language engine is out of memory, and
     why. Their jobs wait."""
+    models: Mapping[str, Mapping[str, Any]] = {}
+    """Language models by topic, with their size, context and so on."""
     policy_problem: str = ""
     """Why the current rule file was not accepted."""
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 from msgspec import Struct
 
+from penstock.core.artifact import Artifact
 from penstock.core.job import Cancelled, JobRequest, TopicDefaults
 from penstock.core.ledger import Step
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.blobs import Blobs
+from penstock.ports.blobs import Blobs, Source
 from penstock.ports.clock import Clock
 
 P = ParamSpec("P")
@@ -58,6 +59,9 @@ class Outcome(Struct, frozen=True, gc=False):
     error_kinds: tuple[str, ...] = ()
     retry_after: float | None = None
     traceback: str | None = None
+    artifacts: tuple[Artifact, ...] = ()
+    """Files that it left, besides those that were left by `Context.artifact`; `keep_artifact` of
+    `penstock.ports.blobs` makes one."""
 
 
 class CancelToken:
@@ -134,15 +138,20 @@ class Interrupted(Exception):
     """Raised by an executor that can't go on, as when its worker stops: the attempt can be taken
     up where it is.
 
-    Only for jobs that are idempotent. The worker hands the job back, and the engine gives it to
-    another worker, as it does when one is lost.
+    Only for jobs that are idempotent, and for topics with a `reattach_timeout`. The worker hands
+    the job back, and the engine does what it does when a worker is lost.
     """
 
 
-class TopicPaused(Interrupted):
+class NotBegun(Interrupted):
+    """Raised by an executor whose attempt did nothing that counts: any worker may run the job,
+    idempotent or not, and the attempt is not charged to it."""
+
+
+class TopicPaused(NotBegun):
     """Raised by an executor that can't run any job of a topic now, as when its engine is out of
-    memory. The attempt did nothing that counts, and is not charged to the job. Until the
-    executor's `facts()` stop naming the topic under PAUSED, its worker gets no more jobs of it."""
+    memory. Until the executor's `facts()` stop naming the topic under PAUSED, its worker gets no
+    more jobs of it."""
 
 
 JOB_LOGGER = "penstock.job"
@@ -152,8 +161,14 @@ JOB_LOGGER = "penstock.job"
 IN_JOB_LOG = "in_job_log"
 """The attribute of a record of any other logger that went to a job's log."""
 
+MODELS = "models"
+"""Under which `facts()` describe the language models of topics, as `{topic: {"context": 8192}}`."""
 PAUSED = "paused"
 """The fact that names topics which an executor can't run at present: {topic: why}."""
+
+REATTACHABLE = "reattachable"
+"""The fact that lists lost jobs to whose work an executor can reattach: {job_id: attempt}. A job
+of a topic with a `reattach_timeout` goes to that worker, with the next attempt."""
 
 
 class WaitContext(Protocol):
@@ -244,6 +259,18 @@ class Context(Protocol):
     ) -> Iterator[Step]:
         """The same as `steps`, for plain functions."""
 
+    async def artifact(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
+        """Leave a file as a part of the job's result, whatever the job's end; returns when it is
+        durable.
+
+        `source` is a path, bytes, or a file that is open for reading. Leaving the same name again
+        replaces the artifact. Raises InvalidRequest for a bad name, TooLarge for a file that is
+        too long or one too many, and Superseded if this attempt is not live any more.
+        """
+
+    def artifact_sync(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
+        """The same, for plain functions: blocks the thread."""
+
     @overload
     def step(
         self,
@@ -277,8 +304,9 @@ class Executor(Protocol):
     topic_defaults: Mapping[str, TopicDefaults]
     """What jobs of a topic should have unless their caller says otherwise."""
     resumable: bool
-    """Whether an attempt that is ended when its worker stops can be taken up by another; then
-    a stopping worker does not wait for it."""
+    """Whether an attempt that is ended when its worker stops can be taken up by another, or by the
+    same worker after a restart (topics with a `reattach_timeout`); then a stopping worker does not
+    wait for it."""
 
     def check(self, topic: str, payload: bytes) -> None:
         """Raise InvalidRequest for an input that `run` could only refuse."""

@@ -15,10 +15,9 @@ from typing import Generic, Protocol, TypedDict, TypeVar
 from msgspec import Struct
 
 from penstock.core.job import Job
-from penstock.core.journal import LoggedStride
+from penstock.core.journal import LoggedStride, Transition
 from penstock.core.ledger import Commit, Counts, Known, Step, Wanted
 from penstock.core.steps import MAX_PAGE_BYTES, MAX_PAGE_ROWS
-from penstock.core.transition import Transition
 from penstock.lifecycles.canonical import JobState
 
 

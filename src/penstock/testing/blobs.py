@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,11 @@ MAX_SIZE = 100_000
 TINY = b'{"text":"hello"}'
 LARGE = b'["' + b"x" * 10_000 + b'"]'
 LONG_AGO = 0.0
+
+
+async def pieces(data: bytes, size: int = 7000) -> AsyncIterator[bytes]:
+    for start in range(0, len(data), size):
+        yield data[start : start + size]
 
 
 class BlobsContract(ABC):
@@ -105,6 +112,58 @@ class BlobsContract(ABC):
         parts = [await blobs.read(uri, at, 3000) for at in range(0, len(LARGE) + 3000, 3000)]
         assert b"".join(parts) == LARGE
         assert parts[-1] == b""
+
+    @pytest.mark.parametrize("size", [0, 1, 3 * MAX_SIZE])
+    @run_async
+    async def test_a_stream_of_any_length_is_stored_and_read_in_parts(
+        self, blobs: Blobs, size: int
+    ) -> None:
+        data = bytes(i * 7 % 256 for i in range(size))
+        stat = await blobs.put_stream(pieces(data), "image/png")
+        assert stat.uri == f"blob:sha256-{sha256(data).hexdigest()};type=image/png"
+        assert (stat.size, stat.media_type) == (size, "image/png")
+        assert b"".join([piece async for piece in blobs.stream(stat.uri, 9000)]) == data
+        assert await blobs.read(stat.uri, size // 2, 100) == data[size // 2 :][:100]
+        assert await blobs.stat(stat.uri) == stat
+
+    @run_async
+    async def test_a_stream_over_its_limit_is_refused_and_leaves_nothing(
+        self, blobs: Blobs
+    ) -> None:
+        blobs.max_artifact = MAX_SIZE
+        with pytest.raises(TooLarge):
+            await blobs.put_stream(pieces(b"x" * (MAX_SIZE + 1)))
+        assert await blobs.collect([], time.time() + 86_400) == 0
+
+    @run_async
+    async def test_parts_of_an_upload_may_come_twice(self, blobs: Blobs) -> None:
+        data, upload = LARGE * 2, "ab" * 16
+        digest = sha256(data).hexdigest()
+        for at in (0, 5000, 0, 5000, 10_000, 15_000, 20_000):
+            await blobs.write_part(upload, at, data[at : at + 5000])
+        first = await blobs.finish_upload(upload, digest, len(data), "text/plain")
+        assert await blobs.finish_upload(upload, digest, len(data), "text/plain") == first
+        assert await blobs.get(first.uri) == data
+
+    @pytest.mark.parametrize(("size", "digest"), [(4, "0" * 64), (3, ""), (5, "")])
+    @run_async
+    async def test_an_upload_that_is_not_what_was_announced_is_refused(
+        self, blobs: Blobs, size: int, digest: str
+    ) -> None:
+        await blobs.write_part("cd" * 16, 0, b"data")
+        with pytest.raises(InvalidRequest):
+            await blobs.finish_upload(
+                "cd" * 16, digest or sha256(b"data").hexdigest(), size, "text/plain"
+            )
+
+    @run_async
+    async def test_an_upload_that_was_dropped_can_be_begun_anew(self, blobs: Blobs) -> None:
+        await blobs.write_part("ef" * 16, 0, b"longer than the second")
+        await blobs.drop_upload("ef" * 16)
+        await blobs.drop_upload("ef" * 16)
+        await blobs.write_part("ef" * 16, 0, b"short")
+        stat = await blobs.finish_upload("ef" * 16, sha256(b"short").hexdigest(), 5, "text/plain")
+        assert await blobs.get(stat.uri) == b"short"
 
     @run_async
     async def test_a_payload_over_the_limit_is_refused(self, blobs: Blobs) -> None:

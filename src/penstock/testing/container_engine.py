@@ -1,4 +1,4 @@
-"""What every `Engine` of container jobs must do, as tests against a real one.
+"""What every `ContainerEngine` of container jobs must do, as tests against a real one.
 
 class TestMyEngine(EngineContract):
     @pytest.fixture
@@ -27,30 +27,32 @@ from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
 from penstock.workloads.container.engine import (
     JOB_LABEL,
     OWNER_LABEL,
-    Attached,
+    AttachSession,
     CommandNotFound,
     CommandNotRunnable,
+    ContainerEngine,
+    ContainerNotFound,
+    ContainerSpec,
     ContainerState,
-    Engine,
     EngineError,
-    Exit,
+    ExitStatus,
+    Gpus,
     ImageNotFound,
     Mount,
-    NotThere,
-    Plan,
+    Unsupported,
 )
 from penstock.workloads.container.job import Stream
 
 MIB = 1 << 20
 PATIENCE = 30.0
-MakeEngine = Callable[[], Engine]
+MakeEngine = Callable[[], ContainerEngine]
 
 
 @dataclass
 class Ran:
     """What a container did."""
 
-    exit: Exit
+    exit: ExitStatus
     stdout: bytes
     stderr: bytes
 
@@ -59,12 +61,12 @@ class Ran:
 class Lab:
     """An engine, and what a test made with it."""
 
-    engine: Engine
+    engine: ContainerEngine
     image: str
     owner: str = field(default_factory=lambda: secrets.token_hex(6))
     made: list[str] = field(default_factory=list)
 
-    def plan(self, *cmd: str, **others: Any) -> Plan:
+    def plan(self, *cmd: str, **others: Any) -> ContainerSpec:
         name = f"penstock-{secrets.token_hex(12)}"
         self.made.append(name)
         usual: dict[str, Any] = {
@@ -75,12 +77,12 @@ class Lab:
             "tmp": 8 * MIB,
             "labels": {OWNER_LABEL: self.owner, JOB_LABEL: name},
         }
-        return Plan(name=name, cmd=cmd, **{**usual, **others})
+        return ContainerSpec(name=name, cmd=cmd, **{**usual, **others})
 
-    def shell(self, script: str, **others: Any) -> Plan:
+    def shell(self, script: str, **others: Any) -> ContainerSpec:
         return self.plan("sh", "-c", script, **others)
 
-    async def run(self, plan: Plan, stdin: bytes = b"") -> Ran:
+    async def run(self, plan: ContainerSpec, stdin: bytes = b"") -> Ran:
         """From create to exit."""
         await self.engine.create(plan)
         attached = await self.engine.attach(plan.name, stdin=True)
@@ -94,7 +96,7 @@ class Lab:
         attached.close()
         return Ran(ended, stdout, stderr)
 
-    async def begin(self, plan: Plan) -> Attached:
+    async def begin(self, plan: ContainerSpec) -> AttachSession:
         """Created, attached and started; its input is at its end."""
         await self.engine.create(plan)
         attached = await self.engine.attach(plan.name, stdin=True)
@@ -103,14 +105,14 @@ class Lab:
         return attached
 
 
-async def collected(attached: Attached) -> tuple[bytes, bytes]:
+async def collected(attached: AttachSession) -> tuple[bytes, bytes]:
     parts: dict[Stream, list[bytes]] = {Stream.STDOUT: [], Stream.STDERR: []}
     async for chunk in attached.output():
         parts[chunk.stream].append(chunk.data)
     return b"".join(parts[Stream.STDOUT]), b"".join(parts[Stream.STDERR])
 
 
-async def first_output(attached: Attached) -> bytes:
+async def first_output(attached: AttachSession) -> bytes:
     """The first bytes; what comes later goes on being read by nobody."""
     async with asyncio.timeout(PATIENCE):
         async for chunk in attached.output():
@@ -133,7 +135,7 @@ def processes_with(mark: str) -> list[int]:
 
 
 class EngineContract:
-    """The promises of `penstock.workloads.container.engine.Engine`."""
+    """The promises of `penstock.workloads.container.engine.ContainerEngine`."""
 
     runtime = ""
     """The runtime that all plans name; empty is the engine's default."""
@@ -207,7 +209,7 @@ class EngineContract:
         async with self.lab(make) as lab:
             ran = await lab.run(lab.shell("echo out; echo err >&2; exit 3"))
             assert (ran.stdout, ran.stderr) == (b"out\n", b"err\n")
-            assert ran.exit == Exit(3)
+            assert ran.exit == ExitStatus(3)
 
     @run_async
     async def test_input_arrives_whole_and_ends(self, make: MakeEngine) -> None:
@@ -215,7 +217,7 @@ class EngineContract:
             data = os.urandom(MIB)
             ran = await lab.run(lab.plan("cat"), data)
             assert ran.stdout == data
-            assert ran.exit == Exit(0)
+            assert ran.exit == ExitStatus(0)
 
     @run_async
     async def test_without_a_command_the_image_has_its_own(self, make: MakeEngine) -> None:
@@ -227,7 +229,7 @@ class EngineContract:
     async def test_one_that_does_not_read_its_input_is_no_trouble(self, make: MakeEngine) -> None:
         async with self.lab(make) as lab:
             ran = await lab.run(lab.plan("true"), b"x" * MIB)
-            assert ran.exit == Exit(0)
+            assert ran.exit == ExitStatus(0)
 
     @run_async
     async def test_the_environment_is_the_images_and_the_plans(self, make: MakeEngine) -> None:
@@ -397,7 +399,7 @@ class EngineContract:
             await lab.engine.signal("penstock-nobody", signal.SIGTERM)
             await lab.engine.kill("penstock-nobody")
             await lab.engine.remove("penstock-nobody")
-            with pytest.raises(NotThere):
+            with pytest.raises(ContainerNotFound):
                 await lab.engine.wait("penstock-nobody")
 
     @run_async
@@ -427,7 +429,7 @@ class EngineContract:
             other = make()
             [found] = await other.find({OWNER_LABEL: lab.owner})
             assert (found.name, found.state) == (plan.name, ContainerState.RUNNING)
-            again = await other.attach(plan.name, stdin=False)
+            again = await other.reattach(plan.name, {Stream.STDOUT: 3})
             heard = asyncio.create_task(collected(again))
             await asyncio.sleep(0)
             waiting = asyncio.create_task(other.wait(plan.name))
@@ -437,6 +439,45 @@ class EngineContract:
                 stdout, _ = await heard
             assert stdout.endswith(b"late\n")
             await other.close()
+
+    @run_async
+    async def test_output_that_nobody_read_is_there_for_the_next_client(
+        self, make: MakeEngine, tmp_path: Path
+    ) -> None:
+        """Whether the container runs or has ended when it comes, and to the byte."""
+        script = (
+            "echo on; while [ ! -e /output/go ]; do sleep 0.05; done; i=0;"
+            " while [ $i -lt 2000 ]; do echo line $i; echo err $i >&2; i=$((i+1)); done;"
+            " head -c 100000 /dev/zero | tr '\\0' x; printf end; touch /output/done;"
+            " while [ ! -e /output/leave ]; do sleep 0.05; done; echo last; exit 7"
+        )
+        lines = "".join(f"line {n}\n" for n in range(2000))
+        expected = f"on\n{lines}{'x' * 100_000}endlast\n".encode()
+        for running in (True, False):
+            async with self.lab(make) as lab:
+                folder = open_folder(tmp_path / f"output-{running}")
+                plan = lab.shell(script, mounts=(Mount(folder, "/output", read_only=False),))
+                attached = await lab.begin(plan)
+                got = await first_output(attached)
+                attached.close()
+                (folder / "go").touch()
+                async with asyncio.timeout(PATIENCE):
+                    while not (folder / "done").exists():  # noqa: ASYNC110 - only the container knows
+                        await asyncio.sleep(0.02)
+                    other = make()
+                    waiting = asyncio.create_task(other.wait(plan.name))
+                    if not running:
+                        (folder / "leave").touch()
+                        await waiting
+                    again = await other.reattach(plan.name, {Stream.STDOUT: len(got)})
+                    heard = asyncio.create_task(collected(again))
+                    await asyncio.sleep(0.1)
+                    (folder / "leave").touch()
+                    stdout, stderr = await heard
+                    assert (await waiting).code == 7
+                await other.close()
+                assert got + stdout == expected
+                assert stderr == "".join(f"err {n}\n" for n in range(2000)).encode()
 
     @run_async
     async def test_one_that_was_never_started_says_so(self, make: MakeEngine) -> None:
@@ -492,7 +533,7 @@ class EngineContract:
     @run_async
     async def test_it_is_locked_down(self, make: MakeEngine) -> None:
         async with self.lab(make) as lab:
-            ran = await lab.run(lab.shell(PROBE))
+            ran = await lab.run(lab.shell(PROBE, shm=20 * MIB))
             said = dict(line.split("=", 1) for line in ran.stdout.decode().splitlines())
         assert said["uid"] == "65534"
         assert said["gid"] == "65534"
@@ -503,7 +544,9 @@ class EngineContract:
             assert said["core"] == "0"
         assert said["interfaces"].split() == ["lo"]
         assert said["root"] == "read-only"
-        assert said["tmp"] == "writable"
+        assert (said["tmp"], said["tmp_mode"], said["tmp_kb"]) == ("writable", "1777", "8192")
+        assert (said["shm"], said["shm_mode"], said["shm_kb"]) == ("writable", "1777", "20480")
+        assert (said["home"], said["home_file"]) == ("/tmp", "writable")
         assert said["tmp_exec"] == "no"
         assert said["userns"] == "no"
         assert said["mount"] == "no"
@@ -536,6 +579,55 @@ class EngineContract:
         async with self.lab(make) as lab:
             ran = await lab.run(lab.shell("id -u; id -g; pwd", user=(1234, 99), workdir="/work"))
             assert ran.stdout.split() == [b"1234", b"99", b"/work"]
+
+    @run_async
+    async def test_the_root_file_system_is_writable_if_asked_for_and_the_image_stays_as_it_is(
+        self, make: MakeEngine
+    ) -> None:
+        async with self.lab(make) as lab:
+            script = "ls /work; echo yes > /work/made && cat /work/made"
+            for _ in range(2):
+                ran = await lab.run(lab.shell(script, user=(0, 0), read_only_root=False))
+                assert (ran.stdout, ran.exit) == (b"yes\n", ExitStatus(0))
+            ran = await lab.run(lab.shell("id -u; touch /work/made", user=(0, 0)))
+            assert ran.stdout == b"0\n"
+            assert ran.exit.code != 0
+
+    @run_async
+    async def test_a_cache_can_be_mounted_where_the_image_has_no_folder(
+        self, make: MakeEngine, tmp_path: Path
+    ) -> None:
+        async with self.lab(make) as lab:
+            source = open_folder(tmp_path / "models")
+            (source / "weights").write_text("1 2 3")
+            script = "cat /cache/models/weights; touch /cache/models/x || echo refused"
+            plan = lab.shell(script, mounts=(Mount(source, "/cache/models"),))
+            ran = await lab.run(plan)
+            assert ran.stdout == b"1 2 3refused\n"
+            ran = await lab.run(lab.shell("ls /cache"))
+            assert ran.exit.code != 0
+
+    @run_async
+    async def test_gpus_that_are_not_there_are_refused_with_a_reason(
+        self, make: MakeEngine
+    ) -> None:
+        async with self.lab(make) as lab:
+            if (await lab.engine.facts()).gpus:
+                pytest.skip("this machine has GPUs")
+            for gpus in (Gpus(-1), Gpus(2), Gpus(ids=("0",))):
+                with pytest.raises(Unsupported, match="GPU"):
+                    await lab.engine.create(lab.plan("true", gpus=gpus))
+
+    @run_async
+    async def test_a_user_namespace_is_made_or_refused(self, make: MakeEngine) -> None:
+        async with self.lab(make) as lab:
+            plan = lab.shell("cat /proc/self/uid_map", user_namespace=True)
+            if (await lab.engine.facts()).user_namespaces:
+                ran = await lab.run(plan)
+                assert ran.stdout.split()[:2] != [b"0", b"0"]
+            else:
+                with pytest.raises(Unsupported, match="user namespace"):
+                    await lab.engine.create(plan)
 
 
 _DEVICES = frozenset(
@@ -572,6 +664,13 @@ grep -q : /proc/net/dev && echo "interfaces=$(grep : /proc/net/dev | cut -d: -f1
   | tr '\n' ' ')"
 touch /file 2>/dev/null && echo root=writable || echo root=read-only
 touch /tmp/file && echo tmp=writable || echo tmp=read-only
+touch /dev/shm/file && echo shm=writable || echo shm=read-only
+for folder in tmp dev/shm; do
+  echo "${folder#dev/}_mode=$(stat -c %a /$folder)"
+  df -k /$folder | tail -1 | { read -r _ size _; echo "${folder#dev/}_kb=$size"; }
+done
+echo "home=$HOME"
+touch "$HOME/file" && echo home_file=writable || echo home_file=read-only
 printf '#!/bin/sh\necho ran\n' > /tmp/run; chmod +x /tmp/run
 /tmp/run >/dev/null 2>&1 && echo tmp_exec=yes || echo tmp_exec=no
 unshare -U true 2>/dev/null && echo userns=yes || echo userns=no

@@ -19,20 +19,21 @@ from msgspec.structs import replace
 
 from penstock.ports.clock import Clock
 from penstock.workloads.container.engine import (
-    Attached,
+    AttachSession,
     BuildFailed,
-    BuildPlan,
+    BuildRequest,
     Chunk,
+    ContainerNotFound,
+    ContainerSpec,
     ContainerState,
+    ContainerSummary,
     EngineError,
     EngineFacts,
     EngineUnavailable,
-    Exit,
-    Found,
+    ExitStatus,
     Image,
     ImageNotFound,
-    NotThere,
-    Plan,
+    RegistryAuth,
 )
 from penstock.workloads.container.job import OUTPUT_FOLDER, Stream, Usage
 
@@ -90,15 +91,21 @@ NEVER_ANSWERS = Fault(after=math.inf)
 
 
 class _Container:
-    def __init__(self, plan: Plan, script: Script, created: float) -> None:
+    def __init__(self, plan: ContainerSpec, script: Script, created: float) -> None:
         self.plan, self.script, self.created = plan, script, created
         self.state = ContainerState.CREATED
-        self.exit = Exit(None)
+        self.exit = ExitStatus(None)
         self.reader: _Streams | None = None
         self.unread: list[Chunk] = []
+        self.log = {stream: bytearray() for stream in Stream}
         self.given = bytearray()
         self.input_ended = False
         self.life: asyncio.Task[None] | None = None
+
+    def wrote(self, chunk: Chunk) -> None:
+        self.log[chunk.stream] += chunk.data
+        if self.reader is not None:
+            self.unread.append(chunk)
 
     @property
     def running(self) -> bool:
@@ -115,6 +122,7 @@ class FakeEngine:
 
     name = "fake"
     keeps_output = False
+    """Whether it has a log of what a container writes while nobody reads."""
 
     def __init__(self, clock: Clock, scripts: Mapping[str, Script] | None = None) -> None:
         self._clock = clock
@@ -150,7 +158,7 @@ class FakeEngine:
             container.reader = None
         if not spare:
             for name in list(self.containers):
-                self._end(self.containers.pop(name), Exit(137))
+                self._end(self.containers.pop(name), ExitStatus(137))
         self._ring()
 
     def cut(self, name: str) -> None:
@@ -188,21 +196,22 @@ class FakeEngine:
                     return image_of(name)
             raise ImageNotFound(f"no such image: {reference}")
 
-    async def pull(self, reference: str) -> Image:
+    async def pull(self, reference: str, auth: RegistryAuth | None = None) -> Image:
         async with self._call("pull"):
             if reference not in self.registry:
                 raise ImageNotFound(f"the registry has no {reference}")
             self.scripts[reference] = self.registry[reference]
             return image_of(reference)
 
-    async def build(self, plan: BuildPlan, say: Callable[[bytes], None]) -> Image:
+    async def build(self, request: BuildRequest, on_log: Callable[[bytes], None]) -> Image:
         async with self._call("build"):
-            say(self.build_log)
+            on_log(self.build_log)
             if isinstance(self.recipe, EngineError):
                 raise self.recipe
-            self.scripts[plan.tag] = self.recipe
-            self.built[plan.tag] = replace(image_of(plan.tag), labels=dict(plan.labels))
-            return self.built[plan.tag]
+            tag = request.tag
+            self.scripts[tag] = self.recipe
+            self.built[tag] = replace(image_of(tag), labels=dict(request.labels))
+            return self.built[tag]
 
     async def images(self, labels: Mapping[str, str]) -> list[Image]:
         async with self._call("images"):
@@ -218,7 +227,7 @@ class FakeEngine:
 
     # -- containers -------------------------------------------------------------------------
 
-    async def create(self, plan: Plan) -> None:
+    async def create(self, plan: ContainerSpec) -> None:
         async with self._call("create"):
             script = next(
                 (s for n, s in self.scripts.items() if image_of(n).id == plan.image), None
@@ -229,10 +238,20 @@ class FakeEngine:
                 raise EngineError(f"the name {plan.name} is taken")
             self.containers[plan.name] = _Container(plan, script, self._clock.now())
 
-    async def attach(self, name: str, *, stdin: bool) -> Attached:
+    async def attach(self, name: str, *, stdin: bool) -> AttachSession:
         async with self._call("attach"):
             container = self._get(name)
             container.reader = _Streams(self, container)
+            return container.reader
+
+    async def reattach(self, name: str, received: Mapping[Stream, int]) -> AttachSession:
+        async with self._call("reattach"):
+            container = self._get(name)
+            container.reader = _Streams(self, container)
+            container.unread = [Chunk(Stream.STDERR, b"", gap=True)]
+            if self.keeps_output:
+                missed = ((one, container.log[one][received.get(one, 0) :]) for one in Stream)
+                container.unread = [Chunk(one, bytes(data)) for one, data in missed if data]
             return container.reader
 
     async def start(self, name: str) -> None:
@@ -244,7 +263,7 @@ class FakeEngine:
             container.life = asyncio.ensure_future(self._live(container))
             self._ring()
 
-    async def wait(self, name: str) -> Exit:
+    async def wait(self, name: str) -> ExitStatus:
         async with self._call("wait"):
             container = self._get(name)
             await self.until(lambda: container.state is ContainerState.EXITED)
@@ -264,16 +283,16 @@ class FakeEngine:
                 return
             await self.until(lambda: not container.full)
             if number == signal.SIGTERM and container.script.heeds_term:
-                if container.script.last_words and container.reader is not None:
-                    container.unread.append(Chunk(Stream.STDOUT, container.script.last_words))
-                self._end(container, Exit(container.script.term_code))
+                if container.script.last_words:
+                    container.wrote(Chunk(Stream.STDOUT, container.script.last_words))
+                self._end(container, ExitStatus(container.script.term_code))
 
     async def kill(self, name: str) -> None:
         async with self._call("kill"):
             container = self.containers.get(name)
             if container is not None and container.running:
                 await self.until(lambda: not container.full)
-                self._end(container, Exit(137))
+                self._end(container, ExitStatus(137))
 
     async def remove(self, name: str) -> None:
         async with self._call("remove"):
@@ -282,12 +301,12 @@ class FakeEngine:
                 return
             await self.until(lambda: not container.full)
             self.containers.pop(name, None)
-            self._end(container, Exit(137))
+            self._end(container, ExitStatus(137))
 
-    async def find(self, labels: Mapping[str, str]) -> list[Found]:
+    async def find(self, labels: Mapping[str, str]) -> list[ContainerSummary]:
         async with self._call("find"):
             return [
-                Found(name, one.state, one.plan.labels, one.created)
+                ContainerSummary(name, one.state, one.plan.labels, one.created)
                 for name, one in self.containers.items()
                 if _has(one.plan.labels, labels)
             ]
@@ -295,7 +314,7 @@ class FakeEngine:
     async def close(self) -> None:
         every = list(self.containers.values())
         for container in every:
-            self._end(container, Exit(137))
+            self._end(container, ExitStatus(137))
         lives = [container.life for container in every if container.life is not None]
         await asyncio.gather(*lives, return_exceptions=True)
 
@@ -303,7 +322,7 @@ class FakeEngine:
 
     def _get(self, name: str) -> _Container:
         if name not in self.containers:
-            raise NotThere(f"no such container: {name}")
+            raise ContainerNotFound(f"no such container: {name}")
         return self.containers[name]
 
     async def _live(self, container: _Container) -> None:
@@ -321,16 +340,15 @@ class FakeEngine:
             await self._write(container, Say(bytes(container.given)))
         if script.seconds:
             await self._clock.sleep(script.seconds)
-        self._end(container, Exit(script.exit_code, script.oom, script.error))
+        self._end(container, ExitStatus(script.exit_code, script.oom, script.error))
 
     async def _write(self, container: _Container, say: Say) -> None:
         for start in range(0, len(say.data), _PIPE):
             await self.until(lambda: not container.full, mortal=False)
-            if container.reader is not None:
-                container.unread.append(Chunk(say.stream, say.data[start : start + _PIPE]))
-                self._ring()
+            container.wrote(Chunk(say.stream, say.data[start : start + _PIPE]))
+            self._ring()
 
-    def _end(self, container: _Container, how: Exit) -> None:
+    def _end(self, container: _Container, how: ExitStatus) -> None:
         if container.state is not ContainerState.EXITED:
             container.state, container.exit = ContainerState.EXITED, how
             if container.life is not None:

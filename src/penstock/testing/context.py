@@ -15,16 +15,19 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
+from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.app.client import request_fields
+from penstock.core.artifact import Artifact
 from penstock.core.job import JobRequest
 from penstock.core.ledger import Step
 from penstock.core.steps import check_notes, check_row
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.blobs import Source, keep_artifact
 from penstock.ports.executor import CancelToken, Environment
 from penstock.ports.steps import RunsSteps
 from penstock.workloads.function.context import running
 from penstock.workloads.function.definition import JobFunction, Mode
-from penstock.workloads.function.output import OUTPUT, leave
+from penstock.workloads.function.outcomes import OUTPUT, leave
 from penstock.workloads.function.signature import Signature
 
 P = ParamSpec("P")
@@ -56,6 +59,8 @@ class RecordingContext(RunsSteps):
         self.checkpointed: dict[tuple[str, int], Step] = {}
         self.notes: list[str] = []
         """Rows by name and number; a test may put those of an earlier attempt here."""
+        self.artifacts: dict[str, bytes] = {}
+        """The content of each file that the job left, by name."""
         self._until = time.monotonic() + timeout
         self._reported = threading.Condition()
 
@@ -149,6 +154,16 @@ class RecordingContext(RunsSteps):
         for index, row in enumerate(rows):
             check_row(row, f"rows[{index}]")
         self.checkpointed.update({(row.name, row.n): row for row in rows})
+
+    async def artifact(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
+        blobs = environment.blobs if (environment := self.environment) else MemoryBlobs()
+        left = await keep_artifact(blobs, name, source, media_type)
+        pieces = [piece async for piece in blobs.stream(left.pointer)]
+        self.artifacts[name] = b"".join(pieces)
+        return left
+
+    def artifact_sync(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
+        return asyncio.run(self.artifact(name, source, media_type))
 
     async def steps(
         self,

@@ -17,8 +17,8 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from penstock.core.job import Job, JobRequest
+from penstock.core.journal import BrokenLog, Folded, Transition, fold
 from penstock.core.ledger import Step
-from penstock.core.transition import BrokenLog, Folded, Transition, fold
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState, Role
 from penstock.ports.engine_api import Limit
 from penstock.ports.store import Mismatch

@@ -168,6 +168,27 @@ class OwnershipContract:
         await third.close()
 
     @run_async
+    async def test_a_job_that_is_scheduled_as_it_is_accepted_is_the_same_after_a_crash(
+        self, store: Ledger, tmp_path: Path
+    ) -> None:
+        await store.apply(
+            [
+                *(accept("a"), move("a", _E.SCHEDULE)),
+                *(accept("b"), move("b", _E.SCHEDULE, at=T0 + 1)),
+                *(accept("c", idempotency_key="k"), move("c", _E.SCHEDULE)),
+            ]
+        )
+        jobs = await found(store)
+        assert {(job.state, job.version) for job in jobs} == {(_S.SCHEDULED, 2)}
+        after = Ledger(self.successor(store, tmp_path))
+        assert await found(after) == jobs
+        assert (await after.verify()).mismatches == ()
+        assert await names(after, states=(_S.SCHEDULED,)) == "cba"
+        answers = await after.apply([move(name, _E.DISPATCH, at=T0 + 2) for name in "abc"])
+        assert verdicts(answers) == "MMM"
+        await after.close()
+
+    @run_async
     async def test_an_engine_that_was_replaced_can_write_no_more(
         self, store: Ledger, tmp_path: Path
     ) -> None:

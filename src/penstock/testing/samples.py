@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from penstock.core.artifact import Artifact
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.ledger import Accept, Decider, Known, Move, advance
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
@@ -60,6 +61,12 @@ def succeeded(job_id: str, **fields: Any) -> JobResult:
 
 def failed(job_id: str, **fields: Any) -> JobResult:
     return JobResult(**{"job_id": job_id, "status": _S.FAILED, "error_code": "BOOM", **fields})
+
+
+def an_artifact(name: str, digit: str = "0") -> Artifact:
+    """A file; `digit` makes its content another."""
+    digest = digit * 64
+    return Artifact(name, 1, digest, "image/png", f"blob:sha256-{digest};type=image/png")
 
 
 def a_job(

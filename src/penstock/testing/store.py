@@ -32,9 +32,8 @@ from penstock.core.job import (
     Unique,
     UniqueScope,
 )
-from penstock.core.journal import Stride
-from penstock.core.ledger import Accept, Answer, Change, Checkpoint, Step, Verdict
-from penstock.core.transition import Folded, fold
+from penstock.core.journal import Folded, Stride, fold
+from penstock.core.ledger import Accept, Answer, BulkMove, Change, Checkpoint, Step, Verdict
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.store import (
     AuditEntry,
@@ -50,7 +49,7 @@ from penstock.testing.asking import found, ids, line, names, one, state_of, verd
 from penstock.testing.gate import GateContract
 from penstock.testing.journal import JournalContract
 from penstock.testing.ownership import OwnershipContract
-from penstock.testing.samples import T0, accept, move, succeeded
+from penstock.testing.samples import T0, accept, an_artifact, failed, move, succeeded
 
 _S, _E = JobState, JobEvent
 
@@ -125,6 +124,7 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
             error_kinds=("ValueError", "Exception"),
             retry_after=3.0,
             traceback='File "a.py", line 1\nümlaut',
+            artifacts=(an_artifact("plots/ü.png", "1"), an_artifact("log.txt", "2")),
         )
         await store.apply([Accept(full, T0, "gateway", "why not")])
         await store.apply([move("full", _E.SCHEDULE, _E.DISPATCH, at=T0 + 1)])
@@ -953,6 +953,37 @@ class BackendContract(GateContract, JournalContract, OwnershipContract, ABC):
             ]
         )
         assert sorted(await store.pointers()) == ["blob:sha256-a", "blob:sha256-b"]
+
+    @pytest.mark.parametrize("how", ["alone", "in bulk", "failed"])
+    @run_async
+    async def test_artifacts_are_kept_with_the_result_and_referred_to_until_it_is_pruned(
+        self, store: Ledger, how: str
+    ) -> None:
+        await store.apply([accept("a", tenant="acme"), move("a", _E.SCHEDULE, _E.DISPATCH)])
+        left = (an_artifact("one", "1"), an_artifact("two/" + "x" * 500, "2"))
+        if how == "in bulk":
+            events, result = (_E.SUCCEED,), succeeded("a", artifacts=left)
+            bulk = BulkMove(
+                job_ids=["a"], events=events, actor="worker:w1", at=T0, results=[result]
+            )
+            await store.commit([], [bulk])
+        elif how == "alone":
+            await store.apply([move("a", _E.SUCCEED, result=succeeded("a", artifacts=left))])
+        else:
+            await store.apply([move("a", _E.FAIL, result=failed("a", artifacts=left))])
+        job = await one(store, "a")
+        assert job.result is not None
+        assert job.result.artifacts == left
+        pointers = {artifact.pointer for artifact in left}
+        assert await store.pointers() == pointers
+        for pointer in pointers:
+            assert await store.refers("acme", pointer)
+            assert await store.refers("acme", pointer.partition(";")[0])
+            assert not await store.refers("beta", pointer)
+        assert (await store.prune(T0 + 1, 10)).jobs == 1
+        while (await store.prune(T0 + 1, 10)).steps:
+            pass
+        assert await store.pointers() == set()
 
     @run_async
     async def test_facts_are_remembered_and_replaced(self, store: Ledger) -> None:

@@ -7,19 +7,37 @@ import itertools
 import logging
 import threading
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec import Raw
 from msgspec.json import decode, encode
+from msgspec.structs import replace
 
+from penstock.core.artifact import ROW, Artifact, check_count
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.job import Job, JobRequest, JobResult
-from penstock.core.ledger import Step
-from penstock.core.pointer import JSON, check_size, decode_data, encode_data, media_type
-from penstock.core.references import filled, references
+from penstock.core.ledger import Step, artifact_of, artifact_row
+from penstock.core.pointer import (
+    JSON,
+    check_size,
+    decode_data,
+    encode_data,
+    filled,
+    media_type,
+    references,
+)
 from penstock.lifecycles.canonical import JobState
-from penstock.ports.blobs import Blobs
+from penstock.ports.blobs import Blobs, Source, keep_artifact
 from penstock.ports.bus import (
     PROGRESS,
     RESULT,
@@ -94,6 +112,10 @@ class Attempt(RunsSteps):
     _token: CancelToken | None = None
     _lines = 0
     """How many it has written to the job's log."""
+    _artifacts: Mapping[str, Artifact] = {}
+    """The files that it left, by name."""
+    _continued: frozenset[bool] = frozenset()
+    """Whose rows it has read: the try before this one (True), earlier attempts (False)."""
 
     def __init__(
         self, host: Host, dispatch: Dispatch, key: tuple[str, int], received_at: float
@@ -132,7 +154,7 @@ class Attempt(RunsSteps):
     @property
     def is_waiting(self) -> bool:
         """Whether its code waits for other jobs, and holds no slot."""
-        return self.key in self._host.waits
+        return self.key in self._host.waits.attempts
 
     @property
     def waits(self) -> AttemptWaits:
@@ -165,11 +187,28 @@ class Attempt(RunsSteps):
     def remaining(self) -> float:
         return max(0.0, self.ends_at - self._host.clock.monotonic())
 
-    async def checkpoint(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
-        await self._host.checkpoints.checkpoint(self.key, rows, notes)
+    def checkpoint(
+        self, rows: Sequence[Step], notes: Sequence[str] = ()
+    ) -> Coroutine[Any, Any, None]:
+        return self._host.checkpoints.checkpoint(self.key, rows, notes)
 
     def checkpoint_sync(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
         self._host.checkpoints.checkpoint_sync(self.key, rows, notes, self.cancel)
+
+    async def artifact(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
+        return await self._host.checkpoints.call(self._leave(name, source, media_type))
+
+    def artifact_sync(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
+        leaving = self._leave(name, source, media_type)
+        return self._host.checkpoints.call_sync(leaving, self.cancel)
+
+    async def _leave(self, name: str, source: Source, media_type: str | None) -> Artifact:
+        """Keep the file, and a row that refers to it: the job may run for hours yet."""
+        check_count(len({*self._artifacts, name}))
+        left = await keep_artifact(self._host.blobs, name, source, media_type)
+        await self._host.checkpoints.write(*self.key, [artifact_row(left)])
+        self._artifacts = {**self._artifacts, name: left}
+        return left
 
     def steps(
         self,
@@ -178,6 +217,7 @@ class Attempt(RunsSteps):
         after: tuple[str, int] | None = None,
         previous: bool = False,
     ) -> AsyncIterator[Step]:
+        self._continues(previous)
         return self._host.checkpoints.steps(self._steps_of(previous), name, after)
 
     def steps_sync(
@@ -187,6 +227,7 @@ class Attempt(RunsSteps):
         after: tuple[str, int] | None = None,
         previous: bool = False,
     ) -> Iterator[Step]:
+        self._continues(previous)
         of = self._steps_of(previous)
         return self._host.checkpoints.steps_sync(of, name, after, self.cancel)
 
@@ -194,6 +235,22 @@ class Attempt(RunsSteps):
         """This attempt, or in a retry that of the try before."""
         before = self.request.parent_job_id if self.request.first_try is not None else None
         return (before, 0) if previous and before is not None else self.key
+
+    def _continues(self, previous: bool) -> None:
+        """Note that it looks at what was done before it: the files left then are its files, too."""
+        if previous or self.attempt > 1:
+            self._continued |= {previous}
+
+    async def _earlier_artifacts(self) -> dict[str, Artifact]:
+        """The files of attempts, and of the try, that this attempt continues; newer ones win."""
+        found: dict[str, Artifact] = {}
+        for previous in sorted(self._continued, reverse=True):
+            of = self._steps_of(previous)
+            async for row in self._host.checkpoints.steps(of, None, (ROW, -1)):
+                if not row.name.startswith(ROW):
+                    break
+                found[row.key] = artifact_of(row)
+        return found
 
     # -- running ------------------------------------------------------------------
 
@@ -236,6 +293,14 @@ class Attempt(RunsSteps):
             deadline = host.clock.now() + self.ends_at - self.started_at
             task = Task(dispatch.request, dispatch.attempt, payload, deadline, dispatch.constraints)
             outcome = await executor.run(task, self)
+            if self._continued:
+                self._artifacts = {**await self._earlier_artifacts(), **self._artifacts}
+            if outcome.artifacts:
+                self._artifacts = {
+                    **self._artifacts,
+                    **{left.name: left for left in outcome.artifacts},
+                }
+            check_count(len(self._artifacts))
             if outcome.status is not _SUCCEEDED or dispatch.constraints is not None:
                 outcome = self._settled(outcome)
             if (data := outcome.payload) is not None:
@@ -269,18 +334,22 @@ class Attempt(RunsSteps):
             error_kinds=outcome.error_kinds and tuple(map(storable, outcome.error_kinds)),
             retry_after=outcome.retry_after,
             traceback=outcome.traceback and storable(outcome.traceback[-_TRACEBACK:]),
+            artifacts=tuple(self._artifacts.values()) if self._artifacts else (),
         )
 
     def _settled(self, outcome: Outcome) -> Outcome:
         """The outcome, unless the attempt was ended or its result is larger than is allowed."""
         if outcome.status is JobState.CANCELLED and self.cancel.requested:
-            return self._was_ended()
+            left = {"payload": outcome.payload, "media_type": outcome.media_type}
+            return replace(self._was_ended(), **left, artifacts=outcome.artifacts)
         constraints = self.dispatch.constraints
         most = None if constraints is None else constraints.max_output
-        if most is None or outcome.payload is None or len(outcome.payload) <= most:
+        size = len(outcome.payload or b"") + sum(left.size for left in self._artifacts.values())
+        if most is None or size <= most:
             return outcome
-        size = len(outcome.payload)
-        return _failure("OUTPUT_LIMIT", f"the result has {size} bytes; its rule allows {most}")
+        self._artifacts = {}
+        what = f"the result has {size} bytes with its artifacts; its rule allows {most}"
+        return _failure("OUTPUT_LIMIT", what)
 
     def _was_ended(self) -> Outcome:
         """What it counts as. Raises Interrupted if its worker stops and another can run it."""

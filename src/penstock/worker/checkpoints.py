@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
 from penstock.core.errors import Misconfigured, Unstorable
 from penstock.core.job import Cancelled
 from penstock.core.ledger import Step
@@ -35,7 +33,6 @@ from penstock.ports.bus import (
     StepsRead,
     StepsWanted,
 )
-from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
 from penstock.ports.store import StepQuery
 
@@ -76,8 +73,8 @@ class _Channel:
 class Checkpoints:
     """Used in the worker's event loop, unless something else is said."""
 
-    def __init__(self, bus: Bus, worker_id: str, clock: Clock) -> None:
-        self._bus, self._worker_id, self._clock = bus, worker_id, clock
+    def __init__(self, bus: Bus, worker_id: str) -> None:
+        self._bus, self._worker_id = bus, worker_id
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._channels: dict[Key, _Channel] = {}
@@ -85,18 +82,21 @@ class Checkpoints:
 
     # -- for jobs, in any thread and event loop ------------------------------------
 
-    async def checkpoint(self, key: Key, rows: Sequence[Step], notes: Sequence[str]) -> None:
-        await self._run(self.write(*key, rows, notes))
+    def checkpoint(
+        self, key: Key, rows: Sequence[Step], notes: Sequence[str]
+    ) -> Coroutine[Any, Any, None]:
+        writing = self.write(*key, rows, notes)
+        return writing if asyncio.get_running_loop() is self._loop else self.call(writing)
 
     def checkpoint_sync(
         self, key: Key, rows: Sequence[Step], notes: Sequence[str], cancel: CancelToken
     ) -> None:
-        self._run_sync(self.write(*key, rows, notes), cancel)
+        self.call_sync(self.write(*key, rows, notes), cancel)
 
     async def steps(self, key: Key, name: str | None, after: Place | None) -> AsyncIterator[Step]:
         more = True
         while more:
-            page = await self._run(self.read(*key, _query(name, after)))
+            page = await self.call(self.read(*key, _query(name, after)))
             for row in page.rows:
                 yield row
                 after = (row.name, row.n)
@@ -107,20 +107,20 @@ class Checkpoints:
     ) -> Iterator[Step]:
         more = True
         while more:
-            page = self._run_sync(self.read(*key, _query(name, after)), cancel)
+            page = self.call_sync(self.read(*key, _query(name, after)), cancel)
             for row in page.rows:
                 yield row
                 after = (row.name, row.n)
             more = page.more
 
-    async def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await something of this class, in whichever event loop the caller runs."""
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await work of the worker's loop, in whichever event loop the caller runs."""
         if asyncio.get_running_loop() is self._loop:
             return await work
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
-    def _run_sync(self, work: Coroutine[Any, Any, T], cancel: CancelToken) -> T:
-        """Wait for something of this class in a thread."""
+    def call_sync(self, work: Coroutine[Any, Any, T], cancel: CancelToken) -> T:
+        """The same in a thread, which is blocked."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -129,8 +129,8 @@ class Checkpoints:
             work.close()
             raise Misconfigured(
                 "this would block the event loop that the job runs in",
-                hint="in async code use 'await ctx.checkpoint(...)' and 'async for ... in "
-                "ctx.steps(...)'",
+                hint="in async code use 'await ctx.checkpoint(...)', 'await ctx.artifact(...)' and"
+                " 'async for ... in ctx.steps(...)'",
             )
         loop, future = self._loop, asyncio.run_coroutine_threadsafe(work, self._loop)
         forget = cancel.when_requested(
@@ -149,11 +149,10 @@ class Checkpoints:
         self, job_id: str, attempt: int, rows: Sequence[Step], notes: Sequence[str] = ()
     ) -> None:
         """Send the rows and then the notes, and wait until they are durable."""
-        now, checked = self._clock.now(), check_notes(notes)
+        checked = check_notes(notes) if notes else ()
         messages = split_rows(rows) or ([([], 0)] if checked else [])
         for place, (some, size) in enumerate(messages, 1):
-            dated = [row if row.at else replace(row, at=now) for row in some]
-            part = _Part(dated, size, self._loop.create_future())
+            part = _Part(some, size, self._loop.create_future())
             part.notes = checked if place == len(messages) else ()
             channel = self._channels.setdefault((job_id, attempt), _Channel())
             channel.waiting.append(part)
@@ -178,8 +177,10 @@ class Checkpoints:
         if not sent:
             del self._channels[key]
             return
-        rows = tuple(row for part in sent for row in part.rows)
-        notes = tuple(note for part in sent for note in part.notes)
+        rows, notes = tuple(sent[0].rows), sent[0].notes
+        for part in sent[1:]:
+            rows += tuple(part.rows)
+            notes += part.notes
         channel.sent = sent
         channel.message = Checkpointed(*key, self._worker_id, next(self._numbers), rows, notes)
         self._bus.publish(CHECKPOINT, [channel.message])

@@ -70,23 +70,12 @@ class Waits:
         self._has_free_slot, self._freed, self._lend = has_free_slot, freed, lend
         self.loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        self._waits: dict[Key, _Wait] = {}
-        self._queue: deque[Key] = deque()
-        """Attempts that may go on as soon as there is a slot."""
+        self.attempts: dict[Key, _Wait] = {}
+        """Those that hold no slot."""
+        self.queue: deque[Key] = deque()
+        """Attempts that may go on: the next free slot is theirs."""
         self._no_slot: asyncio.TimerHandle | None = None
         """Lets the first of them go on without one."""
-
-    def __len__(self) -> int:
-        """How many attempts hold no slot."""
-        return len(self._waits)
-
-    def __contains__(self, key: Key) -> bool:
-        return key in self._waits
-
-    @property
-    def is_next(self) -> bool:
-        """Whether the next free slot belongs to one of them."""
-        return bool(self._queue)
 
     def of(self, key: Key, cancel: CancelToken) -> AttemptWaits:
         return AttemptWaits(self, key, cancel)
@@ -102,11 +91,11 @@ class Waits:
 
     def begin(self, key: Key, jobs: Sequence[str]) -> None:
         """A place in the code of an attempt waits for these jobs."""
-        wait = self._waits.get(key)
+        wait = self.attempts.get(key)
         is_new = wait is None
         if wait is None:
             was_full = not self._has_free_slot()
-            wait = self._waits[key] = _Wait()
+            wait = self.attempts[key] = _Wait()
         wait.count += 1
         wait.jobs.update(dict.fromkeys(jobs))
         if wait.reported is not None and wait.timer is None:
@@ -136,7 +125,7 @@ class Waits:
         try:
             await asyncio.shield(wait.going_on)
         except asyncio.CancelledError:  # its code goes on at once, as after `leave`
-            if self._waits.get(key) is wait and not wait.count:
+            if self.attempts.get(key) is wait and not wait.count:
                 self._go_on(key, wait)
             raise
 
@@ -150,7 +139,7 @@ class Waits:
 
     def _end_one(self, key: Key, jobs: Sequence[str]) -> _Wait | None:
         """The wait, if this was the last place that waited."""
-        wait = self._waits.get(key)
+        wait = self.attempts.get(key)
         if wait is None:
             return None
         wait.count -= 1
@@ -164,7 +153,7 @@ class Waits:
 
     def drop(self, key: Key) -> None:
         """The attempt has ended."""
-        if (wait := self._waits.get(key)) is not None:
+        if (wait := self.attempts.get(key)) is not None:
             self._go_on(key, wait)
 
     # -- with the engine ----------------------------------------------------------
@@ -181,7 +170,7 @@ class Waits:
 
     def send_again(self) -> None:
         """The engine, or the connection to it, is a new one."""
-        for key, wait in self._waits.items():
+        for key, wait in self.attempts.items():
             if wait.reported is not None:
                 self._report(key, wait)
                 if wait.going_on is not None:
@@ -189,10 +178,10 @@ class Waits:
 
     def resume(self, key: Key) -> None:
         """The limits of an attempt have room for it."""
-        wait = self._waits.get(key)
-        if wait is not None and wait.going_on is not None and key not in self._queue:
+        wait = self.attempts.get(key)
+        if wait is not None and wait.going_on is not None and key not in self.queue:
             wait.reported = None
-            self._queue.append(key)
+            self.queue.append(key)
             self.fill()
 
     # -- going on -----------------------------------------------------------------
@@ -200,12 +189,12 @@ class Waits:
     def fill(self) -> None:
         """Let attempts go on that have waited, as far as there are slots."""
         some_went_on = False
-        while self._queue and self._has_free_slot():
+        while self.queue and self._has_free_slot():
             self._resume_first()
             some_went_on = True
         if some_went_on:
             self._count_anew()
-        elif self._queue and self._no_slot is None:
+        elif self.queue and self._no_slot is None:
             self._no_slot = self.loop.call_later(_PATIENCE, self._resume_without_slot)
 
     def _resume_without_slot(self) -> None:
@@ -219,13 +208,13 @@ class Waits:
         if self._no_slot is not None:
             self._no_slot.cancel()
             self._no_slot = None
-        if self._queue:
+        if self.queue:
             self._no_slot = self.loop.call_later(_PATIENCE, self._resume_without_slot)
 
     def _resume_first(self) -> None:
         """Let the first in the queue go on."""
-        key = self._queue.popleft()
-        wait = self._waits[key]
+        key = self.queue.popleft()
+        wait = self.attempts[key]
         if wait.count:  # it waits again, elsewhere in its code
             assert wait.going_on is not None
             wait.going_on.set_result(None)
@@ -235,10 +224,10 @@ class Waits:
             self._go_on(key, wait)
 
     def _go_on(self, key: Key, wait: _Wait) -> None:
-        del self._waits[key]
+        del self.attempts[key]
         self._cancel_timer(wait)
-        if key in self._queue:  # it is ended, and wants no slot any more
-            self._queue.remove(key)
+        if key in self.queue:  # it is ended, and wants no slot any more
+            self.queue.remove(key)
             self._count_anew()
         self._lend(key, -1)
         if wait.going_on is not None and not wait.going_on.done():

@@ -44,19 +44,20 @@ from penstock.ports.bus import (
     Farewell,
     Handshake,
     JobCancel,
+    MakeStartLog,
     Reintroduce,
     Resumed,
     Returned,
     Settled,
     Started,
+    StartLog,
     StepsRead,
     Welcomed,
     WorkerFacts,
     jobs_of,
 )
-from penstock.ports.clock import Clock
-from penstock.ports.executor import Environment, Executor, Interrupted, TopicPaused
-from penstock.ports.start_log import MakeStartLog, StartLog
+from penstock.ports.clock import Clock, wait_at_most
+from penstock.ports.executor import Environment, Executor, Interrupted, NotBegun
 from penstock.worker.attempt import Attempt, Host, Outbox, storable
 from penstock.worker.checkpoints import Checkpoints
 from penstock.worker.waiting import Waits
@@ -150,12 +151,14 @@ class Worker:
         self._idle = asyncio.Event()
         """Set when nothing runs any more, once the worker drains."""
         self._hurried = asyncio.Event()
+        self._came = asyncio.Event()
+        """Set when the engine sends anything."""
 
     # -- service ------------------------------------------------------------------
 
     async def run(self) -> None:
         self._outbox = Outbox(self.bus, self._unreported)
-        self._checkpoints = Checkpoints(self.bus, self.options.worker_id, self.clock)
+        self._checkpoints = Checkpoints(self.bus, self.options.worker_id)
         self._waits = Waits(
             self.options.worker_id, self._outbox.add, self._has_free_slot, self._wake, self._lend
         )
@@ -255,7 +258,11 @@ class Worker:
         """Now and then: adjust the credit, hand back what can't be started."""
         while True:
             before, counted = self.clock.monotonic(), self._done
+            self._came.clear()
             await self.clock.sleep(_REVIEW)
+            if not (self._came.is_set() or self._queue or self._done > counted):  # it is idle
+                pause = max(0.0, self._facts_due - self.clock.monotonic())
+                await wait_at_most(self.clock, pause, self._came)
             elapsed = self.clock.monotonic() - before
             rate = (self._done - counted) / elapsed if elapsed > 0 else 0.0
             self._set_credit(self.options.slots + min(_MAX_PREFETCH, int(rate * _PREFETCH)))
@@ -309,7 +316,7 @@ class Worker:
             self._return(attempt, "the worker is stopping")
         self._starting.clear()
         for attempt in list(self._active.values()):
-            if attempt.request.idempotent and self._is_resumable(attempt):
+            if self._is_resumable(attempt):
                 attempt.end(_STOPPED, JobState.FAILED)
         self._check_idle()
         if not self._idle.is_set():
@@ -358,6 +365,7 @@ class Worker:
 
     async def _receive(self, messages: list[AnyMessage]) -> None:
         self._received_at = self.clock.monotonic()
+        self._came.set()
         for message in messages:
             match message:
                 case Dispatch():
@@ -405,7 +413,7 @@ class Worker:
         if len(self._received) >= _REMEMBERED:
             self._received_before, self._received = self._received, set()
         attempt = Attempt(self._host, dispatch, key, self._received_at)
-        if self._waits and dispatch.request.child_of is not None:
+        if self._waits.attempts and dispatch.request.child_of is not None:
             self._queue.insert(self._after_children(), attempt)
         else:
             self._queue.append(attempt)
@@ -460,7 +468,7 @@ class Worker:
             attempt = self._ready.popleft()
         else:
             while True:
-                if not self._queue or self._waits.is_next or not self._has_free_slot():
+                if not self._queue or self._waits.queue or not self._has_free_slot():
                     return None
                 attempt = self._queue.popleft()
                 if attempt.dispatch.request.idempotent or self._may_begin(attempt):
@@ -477,7 +485,7 @@ class Worker:
     def _busy(self) -> int:
         """Slots that are taken, or kept for what begins at once."""
         kept = len(self._starting) + len(self._ready)
-        return len(self._active) + kept - len(self._waits)
+        return len(self._active) + kept - len(self._waits.attempts)
 
     def _lend(self, key: tuple[str, int], count: int) -> None:
         """A job that waits takes no room of its executor either."""
@@ -544,10 +552,10 @@ class Worker:
                     self._outbox.finish(result, is_busy=len(self._queue) > self.options.slots)
                 finally:
                     self._done += 1
-                    if self._waits:
+                    if self._waits.attempts:
                         self._waits.drop(attempt.key)
                     del self._active[attempt.key]
-                    if self._waits.is_next:
+                    if self._waits.queue:
                         self._waits.fill()
                     if self._draining:
                         self._check_idle()
@@ -570,8 +578,9 @@ class Worker:
 
     def _interrupt(self, attempt: Attempt, why: Interrupted) -> None:
         """Hand back what can't go on here."""
-        if isinstance(why, TopicPaused):
-            # On the same subject as the job, and before it: else it would come straight back.
+        if isinstance(why, NotBegun):
+            # On the same subject as the job, and before it: else a job of a paused topic would
+            # come straight back.
             self._outbox.add(self._gather_facts())
             self._return(attempt, str(why), charged=False)
         else:
@@ -600,8 +609,14 @@ class Worker:
                 self._set_timer(attempt.ends_at)
 
     def _is_resumable(self, attempt: Attempt) -> bool:
+        request = attempt.request
         # A plug-in written before there was such a thing says nothing of it.
-        return getattr(self._find(attempt.request.topic), "resumable", False)
+        resumable = getattr(self._find(request.topic), "resumable", False)
+        return resumable and (request.idempotent or self._is_reattachable(request.topic))
+
+    def _is_reattachable(self, topic: str) -> bool:
+        defaults = self.topic_defaults.get(topic)
+        return defaults is not None and defaults.reattach_timeout is not None
 
     def _find(self, topic: str) -> Executor:
         """The executor of a topic."""

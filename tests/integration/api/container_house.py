@@ -1,14 +1,13 @@
-"""A container worker's HTTP API before a api in memory, which runs what a test tells it to."""
+"""The container protocol's HTTP API before a worker in memory, which runs what a test says."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
-from typing import Any, BinaryIO
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -16,15 +15,29 @@ from msgspec.structs import replace
 from tests.integration.api.house import Answer
 from yarl import URL
 
-from penstock.api.container.options import ContainerHttpOptions
-from penstock.api.container.server import ContainerServer
-from penstock.api.options import HttpOptions
+from penstock.api.container.facade import (
+    ContainerFacade,
+    ContainerRecord,
+    Receipt,
+    RecordQuery,
+    WorkerHealth,
+    WorkerInfo,
+)
+from penstock.api.container.server import LIMITS, container_server
+from penstock.api.metrics import Traffic
+from penstock.api.server import ApiServer
+from penstock.core.artifact import Artifact
+from penstock.core.job import Job, JobRequest, JobResult
+from penstock.core.job import Priority as JobPriority
+from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.container import ContainerJobState
 from penstock.ports.clock import SystemClock
+from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.files.output import LogPage
 from penstock.workloads.container.job import (
-    Artifact,
+    TOPIC,
     Code,
-    ContainerRecord,
+    ContainerResult,
     JobError,
     Priority,
     Rejected,
@@ -32,28 +45,102 @@ from penstock.workloads.container.job import (
     StreamCount,
     Usage,
 )
-from penstock.workloads.container.store import (
-    Cancelled,
-    LogPage,
-    Receipt,
-    RecordQuery,
-    WorkerHealth,
-    WorkerInfo,
-)
 
 _S = ContainerJobState
 CREATED = 1_700_000_000.123
 
 
+_STATES = {
+    _S.QUEUED: JobState.SCHEDULED,
+    _S.RUNNING: JobState.RUNNING,
+    _S.FINISHED: JobState.SUCCEEDED,
+    _S.FAILED: JobState.FAILED,
+}
+_PRIORITIES = {
+    Priority.HIGH: JobPriority.CRITICAL,
+    Priority.NORMAL: JobPriority.INTERACTIVE,
+    Priority.LOW: JobPriority.BATCH,
+}
+
+
+class Fields(msgspec.Struct, frozen=True, kw_only=True):
+    """What a test says of a job."""
+
+    job_id: str
+    seq: int
+    state: ContainerJobState = _S.QUEUED
+    created_at: float = CREATED
+    started_at: float | None = None
+    finished_at: float | None = None
+    exit_code: int | None = None
+    error: JobError | None = None
+    priority: Priority = Priority.NORMAL
+    labels: dict[str, str] = {}
+    image: str = "alpine:latest"
+    usage: Usage = Usage()
+    artifacts: tuple[Artifact, ...] = ()
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def is_final(self) -> bool:
+        return self.state in (_S.FINISHED, _S.FAILED)
+
+    def record(self, run: Run) -> ContainerRecord:
+        """The same as the engine has it."""
+        error = self.error
+        result = JobResult(
+            job_id=self.job_id,
+            status=_STATES[self.state],
+            error_code=error.code if error else None,
+            error_message=error.message if error else None,
+            artifacts=self.artifacts,
+        )
+        job = Job(
+            seq=self.seq,
+            request=JobRequest(
+                job_id=self.job_id,
+                topic=TOPIC,
+                priority=_PRIORITIES[self.priority],
+                labels={**self.labels, "container.image": self.image},
+            ),
+            state=_STATES[self.state],
+            version=1,
+            accepted_at=self.created_at,
+            updated_at=self.created_at,
+            started_at=self.started_at,
+            finished_at=self.finished_at,
+            result=result if self.is_final else None,
+        )
+        if not self.is_final:
+            return ContainerRecord(job)
+        counts = {
+            f"{stream}_count": StreamCount(len(data), kept := min(len(data), run.kept), False, kept)
+            for stream, data in run.written.items()
+        }
+        texts = {one.value: data.decode("utf-8", "replace") for one, data in run.written.items()}
+        return ContainerRecord(
+            job,
+            ContainerResult(
+                state=self.state,
+                exit_code=self.exit_code,
+                error_field=error.field if error else "",
+                skipped=self.skipped,
+                usage=self.usage,
+                image_id="",
+                **counts,
+                **texts,
+            ),
+        )
+
+
 class Run:
     """What one job wrote and left, and who waits for it."""
 
-    def __init__(self, record: ContainerRecord, kept: int) -> None:
+    def __init__(self, record: Fields, kept: int) -> None:
         self.record, self.kept = record, kept
         self.written = {Stream.STDOUT: b"", Stream.STDERR: b""}
         self.ended = False
         self.files: dict[str, bytes] = {}
-        self.opened: list[BinaryIO] = []
         self.changed = asyncio.Event()
 
     def tell(self) -> None:
@@ -80,8 +167,8 @@ class Labelled(msgspec.Struct):
     priority: Priority | None = None
 
 
-class MemoryContainerApi:
-    """An honest api: it keeps jobs, and a test starts, feeds and ends them."""
+class MemoryFacade:
+    """An honest worker: it keeps jobs, and a test starts, feeds and ends them."""
 
     def __init__(self, *, most_queued: int = 100, kept: int = 1 << 20) -> None:
         self.runs: dict[str, Run] = {}
@@ -93,14 +180,12 @@ class MemoryContainerApi:
 
     # -- what a test does ---------------------------------------------------------
 
-    def add(self, job_id: str, **fields: Any) -> ContainerRecord:
-        fields = {"created_at": CREATED, "image": "alpine:latest", **fields}
-        record = ContainerRecord(job_id=job_id, seq=len(self.runs) + 1, **fields)
+    def add(self, job_id: str, **fields: Any) -> None:
+        record = Fields(job_id=job_id, seq=len(self.runs) + 1, **fields)
         self.runs[job_id] = Run(record, self.kept)
-        return record
 
     def start(self, job_id: str, at: float = CREATED + 1) -> None:
-        self._change(job_id, state=_S.RUNNING, started_at=at, engine="fake")
+        self._change(job_id, state=_S.RUNNING, started_at=at)
 
     def write(self, job_id: str, stream: str, data: bytes) -> None:
         run = self.runs[job_id]
@@ -114,10 +199,6 @@ class MemoryContainerApi:
     def end(self, job_id: str, exit_code: int | None = 0, error: JobError | None = None) -> None:
         run = self.runs[job_id]
         run.ended = True
-        counts = {
-            stream.value: StreamCount(len(data), min(len(data), self.kept))
-            for stream, data in run.written.items()
-        }
         self._change(
             job_id,
             state=_S.FINISHED if error is None else _S.FAILED,
@@ -125,13 +206,13 @@ class MemoryContainerApi:
             exit_code=exit_code,
             error=error,
             usage=Usage(1 << 20, 0.25),
-            **counts,
         )
 
     def leave(self, job_id: str, files: Mapping[str, bytes]) -> None:
         self.runs[job_id].files = dict(files)
         artifacts = tuple(
-            Artifact(path, len(data), sha256(data).hexdigest()) for path, data in files.items()
+            Artifact(path, len(data), sha256(data).hexdigest(), "text/plain", f"blob:{path}")
+            for path, data in files.items()
         )
         self._change(job_id, artifacts=artifacts, skipped=("link: is a symbolic link",))
 
@@ -157,12 +238,11 @@ class MemoryContainerApi:
             raise Rejected(Code.INVALID_FIELD, str(error), job_id=job_id) from None
         if key and key in self.keys:
             known = self.runs[self.keys[key]].record
-            return Receipt(known.job_id, known.state, repeated=True)
+            return Receipt(known.job_id, known.state)
         self._check_room(job_id)
         self.add(
             job_id,
             image=job["runtime"]["image"],
-            body=body,
             labels=fields.labels or {},
             priority=fields.priority or Priority.NORMAL,
         )
@@ -211,36 +291,26 @@ class MemoryContainerApi:
 
     async def get(self, job_id: str) -> ContainerRecord | None:
         run = self.runs.get(job_id)
-        return None if run is None else run.record
+        return None if run is None else run.record.record(run)
 
-    async def text(self, record: ContainerRecord) -> tuple[str, str]:
-        written = self.runs[record.job_id].written
-        stdout, stderr = (written[stream].decode("utf-8", "replace") for stream in Stream)
-        return stdout, stderr
-
-    def waits_for(self, record: ContainerRecord) -> str:
+    async def waits_for(self, record: ContainerRecord) -> str:
         return "a free place" if record.state is _S.QUEUED else ""
 
-    def position(self, record: ContainerRecord) -> int | None:
-        if record.state is not _S.QUEUED:
-            return None
-        queued = (run.record for run in self.runs.values() if run.record.state is _S.QUEUED)
-        return sum(one.seq < record.seq for one in queued)
-
     async def find(self, query: RecordQuery) -> Sequence[ContainerRecord]:
-        def fits(record: ContainerRecord) -> bool:
+        def fits(record: Fields) -> bool:
             return (
                 (not query.states or record.state in query.states)
                 and (query.label is None or query.label in record.labels.items())
                 and (query.image is None or record.image == query.image)
-                and (query.code is None or (record.error or JobError("", "")).code == query.code)
                 and (query.before is None or record.seq < query.before)
             )
 
-        records = sorted((run.record for run in self.runs.values()), key=lambda one: -one.seq)
-        return [record for record in records if fits(record)][: query.limit]
+        runs = sorted(self.runs.values(), key=lambda one: -one.record.seq)
+        return [run.record.record(run) for run in runs if fits(run.record)][: query.limit]
 
-    async def wait(self, job_id: str, timeout: float) -> ContainerRecord | None:
+    async def wait(
+        self, job_id: str, timeout: float, *, removed: bool = False
+    ) -> ContainerRecord | None:
         run = self.runs.get(job_id)
         if run is None:
             return None
@@ -253,18 +323,13 @@ class MemoryContainerApi:
             pass
         finally:
             self.waiters -= 1
-        return run.record
+        return run.record.record(run)
 
-    async def cancel(self, job_id: str) -> Cancelled | None:
-        run = self.runs.get(job_id)
-        if run is None:
-            return None
-        if run.record.is_final:
-            return Cancelled(run.record, "it has ended already")
+    async def cancel(self, job_id: str) -> ContainerRecord | None:
+        run = self.runs[job_id]
         if run.record.state is _S.QUEUED:
             self.end(job_id, None, JobError(Code.CANCELLED, "cancelled while queued"))
-            return Cancelled(run.record, "cancelled while it was queued")
-        return Cancelled(run.record, "cancellation requested")
+        return run.record.record(run)
 
     async def logs(
         self, job_id: str, stream: Stream, offset: int, *, limit: int, wait: float = 0
@@ -286,14 +351,11 @@ class MemoryContainerApi:
             self.waiters -= 1
         return run.page(stream, offset, limit)
 
-    async def artifact(self, job_id: str, path: str) -> tuple[Artifact, BinaryIO] | None:
-        run = self.runs.get(job_id)
-        for artifact in () if run is None else run.record.artifacts:
-            if artifact.path == path:
-                assert run is not None
-                run.opened.append(io.BytesIO(run.files[path]))
-                return artifact, run.opened[-1]
-        return None
+    async def read_artifact(self, artifact: Artifact, at: int, size: int) -> bytes:
+        for run in self.runs.values():
+            if artifact in run.record.artifacts:
+                return run.files[artifact.name][at : at + size]
+        raise AssertionError(artifact)
 
     def drain(self, on: bool) -> None:
         self.draining = on
@@ -313,6 +375,7 @@ class MemoryContainerApi:
             version="0.1",
             engine="fake",
             modes=("image",),
+            gpus=False,
             limits={"defaults": {"memory_mb": 256}},
         )
 
@@ -342,12 +405,13 @@ class MemoryContainerApi:
             problems=self.problems,
         )
 
-    def metrics(self) -> bytes:
-        return b"penstock_container_jobs 0\n"
+    async def figures(self, traffic: Traffic, streams: int) -> Figures:
+        return Figures()
 
-    async def changes(self) -> AsyncIterator[str]:
-        raise NotImplementedError
-        yield ""
+
+class Figures:
+    def text(self) -> bytes:
+        return b"penstock_jobs 0\n"
 
 
 def a_job(job_id: str = "job-1", **fields: Any) -> dict[str, Any]:
@@ -356,11 +420,11 @@ def a_job(job_id: str = "job-1", **fields: Any) -> dict[str, Any]:
 
 
 class ContainerHouse:
-    """A api, its server, and a session with it."""
+    """A worker, its server, and a session with it."""
 
-    def __init__(self, api: MemoryContainerApi, server: ContainerServer) -> None:
+    def __init__(self, api: MemoryFacade, server: ApiServer, token: str = "") -> None:
         self.api, self.server = api, server
-        self.token = server.options.token
+        self.token = token
         self.session: aiohttp.ClientSession
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -417,15 +481,18 @@ class ContainerHouse:
 
 @asynccontextmanager
 async def container_house(
-    api: MemoryContainerApi | None = None,
+    api: MemoryFacade | None = None,
     *,
     limits: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[ContainerHouse]:
-    api = api or MemoryContainerApi()
-    http = HttpOptions(**{"grace": 0.5, **(limits or {})})
-    given = ContainerHttpOptions(port=0, limits=http, **options)
-    house = ContainerHouse(api, ContainerServer(api, given, clock=SystemClock()))
+    api = api or MemoryFacade()
+    config = WorkerConfig(port=0, **options)
+    http = replace(LIMITS, **{"grace": 0.5, **(limits or {})})
+    server = container_server(
+        cast("ContainerFacade", api), config, clock=SystemClock(), limits=http
+    )
+    house = ContainerHouse(api, server, config.token)
     await house.server.start()
     house.session = aiohttp.ClientSession(auto_decompress=False)
     try:

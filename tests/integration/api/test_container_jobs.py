@@ -11,16 +11,16 @@ import pytest
 from tests.integration.api.container_house import (
     CREATED,
     ContainerHouse,
-    MemoryContainerApi,
+    MemoryFacade,
     a_job,
     container_house,
 )
 from tests.support.rows import every
 from tests.support.waiting import soon
 
-from penstock.api.container.strictness import ENDS, REFUSALS
-from penstock.api.container.views import moment
+from penstock.api.container.views import ENDS, REFUSALS, moment
 from penstock.testing.aio import run_async
+from penstock.workloads.container.config import Compat
 from penstock.workloads.container.job import Code, JobError
 
 NINE = [
@@ -45,7 +45,6 @@ async def test_a_submission_is_answered_as_the_protocol_says() -> None:
         assert answer.status == 202
         assert answer.body == b'{"accepted":true,"job_id":"job-1","state":"queued"}'
         assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
-        assert json.loads(house.api.runs["job-1"].record.body) == a_job()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ async def test_an_id_that_json_cant_repeat_is_left_out_of_the_refusal() -> None:
 async def test_a_taken_id_a_full_queue_and_a_draining_worker_are_refused_with_their_status() -> (
     None
 ):
-    async with container_house(MemoryContainerApi(most_queued=1)) as house:
+    async with container_house(MemoryFacade(most_queued=1)) as house:
         await house.submit()
         taken = await house.call("POST", "/jobs", a_job())
         assert taken.status == 409
@@ -222,7 +221,7 @@ async def test_a_submission_that_can_not_wait_is_accepted_all_the_same() -> None
 
 @run_async
 async def test_a_record_has_the_protocols_nine_keys_first_and_to_the_byte_when_strict() -> None:
-    async with container_house(compat_strict=True) as house:
+    async with container_house(compat=Compat.STRICT) as house:
         await house.submit()
         assert (await house.call("GET", "/jobs/job-1")).body == (
             b'{"job_id":"job-1","state":"queued","created_at":"2023-11-14T22:13:20.123Z",'
@@ -253,7 +252,7 @@ async def test_a_record_tells_more_after_the_protocols_keys_and_never_values_of_
         answer = await house.call("GET", "/jobs/job-1")
         assert list(answer.json)[:9] == NINE
         told = answer.json
-        assert (told["position"], told["waiting_for"]) == (1, "a free place")
+        assert told["waiting_for"] == "a free place"
         assert (told["labels"], told["priority"]) == ({"team": "blue"}, "high")
         house.api.start("job-1")
         house.api.write("job-1", "stderr", b"x" * 10)
@@ -267,7 +266,7 @@ async def test_a_record_tells_more_after_the_protocols_keys_and_never_values_of_
         assert told["usage"] == {"peak_memory_bytes": 1 << 20, "cpu_seconds": 0.25}
         assert [one["path"] for one in told["artifacts"]] == ["a.txt"]
         assert told["skipped"] == ["link: is a symbolic link"]
-        assert (told["position"], told["waiting_for"], told["engine"]) == (None, "", "fake")
+        assert told["waiting_for"] == ""
         for path in ("/jobs", "/jobs/job-1"):
             assert b"a-secret-value" not in (await house.call("GET", path)).body
 
@@ -292,7 +291,7 @@ async def test_strict_says_every_end_in_the_protocols_codes(code: Code) -> None:
     if code in refusals:
         assert REFUSALS.get(code, code) in {*_REFUSALS_OF_THE_PROTOCOL}
         return
-    async with container_house(compat_strict=True) as house:
+    async with container_house(compat=Compat.STRICT) as house:
         house.api.add("job")
         house.api.start("job")
         house.api.end("job", None, JobError(code, "it failed", "a.field"))
@@ -320,7 +319,7 @@ _REFUSALS_OF_THE_PROTOCOL = (
 
 @run_async
 async def test_strict_keeps_the_exit_code_of_a_memory_kill() -> None:
-    async with container_house(compat_strict=True) as house:
+    async with container_house(compat=Compat.STRICT) as house:
         house.api.add("job")
         house.api.start("job")
         house.api.end("job", 137, JobError(Code.OOM_KILLED, "over 256 MB"))
@@ -330,7 +329,7 @@ async def test_strict_keeps_the_exit_code_of_a_memory_kill() -> None:
 
 @run_async
 async def test_strict_refusals_have_the_protocols_keys_and_codes_only() -> None:
-    async with container_house(MemoryContainerApi(most_queued=0), compat_strict=True) as house:
+    async with container_house(MemoryFacade(most_queued=0), compat=Compat.STRICT) as house:
         runtime = {"mode": "image", "image": "a", "limits": {"memory_mb": 1}}
         answer = await house.call("POST", "/jobs", {**a_job(), "runtime": runtime})
         assert answer.body == (
@@ -343,13 +342,12 @@ async def test_strict_refusals_have_the_protocols_keys_and_codes_only() -> None:
 
 
 @run_async
-async def test_strict_passes_over_parameters_that_it_does_not_know() -> None:
-    async with container_house(compat_strict=True) as house:
-        await house.submit()
-        for path in ("/info?_=1", "/health?_=1", "/jobs/job-1?_=1"):
-            assert (await house.call("GET", path)).status == 200
-    async with container_house() as house:
-        assert (await house.call("GET", "/info?_=1")).status == 400
+async def test_unknown_parameters_and_slashes_at_the_end_are_ignored() -> None:
+    for compat in Compat:
+        async with container_house(compat=compat) as house:
+            await house.submit()
+            for path in ("/info?_=1", "/health?_=1", "/jobs/job-1?_=1", "/info/", "/jobs/job-1/"):
+                assert (await house.call("GET", path)).status == 200, path
 
 
 @pytest.mark.parametrize("job_id", ["a/b c", "ä" * 50, "x" * 5000, "..", "a%2Fb", "?#&", "50%"])
@@ -515,8 +513,6 @@ async def test_jobs_are_found_by_state_label_image_and_code() -> None:
         assert await _ids(house, "?label=team:blue") == ["blue"]
         assert await _ids(house, "?label=url:http://x:1/") == ["blue"]
         assert await _ids(house, "?image=b:1") == ["red"]
-        assert await _ids(house, "?code=OOM_KILLED") == ["blue"]
-        assert await _ids(house, "?code=OOM_KILLED&state=queued") == []
 
 
 @pytest.mark.parametrize(
@@ -527,7 +523,6 @@ async def test_jobs_are_found_by_state_label_image_and_code() -> None:
         ("?state=done", "state[0]"),
         ("?label=team", "label"),
         ("?cursor=abc", "cursor"),
-        ("?wait=1", "wait"),
         ("?limit=1&limit=2", "limit"),
         ("?image=%ff", "query"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.integration.api.container_house import (
     ContainerHouse,
-    MemoryContainerApi,
+    MemoryFacade,
     container_house,
 )
 from tests.support.waiting import soon
@@ -21,8 +21,8 @@ from penstock.workloads.container.job import Code, JobError
 EURO = "€".encode()
 
 
-def running(**fields: Any) -> MemoryContainerApi:
-    api = MemoryContainerApi(**fields)
+def running(**fields: Any) -> MemoryFacade:
+    api = MemoryFacade(**fields)
     api.add("job")
     api.start("job")
     return api

@@ -24,17 +24,17 @@ from schemathesis.specs.openapi.checks import (
 )
 from tests.integration.api.container_house import (
     ContainerHouse,
-    MemoryContainerApi,
+    MemoryFacade,
     container_house,
 )
 
-from penstock.api.container.surface import TELLING, operations
-from penstock.api.container.wording import Wording
+from penstock.api.container.facade import ContainerFacade
+from penstock.api.container.server import TELLING, operations
+from penstock.api.container.views import Presenter
 from penstock.api.openapi import document
-from penstock.workloads.container.store import ContainerApi
 
 schema = schemathesis.openapi.from_dict(
-    document(operations(cast("ContainerApi", None), Wording()), TELLING)
+    document(operations(cast("ContainerFacade", None), Presenter()), TELLING)
 )
 CHECKS = [
     not_a_server_error,
@@ -56,7 +56,7 @@ class Behind:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        api = MemoryContainerApi(most_queued=10_000)
+        api = MemoryFacade(most_queued=10_000)
         api.add("a-job")
         api.start("a-job")
         api.write("a-job", "stdout", "grüße".encode() * 10)

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
-from tests.integration.api.container_house import ContainerHouse, MemoryContainerApi, a_job
+from tests.integration.api.container_house import ContainerHouse, MemoryFacade, a_job
 
-from penstock.api.container.options import ContainerHttpOptions
-from penstock.api.container.server import ContainerServer
+from penstock.app.container_worker import container_worker
+from penstock.config import Settings
 from penstock.ports.clock import SystemClock
+from penstock.ports.store import Durability
 from penstock.testing.aio import run_async
 from penstock.testing.containers import FakeEngine, Say, Script
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.files.sandbox import Sandboxes
 from penstock.workloads.container.job import Stream
-from penstock.workloads.container.standing.worker import Worker
-from penstock.workloads.container.storage.memory import MemoryContainerStore
 
 EURO = "€".encode()
 SCRIPTS = {
@@ -43,22 +41,16 @@ SCRIPTS = {
 
 @asynccontextmanager
 async def working(folder: Path) -> AsyncIterator[ContainerHouse]:
-    clock = SystemClock()
-    engine = FakeEngine(clock, SCRIPTS)
-    config = WorkerConfig(jobs_dir=folder, disk_low_mb=0, stop_grace=0.1)
-    sandboxes = Sandboxes(folder / "jobs", config.inputs)
-    worker = Worker(config, engine, MemoryContainerStore(), sandboxes, clock)
-    await worker.start()
-    server = ContainerServer(worker, ContainerHttpOptions(port=0), clock=clock)
-    house = ContainerHouse(cast("MemoryContainerApi", worker), server)
-    await server.start()
-    house.session = aiohttp.ClientSession()
-    try:
-        yield house
-    finally:
-        await house.end()
-        await worker.stop()
-        await engine.close()
+    engine = FakeEngine(SystemClock(), SCRIPTS)
+    config = WorkerConfig(port=0, jobs_dir=folder / "containers", disk_low_mb=0, stop_grace=0.1)
+    settings = Settings(data_dir=folder, durability=Durability.MEMORY)
+    async with container_worker(config, settings, engine) as (facade, server):
+        house = ContainerHouse(cast("MemoryFacade", facade), server)
+        house.session = aiohttp.ClientSession()
+        try:
+            yield house
+        finally:
+            await house.end()
 
 
 def job(job_id: str, image: str, **fields: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""As much of the Hugging Face hub as its library needs to fetch a file, on loopback."""
+"""As much of the Hugging Face hub as is needed to fetch a file, on loopback."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
         for key, value in {"Content-Length": str(len(data) - first), **more}.items():
             self.send_header(key, value)
         self.end_headers()
-        self._write(data, first)
+        if self.command != "HEAD":
+            self._write(data, first)
 
     def _write(self, data: bytes, first: int) -> None:
         stop, pause = self.server.break_at, self.server.pause_at

@@ -6,28 +6,31 @@ import asyncio
 import socket
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
+from penstock.adapters.llama import child, process
+from penstock.adapters.llama.process import EngineProcess, EngineSpec
+from penstock.adapters.llama.sizing import Size
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import LlmFailure
-from penstock.workloads.spool.llama import child, process
-from penstock.workloads.spool.llama.process import EngineProcess, Purpose
-from penstock.workloads.spool.llama.sizing import Size
 
 SIZE = Size(slots=1, context=256, threads=1, memory=1)
 
 
-def purpose(*, spin: bool) -> Purpose:
-    return Purpose(model="m", path="m", size=SIZE, spin=spin)
+def spec(*, spin: bool) -> EngineSpec:
+    return EngineSpec(model="m", path="m", size=SIZE, spin=spin)
 
 
 def test_threads_sleep_while_they_wait_unless_spinning_is_wished_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    asleep = process._environment(purpose(spin=False))
-    awake = process._environment(purpose(spin=True))
+    asleep = process._environment(spec(spin=False))
+    awake = process._environment(spec(spin=True))
 
     assert (asleep["OMP_WAIT_POLICY"], asleep["GOMP_SPINCOUNT"]) == ("passive", "0")
     assert awake["OMP_WAIT_POLICY"] == "active"
@@ -71,7 +74,29 @@ def test_old_folders_that_nobody_uses_are_tidied_away(
 def test_the_engine_s_keys_are_not_the_child_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_TOKEN", "secret")
 
-    assert "PENSTOCK_TOKEN" not in process._environment(purpose(spin=False))
+    assert "PENSTOCK_TOKEN" not in process._environment(spec(spin=False))
+
+
+def params_of(**more: Any) -> Any:
+    """What llama.cpp is told of a spec."""
+
+    def empty() -> Any:
+        parts = {name: SimpleNamespace() for name in ("model", "mmproj", "cpuparams")}
+        return SimpleNamespace(**parts, cpuparams_batch=SimpleNamespace(), tensor_split=[0.0] * 8)
+
+    spec = EngineSpec(model="m", path="m.gguf", projector="eyes.gguf", size=SIZE, **more)
+    plan = msgspec.to_builtins(process.plan_of(spec, "/x/llama.sock", "key"))
+    return child._params(SimpleNamespace(CommonParams=empty), plan)
+
+
+def test_as_much_as_the_build_supports_is_computed_on_gpus_unless_it_is_set() -> None:
+    params = params_of()
+    assert (params.n_gpu_layers, params.mmproj_use_gpu) == (-1, True)
+    assert params.tensor_split == [0.0] * 8
+
+    params = params_of(gpu_layers=12, tensor_split=(3.0, 1.0), projector_gpu=False)
+    assert (params.n_gpu_layers, params.mmproj_use_gpu) == (12, False)
+    assert params.tensor_split == [3.0, 1.0, *[0.0] * 6]
 
 
 def test_memory_that_cannot_be_read_is_none() -> None:
@@ -95,7 +120,7 @@ async def test_a_child_that_ends_before_it_is_ready_is_told_and_can_be_closed(
     script = tmp_path / "child.py"
     script.write_text(CHILDREN[case])
     monkeypatch.setattr(child, "__file__", str(script))
-    one = EngineProcess(purpose(spin=False))
+    one = EngineProcess(spec(spin=False))
     async with asyncio.timeout(30):
         with pytest.raises(LlmFailure, match="status 1"):
             await one.start(lambda *_: None, 60.0)
@@ -109,12 +134,12 @@ async def test_what_is_printed_before_the_child_speaks_is_no_obstacle(
     script = tmp_path / "child.py"
     script.write_text(
         "print('hello', end='', flush=True)\n"
-        "from penstock.workloads.spool.llama.child import _tell\n"
+        "from penstock.adapters.llama.child import _tell\n"
         "_tell(1, event='ready')\n"
         "input(), input()"
     )
     monkeypatch.setattr(child, "__file__", str(script))
-    one = EngineProcess(purpose(spin=False))
+    one = EngineProcess(spec(spin=False))
     async with asyncio.timeout(30):
         await one.start(lambda *_: None, 60.0)
         await one.close()

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from penstock.adapters.llama.machine import Machine
+from penstock.adapters.llama.sizing import embedding_size_of, shown, size_of
+from penstock.models.facts import GgufFacts
 from penstock.workloads.llm.config import ModelConfig
-from penstock.workloads.llm.models.gguf import GgufFacts
 from penstock.workloads.llm.values import LlmCode, LlmFailure
-from penstock.workloads.spool.llama.sizing import Machine, embedding_size_of, shown, size_of
 
 GIB = 1 << 30
 MACHINE = Machine(cores=4, memory=16 * GIB)

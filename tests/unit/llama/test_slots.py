@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
+from penstock.adapters.llama.slots import Slots
 from penstock.testing.aio import run_async
-from penstock.workloads.spool.llama.slots import Slots
 
 
 async def taken(slots: Slots, tenant: str) -> tuple[int | None, bool]:

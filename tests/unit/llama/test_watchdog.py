@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from penstock.adapters.llama.engine import Watchdog
 from penstock.testing.aio import run_async
-from penstock.workloads.spool.llama.watchdog import Watchdog
 
 
 @run_async

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.models import gguf
 
-from penstock.workloads.llm.models.gguf import GgufFacts, name_for, projector_of, read_facts
+from penstock.models.facts import GgufFacts, name_for, projector_of, read_facts
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 
 LLAMA = {

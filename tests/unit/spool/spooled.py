@@ -7,9 +7,9 @@ from pathlib import Path
 
 from penstock.lifecycles.spool import Status
 from penstock.ports.clock import Clock
+from penstock.workloads.spool.client.work import Work
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.disk.workspace import Workspace
 
 
 class StoppedClock(Clock):

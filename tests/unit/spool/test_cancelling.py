@@ -13,10 +13,10 @@ from tests.unit.spool.spooled import StoppedClock, files_of, new_workspace, put,
 
 from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, StoreFull
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool.ending import cancel
-from penstock.workloads.spool.meta import read_meta
-from penstock.workloads.spool.serving.claims import Claims
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.changes import cancel
+from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.peers import Claims
+from penstock.workloads.spool.disk.workspace import Workspace
 
 JOB = "1736700000_12345_0"
 

@@ -11,9 +11,9 @@ from tests.unit.spool.spooled import StoppedClock, new_workspace, put
 
 from penstock.core.errors import InvalidRequest, Misconfigured, StoreFailed
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool import disk
-from penstock.workloads.spool.ending import clean
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.changes import clean
+from penstock.workloads.spool.disk import files
+from penstock.workloads.spool.disk.workspace import Workspace
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_disk_that_refuses_is_told(
     def refuse(source: Path, target: Path) -> None:
         raise OSError(errno.EROFS, "read-only")
 
-    monkeypatch.setattr(disk, "rename_exclusively", refuse)
+    monkeypatch.setattr(files, "rename_exclusively", refuse)
     with pytest.raises(StoreFailed, match="read-only"):
         clean(workspace, keep=0, clock=clock)
     assert len(_left(workspace)) == 6

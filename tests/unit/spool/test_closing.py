@@ -13,11 +13,11 @@ from tests.unit.spool.spooled import files_of, new_workspace, put
 
 from penstock.core.errors import Conflict, StoreFailed, StoreFull
 from penstock.lifecycles.spool import Status
-from penstock.workloads.spool import disk, mounts
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.ending import fail, finish
-from penstock.workloads.spool.meta import Meta, read_meta
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.disk import files
+from penstock.workloads.spool.disk.closing import fail, finish
+from penstock.workloads.spool.disk.meta import Meta, read_meta
+from penstock.workloads.spool.disk.workspace import Workspace
 
 JOB = "1736700000_12345_0"
 
@@ -70,7 +70,7 @@ def test_everything_is_flushed_before_the_job_is_seen(
 ) -> None:
     put(workspace, Status.RUNNING, JOB)
     steps: list[str] = []
-    fsync, rename = os.fsync, disk.rename_exclusively  # type: ignore[attr-defined]
+    fsync, rename = os.fsync, files.rename_exclusively  # type: ignore[attr-defined]
 
     def flushed(handle: int) -> None:
         steps.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
@@ -80,9 +80,9 @@ def test_everything_is_flushed_before_the_job_is_seen(
         steps.append(f"{source.parent.name} -> {target.parent.name}")
         rename(source, target)
 
-    monkeypatch.setattr(mounts, "_kind", lambda device: "ext4")
+    monkeypatch.setattr(files, "_file_system", lambda device: "ext4")
     monkeypatch.setattr(os, "fsync", flushed)
-    monkeypatch.setattr(disk, "rename_exclusively", renamed)
+    monkeypatch.setattr(files, "rename_exclusively", renamed)
     finish(workspace, JOB, Meta(), {"result.txt": b"r"})
     assert steps == ["result.txt.tmp", "meta.json.tmp", JOB, "processing -> output", "output"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import StoreFailed, StoreFull
-from penstock.workloads.spool import kernel, mounts
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk import (
+from penstock.workloads.spool.disk import files
+from penstock.workloads.spool.disk.files import (
     Unfit,
     flush_all,
     fsync_dir,
@@ -25,7 +25,7 @@ from penstock.workloads.spool.disk import (
     replace_file,
     write_file,
 )
-from penstock.workloads.spool.removing import remove_tree
+from penstock.workloads.spool.disk.removing import remove_tree
 
 
 def _socket(path: Path) -> None:
@@ -115,7 +115,7 @@ def test_text_that_is_not_utf_8_says_where(tmp_path: Path) -> None:
 @pytest.fixture(params=["kernel", "fallback"])
 def either_rename(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "fallback":
-        monkeypatch.setattr(kernel, "_library", lambda name: None)
+        monkeypatch.setattr(files, "_library", lambda name: None)
 
 
 @pytest.mark.usefixtures("either_rename")
@@ -143,7 +143,7 @@ def test_of_two_who_move_one_finds_nothing(tmp_path: Path) -> None:
 def test_a_folder_filled_between_look_and_rename_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel, "_library", lambda name: None)
+    monkeypatch.setattr(files, "_library", lambda name: None)
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -161,7 +161,7 @@ def test_both_folders_are_flushed_where_a_rename_may_be_written_in_two(
     (tmp_path / "from" / "job").mkdir(parents=True)
     (tmp_path / "to").mkdir()
     seen: list[str] = []
-    monkeypatch.setattr(mounts, "_kind", lambda device: kind)
+    monkeypatch.setattr(files, "_file_system", lambda device: kind)
     monkeypatch.setattr(
         os, "fsync", lambda fd: seen.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
     )
@@ -170,9 +170,9 @@ def test_both_folders_are_flushed_where_a_rename_may_be_written_in_two(
 
 
 def test_the_file_system_of_a_folder_is_known() -> None:
-    assert mounts._kind(os.stat("/proc").st_dev) == "proc"
-    assert not mounts.logs_renames(Path("/proc"))
-    assert mounts._kind(os.makedev(4095, 77)) == ""
+    assert files._file_system(os.stat("/proc").st_dev) == "proc"
+    assert not files.logs_renames(Path("/proc"))
+    assert files._file_system(os.makedev(4095, 77)) == ""
 
 
 # -- removing -----------------------------------------------------------------------
@@ -284,8 +284,8 @@ def test_a_group_that_can_t_be_flushed_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flush_all(tmp_path)
-    monkeypatch.setattr(kernel, "_library", lambda name: lambda handle: -1)
-    monkeypatch.setattr(kernel.ctypes, "get_errno", lambda: errno.EIO)  # type: ignore[attr-defined]
+    monkeypatch.setattr(files, "_library", lambda name: lambda handle: -1)
+    monkeypatch.setattr(files.ctypes, "get_errno", lambda: errno.EIO)  # type: ignore[attr-defined]
     with pytest.raises(StoreFailed, match="the disk reports an error"):
         flush_all(tmp_path)
 

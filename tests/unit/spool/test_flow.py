@@ -15,16 +15,17 @@ from tests.unit.spool.spooled import new_workspace, put, queued
 from penstock.core.errors import InvalidRequest, NotFound, WaitTimedOut
 from penstock.core.job import Priority
 from penstock.lifecycles.spool import VISIBLE, Status
-from penstock.workloads.spool import watching
-from penstock.workloads.spool.disk import Unfit
-from penstock.workloads.spool.ending import clean, fail, finish
-from penstock.workloads.spool.flow import Flow
-from penstock.workloads.spool.found import Listed, Progress
-from penstock.workloads.spool.meta import Meta
-from penstock.workloads.spool.options import SpoolOptions
-from penstock.workloads.spool.serving.claims import Claims
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.changes import clean
+from penstock.workloads.spool.client.flow import Flow
+from penstock.workloads.spool.client.job_view import Listed, Progress
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import SpoolOptions
+from penstock.workloads.spool.disk import watching
+from penstock.workloads.spool.disk.closing import fail, finish
+from penstock.workloads.spool.disk.files import Unfit
+from penstock.workloads.spool.disk.meta import Meta
+from penstock.workloads.spool.disk.peers import Claims
+from penstock.workloads.spool.disk.workspace import Workspace
 
 JOB = "1736700000_12345_0"
 

@@ -12,9 +12,9 @@ import pytest
 from penstock.core.errors import InvalidRequest
 from penstock.core.job import Priority
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.disk import Unfit
-from penstock.workloads.spool.meta import (
+from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
+from penstock.workloads.spool.disk.files import Unfit
+from penstock.workloads.spool.disk.meta import (
     Meta,
     checked,
     encode_meta,
@@ -27,7 +27,6 @@ from penstock.workloads.spool.meta import (
     write_meta,
     write_options,
 )
-from penstock.workloads.spool.options import JobKind, SpoolOptions
 
 
 def test_a_new_job_s_metadata_is_written_as_the_original_writes_it() -> None:

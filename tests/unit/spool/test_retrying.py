@@ -10,12 +10,12 @@ from tests.unit.spool.spooled import files_of, new_workspace, put, queued
 from penstock.core.errors import Conflict, InvalidRequest, NotFound
 from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool.disk import Unfit
-from penstock.workloads.spool.ending import cancel, retry
-from penstock.workloads.spool.meta import read_meta, read_options
-from penstock.workloads.spool.options import SpoolOptions
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.changes import cancel, retry
+from penstock.workloads.spool.client.work import Work
+from penstock.workloads.spool.config import SpoolOptions
+from penstock.workloads.spool.disk.files import Unfit
+from penstock.workloads.spool.disk.meta import read_meta, read_options
+from penstock.workloads.spool.disk.workspace import Workspace
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 

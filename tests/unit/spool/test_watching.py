@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.workloads.spool import watching
-from penstock.workloads.spool.watching import NOT_WATCHED, Names, Watch
+from penstock.workloads.spool.disk import watching
+from penstock.workloads.spool.disk.watching import NOT_WATCHED, Names, Watch
 
 
 async def _next(heard: asyncio.Queue[str]) -> str:

@@ -23,15 +23,13 @@ from penstock.core.errors import (
 )
 from penstock.lifecycles.spool import FOLDERS, Status
 from penstock.workloads.llm.values import Sampling
-from penstock.workloads.spool import disk, mounts
-from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.ids import IdSource, order_of
-from penstock.workloads.spool.images import MAX_IMAGE
-from penstock.workloads.spool.meta import read_meta, read_options
-from penstock.workloads.spool.options import JobKind, SpoolOptions
-from penstock.workloads.spool.submission import Submission
-from penstock.workloads.spool.work import Work
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.client.work import Submission, Work
+from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
+from penstock.workloads.spool.disk import files
+from penstock.workloads.spool.disk.ids import IdSource, order_of
+from penstock.workloads.spool.disk.images import MAX_IMAGE
+from penstock.workloads.spool.disk.meta import read_meta, read_options
+from penstock.workloads.spool.disk.workspace import Workspace
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 
@@ -218,7 +216,7 @@ def test_everything_is_flushed_in_the_order_that_survives_power_loss(
     work = Work(Workspace(tmp_path / "w", Sync.FULL))
     (tmp_path / "a.png").write_bytes(PNG)
     steps: list[str] = []
-    fsync, rename = os.fsync, disk.rename_exclusively  # type: ignore[attr-defined]
+    fsync, rename = os.fsync, files.rename_exclusively  # type: ignore[attr-defined]
 
     def flushed(handle: int) -> None:
         steps.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
@@ -228,9 +226,9 @@ def test_everything_is_flushed_in_the_order_that_survives_power_loss(
         steps.append(f"{source.parent.name} -> {target.parent.name}")
         rename(source, target)
 
-    monkeypatch.setattr(mounts, "_kind", lambda device: "ext4")
+    monkeypatch.setattr(files, "_file_system", lambda device: "ext4")
     monkeypatch.setattr(os, "fsync", flushed)
-    monkeypatch.setattr(disk, "rename_exclusively", renamed)
+    monkeypatch.setattr(files, "rename_exclusively", renamed)
     job_id = work.submit("x", options=SpoolOptions(raw=True), images=[tmp_path / "a.png"])
     assert steps == [
         "prompt.txt",
@@ -289,7 +287,7 @@ def test_a_rename_that_is_refused_leaves_nothing(
     def refuse(source: Path, target: Path) -> None:
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(disk, "rename_exclusively", refuse)
+    monkeypatch.setattr(files, "rename_exclusively", refuse)
     with pytest.raises(StoreFailed):
         work.submit("x")
     assert _left(work) == []
@@ -303,7 +301,7 @@ def test_a_job_put_under_its_id_in_the_queue_is_left_alone(
     def taken(source: Path, target: Path) -> None:
         raise FileExistsError(errno.EEXIST, "there", str(target))
 
-    monkeypatch.setattr(disk, "rename_exclusively", taken)
+    monkeypatch.setattr(files, "rename_exclusively", taken)
     with pytest.raises(Conflict, match="queued already"):
         work.submit("x")
     assert _left(work) == []
@@ -313,7 +311,7 @@ def test_an_interrupted_submit_leaves_nothing(work: Work, monkeypatch: pytest.Mo
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.workloads.spool.work.encode_meta", interrupt)
+    monkeypatch.setattr("penstock.workloads.spool.client.work.encode_meta", interrupt)
     with pytest.raises(KeyboardInterrupt):
         work.submit("x")
     assert _left(work) == []
@@ -327,9 +325,9 @@ def test_many_jobs_come_in_their_order_with_one_flush_for_each_group(
 ) -> None:
     work = Work(Workspace(tmp_path / "w", Sync.FULL))
     flushed: list[str] = []
-    monkeypatch.setattr(mounts, "_kind", lambda device: "ext4")
+    monkeypatch.setattr(files, "_file_system", lambda device: "ext4")
     monkeypatch.setattr(
-        "penstock.workloads.spool.work.flush_all", lambda path: flushed.append("all")
+        "penstock.workloads.spool.client.work.flush_all", lambda path: flushed.append("all")
     )
     monkeypatch.setattr(os, "fsync", lambda handle: flushed.append("folder"))
     jobs = [Submission(prompt=f"prompt {n}") for n in range(25)]

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.core.errors import InvalidRequest, Misconfigured, StoreFailed
 from penstock.lifecycles.spool import FOLDERS, Status
-from penstock.workloads.spool import workspace as workspace_module
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.disk import workspace as workspace_module
+from penstock.workloads.spool.disk.workspace import Workspace
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.workloads.llm.values import Chat, Completion, LlmFailure, Message, Sampling
-from penstock.workloads.spool.disk import Unfit
-from penstock.workloads.spool.options import JobKind, SpoolOptions
-from penstock.workloads.spool.serving.asking import embedding_of, generation_of
-from penstock.workloads.spool.serving.parents import History
-from penstock.workloads.spool.serving.reading import Spooled
+from penstock.workloads.spool.config import JobKind, SpoolOptions
+from penstock.workloads.spool.disk.files import Unfit
+from penstock.workloads.spool.server.requests import History, Spooled, embedding_of, generation_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 BEFORE = History(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.serving.attempts import (
+from penstock.workloads.spool.server.running import (
     FILE,
     Attempts,
     Loss,

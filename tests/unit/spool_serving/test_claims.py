@@ -11,8 +11,7 @@ import pytest
 
 from penstock.core.errors import StoreFailed
 from penstock.testing.clock import VirtualClock
-from penstock.workloads.spool.serving.claims import Claims, Holder, returning
-from penstock.workloads.spool.serving.neighbours import Neighbour, Neighbours
+from penstock.workloads.spool.disk.peers import Claims, Holder, Peer, Peers, returning
 
 LEASE = 30.0
 
@@ -29,8 +28,8 @@ def entered(private: Path) -> Claims:
     return claims
 
 
-def look(private: Path, clock: VirtualClock) -> list[Neighbour]:
-    return Neighbours(private, LEASE, clock).look()
+def look(private: Path, clock: VirtualClock) -> list[Peer]:
+    return Peers(private, LEASE, clock).look()
 
 
 def test_a_claim_is_taken_once_and_seen_by_others(tmp_path: Path, clock: VirtualClock) -> None:
@@ -72,7 +71,7 @@ def test_looking_does_not_disturb_another_who_looks(tmp_path: Path, clock: Virtu
 def test_a_lock_that_is_held_for_too_long_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.spool.serving.claims._PATIENCE", 0.02)
+    monkeypatch.setattr("penstock.workloads.spool.disk.peers._PATIENCE", 0.02)
     with (
         returning(tmp_path),
         pytest.raises(StoreFailed, match=r"returning\.lock"),
@@ -108,28 +107,28 @@ def test_one_on_another_machine_is_dead_after_its_lease(
     tmp_path: Path, clock: VirtualClock
 ) -> None:
     lock = elsewhere(tmp_path, clock)
-    neighbours = Neighbours(tmp_path, LEASE, clock)
+    peers = Peers(tmp_path, LEASE, clock)
     for _ in range(4):
-        assert neighbours.look()[0].alive
+        assert peers.look()[0].alive
         clock.advance(LEASE - 1)
-        assert neighbours.look()[0].alive
+        assert peers.look()[0].alive
         os.utime(lock, (clock.now(), clock.now()))
-    assert neighbours.look()[0].alive
+    assert peers.look()[0].alive
     clock.advance(LEASE + 1)
-    assert not neighbours.look()[0].alive
+    assert not peers.look()[0].alive
 
 
 def test_clocks_that_differ_make_nobody_dead_who_gives_signs_of_life(
     tmp_path: Path, clock: VirtualClock
 ) -> None:
     lock = elsewhere(tmp_path, clock)
-    neighbours = Neighbours(tmp_path, LEASE, clock)
+    peers = Peers(tmp_path, LEASE, clock)
     for _ in range(20):
         behind = clock.now() - 10_000
         os.utime(lock, (behind, behind))
-        assert neighbours.look()[0].alive
+        assert peers.look()[0].alive
         clock.advance(LEASE / 10)
-        assert neighbours.look()[0].alive
+        assert peers.look()[0].alive
 
 
 def test_one_that_was_silent_long_before_is_watched_for_a_part_of_the_lease_only(
@@ -137,7 +136,7 @@ def test_one_that_was_silent_long_before_is_watched_for_a_part_of_the_lease_only
 ) -> None:
     elsewhere(tmp_path, clock)
     clock.advance(10 * LEASE)
-    neighbours = Neighbours(tmp_path, LEASE, clock)
-    assert neighbours.look()[0].alive
+    peers = Peers(tmp_path, LEASE, clock)
+    assert peers.look()[0].alive
     clock.advance(LEASE / 4)
-    assert not neighbours.look()[0].alive
+    assert not peers.look()[0].alive

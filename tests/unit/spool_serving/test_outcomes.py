@@ -22,12 +22,16 @@ from penstock.workloads.llm.values import (
     TokenLogprob,
     Usage,
 )
-from penstock.workloads.spool.disk import Unfit
-from penstock.workloads.spool.options import SpoolOptions
-from penstock.workloads.spool.serving.artifacts import embedding_json
-from penstock.workloads.spool.serving.choosing import chosen
-from penstock.workloads.spool.serving.limits import TimeIsUp, deadline_of, timeout_of, within
-from penstock.workloads.spool.serving.outcomes import answered, refused, unfit
+from penstock.workloads.spool.config import SpoolOptions
+from penstock.workloads.spool.disk.files import Unfit
+from penstock.workloads.spool.server.outcomes import answered, embedding_json, refused, unfit
+from penstock.workloads.spool.server.processor import (
+    TimeIsUp,
+    deadline_of,
+    model_for,
+    timeout_of,
+    within,
+)
 
 ASK = Chat(messages=(Message(role="user", content="x"),), sampling=Sampling(seed=3))
 
@@ -121,10 +125,10 @@ async def test_a_timeout_of_something_else_is_not_the_jobs() -> None:
 
 def test_a_model_is_chosen_by_name_then_by_a_part_that_only_one_has() -> None:
     names = ["Qwen-1B", "Qwen-1B-code", "Smol"]
-    assert chosen("", names, "Smol") == "Smol"
-    assert chosen("Qwen-1B", names, "Smol") == "Qwen-1B"
-    assert chosen("CODE", names, "Smol") == "Qwen-1B-code"
+    assert model_for("", names, "Smol") == "Smol"
+    assert model_for("Qwen-1B", names, "Smol") == "Qwen-1B"
+    assert model_for("CODE", names, "Smol") == "Qwen-1B-code"
     with pytest.raises(LlmFailure, match="may be Qwen-1B or Qwen-1B-code"):
-        chosen("qwen", names, "Smol")
+        model_for("qwen", names, "Smol")
     with pytest.raises(LlmFailure, match="no model 'x'; there is none"):
-        chosen("x", [], "")
+        model_for("x", [], "")

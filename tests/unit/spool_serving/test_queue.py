@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.job import Priority
-from penstock.workloads.spool.serving.queue import Queue, Waiting
-from penstock.workloads.spool.serving.turns import turn_of
+from penstock.workloads.spool.disk.ids import turn_of
+from penstock.workloads.spool.server.pool import Queue, Waiting
 
 
 def waiting(job_id: str, **more: object) -> Waiting:

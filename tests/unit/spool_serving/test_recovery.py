@@ -13,13 +13,11 @@ import pytest
 from penstock.lifecycles.spool import Status
 from penstock.ports.clock import SystemClock
 from penstock.workloads.spool.config import Sync
-from penstock.workloads.spool.meta import read_meta
-from penstock.workloads.spool.serving import recovery as module
-from penstock.workloads.spool.serving.claims import Claims
-from penstock.workloads.spool.serving.neighbours import Neighbours
-from penstock.workloads.spool.serving.pidfile import NAME
-from penstock.workloads.spool.serving.recovery import Recovery
-from penstock.workloads.spool.workspace import Workspace
+from penstock.workloads.spool.disk.meta import read_meta
+from penstock.workloads.spool.disk.peers import NAME, Claims, Peers
+from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.server import recovery as module
+from penstock.workloads.spool.server.recovery import Recovery
 
 JOB = "1736700000_1_0"
 
@@ -38,8 +36,8 @@ class Rig:
         self.clock = Later()
         self.workspace = Workspace(folder, Sync.NONE)
         self.workspace.create()
-        neighbours = Neighbours(self.workspace.private, 30.0, self.clock)
-        self.recovery = Recovery(self.workspace, neighbours, 3, self.clock)
+        peers = Peers(self.workspace.private, 30.0, self.clock)
+        self.recovery = Recovery(self.workspace, peers, 3, self.clock)
 
     def running(self, job_id: str = JOB, **files: str) -> Path:
         folder = self.workspace.folder(Status.RUNNING) / job_id
@@ -140,13 +138,21 @@ def test_a_dead_servers_folder_stays_while_its_job_cannot_be_moved(rig: Rig) -> 
     assert rig.recovery.look().queued == [JOB]
 
 
-def test_unclaimed_jobs_of_a_living_original_server_are_left(rig: Rig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("knows", ["its pid file", "its arguments"])
+def test_unclaimed_jobs_of_a_living_original_server_are_left(
+    knows: str, rig: Rig, tmp_path: Path
+) -> None:
+    """It removes its pid file before its last jobs have ended."""
     program = tmp_path / "nrvnad"
-    shutil.copy(shutil.which("sleep") or "/bin/sleep", program)
+    program.write_text("#!/bin/sh\nexec 3<&0\nread -r line <&3\n")
+    program.chmod(0o755)
     rig.running()
     rig.clock.ahead = 3600.0
-    with subprocess.Popen([program, "60"]) as original:
-        (rig.workspace.path / NAME).write_text(str(original.pid))
+    workspace = os.path.relpath(rig.workspace.path, tmp_path)
+    command = [str(program), "model.gguf", *([workspace] if knows == "its arguments" else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=tmp_path) as original:
+        if knows == "its pid file":
+            (rig.workspace.path / NAME).write_text(str(original.pid))
         try:
             end = time.monotonic() + 10
             while Path(f"/proc/{original.pid}/comm").read_text().strip() != "nrvnad":

@@ -14,10 +14,9 @@ import pytest
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
 from penstock.workloads.llm.values import Piece
-from penstock.workloads.spool.serving.health import Health
-from penstock.workloads.spool.serving.partial import Partial
-from penstock.workloads.spool.serving.pidfile import NAME, original_runs, remove_pid, write_pid
-from penstock.workloads.spool.serving.threads import Threads
+from penstock.workloads.spool.disk.peers import NAME, original_runs, remove_pid, write_pid
+from penstock.workloads.spool.server.outcomes import Partial
+from penstock.workloads.spool.server.running import Health, Threads
 
 
 @run_async

@@ -10,18 +10,28 @@ import asyncio
 import errno
 import fcntl
 import os
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from penstock.adapters.files.foreign import Foreign
-from penstock.core.errors import StoreFailed, StoreFull, UnreadablePointer
-from penstock.core.pointer import FIELD, check_size, name_blob, no_such_blob, parse_blob, shown
-from penstock.ports.blobs import Blobs, BlobStat
+from penstock.core.errors import InvalidRequest, StoreFailed, StoreFull, UnreadablePointer
+from penstock.core.pointer import (
+    FIELD,
+    BlobName,
+    check_media_type,
+    check_size,
+    name_blob,
+    no_such_blob,
+    parse_blob,
+    shown,
+)
+from penstock.ports.blobs import MAX_ARTIFACT, Blobs, BlobStat
 
 T = TypeVar("T")
 
@@ -38,9 +48,10 @@ class FileBlobs(Blobs):
         *,
         inline_limit: int = 4096,
         max_size: int = 64 << 20,
+        max_artifact: int = MAX_ARTIFACT,
         sources: Sequence[str] = (),
     ) -> None:
-        super().__init__(inline_limit=inline_limit, max_size=max_size)
+        super().__init__(inline_limit=inline_limit, max_size=max_size, max_artifact=max_artifact)
         self._folder = BlobFolder(root, max_size)
         self._foreign = Foreign(sources, max_size)
         # Threads of our own: a payload must not queue behind what else uses the loop's.
@@ -62,6 +73,18 @@ class FileBlobs(Blobs):
             return await super().read(uri, start, length)
         return await self._in_thread(self._at(uri).part, uri, start, length)
 
+    async def write_part(self, upload: str, start: int, data: bytes) -> None:
+        check_size("artifact", start + len(data), self.max_artifact)
+        await self._in_thread(self._folder.write_part, upload, start, data)
+
+    async def finish_upload(self, upload: str, digest: str, size: int, media_type: str) -> BlobStat:
+        return await self._in_thread(
+            self._folder.finish_upload, upload, BlobName(digest, media_type), size
+        )
+
+    async def drop_upload(self, upload: str) -> None:
+        await self._in_thread(self._folder.drop_upload, upload)
+
     async def _put(self, data: bytes, media_type: str) -> str:
         return await self._in_thread(self._folder.keep, data, media_type)
 
@@ -82,6 +105,8 @@ class FileBlobs(Blobs):
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
 
+_UPLOADS = "uploads"
+_UPLOAD = re.compile("[0-9a-f]{32}")
 _OWNERSHIP = "the engine's user must own the data directory and all in it"
 
 
@@ -111,6 +136,53 @@ class BlobFolder:
             # Also when it was there: who wrote it may not have come this far yet.
             sync_folder(path.parent)
         return name.uri
+
+    def write_part(self, upload: str, start: int, data: bytes) -> None:
+        path = self._upload(upload)
+        with _store_errors(path.parent):
+            self._make(self._root)
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with open(handle, "wb", buffering=0) as file:
+                file.seek(start)
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+
+    def finish_upload(self, upload: str, name: BlobName, size: int) -> BlobStat:
+        """As with `keep`. A repeated call finds the blob that the first one made."""
+        check_media_type(name.media_type)
+        draft, path = self._upload(upload), self._path(parse_blob(name.uri).digest)
+        with _store_errors(path.parent):
+            self._make(self._root)
+            self._make(path.parent)
+            if size == 0:
+                draft.parent.mkdir(mode=0o700, exist_ok=True)
+                draft.touch(0o600)
+            try:
+                with draft.open("rb") as file:
+                    found = os.fstat(file.fileno()).st_size
+                    if found != size or file_digest(file, sha256).hexdigest() != name.digest:
+                        raise InvalidRequest(
+                            "upload", f"has {found} bytes that are not those of the digest"
+                        )
+                    os.fsync(file.fileno())
+                with self._lock(fcntl.LOCK_SH):
+                    draft.rename(path)
+                    os.utime(path)
+            except FileNotFoundError:
+                return self.stat(name.uri)
+            sync_folder(path.parent)
+        return BlobStat(name.uri, size, name.media_type)
+
+    def drop_upload(self, upload: str) -> None:
+        with _store_errors(self._root):
+            self._upload(upload).unlink(missing_ok=True)
+
+    def _upload(self, upload: str) -> Path:
+        if not _UPLOAD.fullmatch(upload):
+            raise InvalidRequest("upload", "must be 32 hexadecimal digits")
+        return self._root / _UPLOADS / upload
 
     def read(self, uri: str) -> bytes:
         with self._opened(uri) as (file, digest):
@@ -155,6 +227,8 @@ class BlobFolder:
             for folder in sorted(self._root.glob("[0-9a-f][0-9a-f]")):
                 with self._lock(fcntl.LOCK_EX):
                     removed += _sweep(folder, kept, older_than)
+            if (uploads := self._root / _UPLOADS).is_dir():
+                _sweep(uploads, set(), older_than)
         return removed
 
     def _path(self, digest: str) -> Path:

@@ -50,7 +50,7 @@ Attempts = Iterable[tuple[str, int]]
 
 
 class FileStartLog:
-    """See `penstock.ports.start_log.StartLog`."""
+    """See `penstock.ports.bus.StartLog`."""
 
     def __init__(
         self, folder: str, name: str, counting: Callable[[], Attempts] = lambda: ()
@@ -120,7 +120,7 @@ class FileStartLog:
 
 
 class FileStartLogs:
-    """See `penstock.ports.start_log.StartLogs`."""
+    """See `penstock.ports.bus.StartLogs`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -38,7 +38,7 @@ from penstock.core.errors import (
     revived,
 )
 from penstock.ports.clock import Clock, SystemClock, backoff
-from penstock.ports.keepalive import CALLER_TIMEOUT, keep_alive
+from penstock.ports.process import CALLER_TIMEOUT, keep_alive
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,17 @@ class Response(Struct, frozen=True):
             ) from error
 
 
+class Request(Struct, frozen=True):
+    method: str
+    path: str
+    query: Mapping[str, Any] | None = None
+    data: bytes | None = None
+    headers: Mapping[str, str] = {}
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
 class _Next(Struct, frozen=True):
     next: str | None = None
 
@@ -103,7 +114,7 @@ class Connection:
         self, url: str, token: str, options: ConnectionOptions, clock: Clock | None = None
     ) -> None:
         self.url = checked_url(url)
-        self.options, self._clock = options, clock or SystemClock()
+        self.options, self.clock = options, clock or SystemClock()
         self._token = token
         self._session: aiohttp.ClientSession | None = None
 
@@ -204,26 +215,29 @@ class Connection:
         `wait` is how long the answer was asked to take. `until` is when the caller's own time is
         over, on the monotonic clock.
         """
-        began = self._clock.monotonic()
+        if data is not None:
+            headers = {"Content-Type": _JSON, **(headers or {})}
+        request = Request(method, path, query, data, headers or {})
+        began = self.clock.monotonic()
         end = self._patience_ends(began) if until is None else until
         for pause in _pauses():
             patience = wait + self._longest_silence(again)
             if until is not None:
-                patience = min(patience, max(0.0, end - self._clock.monotonic()) + _LATE)
+                patience = min(patience, max(0.0, end - self.clock.monotonic()) + _LATE)
             try:
                 total = None if until is None else patience
-                return await self.once(method, path, query, data, headers, patience, total)
+                return await self.once(request, patience, total)
             except NoAnswer as error:
                 if error.was_sent and not again:
                     raise EngineUnavailable(
                         error.message,
                         hint="it may have been done all the same: look before you call it again",
                     ) from error
-                left = end - self._clock.monotonic()
+                left = end - self.clock.monotonic()
                 if left <= 0:
-                    raise self._given_up(f"{method} {path}", began, error) from error
-                log.debug("%s %s: %s; trying again", method, path, error)
-            await self._clock.sleep(min(pause, left))
+                    raise self._given_up(str(request), began, error) from error
+                log.debug("%s: %s; trying again", request, error)
+            await self.clock.sleep(min(pause, left))
         raise AssertionError("unreachable")
 
     def _longest_silence(self, again: bool) -> float:
@@ -242,42 +256,25 @@ class Connection:
         return float("inf") if patience is None else since + patience
 
     def _given_up(self, what: str, since: float, error: NoAnswer) -> EngineUnavailable:
-        waited = self._clock.monotonic() - since
+        waited = self.clock.monotonic() - since
         return EngineUnavailable(
             f"'{what}' failed: {error.message}, tried for {waited:.1f} s",
             hint="is the engine running? Start it, or wait longer: connect(reconnect_timeout=...)",
         )
 
     async def once(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, Any] | None = None,
-        data: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        patience: float | None = None,
-        total: float | None = None,
+        self, request: Request, patience: float | None = None, total: float | None = None
     ) -> Response:
         """One try. Raises NotRunning if nothing comes for `patience` seconds, or if it takes
         longer than `total`."""
-        given = dict(headers or {})
-        if data is not None:
-            given.setdefault("Content-Type", _JSON)
         if patience is None:
             patience = self.options.read_timeout
-        async with self._requested(method, path, query, given, patience, data, total) as response:
+        async with self._requested(request, patience, total) as response:
             return Response(response.status, response.headers, await response.read())
 
     @asynccontextmanager
     async def _requested(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, Any] | None,
-        headers: Mapping[str, str],
-        patience: float,
-        data: bytes | None = None,
-        total: float | None = None,
+        self, request: Request, patience: float, total: float | None = None
     ) -> AsyncGenerator[aiohttp.ClientResponse, None]:
         """An answer that began well. Raises what the engine raised, or why there is no answer."""
         connecting = min(self.options.connect_timeout, patience)
@@ -286,10 +283,10 @@ class Connection:
         )
         try:
             async with self._opened().request(
-                method,
-                self._at(path, query),
-                data=None if data is None else BytesIO(data),
-                headers=headers,
+                request.method,
+                self._at(request.path, request.query),
+                data=None if request.data is None else BytesIO(request.data),
+                headers=request.headers,
                 timeout=timeout,
                 allow_redirects=False,
             ) as response:
@@ -338,7 +335,7 @@ class Connection:
         engine raised, and EngineUnavailable when it can't be reached for too long.
         """
         parser = EventParser()
-        pauses, since, is_open = _pauses(), self._clock.monotonic(), False
+        pauses, since, is_open = _pauses(), self.clock.monotonic(), False
         while True:
             try:
                 async with aclosing(self._read(path, query, parser)) as reading:
@@ -349,15 +346,15 @@ class Connection:
                             return
             except (NoAnswer, TooMany) as error:
                 if is_open:
-                    since, is_open = self._clock.monotonic(), False
-                if self._clock.monotonic() > self._patience_ends(since):
+                    since, is_open = self.clock.monotonic(), False
+                if self.clock.monotonic() > self._patience_ends(since):
                     if isinstance(error, TooMany):
                         raise
                     raise self._given_up(f"GET {path}", since, error) from error
                 log.debug("%s: %s; coming back", path, error)
             # What was sent is not asked for again, so where it began matters no more.
             parser = EventParser(parser.last_id)
-            await self._clock.sleep(next(pauses))
+            await self.clock.sleep(next(pauses))
 
     async def _read(
         self, path: str, query: Mapping[str, Any] | None, parser: EventParser
@@ -365,7 +362,8 @@ class Connection:
         headers = {"Accept": "text/event-stream"}
         if parser.last_id:
             headers["Last-Event-ID"] = parser.last_id
-        async with self._requested("GET", path, query, headers, _SILENCE) as response:
+        request = Request("GET", path, query, headers=headers)
+        async with self._requested(request, _SILENCE) as response:
             if response.status == 204:  # nothing comes after what is known already
                 yield [Event(parser.last_id, END, b"")]
                 return

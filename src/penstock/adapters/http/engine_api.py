@@ -26,18 +26,19 @@ from penstock.adapters.http.connection import (
     Connection,
     ConnectionOptions,
     NoSuchPart,
+    Request,
     Response,
     encode,
     segment,
 )
 from penstock.core.errors import PenstockError, Unavailable, WaitTimedOut
 from penstock.core.job import IdSource, Job, JobRequest
+from penstock.core.journal import Transition
 from penstock.core.ledger import Step
 from penstock.core.pointer import data_media_type, decode_data
-from penstock.core.transition import Transition
 from penstock.lifecycles.pipeline import PIPELINE
 from penstock.ports.blobs import BlobStat
-from penstock.ports.clock import Clock, SystemClock
+from penstock.ports.clock import Clock
 from penstock.ports.engine_api import (
     ONCE,
     Approvals,
@@ -136,7 +137,25 @@ def _unless_default(name: str, value: Any) -> Any:
 
 class _Part:
     def __init__(self, http: Connection) -> None:
-        self._http = http
+        self._http, self._clock = http, http.clock
+
+    async def _poll(
+        self,
+        ask: Callable[[float, float | None], Awaitable[T]],
+        is_done: Callable[[T], bool],
+        timeout: float | None,
+        *,
+        only_waits: bool = False,
+    ) -> T:
+        """Ask until the answer is final or the time is over; each call says how long it may wait,
+        and when the caller's time is over. A timeout of 0 waits for an answer all the same, unless
+        the call `only_waits`."""
+        end = float("inf") if timeout is None else self._clock.monotonic() + timeout
+        until = end if timeout or only_waits else None
+        while True:
+            answer = await ask(min(max(0.0, end - self._clock.monotonic()), _POLL), until)
+            if is_done(answer) or self._clock.monotonic() >= end:
+                return answer
 
 
 class HttpApprovals(_Part):
@@ -225,9 +244,8 @@ class HttpBatches:
 class HttpPipelines(_Part):
     """See `penstock.workloads.pipeline.interface.Pipelines`."""
 
-    def __init__(self, http: Connection, clock: Clock) -> None:
+    def __init__(self, http: Connection) -> None:
         super().__init__(http)
-        self._clock = clock
         self._ids = IdSource()
 
     list = operation(Pipelines.list, "GET /v1/pipelines", "pipelines")
@@ -286,18 +304,16 @@ class HttpPipelines(_Part):
     async def cancel(self, job_id: str, *, reason: str = "", timeout: float = 10.0) -> CancelAnswer:
         answers: builtins.list[CancelAnswer] = []
 
-        async def ask(patience: float) -> bool:
-            body = {"reason": reason, "timeout": patience}
-            path = f"{_run(job_id)}/cancel"
+        async def ask(patience: float, until: float | None) -> CancelAnswer:
+            body, path = {"reason": reason, "timeout": patience}, f"{_run(job_id)}/cancel"
             answers.append(
                 await self._http.send(
-                    "POST", path, CancelAnswer, body, wait=patience, again=True, until=end
+                    "POST", path, CancelAnswer, body, wait=patience, again=True, until=until
                 )
             )
-            return PIPELINE.is_final(answers[-1].status)
+            return answers[-1]
 
-        end = self._clock.monotonic() + timeout if timeout > 0 else None
-        await _poll(ask, timeout, self._clock)
+        await self._poll(ask, lambda answer: PIPELINE.is_final(answer.status), timeout)
         first, last = answers[0], answers[-1]
         # Asked again, a run that our own cancel ended is one that had ended.
         return last if last.accepted else replace(first, status=last.status)
@@ -316,18 +332,6 @@ class HttpPipelines(_Part):
 
 def _run(job_id: str) -> str:
     return f"/v1/runs/{segment(job_id)}"
-
-
-async def _poll(
-    ask: Callable[[float], Awaitable[bool]], timeout: float | None, clock: Clock
-) -> bool:
-    """Ask, for as long as each call may wait, until it says yes or the time is over."""
-    end = float("inf") if timeout is None else clock.monotonic() + timeout
-    while True:
-        if await ask(min(max(0.0, end - clock.monotonic()), _POLL)):
-            return True
-        if clock.monotonic() >= end:
-            return False
 
 
 class Steps(Struct, frozen=True):
@@ -361,10 +365,8 @@ class HttpEngineApi(_Part):
         options: ConnectionOptions | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._clock = clock or SystemClock()
-        self._http = Connection(
-            url, token, options or ConnectionOptions(ca_file=ca_file), self._clock
-        )
+        options = options or ConnectionOptions(ca_file=ca_file)
+        super().__init__(Connection(url, token, options, clock))
         self._ids = IdSource()
         self.approvals = HttpApprovals(self._http)
         self.policy = HttpPolicy(self._http)
@@ -372,14 +374,14 @@ class HttpEngineApi(_Part):
         self.limits = HttpLimits(self._http)
         self.keys = HttpKeys(self._http)
         self.audit = HttpAudit(self._http)
-        self.pipelines = HttpPipelines(self._http, self._clock)
+        self.pipelines = HttpPipelines(self._http)
         self.batches: Batches = HttpBatches()
 
     async def connect(self) -> None:
         """See whether an engine is there and takes the key. NotRunning, NotAuthenticated."""
         await self._http.open()
         try:
-            (await self._http.once("GET", "/v1/status")).read(EngineStatus)
+            (await self._http.once(Request("GET", "/v1/status"))).read(EngineStatus)
         except BaseException:
             await self._http.close()
             raise
@@ -446,20 +448,13 @@ class HttpEngineApi(_Part):
         return await self._http.pages("/v1/jobs", Job, conditions, "jobs")
 
     async def wait(self, job_id: str, timeout: float | None = None) -> Job:
-        answer: Response
-
-        async def ask(patience: float) -> bool:
-            nonlocal answer
+        def ask(patience: float, until: float | None) -> Awaitable[Response]:
             path, query = f"{at(job_id)}/wait", {"timeout": patience}
-            answer = await self._http.call(
-                "GET", path, query=query, wait=patience, again=True, until=end
-            )
-            return answer.status == 200
+            return self._http.call("GET", path, query=query, wait=patience, again=True, until=until)
 
-        end = float("inf") if timeout is None else self._clock.monotonic() + timeout
-        ended = await _poll(ask, timeout, self._clock)
+        answer = await self._poll(ask, _has_ended, timeout, only_waits=True)
         job = answer.read(Job)
-        if not ended:
+        if not _has_ended(answer):
             raise WaitTimedOut(
                 f"job {job_id} is still {job.state} after {timeout:g} s",
                 hint="the job goes on; wait again later, or cancel it",
@@ -474,29 +469,18 @@ class HttpEngineApi(_Part):
         or_failure: bool = False,
         timeout: float | None = None,
     ) -> list[Ended]:
-        ended: list[Ended] = []
+        body = {"job_ids": job_ids, "count": count, "or_failure": or_failure}
 
-        async def ask(patience: float) -> bool:
-            nonlocal ended
-            body = {
-                "job_ids": job_ids,
-                "count": count,
-                "or_failure": or_failure,
-                "timeout": patience,
-            }
-            answer = await self._http.call(
-                *("POST", "/v1/jobs:wait"),
-                data=encode(body),
+        def ask(patience: float, until: float | None) -> Awaitable[list[Ended]]:
+            return self._http.send(
+                *("POST", "/v1/jobs:wait", list[Ended], {**body, "timeout": patience}),
                 wait=patience,
                 again=True,
-                until=end,
+                until=until,
+                field="ended",
             )
-            ended = answer.read(list[Ended], "ended")
-            return bool(ended)
 
-        end = float("inf") if timeout is None else self._clock.monotonic() + timeout
-        await _poll(ask, timeout, self._clock)
-        return ended
+        return await self._poll(ask, bool, timeout, only_waits=True)
 
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
         query = {"after": after, "limit": limit}
@@ -548,20 +532,14 @@ class HttpEngineApi(_Part):
     async def cancel(
         self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0
     ) -> Cancellation:
-        done: Cancellation
-
-        async def ask(patience: float) -> bool:
-            nonlocal done
+        def ask(patience: float, until: float | None) -> Awaitable[Cancellation]:
             body = {"reason": reason, "children": children, "timeout": patience}
             path = f"{at(job_id)}/cancel"
-            done = await self._http.send(
-                "POST", path, Cancellation, body, wait=patience, again=True, until=end
+            return self._http.send(
+                "POST", path, Cancellation, body, wait=patience, again=True, until=until
             )
-            return done.ended
 
-        end = self._clock.monotonic() + timeout if timeout > 0 else None
-        await _poll(ask, timeout, self._clock)
-        return done
+        return await self._poll(ask, lambda answer: answer.ended, timeout)
 
     async def cancel_many(self, query: JobQuery, *, reason: str = "") -> Bulk:
         body = {**meant(query), "reason": reason}
@@ -615,6 +593,11 @@ class HttpEngineApi(_Part):
             return await self._http.call("GET", path, headers=headers, again=True)
         except NoSuchPart:
             return None
+
+
+def _has_ended(answer: Response) -> bool:
+    """Whether the job of a wait has; 202 is sent when the time of one call is over."""
+    return answer.status == 200
 
 
 def _size(answer: Response) -> int:

@@ -45,8 +45,7 @@ from penstock.adapters.link.renewal import (
 from penstock.core.errors import NotRunning, Unavailable
 from penstock.ports.bus import HEARTBEAT, Heartbeat
 from penstock.ports.engine_api import ONCE, EngineApi
-from penstock.ports.forking import close_in_children
-from penstock.ports.keepalive import CALLER_TIMEOUT, keep_alive
+from penstock.ports.process import CALLER_TIMEOUT, close_in_children, keep_alive
 
 log = logging.getLogger(__name__)
 

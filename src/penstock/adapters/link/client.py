@@ -50,8 +50,7 @@ from penstock.adapters.link.renewal import (
 )
 from penstock.core.errors import NotRunning, PenstockError, Unavailable
 from penstock.ports.bus import AnyMessage, Handler, Reader
-from penstock.ports.forking import close_in_children, fileno_of
-from penstock.ports.keepalive import CALLER_TIMEOUT
+from penstock.ports.process import CALLER_TIMEOUT, close_in_children, fileno_of
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 
 from penstock.core.errors import PenstockError, revived
 from penstock.ports.bus import AnyMessage
-from penstock.ports.keepalive import keep_alive
+from penstock.ports.process import keep_alive
 
 PROTOCOL = 3
 MAX_FRAME = 128 << 20

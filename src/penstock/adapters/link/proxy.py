@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from penstock.core.errors import Unavailable
-from penstock.ports.blobs import Blobs, BlobStat
+from penstock.ports.blobs import MAX_ARTIFACT, PART, Blobs, BlobStat, BlobUploads
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.shared_state import SharedState
 from penstock.workloads.llm.batches import Batches
@@ -23,6 +23,8 @@ Decode = Callable[[Raw], T]
 
 STATE = "state"
 """How the names of calls to the shared state begin."""
+BLOBS = "blobs"
+"""How those begin that write a blob part by part."""
 
 _WORKLOADS = {"Batches": Batches, "Pipelines": Pipelines}
 """Names in the annotations of EngineApi that its module imports for type checkers only."""
@@ -109,15 +111,36 @@ class RemoteBlobs(Blobs):
     """Blobs kept by an engine elsewhere; small payloads never leave this side."""
 
     def __init__(
-        self, api: EngineApi, *, inline_limit: int = 4096, max_size: int = 64 << 20
+        self,
+        caller: Caller,
+        *,
+        inline_limit: int = 4096,
+        max_size: int = 64 << 20,
+        max_artifact: int = MAX_ARTIFACT,
     ) -> None:
-        super().__init__(inline_limit=inline_limit, max_size=max_size)
-        self._api = api
+        super().__init__(inline_limit=inline_limit, max_size=max_size, max_artifact=max_artifact)
+        self._api = remote_api(caller)
+        self._uploads = cast(BlobUploads, _proxy_class(BlobUploads, f"{BLOBS}.")(caller))
+
+    async def stream(self, uri: str, chunk: int = PART) -> AsyncIterator[bytes]:
+        start = 0
+        while piece := await self.read(uri, start, chunk):
+            yield piece
+            start += len(piece)
 
     async def read(self, uri: str, start: int, length: int) -> bytes:
         if uri.startswith("data:"):
             return await super().read(uri, start, length)
         return await self._api.read_blob(uri, start, length)
+
+    async def write_part(self, upload: str, start: int, data: bytes) -> None:
+        await self._uploads.write_part(upload, start, data)
+
+    async def finish_upload(self, upload: str, digest: str, size: int, media_type: str) -> BlobStat:
+        return await self._uploads.finish_upload(upload, digest, size, media_type)
+
+    async def drop_upload(self, upload: str) -> None:
+        await self._uploads.drop_upload(upload)
 
     async def _put(self, data: bytes, media_type: str) -> str:
         return await self._api.put_blob(data, media_type)

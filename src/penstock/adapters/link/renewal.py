@@ -5,7 +5,7 @@ unless it is one of `ONCE`: then its caller is told that the answer was lost. A 
 after the last value that came.
 
 A connection can also die without a word: a machine without power sends nothing. So the engine is
-pinged, and one that lets three pings unanswered is lost. (The options of `ports/keepalive.py` see
+pinged, and one that lets three pings unanswered is lost. (The options of `ports/process.py` see
 no farther than the next tunnel or proxy.)
 """
 

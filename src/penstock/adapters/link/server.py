@@ -42,12 +42,12 @@ from penstock.adapters.link.frames import (
     Welcome,
     Will,
 )
-from penstock.adapters.link.proxy import STATE
+from penstock.adapters.link.proxy import BLOBS, STATE
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError
+from penstock.ports.blobs import BlobUploads
 from penstock.ports.bus import AnyMessage, Bus, Subscription
 from penstock.ports.engine_api import PARTS
-from penstock.ports.forking import close_in_children, fileno_of
-from penstock.ports.keepalive import ENGINE_TIMEOUT
+from penstock.ports.process import ENGINE_TIMEOUT, close_in_children, fileno_of
 from penstock.ports.shared_state import SharedState
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,19 @@ _MAX_UNAUTHENTICATED = 1000
 class LinkServer:
     """Accepts connections of clients and workers on one or more addresses."""
 
-    def __init__(self, bus: Bus, api: object, token: str, state: SharedState | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        api: object,
+        token: str,
+        state: SharedState | None = None,
+        blobs: BlobUploads | None = None,
+    ) -> None:
         self._bus, self._token = bus, token
         handlers = {**_public(api), **_named(STATE, state)}
+        if blobs is not None:
+            for upload in (blobs.write_part, blobs.finish_upload, blobs.drop_upload):
+                handlers[f"{BLOBS}.{upload.__name__}"] = upload
         if (begin := getattr(api, "begin_submit", None)) is not None:
             handlers[_BEGIN_SUBMIT] = begin
         self._methods = {name: _Method(handler) for name, handler in handlers.items()}

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from penstock.core.artifact import Artifact
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.ledger import Step
 from penstock.core.verdict import Hold, SafetyVerdict
@@ -30,7 +31,7 @@ DEAD = (STATE_CODES[JobState.FAILED], STATE_CODES[JobState.TIMEOUT])
 STATES = {code: state for state, code in STATE_CODES.items()}
 RETRIED = 0
 """Under which number tries that were retried are counted."""
-_PENDING = STATE_CODES[JobState.PENDING]
+_SCHEDULED = STATE_CODES[JobState.SCHEDULED]
 
 
 class Result(Struct, array_like=True, gc=False):
@@ -47,6 +48,7 @@ class Result(Struct, array_like=True, gc=False):
     error_kinds: tuple[str, ...] = ()
     retry_after: float | None = None
     traceback: str | None = None
+    artifacts: tuple[Artifact, ...] = ()
 
 
 class Record(Struct, array_like=True, gc=False):
@@ -75,12 +77,12 @@ decode_step = msgspec.msgpack.Decoder(Step).decode
 
 def read_job(row: Row) -> Job:
     seq, request, state, accepted_at, finished_at, page, successor, record = row
-    if record is None:
+    if record is None:  # nothing has happened since it was accepted, and maybe scheduled
         return Job(
             seq=seq,
             request=_decode_request(request),
             state=STATES[state],
-            version=1,
+            version=2 if state == _SCHEDULED else 1,
             accepted_at=accepted_at,
             updated_at=accepted_at,
             pages=(page,),
@@ -124,6 +126,7 @@ def _read_result(job_id: str, state: JobState, result: Result) -> JobResult:
         error_kinds=result.error_kinds,
         retry_after=result.retry_after,
         traceback=result.traceback,
+        artifacts=result.artifacts,
     )
 
 
@@ -138,13 +141,13 @@ def inserts(jobs: Iterable[Job]) -> tuple[list[Row], list[Row]]:
             request.job_id,
             request.tenant,
             request.topic,
-            _PENDING,
+            STATE_CODES[job.state],
             job.accepted_at,
             job.pages[0],
             encode(request),
         )
         if (
-            job.version == 1
+            _is_new(job)
             and request.idempotency_key is None
             and request.parent_job_id is None
             and request.child_of is None
@@ -160,14 +163,24 @@ def inserts(jobs: Iterable[Job]) -> tuple[list[Row], list[Row]]:
     return plain, full
 
 
+def _is_new(job: Job) -> bool:
+    """Whether its record follows from the columns: it was just accepted, and scheduled at most."""
+    return job.version == 1 or (
+        job.version == 2
+        and job.state is JobState.SCHEDULED
+        and job.updated_at == job.accepted_at
+        and len(job.pages) == 1
+        and job.verdict is None
+        and job.hold is None
+    )
+
+
 def _full(job: Job, row: Row) -> Row:
     request = job.request
     return (
-        *row[:4],
-        STATE_CODES[job.state],
-        *row[5:],
+        *row,
         job.finished_at,
-        None if job.version == 1 else _record(job),
+        None if _is_new(job) else _record(job),
         request.idempotency_key,
         None if request.unique is None else request.unique.key,
         request.parent_job_id,
@@ -201,7 +214,7 @@ def updates(jobs: Iterable[Job]) -> tuple[list[Row], list[Row]]:
 
 def result_values(result: JobResult, state: JobState) -> Row:
     """The fields of `Result`; those at the end only if there is something in them."""
-    values = (
+    values: Row = (
         None if result.status is state else result.status,
         result.worker_id,
         result.attempt,
@@ -213,9 +226,10 @@ def result_values(result: JobResult, state: JobState) -> Row:
         and result.error_message is None
         and not result.error_kinds
         and result.retry_after is None
+        and not result.artifacts
     ):
         return values
-    return (
+    values = (
         *values,
         result.error_code,
         result.error_message,
@@ -223,6 +237,7 @@ def result_values(result: JobResult, state: JobState) -> Row:
         result.retry_after,
         result.traceback,
     )
+    return (*values, result.artifacts) if result.artifacts else values
 
 
 def _record(job: Job) -> bytes:
@@ -256,13 +271,14 @@ def _blob(pointer: str | None) -> str | None:
 
 
 def step_row(seq: int, step: Step) -> Row:
+    given, gave = step.input, step.output
     return (
         seq,
         step.name,
         step.n,
         step.outcome,
-        _blob(step.input),
-        _blob(step.output),
+        given if given.startswith("blob:") else None,
+        gave if gave.startswith("blob:") else None,
         encode(step),
     )
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Container, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -29,9 +30,9 @@ from penstock.adapters.sqlite.database import (
     WriterLock,
     one_state,
     storage_errors,
+    to_the_end,
     translated,
 )
-from penstock.adapters.sqlite.group_commit import to_the_end
 from penstock.adapters.sqlite.rows import STATE_CODES
 from penstock.adapters.sqlite.schema import load_queries, open_reader, open_writer
 from penstock.core.errors import StoreFailed, Unstorable
@@ -46,7 +47,7 @@ from penstock.core.journal import (
 )
 from penstock.core.ledger import Commit, Counts, Known, Wanted, counted_as
 from penstock.lifecycles.canonical import TERMINAL, JobState
-from penstock.ports.failpoint import failpoint
+from penstock.ports.process import failpoint
 from penstock.ports.query import Name, compare_counts, read_events
 from penstock.ports.store import (
     AuditEntry,
@@ -71,6 +72,8 @@ T = TypeVar("T")
 
 _SHORT = 64
 """Jobs, steps and lines up to which a commit is waited for in the event loop."""
+_SLOW = 0.005
+"""Seconds of a flush beyond which it is waited for in a thread."""
 _LONG = 5000
 """The same beyond which its statements run in a thread, too."""
 _UNLISTED = 4096
@@ -119,14 +122,17 @@ class SqliteBackend:
         path: Path,
         *,
         durability: Durability = Durability.DISK,
-        slow_disk: bool = False,
+        slow_disk: bool | None = None,
         max_log_lines: int = 10_000,
         lock: WriterLock | None = None,
     ) -> None:
-        """`lock`: the database's lock, if the caller has taken it already."""
+        """`slow_disk`: wait for every flush in a thread; None means to find out by the flushes.
+        `lock`: the database's lock, if the caller has taken it already."""
         self.path = path
         self.durability = durability
         self._slow_disk, self._max_log_lines = slow_disk, max_log_lines
+        self._flushes: deque[float] = deque([0.0], maxlen=8)
+        """Seconds that the last flushes of small commits took."""
         self._sql = load_queries()
         self._lock = lock
         self._writer: apsw.Connection | None = None
@@ -205,10 +211,12 @@ class SqliteBackend:
             lines = await self._in_thread(lambda: self._flush(stage()))
         else:
             lines = stage()
-            if size > _SHORT or self._slow_disk:
+            if size > _SHORT:
                 await self._in_thread(partial(self._flush, lines))
+            elif self._is_slow():
+                await self._in_thread(partial(self._flush_timed, lines))
             else:
-                self._flush(lines)
+                self._flush_timed(lines)
         failpoint("after-commit")
         self._listed = listed
         self._lines.update(lines)
@@ -249,6 +257,16 @@ class SqliteBackend:
         db.execute("BEGIN IMMEDIATE")
         if db.execute(self._sql["mark"], ("epoch",)).get != epoch:
             raise StoreFailed(f"another engine owns {self.path} now")
+
+    def _is_slow(self) -> bool:
+        """Whether a flush takes too long for the event loop: one that was quick says no."""
+        return min(self._flushes) > _SLOW if self._slow_disk is None else self._slow_disk
+
+    def _flush_timed(self, staged: T) -> T:
+        begin = time.perf_counter()
+        self._flush(staged)
+        self._flushes.append(time.perf_counter() - begin)
+        return staged
 
     def _flush(self, staged: T) -> T:
         """Commit what is staged; it waits for the disk."""

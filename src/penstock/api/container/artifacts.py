@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from msgspec import Struct
 
-from penstock.api.container.answers import answer
-from penstock.api.container.jobs import absent
-from penstock.api.container.views import Absent
+from penstock.api.container.facade import ContainerFacade
+from penstock.api.container.views import Absent, ArtifactView, absent, answer, views_of
 from penstock.api.operation import Operation
 from penstock.api.ranges import Part, part_of
 from penstock.api.reply import AnyReply, Headers, Reply, StreamReply
+from penstock.core.artifact import Artifact
 from penstock.core.errors import NotFound
-from penstock.workloads.container.job import Artifact
-from penstock.workloads.container.store import ContainerApi
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -28,51 +25,42 @@ _LISTED = "/jobs/{job_id}/artifacts lists what there is"
 
 class Artifacts(Struct, frozen=True):
     job_id: str
-    artifacts: tuple[Artifact, ...]
+    artifacts: tuple[ArtifactView, ...]
     skipped: tuple[str, ...]
     """What lay in the output folder and was not collected, each with its reason."""
 
 
 class ArtifactReading:
-    def __init__(self, api: ContainerApi) -> None:
-        self._api = api
+    def __init__(self, facade: ContainerFacade) -> None:
+        self._facade = facade
 
     async def list_artifacts(self, call: Call) -> Reply:
         job_id = call.params["job_id"]
-        record = await self._api.get(job_id)
+        record = await self._facade.get(job_id)
         if record is None:
             return absent(job_id)
-        return answer(Artifacts(job_id, record.artifacts, record.skipped))
+        skipped = record.result.skipped if record.result is not None else ()
+        return answer(Artifacts(job_id, views_of(record.artifacts), skipped))
 
     async def get_artifact(self, call: Call) -> AnyReply:
-        found = await self._api.artifact(call.params["job_id"], call.params["path"])
-        if found is None:
+        record = await self._facade.get(call.params["job_id"])
+        for artifact in record.artifacts if record is not None else ():
+            if artifact.name == call.params["path"]:
+                break
+        else:
             raise NotFound("there is no such artifact", hint=_LISTED)
-        artifact, file = found
-        try:
-            part = part_of(call.headers, artifact.size, _etag(artifact))
-            is_bare = part.status == 304 or call.scope["method"] == "HEAD"
-            sent = Part(part.status, 0, 0) if is_bare else part
-            content = _read(file, sent)
-            await anext(content)  # from here on it closes the file, however it ends
-        except BaseException:
-            file.close()
-            raise
-        headers = _headers(artifact, part)
-        return StreamReply(content, headers, part.status, length=part.length)
+        part = part_of(call.headers, artifact.size, _etag(artifact))
+        is_bare = part.status == 304 or call.scope["method"] == "HEAD"
+        content = self._read(artifact, Part(part.status, 0, 0) if is_bare else part)
+        return StreamReply(content, _headers(artifact, part), part.status, length=part.length)
 
-
-async def _read(file: BinaryIO, part: Part) -> AsyncGenerator[bytes, None]:
-    with file:
-        yield b""
-        left = part.length
-        if part.start:
-            await asyncio.to_thread(file.seek, part.start)
+    async def _read(self, artifact: Artifact, part: Part) -> AsyncGenerator[bytes, None]:
+        at, left = part.start, part.length
         while left:
-            piece = await asyncio.to_thread(file.read, min(_PART, left))
+            piece = await self._facade.read_artifact(artifact, at, min(_PART, left))
             if not piece:
                 raise NotFound("the artifact is shorter than it was")
-            left -= len(piece)
+            at, left = at + len(piece), left - len(piece)
             yield piece
 
 
@@ -82,7 +70,7 @@ def _etag(artifact: Artifact) -> bytes:
 
 def _headers(artifact: Artifact, part: Part) -> Headers:
     """What a job made may be anything: a browser shall not show it as if it came from us."""
-    name = quote(artifact.path.rpartition("/")[2], safe="", errors="replace")
+    name = quote(artifact.name.rpartition("/")[2], safe="", errors="replace")
     length = () if part.status == 304 else ((b"content-length", b"%d" % part.length),)
     return (
         (b"content-type", b"application/octet-stream"),
@@ -96,8 +84,8 @@ def _headers(artifact: Artifact, part: Part) -> Headers:
     )
 
 
-def operations(api: ContainerApi) -> tuple[Operation, ...]:
-    these = ArtifactReading(api)
+def operations(facade: ContainerFacade) -> tuple[Operation, ...]:
+    these = ArtifactReading(facade)
     return (
         Operation(
             "GET",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from penstock.workloads.container.store import LogPage
+from penstock.workloads.container.files.output import LogPage
 
 _LONGEST = 4
 """Bytes of a character in UTF-8."""

@@ -12,12 +12,13 @@ from collections.abc import AsyncGenerator, Iterator, Mapping
 from msgspec import Struct
 
 from penstock.api.container.characters import Reader
-from penstock.api.container.wording import Wording
+from penstock.api.container.facade import ContainerFacade
+from penstock.api.container.views import Presenter
 from penstock.api.frames import heartbeat, named, opening
 from penstock.api.stream import Pulse, cursor_of
 from penstock.lifecycles.container import ContainerJobState
+from penstock.workloads.container.files.output import LogPage
 from penstock.workloads.container.job import JobError, Stream
-from penstock.workloads.container.store import ContainerApi, LogPage
 
 ENDED = "-end"
 """After the id of the last event of all."""
@@ -54,9 +55,13 @@ class Following:
     """One reader of one job."""
 
     def __init__(
-        self, api: ContainerApi, wording: Wording, job_id: str, offsets: Mapping[Stream, int]
+        self,
+        facade: ContainerFacade,
+        presenter: Presenter,
+        job_id: str,
+        offsets: Mapping[Stream, int],
     ) -> None:
-        self._api, self._wording, self._job_id = api, wording, job_id
+        self._facade, self._presenter, self._job_id = facade, presenter, job_id
         self._readers = {stream: Reader(offset) for stream, offset in offsets.items()}
 
     async def frames(self, silence: float) -> AsyncGenerator[bytes, None]:
@@ -95,7 +100,7 @@ class Following:
         for stream, reader in self._readers.items():
             if not reader.ended and stream not in awaited:
                 wait = 0.8 * silence if reader.at >= 0 else 0  # first of all, where the end is
-                asked = self._api.logs(self._job_id, stream, reader.at, limit=_LIMIT, wait=wait)
+                asked = self._facade.logs(self._job_id, stream, reader.at, limit=_LIMIT, wait=wait)
                 awaited[stream] = asyncio.ensure_future(asked)
         return bool(awaited)
 
@@ -114,12 +119,12 @@ class Following:
 
     async def _end(self, silence: float) -> End | None:
         """The end is stored a moment after the last byte."""
-        record = await self._api.wait(self._job_id, 0.8 * silence)
+        record = await self._facade.wait(self._job_id, 0.8 * silence)
         if record is None:
             return End(self._job_id, ContainerJobState.NOT_FOUND)
         if not record.is_final:
             return None
-        return End(self._job_id, record.state, *self._wording.end(record))
+        return End(self._job_id, record.state, *self._presenter.end(record))
 
 
 def place_of(text: str) -> dict[Stream, int]:

@@ -1,4 +1,4 @@
-"""Looking at jobs and ending them."""
+"""Submitting jobs, looking at them, and ending them."""
 
 from __future__ import annotations
 
@@ -6,23 +6,46 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from penstock.api.container.answers import answer
-from penstock.api.container.views import Absent, Deleted, JobPage, JobRecord
-from penstock.api.container.waits import Wait, patience
-from penstock.api.container.wording import Wording
+from penstock.api.call import JSON_TYPE
+from penstock.api.container.facade import ContainerFacade, ContainerRecord, RecordQuery
+from penstock.api.container.views import (
+    Absent,
+    Accepted,
+    Deleted,
+    JobPage,
+    JobRecord,
+    Presenter,
+    Refusal,
+    Wait,
+    absent,
+    answer,
+    patience,
+    retry_after,
+)
+from penstock.api.monitor import Closing
 from penstock.api.operation import Operation
-from penstock.api.reply import Reply
+from penstock.api.problems import Refused
+from penstock.api.reply import Headers, Reply
 from penstock.api.selection import cursor, place_in
-from penstock.core.errors import InvalidRequest
+from penstock.api.submit import header_key
+from penstock.core.errors import InvalidRequest, TooLarge, TooMany
 from penstock.lifecycles.container import ContainerJobState
-from penstock.workloads.container.job import Code, ContainerRecord
-from penstock.workloads.container.store import ContainerApi, RecordQuery
+from penstock.workloads.container.job import Code, JobError, Rejected
+from penstock.workloads.container.protocol.schema import JobBody
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
 
 _ORDER = "c"
 """By which a cursor of this listing is known."""
+_FILES = (b'"inputs"', b'"build"')
+"""What a body that brings files has somewhere in it."""
+_MAX_KEY = 255
+
+
+class SubmitQuery(Struct, frozen=True):
+    wait: Wait = 0.0
+    """Seconds to wait for the job's end, at most 300; its record is answered then (200)."""
 
 
 class ListQuery(Struct, frozen=True, kw_only=True):
@@ -34,8 +57,6 @@ class ListQuery(Struct, frozen=True, kw_only=True):
     """`key:value`"""
     image: str | None = None
     """As it was given in the job."""
-    code: str | None = None
-    """Of the error."""
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
     cursor: str | None = None
     """`next` of the page before."""
@@ -52,8 +73,47 @@ class DeleteQuery(Struct, frozen=True):
 
 
 class Jobs:
-    def __init__(self, api: ContainerApi, wording: Wording) -> None:
-        self._api, self._wording = api, wording
+    def __init__(self, facade: ContainerFacade, presenter: Presenter) -> None:
+        self._facade, self._presenter = facade, presenter
+
+    # -- submitting ---------------------------------------------------------------
+
+    async def submit_job(self, call: Call) -> Reply:
+        try:
+            wait = call.query(SubmitQuery).wait
+            key = _key(call)
+            receipt = await self._facade.submit(await _body(call), key)
+        except Rejected as rejected:
+            seconds = rejected.retry_after
+            headers: Headers = () if seconds is None else (retry_after(seconds),)
+            error, job_id = rejected.error, rejected.job_id
+            return self._presenter.refusal(error, job_id, rejected.status, headers)
+        except TooLarge as error:
+            return self._refused(Code.INVALID_BODY, f"the body {error.problem}", 413)
+        except InvalidRequest as error:
+            return self._refused(Code.INVALID_FIELD, error.problem, 400, field=error.field)
+        except Refused as error:
+            headers = error.headers
+            return self._refused(Code.INVALID_BODY, error.message, error.status, headers=headers)
+        record = await self._ended(call, receipt.job_id, wait) if wait > 0 else None
+        if record is not None:
+            return answer(await self._presenter.record(self._facade, record))
+        return answer(Accepted(True, receipt.job_id, receipt.state), 202)
+
+    async def _ended(self, call: Call, job_id: str, wait: float) -> ContainerRecord | None:
+        """None where there is no room to wait: the job is stored, and that must be answered."""
+        try:
+            with call.waiting():
+                return await self._facade.wait(job_id, patience(wait))
+        except (Closing, TooMany):
+            return None
+
+    def _refused(
+        self, code: Code, message: str, status: int, *, field: str = "", headers: Headers = ()
+    ) -> Reply:
+        return self._presenter.refusal(JobError(code, message, field), None, status, headers)
+
+    # -- looking ------------------------------------------------------------------
 
     async def list_jobs(self, call: Call) -> Reply:
         given = call.query(ListQuery)
@@ -61,49 +121,60 @@ class Jobs:
             states=given.state,
             label=_label(given.label),
             image=given.image,
-            code=given.code,
             before=place_in(_ORDER, given.cursor),
             limit=given.limit + 1,
         )
-        found = await self._api.find(query)
+        found = await self._facade.find(query)
         page = found[: given.limit]
-        following = cursor(_ORDER, page[-1].seq) if len(found) > given.limit else None
-        return answer({"jobs": [self._wording.summary(one) for one in page], "next": following})
+        following = cursor(_ORDER, page[-1].job.seq) if len(found) > given.limit else None
+        return answer({"jobs": [self._presenter.summary(one) for one in page], "next": following})
 
     async def get_job(self, call: Call) -> Reply:
         job_id, wait = call.params["job_id"], call.query(GetQuery).wait
         if wait > 0:
             with call.waiting():
-                record = await self._api.wait(job_id, patience(wait))
+                record = await self._facade.wait(job_id, patience(wait))
         else:
-            record = await self._api.get(job_id)
+            record = await self._facade.get(job_id)
         if record is None:
             return absent(job_id)
-        return answer(await self._wording.record(self._api, record))
+        return answer(await self._presenter.record(self._facade, record))
 
     async def delete_job(self, call: Call) -> Reply:
         job_id, wait = call.params["job_id"], call.query(DeleteQuery).wait
-        before = await self._api.get(job_id)
-        cancelled = None if before is None else await self._api.cancel(job_id)
-        if before is None or cancelled is None:
+        before = await self._facade.get(job_id)
+        if before is None:
             return absent(job_id)
-        record, note = cancelled.record, cancelled.note
-        ended = not before.is_final and _was_cancelled_waiting(record)
-        if wait > 0 and not record.is_final:
+        if before.is_final:
+            return answer(Deleted(job_id, before.state, "it has ended already"), 202)
+        record = await self._facade.cancel(job_id)
+        if record is not None and wait > 0 and not record.is_final:
             with call.waiting():
-                record = await self._api.wait(job_id, patience(wait)) or record
-            ended = record.is_final
-            note = "cancelled: its container is gone" if ended else note
-        return answer(Deleted(job_id, record.state, note), 200 if ended else 202)
+                record = await self._facade.wait(job_id, patience(wait), removed=True)
+        if record is None:
+            return absent(job_id)
+        if not record.is_final:
+            return answer(Deleted(job_id, record.state, "cancellation requested"), 202)
+        was_queued = before.state is ContainerJobState.QUEUED
+        note = "cancelled while it was queued" if was_queued else "cancelled: its container is gone"
+        return answer(Deleted(job_id, record.state, note))
 
 
-def absent(job_id: str) -> Reply:
-    return answer(Absent(job_id), 404)
+def _key(call: Call) -> str:
+    key = header_key(call)
+    if len(key) > _MAX_KEY:
+        raise InvalidRequest("Idempotency-Key", f"is longer than {_MAX_KEY} characters")
+    return key
 
 
-def _was_cancelled_waiting(record: ContainerRecord) -> bool:
-    cancelled = record.error is not None and record.error.code == Code.CANCELLED
-    return cancelled and record.started_at is None
+async def _body(call: Call) -> bytes:
+    """The job. A body that is not said to be JSON counts as missing, as the protocol has it."""
+    body = await call.body()
+    most = call.services.options.max_body
+    if len(body) > most and not any(name in body for name in _FILES):
+        raise TooLarge("body", f"is longer than {most:,} bytes, and brings no files")
+    given = call.header(b"content-type").partition(";")[0].strip().lower()
+    return body if given == JSON_TYPE else b""
 
 
 def _label(text: str | None) -> tuple[str, str] | None:
@@ -115,9 +186,28 @@ def _label(text: str | None) -> tuple[str, str] | None:
     return key, value
 
 
-def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
-    these = Jobs(api, wording)
+def operations(facade: ContainerFacade, presenter: Presenter) -> tuple[Operation, ...]:
+    these = Jobs(facade, presenter)
     return (
+        Operation(
+            "POST",
+            "/jobs",
+            these.submit_job,
+            query=SubmitQuery,
+            body=JobBody,
+            large=True,
+            answer=Accepted,
+            status=202,
+            others={200: JobRecord, **dict.fromkeys((400, 408, 409, 413, 415, 429, 503), Refusal)},
+            summary="Submit a job",
+            description=(
+                "Answered once it is stored. With `wait`, once it has ended or the time is over, "
+                "with its record. The same `Idempotency-Key` header again is the same job. A "
+                "refusal says why in `error.code`; 409 is an id that is taken, 429 a full queue, "
+                "503 a worker that takes no jobs now (both with `Retry-After`). A body that is not "
+                "`application/json` counts as missing."
+            ),
+        ),
         Operation(
             "GET",
             "/jobs",

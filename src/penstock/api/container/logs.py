@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from penstock.api.container.answers import answer
 from penstock.api.container.characters import joined, words_of
+from penstock.api.container.facade import ContainerFacade
 from penstock.api.container.following import ENDED, Following, place_of
-from penstock.api.container.jobs import absent
-from penstock.api.container.views import Absent
-from penstock.api.container.waits import Wait, patience
-from penstock.api.container.wording import Wording
+from penstock.api.container.views import Absent, Presenter, Wait, absent, answer, patience
 from penstock.api.operation import Operation
 from penstock.api.reply import EVENT_STREAM, NO_STORE, NOTHING, AnyReply, StreamReply
 from penstock.core.errors import InvalidRequest
+from penstock.workloads.container.files.output import LogPage
 from penstock.workloads.container.job import Stream
-from penstock.workloads.container.store import ContainerApi, LogPage
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -98,8 +95,8 @@ class Logs(Struct, frozen=True, kw_only=True):
 
 
 class LogReading:
-    def __init__(self, api: ContainerApi, wording: Wording) -> None:
-        self._api, self._wording = api, wording
+    def __init__(self, facade: ContainerFacade, presenter: Presenter) -> None:
+        self._facade, self._presenter = facade, presenter
 
     async def get_logs(self, call: Call) -> AnyReply:
         query, job_id = call.query(LogQuery), call.params["job_id"]
@@ -110,7 +107,7 @@ class LogReading:
         follows = _wants_events(call, query) and not is_head
         if not (follows or query.is_raw):
             return await self._page(call, job_id, query)
-        if await self._api.get(job_id) is None:
+        if await self._facade.get(job_id) is None:
             return absent(job_id)
         if query.stream is not None and query.is_raw:
             return self._raw(job_id, query.stream, query.offset_of(query.stream), is_head)
@@ -170,12 +167,12 @@ class LogReading:
 
         A stream that is at its end has nothing, so that the other one is waited for.
         """
-        page = await self._api.logs(job_id, stream, query.offset_of(stream), limit=query.limit)
+        page = await self._facade.logs(job_id, stream, query.offset_of(stream), limit=query.limit)
         while page is not None and not self._can_tell(page, query.encoding):
             left = deadline - asyncio.get_running_loop().time()
             if page.end or left <= 0:
                 return page.end and query.stream is not None
-            following = await self._api.logs(
+            following = await self._facade.logs(
                 job_id, stream, page.next, limit=query.limit, wait=left
             )
             if following is None or following.skipped:
@@ -192,7 +189,7 @@ class LogReading:
 
     async def _piece(self, job_id: str, query: LogQuery, stream: Stream) -> Piece | None:
         offset = query.offset_of(stream)
-        page = await self._api.logs(job_id, stream, offset, limit=query.limit)
+        page = await self._facade.logs(job_id, stream, offset, limit=query.limit)
         if page is None:
             return None
         if query.encoding is Encoding.BASE64:
@@ -219,7 +216,7 @@ class LogReading:
     async def _completed(self, job_id: str, page: LogPage) -> tuple[LogPage, bool]:
         """A page of which only the beginning of a character is here, with the bytes after it;
         and whether its rest can never come."""
-        following = await self._api.logs(job_id, page.stream, page.next, limit=4)
+        following = await self._facade.logs(job_id, page.stream, page.next, limit=4)
         if following is None or following.skipped:
             return page, True
         return joined(page, following), False
@@ -237,10 +234,10 @@ class LogReading:
 
     async def _bytes(self, job_id: str, stream: Stream, at: int) -> AsyncGenerator[bytes, None]:
         """Up to where the stream is now: a job that goes on writing would never let it end."""
-        last = await self._api.logs(job_id, stream, -1, limit=1)
+        last = await self._facade.logs(job_id, stream, -1, limit=1)
         stop = 0 if last is None else last.next
         while at < stop:
-            page = await self._api.logs(job_id, stream, at, limit=_PART)
+            page = await self._facade.logs(job_id, stream, at, limit=_PART)
             if page is None or not page.data or page.offset >= stop:
                 return
             at = page.next
@@ -256,7 +253,7 @@ class LogReading:
             return NOTHING  # by which a browser knows that there is no more
         if place:
             offsets |= {one: at for one, at in place_of(place).items() if one in offsets}
-        following = Following(self._api, self._wording, job_id, offsets)
+        following = Following(self._facade, self._presenter, job_id, offsets)
         frames = following.frames(call.services.options.heartbeat)
         return StreamReply(frames, EVENT_STREAM, counted=True)
 
@@ -265,8 +262,8 @@ def _wants_events(call: Call, query: LogQuery) -> bool:
     return query.follow is not None or "text/event-stream" in call.header(b"accept")
 
 
-def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
-    these = LogReading(api, wording)
+def operations(facade: ContainerFacade, presenter: Presenter) -> tuple[Operation, ...]:
+    these = LogReading(facade, presenter)
     return (
         Operation(
             "GET",
@@ -284,7 +281,7 @@ def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
                 "`text`, then `end` with the job's `state`, `exit_code` and `error`; a reader that "
                 "comes back with the last id (`Last-Event-ID`) goes on without a gap or a repeat. "
                 "With `raw`, the bytes themselves (`application/octet-stream`). Beyond "
-                "`limits.max_output_bytes` the middle is not kept, and counted in `skipped`."
+                "`limits.max_log_bytes` the middle is not kept, and counted in `skipped`."
             ),
         ),
     )

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-from penstock.api.container.options import ContainerHttpOptions
-from penstock.api.container.strictness import ENDS, REFUSALS
-from penstock.api.container.surface import TELLING, operations
-from penstock.api.container.waits import MOST
-from penstock.api.container.wording import Wording
+from penstock.api.container.facade import ContainerFacade
+from penstock.api.container.server import TELLING, http_options, operations
+from penstock.api.container.views import ENDS, MAX_WAIT, REFUSALS, Presenter
 from penstock.api.openapi import document
 from penstock.api.reference import (
     Row,
@@ -24,8 +22,8 @@ from penstock.api.reference import (
     size_of,
     types_of,
 )
+from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.job import Code
-from penstock.workloads.container.store import ContainerApi
 
 INTRODUCTION = """\
 # The HTTP API of a container worker
@@ -35,17 +33,20 @@ INTRODUCTION = """\
 `penstock container serve` answers here, at port 9000 unless it is told otherwise; the server
 itself has this page at `/docs` and the OpenAPI 3.1 document at `/openapi.json`.
 
-- It listens on loopback unless it has a token. With one, everything but `/health` needs
-  `Authorization: Bearer <token>`; what is missing or wrong is answered 401.
+- It listens on loopback unless it has a token, or on a Unix socket (`socket`); with
+  `tls_certificate` it speaks HTTPS. With a token, everything but `/health` (and `/info`, with
+  `public_info`) needs `Authorization: Bearer <token>`; what is missing or wrong is answered 401.
+- Unknown parameters of a query, and slashes at the end of a path, are ignored.
 - Every answer is JSON, those to mistakes too, but for `/docs`, `/metrics`, streams and downloads.
 - The protocol's endpoints, statuses, keys and the order of keys are kept; more keys follow them,
   and may be added at any time. With `compat: strict` there are no others.
 - Times are ISO 8601 in UTC with milliseconds. Offsets and sizes are in bytes.
 - An id in a path is escaped as one segment: `a/b` is `a%2Fb`.
 - `HEAD` works wherever `GET` does; `OPTIONS` is answered 204 everywhere.
-- Web pages from elsewhere may call it if their origin is in `cors`. Others can't read its answers,
-  and are refused (403) where they would change something. On loopback it answers only to its own
-  names (421), so that no page can reach it by another.
+- Web pages whose origin is in `cors` may read from it; where it has a token, a page that sends it
+  may also submit and cancel. Others can't read its answers, and are refused (403) where they would
+  change something. On loopback it answers only to its own names and those in `hosts` (421), so that
+  no page can reach it by another.
 
 ## Refusals
 
@@ -80,20 +81,20 @@ those of the worker's settings `max_body_bytes` and `inputs.max_bytes`.
 STRICT = """\
 ## `compat: strict`
 
-Answers have the protocol's keys only, parameters that are not known are passed over, and codes
-that the protocol does not have are told as the nearest one that it has, with the message kept.
+Answers have the protocol's keys only, and codes that the protocol does not have become the nearest
+one that it has, with the message kept.
 
 """
 
 
 def page() -> str:
     # What the operations do is not asked for here, only what they are.
-    told = document(operations(cast("ContainerApi", None), Wording()), TELLING)
+    told = document(operations(cast("ContainerFacade", None), Presenter()), TELLING)
     return "".join(
         [
             INTRODUCTION,
             LIMITS,
-            *rows_of(_limits(ContainerHttpOptions())),
+            *rows_of(_limits()),
             "\n",
             STRICT,
             *_codes("A refusal", REFUSALS),
@@ -106,14 +107,14 @@ def page() -> str:
     )
 
 
-def _limits(options: ContainerHttpOptions) -> list[Row]:
-    http = options.http()
+def _limits() -> list[Row]:
+    http = http_options(WorkerConfig())
     return [
         ("size of a submission without files", size_of(http.max_body), "413"),
         *connection_limits(http),
         ("open streams of logs", f"{http.streams_per_key:,}", "429"),
         ("requests that wait", f"{http.waiting_per_key:,}", "429"),
-        ("time that a request waits", f"{MOST:g} s", "what there is then"),
+        ("time that a request waits", f"{MAX_WAIT:g} s", "what there is then"),
     ]
 
 

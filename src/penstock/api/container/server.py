@@ -1,53 +1,129 @@
-"""The HTTP server of a container worker, within the worker's own event loop."""
+"""The HTTP server of `penstock container serve`, within the engine's own event loop."""
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
-from penstock.api.application import Authenticate, token_in
-from penstock.api.container.options import ContainerHttpOptions
-from penstock.api.container.surface import surface
+from msgspec.structs import replace
+
+from penstock.api.about import get_docs, get_openapi
+from penstock.api.application import ApiSpec, Authenticate, token_in
+from penstock.api.container import artifacts, jobs, logs, worker
+from penstock.api.container.facade import ContainerFacade
+from penstock.api.container.views import Failure, Presenter
+from penstock.api.cors import Cors
+from penstock.api.openapi import Telling, document
+from penstock.api.operation import Operation
+from penstock.api.options import HttpOptions
+from penstock.api.page import page
+from penstock.api.reply import encode
 from penstock.api.server import ApiServer
 from penstock.core.errors import NotAuthenticated
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import OWNER, Session
-from penstock.workloads.container.store import ContainerApi
+from penstock.workloads.container.config import Compat, WorkerConfig, check_reach
 
+ABOUT = """\
+A worker that runs jobs in containers. Where it has a token, everything but `/health` needs it: \
+`Authorization: Bearer <token>`. Every answer is JSON, errors too: `error.code` is for programs, \
+`error.message` for people. Times are ISO 8601, UTC. Keys may be added to answers at any time."""
+
+TELLING = Telling(
+    title="Penstock container worker",
+    about=ABOUT,
+    tags={"jobs": "Jobs"},
+    other_tag="The worker",
+    key="The worker's token, where it has one.",
+    any_key="Needs the token, where there is one.",
+    problem=Failure,
+    problem_type="application/json",
+    refusals=(401,),
+    body_refusals=(),
+)
+LIMITS = HttpOptions(max_streams_per_key=1500, max_waiting_per_key=4096)
+"""Times, sizes and numbers that a client is held to."""
 _SESSION = Session(OWNER)
 
 
-class ContainerServer:
-    """Answers under its URL from `start` to `close`."""
+def operations(
+    facade: ContainerFacade, presenter: Presenter, *, public_info: bool = False
+) -> tuple[Operation, ...]:
+    return (
+        *jobs.operations(facade, presenter),
+        *logs.operations(facade, presenter),
+        *artifacts.operations(facade),
+        *worker.operations(facade, presenter, public_info=public_info),
+        Operation(
+            "GET",
+            "/openapi.json",
+            get_openapi,
+            answer=dict[str, Any],
+            summary="Get this document",
+            description="OpenAPI 3.1, made from the same table as the server's own routes.",
+        ),
+        Operation(
+            "GET",
+            "/docs",
+            get_docs,
+            answer=str,
+            answer_type="text/html",
+            summary="Read this document",
+        ),
+    )
 
-    def __init__(self, api: ContainerApi, options: ContainerHttpOptions, *, clock: Clock) -> None:
-        self.options = options
-        self._server = ApiServer(
-            surface(api, options), by_token(options.token), options.http(), clock=clock
-        )
 
-    @property
-    def url(self) -> str:
-        return self._server.url
+def http_options(config: WorkerConfig, limits: HttpOptions = LIMITS) -> HttpOptions:
+    """Raises Misconfigured for what would be dangerous."""
+    check_reach(config)
+    max_body = config.max_body_bytes
+    options = replace(
+        limits,
+        host=config.host,
+        port=config.port,
+        unix_socket=config.socket,
+        certfile=config.tls_certificate,
+        keyfile=config.tls_key,
+        insecure=True,  # the protocol has no TLS; the configuration demands a token instead
+        allowed_hosts=(*HttpOptions(host=config.host).own_names, *config.hosts)
+        if config.hosts
+        else (),
+        # A page that has the token gains nothing by a name that points here by a trick.
+        checks_hosts=not ("*" in config.cors and config.token),
+        max_body=max_body,
+        # Files in base64 are a third longer than they are.
+        max_upload=max(max_body, config.inputs.max_bytes * 4 // 3 + max_body),
+        ignore_unknown=True,
+    )
+    options.check()
+    return options
 
-    @property
-    def streams(self) -> int:
-        """How many streams of logs are open."""
-        return self._server.streams
 
-    @property
-    def waiting(self) -> int:
-        """How many requests wait."""
-        return self._server.waiting
+def api_spec(facade: ContainerFacade, config: WorkerConfig) -> ApiSpec:
+    presenter = Presenter(strict=config.compat is Compat.STRICT)
+    table = operations(facade, presenter, public_info=config.public_info)
 
-    async def start(self) -> str:
-        """Listen; returns the URL. Raises Misconfigured for what can't be, or would be unsafe."""
-        self.options.check()
-        return await self._server.start()
+    @cache
+    def openapi() -> bytes:
+        return encode(document(table, TELLING))
 
-    async def close(self) -> None:
-        """Stop listening, end streams and waits, let the rest finish for a short while."""
-        await self._server.close()
+    @cache
+    def docs() -> bytes:
+        return page(document(table, TELLING)).encode()
+
+    origins = frozenset(origin.lower().rstrip("/") for origin in config.cors)
+    cors = Cors(origins, may_change=bool(config.token))
+    return ApiSpec(table, openapi, docs, problem=presenter.problems(), cors=cors)
+
+
+def container_server(
+    facade: ContainerFacade, config: WorkerConfig, *, clock: Clock, limits: HttpOptions = LIMITS
+) -> ApiServer:
+    """Not yet started. Raises Misconfigured for what would be dangerous."""
+    options = http_options(config, limits)
+    return ApiServer(api_spec(facade, config), by_token(config.token), options, clock=clock)
 
 
 def by_token(token: str) -> Authenticate:

@@ -1,19 +1,74 @@
-"""What is answered about a job: the protocol's keys first, in its order."""
+"""What is answered about jobs: the protocol's keys first, in its order. With `compat: strict` there
+are no others, and codes that the protocol does not have become the nearest one that it has."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
+from penstock.api.container.facade import ContainerFacade, ContainerRecord
+from penstock.api.problems import CHALLENGE, ProblemReply, Refused, problem_of
+from penstock.api.reply import NO_STORE, Headers, Reply, encode
+from penstock.core.artifact import Artifact
+from penstock.core.errors import EngineUnavailable, Unavailable
 from penstock.lifecycles.container import ContainerJobState
-from penstock.workloads.container.job import (
-    Artifact,
-    JobError,
-    Priority,
-    Usage,
+from penstock.workloads.container.job import Code, JobError, Priority, Stream, Usage
+
+HEADERS: Headers = ((b"content-type", b"application/json; charset=utf-8"), NO_STORE)
+MAX_WAIT = 300.0
+"""Seconds that a request waits at most; to wait longer, ask again."""
+Wait = Annotated[float, Meta(ge=0, le=86_400)]
+
+HEALTH_KEYS = (
+    *("status", "uptime_seconds", "load_average", "running_jobs", "max_concurrent_jobs"),
+    *("temperature_c", "health_protocol_version", "timestamp_unix_ms", "cpu_threads"),
+    *("dedicated_reserved_cpu_ids", "dedicated_reserved_count", "memory_total_mb"),
+    *("memory_available_mb", "jobs_path", "jobs_disk_total_mb", "jobs_disk_available_mb"),
+    *("docker_root_dir", "docker_disk_total_mb", "docker_disk_available_mb"),
 )
+INFO_KEYS = (
+    *("worker_id", "hostname", "os", "os_architecture", "protocol_version", "cpu_model"),
+    *("cpu_cores", "cpu_threads", "memory_mb", "labels"),
+)
+
+ENDS: dict[str, Code] = {
+    Code.OOM_KILLED: Code.NON_ZERO_EXIT,
+    Code.IMAGE_NOT_FOUND: Code.NON_ZERO_EXIT,
+    Code.IMAGE_PULL_FAILED: Code.NON_ZERO_EXIT,
+    Code.COMMAND_NOT_FOUND: Code.NON_ZERO_EXIT,
+    Code.COMMAND_NOT_RUNNABLE: Code.NON_ZERO_EXIT,
+    Code.ENGINE_ERROR: Code.NON_ZERO_EXIT,
+    Code.OUTPUT_LIMIT: Code.NON_ZERO_EXIT,
+    Code.ENGINE_UNAVAILABLE: Code.DOCKER_ERROR,
+    Code.INPUT_UNAVAILABLE: Code.DOCKER_ERROR,
+    Code.INVALID_FIELD: Code.DOCKER_ERROR,
+    Code.WORKER_RESTARTED: Code.DOCKER_ERROR,
+    Code.WORKER_LOST: Code.DOCKER_ERROR,
+    Code.RUNTIME_ERROR: Code.DOCKER_ERROR,
+    Code.RUNTIME_NOT_SUPPORTED: Code.DOCKER_ERROR,
+    Code.BUILD_FAILED: Code.DOCKER_ERROR,
+}
+"""How a job failed. The protocol's worker saw only its client's exit code, and called every one
+but 0 NON_ZERO_EXIT; DOCKER_ERROR is a client that could not do its work, and has no exit code."""
+
+REFUSALS: dict[str, Code] = {
+    Code.INVALID_FIELD: Code.INVALID_BODY,
+    Code.INVALID_JOB_ID: Code.MISSING_JOB_ID,
+    Code.INVALID_IMAGE: Code.MISSING_IMAGE,
+    Code.NOT_ALLOWED: Code.INVALID_BODY,
+    Code.IDEMPOTENCY_KEY_REUSED: Code.JOB_ID_ALREADY_EXISTS,
+    Code.QUEUE_FULL: Code.RUNTIME_ERROR,
+    Code.DRAINING: Code.RUNTIME_ERROR,
+    Code.DISK_LOW: Code.RUNTIME_ERROR,
+}
+"""Why a submission was refused; its status says the rest."""
+
+_ENGINE_ERROR_CODE = 125
+"""The exit code of a container that could not be made, where its end has none."""
 
 
 class Accepted(Struct, frozen=True):
@@ -48,8 +103,8 @@ class Deleted(Struct, frozen=True):
     """What came of it, in a sentence."""
 
 
-class ProtocolRecord(Struct, frozen=True, kw_only=True):
-    """A job, in the protocol's own words. Times are ISO 8601, UTC."""
+class ProtocolSummary(Struct, frozen=True, kw_only=True):
+    """A job without its output."""
 
     job_id: str
     state: ContainerJobState
@@ -59,10 +114,23 @@ class ProtocolRecord(Struct, frozen=True, kw_only=True):
     exit_code: int | None
     """Of the container; 125 for a missing image and other errors of the engine, 126 and 127 for
     a command that can't be run or found, 137 for a memory kill; null after a timeout or cancel."""
+
+
+class ProtocolRecord(ProtocolSummary, frozen=True, kw_only=True):
+    """A job, with the protocol's own keys. Times are ISO 8601, UTC."""
+
     stdout: str
-    """What is kept of it, once the job has ended; before, see `/jobs/{job_id}/logs`."""
+    """The start and the end of it, once the job has ended; before, see `/jobs/{job_id}/logs`."""
     stderr: str
     error: JobError | None
+
+
+class ArtifactView(Struct, frozen=True):
+    """A file that a job left."""
+
+    path: str
+    size: int
+    sha256: str
 
 
 class JobRecord(ProtocolRecord, frozen=True, kw_only=True):
@@ -73,45 +141,35 @@ class JobRecord(ProtocolRecord, frozen=True, kw_only=True):
     image: str
     image_id: str
     """What the image's name meant when the job started."""
-    engine: str
-    position: int | None
-    """How many queued jobs start before it."""
     waiting_for: str
-    """Why it has not started, in a sentence."""
+    """Why it has not started or what happens to it, in a sentence; empty once it has ended."""
     usage: Usage
     stdout_bytes: int
     """How many the container wrote, kept or not."""
     stdout_truncated: bool
+    """Whether `stdout` has only the start and the end; the artifact `stdout.log` has more."""
     stdout_gap: bool
     """Whether some are missing because no worker was there to read them."""
     stderr_bytes: int
     stderr_truncated: bool
     stderr_gap: bool
-    artifacts: tuple[Artifact, ...]
+    artifacts: tuple[ArtifactView, ...]
     skipped: tuple[str, ...]
     """What lay in the output folder and was not collected, each with its reason."""
-
-
-class ProtocolSummary(Struct, frozen=True, kw_only=True):
-    """A job without its output."""
-
-    job_id: str
-    state: ContainerJobState
-    created_at: str
-    started_at: str | None
-    finished_at: str | None
-    exit_code: int | None
-    error: JobError | None
 
 
 class JobSummary(ProtocolSummary, frozen=True, kw_only=True):
     """A job without its output. Times are ISO 8601, UTC."""
 
+    error: JobError | None
     priority: Priority
     labels: dict[str, str]
     image: str
-    engine: str
     usage: Usage
+
+
+class ProtocolPageEntry(ProtocolSummary, frozen=True, kw_only=True):
+    error: JobError | None
 
 
 class JobPage(Struct, frozen=True):
@@ -120,11 +178,164 @@ class JobPage(Struct, frozen=True):
     """The cursor of the next page; null on the last."""
 
 
-def moment(seconds: float) -> str:
+class Problem(Struct, frozen=True, omit_defaults=True):
+    code: str
+    message: str
+    field: str = ""
+    """The parameter that is wrong."""
+    hint: str = ""
+    """What to do next."""
+
+
+class Failure(Struct, frozen=True):
+    """The answer to any request that fails."""
+
+    error: Problem
+
+
+class Presenter:
+    """Answers in full, or (`compat: strict`) with the protocol's keys and codes only."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+
+    async def record(self, facade: ContainerFacade, record: ContainerRecord) -> ProtocolRecord:
+        result = record.result
+        facts = self._facts(record) | {
+            "stdout": result.stdout if result is not None else "",
+            "stderr": (result.stderr if result is not None else "") + _marker(record),
+        }
+        if self.strict:
+            return ProtocolRecord(**facts)
+        stdout, stderr = map(record.count, Stream)
+        return JobRecord(
+            **facts,
+            priority=record.priority,
+            labels=record.labels,
+            image=record.image,
+            image_id=result.image_id if result is not None else "",
+            waiting_for=await facade.waits_for(record),
+            usage=result.usage if result is not None else Usage(),
+            stdout_bytes=stdout.bytes,
+            stdout_truncated=stdout.truncated,
+            stdout_gap=stdout.gap,
+            stderr_bytes=stderr.bytes,
+            stderr_truncated=stderr.truncated,
+            stderr_gap=stderr.gap,
+            artifacts=views_of(record.artifacts),
+            skipped=result.skipped if result is not None else (),
+        )
+
+    def summary(self, record: ContainerRecord) -> ProtocolSummary:
+        facts = self._facts(record)
+        if self.strict:
+            return ProtocolPageEntry(**facts)
+        return JobSummary(
+            **facts,
+            priority=record.priority,
+            labels=record.labels,
+            image=record.image,
+            usage=record.result.usage if record.result is not None else Usage(),
+        )
+
+    def _facts(self, record: ContainerRecord) -> dict[str, Any]:
+        exit_code, error = self.end(record)
+        job = record.job
+        return {
+            "job_id": record.job_id,
+            "state": record.state,
+            "created_at": moment(job.accepted_at),
+            "started_at": moment(job.started_at),
+            "finished_at": moment(job.finished_at),
+            "exit_code": exit_code,
+            "error": error,
+        }
+
+    def end(self, record: ContainerRecord) -> tuple[int | None, JobError | None]:
+        """The exit code and the error of a record."""
+        error, exit_code = record.error, record.exit_code
+        if error is None or not self.strict:
+            return exit_code, error
+        code = ENDS.get(error.code, error.code)
+        if code == Code.DOCKER_ERROR:
+            exit_code = None
+        elif code == Code.NON_ZERO_EXIT and exit_code is None:
+            exit_code = _ENGINE_ERROR_CODE
+        return exit_code, JobError(code, error.message)
+
+    def refusal(
+        self, error: JobError, job_id: Any, status: int = 400, headers: Headers = ()
+    ) -> Reply:
+        """The answer to a submission that is refused."""
+        if self.strict:
+            error = JobError(REFUSALS.get(error.code, error.code), error.message)
+        try:
+            return answer(
+                Refusal(False, job_id, ContainerJobState.REJECTED, error), status, headers
+            )
+        except (TypeError, ValueError, OverflowError):  # an id that JSON can't even repeat
+            return answer(Refusal(False, None, ContainerJobState.REJECTED, error), status, headers)
+
+    def chosen(self, told: Struct, keys: tuple[str, ...]) -> Struct | dict[str, Any]:
+        """All of it, or the protocol's keys."""
+        return {key: getattr(told, key) for key in keys} if self.strict else told
+
+    def problems(self) -> ProblemReply:
+        """Errors as JSON: never a page, never a trace."""
+
+        def reply(error: BaseException) -> Reply:
+            found = problem_of(error)
+            # A value that is wrong has one status in the protocol.
+            status = 400 if found.status == 422 else found.status
+            code = Code.INVALID_FIELD if found.status == 422 else found.code
+            if isinstance(error, EngineUnavailable):  # here an engine is one that runs containers
+                code = Unavailable.code
+            hint = found.hint.replace("http_hosts", "hosts")
+            told = Problem(code, found.detail, found.field, hint)
+            if self.strict:
+                told = Problem(code, found.detail)
+            headers = [*error.headers] if isinstance(error, Refused) else []
+            if found.retry_after is not None:
+                headers.append(retry_after(found.retry_after))
+            if status == 401:
+                headers.append(CHALLENGE)
+            return answer(Failure(told), status, headers)
+
+        return reply
+
+
+def answer(value: Any, status: int = 200, headers: Headers = ()) -> Reply:
+    return Reply(encode(value), status, (*HEADERS, *headers))
+
+
+def absent(job_id: str) -> Reply:
+    return answer(Absent(job_id), 404)
+
+
+def retry_after(seconds: float) -> tuple[bytes, bytes]:
+    return (b"retry-after", b"%d" % min(86_400, max(1, math.ceil(seconds))))
+
+
+def views_of(artifacts: Iterable[Artifact]) -> tuple[ArtifactView, ...]:
+    return tuple(ArtifactView(one.name, one.size, one.sha256) for one in artifacts)
+
+
+def patience(asked: float) -> float:
+    return min(asked, MAX_WAIT)
+
+
+def _marker(record: ContainerRecord) -> str:
+    """A line at the end of stderr, where clients of the protocol's own worker look for the reason:
+    of a timeout, a missing image or command, an engine that does not answer."""
+    error = record.error
+    if error is None or error.code in (Code.NON_ZERO_EXIT, Code.CANCELLED):
+        return ""
+    return f"\n[worker] {error.message}"
+
+
+def moment(seconds: float | None) -> str | None:
     """Milliseconds and Z, as the protocol writes times."""
+    if seconds is None:
+        return None
     whole, milliseconds = divmod(round(seconds * 1000), 1000)
     return f"{datetime.fromtimestamp(whole, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03}Z"
-
-
-def maybe_moment(seconds: float | None) -> str | None:
-    return None if seconds is None else moment(seconds)

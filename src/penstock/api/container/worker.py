@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from penstock.api.container.answers import answer
-from penstock.api.container.wording import HEALTH_KEYS, INFO_KEYS, Wording
-from penstock.api.operation import PUBLIC, Operation
+from penstock.api.container.facade import ContainerFacade, WorkerHealth, WorkerInfo
+from penstock.api.container.views import HEALTH_KEYS, INFO_KEYS, Presenter, answer
+from penstock.api.operation import ANY, PUBLIC, Operation
 from penstock.api.reply import NO_STORE, Reply
-from penstock.workloads.container.store import ContainerApi, WorkerHealth, WorkerInfo
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -28,39 +27,45 @@ class Drain(Struct, frozen=True):
 
 
 class AboutWorker:
-    def __init__(self, api: ContainerApi, wording: Wording) -> None:
-        self._api, self._wording = api, wording
+    def __init__(self, facade: ContainerFacade, presenter: Presenter) -> None:
+        self._facade, self._presenter = facade, presenter
 
     async def get_info(self, call: Call) -> Reply:
-        return answer(self._wording.chosen(await self._api.info(), INFO_KEYS))
+        return answer(self._presenter.chosen(await self._facade.info(), INFO_KEYS))
 
     async def get_health(self, call: Call) -> Reply:
         strict = call.query(HealthQuery).strict
-        health = await self._api.health()
+        health = await self._facade.health()
         status = 503 if strict and health.status != "ok" else 200
-        return answer(self._wording.chosen(health, HEALTH_KEYS), status)
+        return answer(self._presenter.chosen(health, HEALTH_KEYS), status)
 
     async def drain(self, call: Call) -> Reply:
-        self._api.drain(True)
+        self._facade.drain(True)
         return answer(Drain(True))
 
     async def stop_draining(self, call: Call) -> Reply:
-        self._api.drain(False)
+        self._facade.drain(False)
         return answer(Drain(False))
 
     async def metrics(self, call: Call) -> Reply:
-        return Reply(self._api.metrics(), headers=_PROMETHEUS)
+        services = call.services
+        figures = await self._facade.figures(services.traffic, services.streams.count)
+        return Reply(figures.text(), headers=_PROMETHEUS)
 
 
-def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
-    these = AboutWorker(api, wording)
+def operations(
+    facade: ContainerFacade, presenter: Presenter, *, public_info: bool = False
+) -> tuple[Operation, ...]:
+    these = AboutWorker(facade, presenter)
     return (
         Operation(
             "GET",
             "/info",
             these.get_info,
+            role=PUBLIC if public_info else ANY,
             answer=WorkerInfo,
             summary="What this worker is",
+            description="Without the token, where the worker's `public_info` says so.",
         ),
         Operation(
             "GET",
@@ -93,6 +98,7 @@ def operations(api: ContainerApi, wording: Wording) -> tuple[Operation, ...]:
             these.metrics,
             answer=str,
             answer_type="text/plain",
-            summary="Figures for Prometheus",
+            summary="Metrics for Prometheus",
+            description="Those of the engine: jobs by state, workers, requests.",
         ),
     )

@@ -1,4 +1,4 @@
-"""The OpenAI door: what programs that speak OpenAI's API ask becomes jobs like any other.
+"""OpenAI's API: each request becomes a job like any other.
 
 A request is checked, submitted as one job with the topic of its model, and answered when that job
 has ended, or piece by piece while it runs. Nothing here computes or decides who may: the EngineApi
@@ -7,13 +7,19 @@ does, as for every other door.
 
 from __future__ import annotations
 
-from penstock.api.openai import batches, chat, completions, embeddings, files, models
+from penstock.api.openai import batches, files, messages, models, rerank, responses
+from penstock.api.openai.endpoints import CHAT, COMPLETIONS, EMBEDDINGS
+from penstock.api.openai.errors import is_openai_path, problem_reply
 
+MODEL_OPERATIONS = tuple(one.operation() for one in (CHAT, COMPLETIONS, EMBEDDINGS))
 OPERATIONS = (
-    *chat.OPERATIONS,
-    *completions.OPERATIONS,
-    *embeddings.OPERATIONS,
+    *MODEL_OPERATIONS,
+    *responses.OPERATIONS,
+    *messages.OPERATIONS,
+    *rerank.OPERATIONS,
     *models.OPERATIONS,
     *files.OPERATIONS,
     *batches.OPERATIONS,
 )
+
+__all__ = ["MODEL_OPERATIONS", "OPERATIONS", "is_openai_path", "problem_reply"]

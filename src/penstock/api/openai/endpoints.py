@@ -1,30 +1,184 @@
-"""The three things that can be asked of a model: how each is read, answered and streamed."""
+"""The table of endpoints that answer with a model: how each request is read, what it asks of the
+model, and how its answer is written, whole and in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from penstock.api.openai.bodies import AnyBody, ChatBody, CompletionBody, EmbeddingBody
-from penstock.api.openai.telling import Origin, chat_completion, embedding_list, text_completion
-from penstock.api.openai.voices import ChatVoice, TextVoice, Voice
-from penstock.workloads.llm.values import EmbeddingResult, LlmResult
+from penstock.api.openai.answers import (
+    ChatCompletion,
+    EmbeddingList,
+    Origin,
+    TextCompletion,
+    chat_completion,
+    embedding_list,
+    text_completion,
+)
+from penstock.api.openai.errors import OpenAiError, job_headers, problem_reply
+from penstock.api.openai.images import with_images
+from penstock.api.openai.model_job import ModelJob, submit
+from penstock.api.openai.requests import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    Parsed,
+    read_request,
+    refuse_ignored,
+    request_of,
+)
+from penstock.api.openai.schemas import not_enforced
+from penstock.api.openai.streams import ChatStream, StreamFormat, TextStream, stream
+from penstock.api.operation import Operation, Pace
+from penstock.api.problems import ProblemReply
+from penstock.api.reply import JSON_HEADERS, AnyReply, Headers, Reply, StreamReply, encode
+from penstock.ports.engine_api import KeyRole
+from penstock.workloads.llm.values import EmbeddingResult, LlmRequest, LlmResult
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+WARNING = b"x-penstock-warning"
 
 
-class Endpoint(Struct, frozen=True):
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """One way to ask a model."""
+
     path: str
-    body: type[AnyBody]
-    result: type[LlmResult] | type[EmbeddingResult]
+    name: str
+    """Of the operation."""
+    body: type[Any]
+    request: Callable[[Any, Mapping[str, Any]], LlmRequest] = request_of
+    """What a body, with options beyond its core, asks of the model. Raises InvalidRequest."""
+    prepare: Callable[[Call, Parsed], Awaitable[Parsed]] | None = None
+    """Completes a request with what only the engine knows."""
+    labels: Callable[[Any], Mapping[str, str]] | None = None
+    """Labels of its job, besides those that the body has."""
+    result: type[LlmResult] | type[EmbeddingResult] = LlmResult
     """What its job ends with."""
-    tell: Callable[[Any, Origin, Any], Struct]
-    """OpenAI's object, made of the body and the result."""
-    voice: Callable[[Any, Origin], Voice] | None = None
-    """How it is told in parts."""
+    answer: Any
+    """What it answers with, for the documentation."""
+    whole: Callable[[Any, Origin, Any], Any]
+    """The answer, made of the body and the result."""
+    parts: Callable[[Any, Origin], StreamFormat] | None = None
+    """How it is written in parts."""
+    stream_type: str = "text/event-stream"
+    large: bool = True
+    """Whether the body may be as large as an upload, as one with images."""
+    problem: ProblemReply = problem_reply
+    problem_kind: type[Struct] = OpenAiError
+    summary: str
+    description: str = ""
+
+    def operation(self) -> Operation:
+        async def handle(call: Call) -> AnyReply:
+            return await answer(call, self, await call.json(self.body))
+
+        return Operation(
+            "POST",
+            self.path,
+            handle,
+            name=self.name,
+            role=KeyRole.SUBMIT,
+            body=self.body,
+            reader=read_request,
+            large=self.large,
+            answer=self.answer,
+            other_types=() if self.parts is None else (self.stream_type,),
+            refusals=(404, 408, 409, 429),
+            problem=self.problem,
+            problem_kind=self.problem_kind,
+            pace=Pace.WAITS,
+            summary=self.summary,
+            description=self.description,
+        )
 
 
-CHAT = Endpoint("/v1/chat/completions", ChatBody, LlmResult, chat_completion, ChatVoice)
-COMPLETIONS = Endpoint("/v1/completions", CompletionBody, LlmResult, text_completion, TextVoice)
-EMBEDDINGS = Endpoint("/v1/embeddings", EmbeddingBody, EmbeddingResult, embedding_list)
-ENDPOINTS = {one.path: one for one in (CHAT, COMPLETIONS, EMBEDDINGS)}
+async def answer(call: Call, endpoint: Endpoint, parsed: Parsed) -> AnyReply:
+    """The answer to a request, whole or in parts."""
+    body = parsed.body
+    if parsed.ignored and call.services.options.openai_strict:
+        refuse_ignored(endpoint.body, parsed)
+    if endpoint.prepare is not None:
+        parsed = await endpoint.prepare(call, parsed)
+    request = await with_images(call, endpoint.request(body, parsed.options))
+    labels = endpoint.labels(body) if endpoint.labels is not None else None
+    job = await submit(call, body, request, labels)
+    headers = (*job_headers(job.origin.job_id), *_warnings(parsed, request))
+    if endpoint.parts is not None and getattr(request, "stream", False):
+        return await _in_parts(call, job, endpoint.parts(body, job.origin), headers)
+    try:
+        with call.attending():
+            result = await job.answer(endpoint.result)
+    finally:
+        await job.leave()
+    written = encode(endpoint.whole(body, job.origin, result))
+    return Reply(written, 200, (*JSON_HEADERS, *headers))
+
+
+async def _in_parts(
+    call: Call, job: ModelJob, writer: StreamFormat, headers: Headers
+) -> StreamReply:
+    content = stream(job, writer, call.services.options.heartbeat)
+    try:
+        with call.attending():
+            await anext(content)
+    except BaseException:
+        await job.leave()  # a generator that never began does not run its end
+        raise
+    return StreamReply(content, (*writer.headers, *headers), counted=True, whole=True)
+
+
+def _warnings(parsed: Parsed, request: LlmRequest) -> Headers:
+    found = []
+    if parsed.ignored:
+        found.append("unknown fields are ignored: " + ", ".join(parsed.ignored))
+    if loose := not_enforced(request):
+        found.append("not enforced by the schema's grammar: " + ", ".join(loose))
+    if not found:
+        return ()
+    text = "; ".join(found).encode("ascii", "backslashreplace")
+    return ((WARNING, bytes(byte for byte in text if 32 <= byte < 127)[:1000]),)
+
+
+CHAT = Endpoint(
+    path="/v1/chat/completions",
+    name="create_chat_completion",
+    body=ChatBody,
+    answer=ChatCompletion,
+    whole=chat_completion,
+    parts=ChatStream,
+    summary="Continue a conversation",
+    description=(
+        "As OpenAI's. The request is one job, named by the header `x-penstock-job`: the same "
+        "rules, limits and journal hold as for any other. It is cancelled when the client "
+        "leaves, unless there was an `Idempotency-Key`: the same request with the same key "
+        "is answered with the same job then."
+    ),
+)
+COMPLETIONS = Endpoint(
+    path="/v1/completions",
+    name="create_completion",
+    body=CompletionBody,
+    answer=TextCompletion,
+    whole=text_completion,
+    parts=TextStream,
+    large=False,
+    summary="Continue a text",
+    description="As OpenAI's, without a chat template. One job, as for a chat.",
+)
+EMBEDDINGS = Endpoint(
+    path="/v1/embeddings",
+    name="create_embedding",
+    body=EmbeddingBody,
+    result=EmbeddingResult,
+    answer=EmbeddingList,
+    whole=embedding_list,
+    large=False,
+    summary="Turn texts into vectors",
+    description="As OpenAI's; each vector has length one. One job, as for a chat.",
+)
+BATCHED = {one.path: one for one in (CHAT, COMPLETIONS, EMBEDDINGS)}
+"""Endpoints that a batch can have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 from msgspec import Struct
@@ -136,8 +137,11 @@ def tell(error: BaseException) -> Refusal:
     headers = [*further_headers(problem, error)]
     if status in (408, 409):
         headers.append(DONT_REPEAT)
+    detail = problem.detail
+    if problem.code == "NOT_AUTHENTICATED":  # OpenAI's words, by which some clients know it
+        detail = f"Incorrect API key provided: {detail}"
     fault = OpenAiFault(
-        message=_sentence(problem.detail, problem.hint),
+        message=_sentence(detail, problem.hint),
         type=type_of(status),
         param=_MODEL if isinstance(error, ModelNotFound) else problem.field or None,
         code=_code(problem, error),
@@ -164,10 +168,26 @@ def _ended(job: Job, given: str | None) -> Refusal:
         status, code, param = FAILURES[failed]
         param = param or (given if status == 400 else None)
         message = why or message
+        if failed == LlmCode.CONTEXT_EXCEEDED:
+            message = _over_context(message)
     headers = job_headers(job.job_id)
     headers = (*headers, _SOON if failed in _MAY_REPEAT else DONT_REPEAT)
     fault = OpenAiFault(message=message, type=type_of(status), param=param, code=code)
     return Refusal(status, fault, headers)
+
+
+_COUNTS = re.compile(r"(\d[\d,]*)\D+(\d[\d,]*)")
+
+
+def _over_context(message: str) -> str:
+    """In OpenAI's sentence, by which some clients know the error."""
+    if not (counts := _COUNTS.search(message)):
+        return f"This model's maximum context length is exceeded: {message}"
+    prompt, context = counts[1], counts[2]
+    return (
+        f"This model's maximum context length is {context} tokens. However, your request has"
+        f" {prompt} tokens. Please reduce its length."
+    )
 
 
 def type_of(status: int) -> str:
@@ -187,6 +207,26 @@ def problem_reply(error: BaseException) -> Reply:
 
 def _sentence(detail: str, hint: str) -> str:
     return f"{detail} ({hint})" if hint else detail
+
+
+_SEGMENTS = frozenset(
+    {
+        *("assistants", "audio", "batches", "chat", "completions", "conversations", "edits"),
+        *("embeddings", "engines", "evals", "files", "fine_tuning", "images", "messages"),
+        *("models", "moderations", "realtime", "rerank", "responses", "threads", "uploads"),
+        *("vector_stores", "videos"),
+    }
+)
+"""First parts of the paths that OpenAI's API has below `/v1/`."""
+
+
+def is_openai_path(path: str) -> bool:
+    """Whether a client of OpenAI's API asks: errors have its shape there, 404 included."""
+    first, _, rest = path.strip("/").partition("/")
+    if first == "v1":
+        first = rest.partition("/")[0]
+        return first in _SEGMENTS
+    return first in ("chat", "completions", "embeddings", "responses")
 
 
 OpenAiOperation = partial(Operation, problem=problem_reply, problem_kind=OpenAiError)

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from penstock.api.decoding import decoder
-from penstock.api.openai.asking import ask_of, labels_of
-from penstock.api.openai.bodies import TIMEOUT, AnyBody
+from penstock.api.openai.answers import Origin
 from penstock.api.openai.errors import ModelNotFound, Unanswered
-from penstock.api.openai.retelling import Attempt
-from penstock.api.openai.telling import Origin
+from penstock.api.openai.requests import TIMEOUT, labels_of
+from penstock.api.openai.splice import Attempt
+from penstock.api.served import ServedModel
 from penstock.api.submit import header_key, pointer_to
-from penstock.core.errors import Unavailable, WaitTimedOut
+from penstock.core.errors import InvalidRequest, Unavailable, WaitTimedOut
 from penstock.core.job import Job, JobRequest, Priority
 from penstock.core.pointer import decode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, Streamed
-from penstock.workloads.llm.values import Piece
+from penstock.workloads.llm.values import (
+    Chat,
+    Completion,
+    LlmRequest,
+    Message,
+    Piece,
+    TextPart,
+)
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -34,15 +41,16 @@ _decode_piece = msgspec.json.Decoder(Piece).decode
 
 
 class ModelJob:
-    def __init__(self, api: EngineApi, job: Job, body: AnyBody, until: float) -> None:
-        self._api, self._job, self._body = api, job, body
+    def __init__(self, api: EngineApi, job: Job, model: str, given: str, until: float) -> None:
+        """`given` is the request's field with the model's input, for errors."""
+        self._api, self._job, self._model, self._given = api, job, model, given
         self._until = until
         self._kept = job.request.idempotency_key is not None
         """Whether it goes on without a reader: whoever gave a key may come back for the answer."""
 
     @property
     def origin(self) -> Origin:
-        return Origin(self._job.job_id, self._job.accepted_at, self._body.model)
+        return Origin(self._job.job_id, self._job.accepted_at, self._model)
 
     @property
     def attempt(self) -> Attempt:
@@ -54,19 +62,9 @@ class ModelJob:
         job_id = self._job.job_id
         patience = self._until - asyncio.get_running_loop().time()
         self._job = job = await self._api.wait(job_id, max(0.0, patience))
-        pointer = job.result.result_ptr if job.result is not None else None
         if job.state is not JobState.SUCCEEDED:
-            raise Unanswered(job, self._body.given)
-        if not pointer:
-            raise self._odd()
-        if pointer.startswith("data:"):
-            payload = decode_data(pointer)
-        else:
-            payload = await self._api.get_blob(pointer)
-        try:
-            return decoder(kind).decode(payload)
-        except msgspec.DecodeError:
-            raise self._odd() from None
+            raise Unanswered(job, self._given)
+        return await result_of(self._api, job, kind)
 
     async def pieces(self) -> AsyncGenerator[tuple[Attempt, Piece], None]:
         """What the model says while it says it, until the job has ended."""
@@ -87,14 +85,7 @@ class ModelJob:
         try:
             return _decode_piece(text)
         except msgspec.DecodeError:
-            raise self._odd() from None
-
-    def _odd(self) -> Unavailable:
-        job = self._job
-        return Unavailable(
-            f"job {job.job_id} says something else than an answer",
-            hint=f"look at what serves {job.request.topic}",
-        )
+            raise _odd(self._job) from None
 
     async def leave(self) -> None:
         """Nobody waits any more: what has not ended, ends."""
@@ -104,33 +95,108 @@ class ModelJob:
             await self._api.cancel(self._job.job_id, reason=reason, timeout=0.0)
 
 
-async def submit(call: Call, body: AnyBody) -> ModelJob:
+async def result_of(api: EngineApi, job: Job, kind: type[R]) -> R:
+    """What a job that has ended answered. Raises Unanswered."""
+    pointer = job.result.result_ptr if job.result is not None else None
+    if job.state is not JobState.SUCCEEDED:
+        raise Unanswered(job, "previous_response_id")
+    if not pointer:
+        raise _odd(job)
+    payload = decode_data(pointer) if pointer.startswith("data:") else await api.get_blob(pointer)
+    try:
+        return decoder(kind).decode(payload)
+    except msgspec.DecodeError:
+        raise _odd(job) from None
+
+
+def _odd(job: Job) -> Unavailable:
+    return Unavailable(
+        f"the result of job {job.job_id} is not the answer of a language model",
+        hint=f"look at what serves {job.request.topic}",
+    )
+
+
+async def submit(
+    call: Call, body: Any, request: LlmRequest, labels: Mapping[str, str] | None = None
+) -> ModelJob:
     """Raises ModelNotFound, and what any submission raises."""
-    ask = ask_of(body)
-    model = await call.services.models.find(call.api, body.model)
-    if model is None:
-        raise await not_found(call, body.model)
+    model = await find_model(call, body.model)
     if model.paused:  # a client that waits for the answer should not wait for the engine
         raise Unavailable(f"the model {model.name} is paused: {model.paused}")
-    key = header_key(call)
-    timeout = body.timeout or TIMEOUT
-    request = JobRequest(
+    _check_length(request, body.given, model.facts.get("context") or 0)
+    timeout = getattr(body, "timeout", None) or TIMEOUT
+    job_request = JobRequest(
         job_id="",
         topic=model.topic,
         priority=Priority.INTERACTIVE,
-        context_ptr=await pointer_to(call, _encode(ask)),
+        context_ptr=await pointer_to(call, _encode(request)),
         tenant=call.tenant(),
-        labels=labels_of(body),
-        idempotency_key=key or None,
+        labels={**labels_of(body), **(labels or {})},
+        idempotency_key=header_key(call) or None,
         timeout=timeout,
         deadline=call.services.clock.now() + timeout,
     )
-    (job,) = await call.api.submit((request,))
+    (job,) = await call.api.submit((job_request,))
     until = asyncio.get_running_loop().time() + timeout + _GRACE
-    return ModelJob(call.api, job, body, until)
+    return ModelJob(call.api, job, model.name, body.given, until)
 
 
-async def not_found(call: Call, model: str) -> ModelNotFound:
-    served = [one.name for one in await call.services.models.list(call.api)]
-    hint = f"served are: {', '.join(served)}" if served else "no model is served here"
-    return ModelNotFound(f"the model {model[:120]!r} does not exist", hint=hint)
+class ContextExceeded(InvalidRequest):
+    """A prompt that can't fit, whatever its tokens are."""
+
+    code = "CONTEXT_LENGTH_EXCEEDED"
+
+
+_LONGEST_TOKEN = 256
+"""Characters. A prompt with more than this for each token of the context needs no tokenizer, which
+would take seconds for it, to be refused."""
+
+
+def _check_length(request: LlmRequest, given: str, context: int) -> None:
+    """Raises ContextExceeded."""
+    texts: list[int] = []
+    match request:
+        case Chat():
+            texts.append(sum(len(_text(message)) for message in request.messages))
+        case Completion():
+            texts += map(len, request.prompts)
+        case _:
+            texts += map(len, request.inputs)
+    size = max(texts)
+    if context and size > context * _LONGEST_TOKEN:
+        raise ContextExceeded(
+            given,
+            f"This model's maximum context length is {context} tokens. However, your request has"
+            f" {size} characters. Please reduce its length.",
+        )
+
+
+def _text(message: Message) -> str:
+    if isinstance(message.content, str):
+        return message.content
+    return "".join(part.text for part in message.content or () if isinstance(part, TextPart))
+
+
+_ANY = ("", "auto", "default")
+_LATEST = ":latest"
+"""The tag that Ollama's clients add to a name."""
+
+
+async def find_model(call: Call, name: str) -> ServedModel:
+    """The model of that name; the only one, if none is named. Raises ModelNotFound."""
+    models = call.services.models
+    found = await models.find(call.api, name)
+    if found is None and name.endswith(_LATEST):
+        found = await models.find(call.api, name.removesuffix(_LATEST))
+    if found is not None:
+        return found
+    served = await models.list(call.api)
+    if name in _ANY and len(served) == 1:
+        return served[0]
+    names = ", ".join(one.name for one in served)
+    hint = f"this server has: {names}" if served else "this server has no model"
+    if not name:
+        raise InvalidRequest("model", "is missing", hint=hint)
+    raise ModelNotFound(
+        f"The model `{name[:120]}` does not exist or you do not have access to it.", hint=hint
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from penstock.api.openai.errors import OpenAiOperation
-from penstock.api.openai.model_job import not_found
+from penstock.api.openai.model_job import find_model
 from penstock.api.reply import Reply, json_reply
 from penstock.api.served import ServedModel
 
@@ -21,10 +21,20 @@ class Model(Struct, frozen=True, kw_only=True):
     created: int
     """When this server first saw it, in seconds since the epoch."""
     owned_by: Literal["penstock"] = "penstock"
+    max_model_len: int | None = None
+    """Tokens that one request may have, prompt and answer. As vLLM names it."""
+    context_length: int | None = None
+    """The same, as OpenRouter and others name it."""
 
     @classmethod
     def of(cls, served: ServedModel) -> Model:
-        return cls(id=served.name, created=int(served.since))
+        context = served.facts.get("context") or served.facts.get("train_context") or None
+        return cls(
+            id=served.name,
+            created=int(served.since),
+            max_model_len=context,
+            context_length=context,
+        )
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
@@ -38,11 +48,7 @@ async def list_models(call: Call) -> Reply:
 
 
 async def get_model(call: Call) -> Reply:
-    name = call.params["model"]
-    served = await call.services.models.find(call.api, name)
-    if served is None:
-        raise await not_found(call, name)
-    return json_reply(Model.of(served))
+    return json_reply(Model.of(await find_model(call, call.params["model"])))
 
 
 OPERATIONS = (

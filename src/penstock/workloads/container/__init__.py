@@ -1,11 +1,11 @@
-"""Jobs in containers: the worker of seed 003, alone behind its own HTTP API or as an executor.
+"""Jobs in containers: the worker of seed 003, as an executor of the engine.
 
-A submission is checked (`protocol/`), gets a folder (`files/`), and is run by a `Runner`
-(`running/`) on an `Engine` (`engines/`): the API of Docker or Podman, or an OCI runtime. `Worker`
-(`standing/`) queues jobs and keeps their records; `ContainerExecutor` is the same under the control
-plane.
+A submission is checked (`protocol/`), gets a folder (`files/`, `folders.py`), and is run by a
+`Runner` (`running/`) on a `ContainerEngine` (`engines/`): the API of Docker or Podman, or an OCI
+runtime.
+`ContainerExecutor` does that for canonical jobs; `ContainerHost` knows what is on this machine.
 
-What makes a crash harmless: a record says *running* before its container is made, and the
-container is removed only after the record says how it ended. So a container without a final
-record is to be adopted or ended, and one that is missing was never started.
+What makes a crash harmless: a job says durably where its container is before that is started, and
+the container is removed only after the job's end is recorded. So a container of a job that has not
+ended is reattached to, and one that is missing was never started.
 """

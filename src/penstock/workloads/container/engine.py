@@ -1,7 +1,8 @@
-"""What a worker needs of whatever runs containers.
+"""The seam between container jobs and container engines.
 
-An engine decides nothing: a `Plan` says everything, and every engine keeps to it. Errors are
-of four kinds, so that a job's end can be told truthfully whichever engine it was.
+A `ContainerSpec` says everything about a container, and every engine keeps to it, so a job sees the
+same sandbox whichever engine runs it. Errors have a code each, so that a job's end is reported
+alike too.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from typing import Protocol
 from msgspec import Struct
 
 from penstock.workloads.container.job import Code, Stream, Usage
+from penstock.workloads.container.job import Mount as Mount
 
 OWNER_LABEL = "penstock.owner"
-"""Whose it is: an id that a worker keeps in its folder."""
+"""Id of the worker that made the container; the worker keeps it in its folder."""
 JOB_LABEL = "penstock.job"
 """The job's id."""
 DEADLINE_LABEL = "penstock.deadline"
-"""Unix seconds after which nobody can want it any more."""
-
+"""Unix seconds after which no worker can still want the container."""
 IMAGE_LABEL = "penstock.image"
-"""The id of the image it was made from."""
-
+"""Id of the image that the container was made from."""
 
 NO_INIT = "no init"
-"""A word of `EngineFacts.security`."""
+"""In `EngineFacts.security`: the engine has no init program."""
+NO_NETWORK = "none"
+BRIDGE = "bridge"
 
 
 class EngineError(Exception):
@@ -38,7 +40,7 @@ class EngineError(Exception):
 
 
 class EngineUnavailable(EngineError):
-    """It can't be reached, or answers nonsense."""
+    """The engine can't be reached, or its answer makes no sense."""
 
     code = Code.ENGINE_UNAVAILABLE
     exit_code = None
@@ -67,23 +69,23 @@ class CommandNotRunnable(EngineError):
     exit_code = 126
 
 
-class NotThere(EngineError):
+class ContainerNotFound(EngineError):
     """There is no such container."""
 
 
 class Unsupported(EngineError):
-    """This engine can't do that at all."""
+    """This engine, or this machine, can't do that at all."""
 
     code = Code.RUNTIME_NOT_SUPPORTED
 
 
 class Image(Struct, frozen=True, kw_only=True):
-    """An image that is here."""
+    """An image on this machine."""
 
     id: str
     """`sha256:…`, of its configuration."""
     digests: tuple[str, ...] = ()
-    """`name@sha256:…`, by which registries know it; none for one that was imported."""
+    """`name@sha256:…`, by which registries know it; empty for an imported image."""
     tags: tuple[str, ...] = ()
     size: int = 0
     entrypoint: tuple[str, ...] = ()
@@ -95,46 +97,92 @@ class Image(Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
 
 
-class Mount(Struct, frozen=True):
-    """A folder that the worker made, as the container sees it."""
+class RegistryAuth(Struct, frozen=True, kw_only=True):
+    """Credentials of one registry. They come from the worker's files, never from a job."""
 
-    source: Path
-    target: str
-    read_only: bool = True
+    server: str
+    username: str = ""
+    password: str = ""
+    identity_token: str = ""
+    """An OAuth refresh token, in place of name and password."""
+
+    def __repr__(self) -> str:
+        return f"RegistryAuth(server={self.server!r})"
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """Everything about a container, decided. What is not here is locked down: no capabilities,
-    no-new-privileges, seccomp, read-only root, private namespaces, no devices, no log driver,
-    an init that passes signals on, core dumps off, at most 1024 open files."""
+class Gpus(Struct, frozen=True):
+    """Which GPUs a container gets: none, all, a number of them, or these."""
+
+    count: int = 0
+    """-1 means all."""
+    ids: tuple[str, ...] = ()
+    """Indexes or UUIDs, as `nvidia-smi -L` lists them."""
+
+    def __bool__(self) -> bool:
+        return self.count != 0 or bool(self.ids)
+
+    @classmethod
+    def parse(cls, text: str) -> Gpus:
+        """`all`, a number, `device=0,1` or a list of ids `0,1`. Raises ValueError."""
+        text = text.strip()
+        if text in ("", "0", "none"):
+            return cls()
+        if text == "all":
+            return cls(-1)
+        if text.isdecimal():
+            return cls(int(text))
+        ids = tuple(one.strip() for one in text.removeprefix("device=").split(","))
+        if not all(one[:1].isalnum() and set(one) <= _GPU_ID for one in ids):
+            raise ValueError(f"invalid GPUs: {text!r} (all, a number, or ids as 0,1)")
+        return cls(ids=ids)
+
+
+_GPU_ID = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ-.:_/")
+
+
+class ContainerSpec(Struct, frozen=True, kw_only=True):
+    """Everything about a container. What is not here is locked down on every engine: no
+    capabilities, no-new-privileges, a seccomp profile, private namespaces, no devices, an init that
+    forwards signals and reaps orphans, core dumps off, at most 1024 open files."""
 
     name: str
     """`penstock-` and letters and digits: safe as a path and as a container's name."""
     image: str
     """Its id, as resolved."""
     cmd: tuple[str, ...] = ()
-    """After the image's entrypoint; none means the image's own command."""
+    """After the image's entrypoint; empty means the image's own command."""
     env: Mapping[str, str] = {}
     user: tuple[int, int] = (65534, 65534)
+    user_namespace: bool = False
+    """Map `user` to an unprivileged user of the machine. Raises Unsupported where the engine
+    can't."""
     workdir: str = ""
+    home: str = "/tmp"
+    """HOME, unless `env` has one."""
     memory: int
     """Bytes, swap included."""
     cpus: float
     pids: int
     tmp: int
-    """Bytes of /tmp: a tmpfs, nosuid, nodev, noexec, writable by `user`."""
+    """Bytes of /tmp: a tmpfs, nosuid, nodev, noexec, writable by every user of the container."""
+    shm: int = 64 << 20
+    """Bytes of /dev/shm; what is used of it counts as memory."""
     file_size: int = 0
-    """Bytes that a single file may have (a resource limit); 0 means as many as there is room."""
-    network: bool = False
-    """False means none but loopback."""
+    """Bytes that a single file may have (a resource limit); 0 means no limit."""
+    network: str = NO_NETWORK
+    """`none` (only loopback), `bridge`, or the name of a network that the engine has."""
     mounts: tuple[Mount, ...] = ()
+    gpus: Gpus = Gpus()
+    """Raises Unsupported where there are none, or the engine can't pass them on."""
+    read_only_root: bool = True
+    """False gives the container a writable layer on disk, which is removed with it."""
     runtime: str = ""
     """Empty means the engine's default."""
     labels: Mapping[str, str] = {}
 
 
-class BuildPlan(Struct, frozen=True, kw_only=True):
-    """An image to be made: no network, nothing pulled."""
+class BuildRequest(Struct, frozen=True, kw_only=True):
+    """An image to build, without network and without pulling."""
 
     tag: str
     context: Path
@@ -151,8 +199,8 @@ class ContainerState(StrEnum):
     EXITED = "exited"
 
 
-class Found(Struct, frozen=True):
-    """A container of ours that the engine knows."""
+class ContainerSummary(Struct, frozen=True):
+    """A container as the engine lists it."""
 
     name: str
     state: ContainerState
@@ -160,7 +208,7 @@ class Found(Struct, frozen=True):
     created: float = 0
 
 
-class Exit(Struct, frozen=True):
+class ExitStatus(Struct, frozen=True):
     """How a container's main process ended."""
 
     code: int | None
@@ -168,94 +216,105 @@ class Exit(Struct, frozen=True):
     oom: bool = False
     """Whether the memory limit killed something in it (maybe not the main process)."""
     error: str = ""
-    """What the engine says went wrong with it, if anything."""
+    """What the engine says went wrong, if anything."""
 
 
 class Chunk(Struct, frozen=True):
+    """Some output of a container."""
+
     stream: Stream
     data: bytes
+    gap: bool = False
+    """Whether output before this chunk may be missing."""
 
 
-class Attached(Protocol):
-    """The three streams of a container."""
+class AttachSession(Protocol):
+    """The standard streams of a container."""
 
     def output(self) -> AsyncIterator[Chunk]:
-        """What it writes, live; ends when it has closed both streams. Whoever asked for it
-        must go on taking, or the container stands still; and then so may a kill."""
+        """The output, live; ends when the container has closed both streams. The caller must keep
+        reading: otherwise the container blocks, and a kill may block too."""
 
     async def send(self, data: bytes) -> None:
-        """To its standard input; returns quietly if it does not read any more."""
+        """Write to standard input; returns quietly if the container does not read any more."""
 
     async def end_input(self) -> None:
-        """No more will come: it sees the end of the file."""
+        """Close standard input."""
 
     def close(self) -> None:
-        """Let go at once, without waiting; output() then ends. May be called twice."""
+        """Detach at once, without waiting; output() then ends. May be called twice."""
 
 
 class EngineFacts(Struct, frozen=True, kw_only=True):
-    """What an engine says of itself."""
+    """What an engine reports about itself."""
 
     name: str
     version: str
     runtimes: tuple[str, ...] = ()
-    """Those that a Plan may name."""
+    """Those that `ContainerSpec.runtime` may name."""
     root_dir: str = ""
     """Where it keeps images."""
     can_build: bool = False
     can_pull: bool = False
+    networks: bool = False
+    """Whether it can give containers a network."""
+    gpus: bool = False
+    """Whether it can pass GPUs on and this machine seems to have some."""
+    user_namespaces: bool = False
     where: str = ""
     """Its socket or its program."""
     security: tuple[str, ...] = ()
-    """What fences its containers in, in its own words; `NO_INIT` if it has no init program."""
+    """Its security options, in its own words; with `NO_INIT` if it has no init program."""
 
     @property
     def has_seccomp(self) -> bool:
-        """Whether containers are held to a list of system calls."""
+        """Whether containers run under a seccomp profile."""
         return any("seccomp" in word and "unconfined" not in word for word in self.security)
 
 
-class Engine(Protocol):
+class ContainerEngine(Protocol):
     """Safe for use by many jobs at once, in one event loop.
 
-    Every method raises EngineUnavailable when nobody (or nobody sane) answers within a decent
-    time. `remove`, `signal` and `kill` of what is not there do nothing.
+    Every method raises EngineUnavailable when the engine gives no sensible answer in time.
+    `remove`, `signal` and `kill` of a container that does not exist do nothing.
     """
 
     name: str
-    """`docker`, `podman`, `oci`."""
-    keeps_output: bool
-    """Whether it keeps what a container writes while nobody is attached to it."""
+    """`docker`, `podman`, `oci`, or a plug-in's."""
 
     async def facts(self) -> EngineFacts: ...
 
     async def image(self, reference: str) -> Image:
         """By name or id. Raises ImageNotFound."""
 
-    async def pull(self, reference: str) -> Image:
+    async def pull(self, reference: str, auth: RegistryAuth | None = None) -> Image:
         """Fetch it. Raises ImageNotFound if the registry has none, or PullFailed."""
 
-    async def build(self, plan: BuildPlan, say: Callable[[bytes], None]) -> Image:
-        """Make it; `say` hears the build's log. Raises BuildFailed, Unsupported. On cancellation
-        nothing of the build goes on."""
+    async def build(self, request: BuildRequest, on_log: Callable[[bytes], None]) -> Image:
+        """Build it; `on_log` gets the build's log. Raises BuildFailed, Unsupported. After a
+        cancellation nothing of the build goes on."""
 
-    async def create(self, plan: Plan) -> None:
-        """Make a container, not yet started. Raises ImageNotFound, CommandNotFound, EngineError;
-        a name that is taken is an EngineError. On any error nothing is left behind."""
+    async def create(self, spec: ContainerSpec) -> None:
+        """Make a container, not yet started. Raises ImageNotFound, CommandNotFound, Unsupported,
+        EngineError; a name that is taken is an EngineError. After any error nothing is left."""
 
-    async def attach(self, name: str, *, stdin: bool) -> Attached:
-        """Before `start`, or to a container that is already running (then without stdin). Of one
-        that has ended an engine may have the last output still; others raise EngineError."""
+    async def attach(self, name: str, *, stdin: bool) -> AttachSession:
+        """Attach to a container before `start`."""
+
+    async def reattach(self, name: str, received: Mapping[Stream, int]) -> AttachSession:
+        """The output of a started container, running or ended, from these offsets on: what was
+        written while nobody was attached comes from the engine's own log. A chunk with `gap`
+        marks where the log may not reach back far enough."""
 
     async def start(self, name: str) -> None:
         """Raises CommandNotFound, CommandNotRunnable."""
 
-    async def wait(self, name: str) -> Exit:
-        """Until the main process has ended; at once if it has. Raises NotThere."""
+    async def wait(self, name: str) -> ExitStatus:
+        """Until the main process has ended; at once if it has. Raises ContainerNotFound."""
 
     async def usage(self, name: str) -> Usage:
-        """Peak memory and processor time. Some engines can tell of a running container only,
-        some after its end; what can't be told is None. Never raises but EngineUnavailable."""
+        """Peak memory and processor time; None for what the engine can't tell, or can't tell any
+        more after the container's end. Raises only EngineUnavailable."""
 
     async def signal(self, name: str, number: int) -> None: ...
 
@@ -263,11 +322,11 @@ class Engine(Protocol):
         """SIGKILL to everything in it."""
 
     async def remove(self, name: str) -> None:
-        """The container, running or not, and everything that the engine keeps for it: when this
-        returns no process, mount, cgroup or file of it is left."""
+        """Remove the container, running or not. When this returns, no process, mount, cgroup or
+        file of it is left."""
 
-    async def find(self, labels: Mapping[str, str]) -> list[Found]:
-        """Containers that have all of these labels; an empty value means any."""
+    async def find(self, labels: Mapping[str, str]) -> list[ContainerSummary]:
+        """Containers that have all of these labels; an empty value matches any."""
 
     async def images(self, labels: Mapping[str, str]) -> list[Image]: ...
 

@@ -2,193 +2,128 @@
 
 The input is the protocol's Job object; what the canonical job knows already (`job_id`,
 `protocol_version`, the mode) need not be in it. The result is stored whatever the end: exit
-code, output and artifacts.
+code and output; the files that it left are the job's artifacts.
+
+A container outlives its worker. Before it is started, the job checkpoints where that is. A worker
+that stops leaves it running; the one that finds it (`ContainerHost.reconcile`) tells the engine,
+gets the job with its next attempt, and reattaches. The container and its folder are removed only
+after the job's end is recorded, so a worker can die at any moment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Coroutine, Mapping
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, NotPermitted
-from penstock.core.job import Job, TopicDefaults
-from penstock.core.pointer import decode_data, encode_data
+from penstock.core.artifact import MAX_ARTIFACTS, Artifact
+from penstock.core.errors import InvalidRequest, Misconfigured, NotPermitted, TooLarge
+from penstock.core.job import TopicDefaults
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.container import ContainerJobState, canonical_end
-from penstock.ports.clock import SystemClock
-from penstock.ports.executor import CancelToken, Context, Environment, Outcome, Task
-from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import Engine, EngineError, EngineFacts
+from penstock.ports.blobs import Blobs, Source, keep_artifact
+from penstock.ports.executor import (
+    PAUSED,
+    REATTACHABLE,
+    CancelToken,
+    Context,
+    Environment,
+    Interrupted,
+    NotBegun,
+    Outcome,
+    Task,
+    TopicPaused,
+)
+from penstock.ports.process import failpoint
+from penstock.workloads.container.capacity import Need, need_of
+from penstock.workloads.container.config import OnRestart, WorkerConfig
+from penstock.workloads.container.engine import (
+    NO_NETWORK,
+    ContainerEngine,
+    ContainerState,
+    ContainerSummary,
+    EngineError,
+)
 from penstock.workloads.container.engines.discovery import open_engine
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.sandbox import Sandbox, Sandboxes
+from penstock.workloads.container.host import STEP, ContainerHost, Started
 from penstock.workloads.container.job import (
     PROTOCOL_VERSION,
-    Artifact,
+    TOPIC,
+    Code,
     ContainerJob,
+    ContainerResult,
     End,
+    JobError,
     Rejected,
     Stream,
     StreamCount,
-    Usage,
+    log_name,
 )
-from penstock.workloads.container.lines import Lines
-from penstock.workloads.container.owners import Owners
-from penstock.workloads.container.protocol.body import Unreadable, read_input
+from penstock.workloads.container.lines import Lines, Pieces
+from penstock.workloads.container.protocol.body import Unreadable, compact, encode, read_input
 from penstock.workloads.container.protocol.submission import check_job
-from penstock.workloads.container.running.runner import Runner
+from penstock.workloads.container.running.patience import drop, to_its_end
 
 log = logging.getLogger(__name__)
 
-TOPIC = "job.container.run"
 _FORBIDDEN = frozenset({"NOT_ALLOWED", "IMAGE_NOT_ALLOWED", "RUNTIME_NOT_SUPPORTED"})
 """Codes by which a worker's policy speaks."""
+_ROOM = 1.0
+"""Seconds that a job waits here for memory and processors before it goes back to the queue."""
+_LARGE = 256 << 10
+"""Bytes of an input that is read in a thread."""
 _MIB = 1 << 20
-_CLEAR_UP = "what a container's user made can be removed by root"
-
-
-class ContainerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a container job returns, and leaves behind when it fails."""
-
-    state: ContainerJobState
-    exit_code: int | None
-    stdout: str
-    stderr: str
-    error_code: str | None = None
-    error_message: str | None = None
-    artifacts: tuple[Artifact, ...] = ()
-    skipped: tuple[str, ...] = ()
-    usage: Usage = Usage()
-    stdout_count: StreamCount = StreamCount()
-    stderr_count: StreamCount = StreamCount()
-    image_id: str = ""
-
-
-class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """How a container ended, and what it left."""
-
-    job_id: str
-    exit_code: int | None
-    """None where there is none: after a timeout, a cancel, or where no engine answered."""
-    stdout: str
-    stderr: str
-    error_code: str | None = None
-    """Why it failed: OOM_KILLED, TIMEOUT, IMAGE_NOT_FOUND …"""
-    error_message: str | None = None
-    artifacts: tuple[Artifact, ...] = ()
-    skipped: tuple[str, ...] = ()
-    """What was left in the output folder and not kept, with the reason."""
-    peak_memory_bytes: int | None = None
-    cpu_seconds: float | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.error_code is None
-
-    def read(self, path: str) -> bytes:
-        """An artifact's bytes. Raises NotFound."""
-        for artifact in self.artifacts:
-            if artifact.path == path:
-                return decode_data(artifact.pointer)
-        raise NotFound(f"job {self.job_id} left no artifact {path!r}")
-
-
-def result_pointer(job: Job) -> str:
-    return (job.result.result_ptr or "") if job.result is not None else ""
-
-
-def ran(job: Job, result: bytes) -> Ran:
-    """What became of a container job that has ended; `result` is what its pointer names."""
-    if not result:
-        ended = job.result
-        return Ran(
-            job_id=job.job_id,
-            exit_code=None,
-            stdout="",
-            stderr="",
-            error_code=(ended.error_code if ended else None) or job.state.value,
-            error_message=ended.error_message if ended else None,
-        )
-    left = msgspec.json.decode(result, type=ContainerResult)
-    return Ran(
-        job_id=job.job_id,
-        exit_code=left.exit_code,
-        stdout=left.stdout,
-        stderr=left.stderr,
-        error_code=left.error_code,
-        error_message=left.error_message,
-        artifacts=left.artifacts,
-        skipped=left.skipped,
-        peak_memory_bytes=left.usage.peak_memory_bytes,
-        cpu_seconds=left.usage.cpu_seconds,
-    )
+_STOPPED = "the worker was stopped while the job ran (on_restart: end)"
+_RESTARTED = "the worker was restarted while the job ran (on_restart: end)"
+_VANISHED = "the worker was restarted, and the job's container is not there any more"
+_LOG = "text/plain"
 
 
 class ContainerExecutor:
     """Executes container jobs on one engine; without a config it serves nothing."""
 
-    resumable = False
+    resumable = True
 
-    def __init__(
-        self,
-        config: WorkerConfig | None,
-        engine: Engine | None = None,
-        *,
-        max_result: int = 64 << 20,
-    ) -> None:
+    def __init__(self, config: WorkerConfig | None, engine: ContainerEngine | None = None) -> None:
         self._config = config
-        self._most_result = max_result
         self._engine = engine
-        self._facts: EngineFacts | None = None
-        self._runner: Runner | None = None
-        self._owners: Owners | None = None
-        self._sandboxes: Sandboxes | None = None
         self._opening = asyncio.Lock()
-        self.topics: tuple[str, ...] = () if config is None else (TOPIC,)
+        self.host: ContainerHost | None = None
+        """Once it is open."""
+        self.topics: tuple[str, ...] = ()
         self.topic_defaults: Mapping[str, TopicDefaults] = {}
+        if config is not None:
+            self.topics = (TOPIC,)
+            defaults = TopicDefaults(reattach_timeout=config.reattach_seconds)
+            self.topic_defaults = {TOPIC: defaults}
 
     async def open(self, environment: Environment) -> None:
-        """Find the engine, and clear away what a worker that died left behind."""
+        """Find the engine, and what an earlier worker left there."""
         if self._config is not None:
             await self._opened(environment)
 
-    async def _opened(self, environment: Environment | None) -> Runner:
+    async def _opened(self, environment: Environment | None) -> ContainerHost:
         config = self._config
         assert config is not None
         async with self._opening:
-            if self._runner is None:
-                engine = self._engine = self._engine or await open_engine(config)
+            if self.host is None:
                 try:
-                    self._facts = await engine.facts()
-                    await self._enter(engine, config, environment)
+                    engine = self._engine = self._engine or await open_engine(config)
+                    host = ContainerHost(engine, config, environment)
+                    await host.open()
                 except EngineError as error:
                     raise Misconfigured(
                         f"no container can be run here: {error}",
                         hint="'penstock doctor' says which engines work",
                     ) from error
-            assert self._runner is not None
-            return self._runner
-
-    async def _enter(
-        self, engine: Engine, config: WorkerConfig, environment: Environment | None
-    ) -> None:
-        self._owners = owners = Owners(config.jobs_dir / "owners")
-        folder = owners.enter()
-        for name in await owners.sweep(engine):
-            log.warning("container %s was left behind by a worker that died; removed", name)
-        blobs, clock = (
-            (environment.blobs, environment.clock)
-            if environment is not None
-            else (None, SystemClock())
-        )
-        self._sandboxes = Sandboxes(folder, config.inputs, blobs)
-        self._runner = Runner(engine, config, clock, owners.me)
+                self.host = host
+            return self.host
 
     def check(self, topic: str, payload: bytes) -> None:
         self._read(payload, "job")
@@ -196,17 +131,19 @@ class ContainerExecutor:
     def _read(self, payload: bytes, job_id: str) -> ContainerJob:
         """Raises InvalidRequest, and NotPermitted where the worker's policy speaks."""
         assert self._config is not None
+        payload = payload or b"{}"
         try:
-            value = read_input(payload) if payload else {}
+            value = read_input(payload)
         except Unreadable as error:
             raise InvalidRequest("input", f"can't be read: {error}") from error
-        facts = self._facts
+        facts = self.host.facts if self.host is not None else None
         try:
             return check_job(
                 completed(value, job_id),
                 self._config,
                 can_build=facts is None or facts.can_build,
                 runtimes=facts.runtimes if facts is not None else (),
+                body=_body(payload, value, job_id),
             ).job
         except Rejected as refused:
             wrong = refused.error
@@ -218,8 +155,12 @@ class ContainerExecutor:
         if self._config is None:
             return _failure("UNKNOWN_TOPIC", "no containers are run here")
         try:
-            job = self._read(task.payload, ctx.job_id)
-            job = _constrained(_timed(job, task.payload, ctx, self._config), task.constraints)
+            if len(task.payload) < _LARGE:
+                job = self._read(task.payload, ctx.job_id)
+            else:
+                job = await asyncio.to_thread(self._read, task.payload, ctx.job_id)
+            job = _timed(job, task.payload, ctx, self._config)
+            job = _constrained(replace(job, job_id=ctx.job_id), task.constraints)
         except NotPermitted as refused:
             code, _, message = refused.message.partition(": ")
             return _failure(code, message)
@@ -227,41 +168,263 @@ class ContainerExecutor:
             return _failure("BAD_INPUT", str(wrong))
         except _NotEnforced as unmet:
             return _failure("CONSTRAINT_NOT_ENFORCED", str(unmet))
-        return await self._contained(await self._opened(ctx.environment), job, ctx)
+        return await ContainerRun(await self._opened(ctx.environment), job, ctx).outcome()
 
-    async def _contained(self, runner: Runner, job: ContainerJob, ctx: Context) -> Outcome:
-        assert self._sandboxes is not None
-        attempt_id = f"{ctx.job_id}/{ctx.attempt}"
-        sandbox = self._sandboxes.of(attempt_id)
-        output = Output(None, job.limits.max_output_bytes)
-        lines = Lines(ctx.log, job.limits.max_output_bytes)
-        output.listen(lines.hear)
-        job = replace(job, job_id=attempt_id)
-        try:
-            end = await _stoppable(runner, job, sandbox, output, ctx)
-            lines.end()
-            end = await asyncio.to_thread(_carried, end, sandbox, self._most_result)
-            return _outcome(end, output)
-        finally:
-            output.close()
-            await runner.remove(attempt_id, job)
-            try:
-                await sandbox.delete()
-            except OSError as error:  # the result counts all the same
-                log.warning("%s is still there: %s (%s)", sandbox.folder, error, _CLEAR_UP)
+    def facts(self) -> Mapping[str, Any]:
+        """What the engine is told of this worker: lost jobs to which it can reattach, and why it
+        takes no others now."""
+        host = self.host
+        if host is None:
+            return {}
+        obstacle = host.obstacle() or host.capacity.shortage
+        return {
+            REATTACHABLE: dict(host.reattachable),
+            PAUSED: {TOPIC: obstacle} if obstacle else {},
+        }
 
     async def close(self) -> None:
-        if self._owners is not None:
-            self._owners.leave()
-        if self._engine is not None:
+        if self.host is not None:
+            await self.host.close()
+        elif self._engine is not None:
             await self._engine.close()
 
 
 def make(app: Any, options: Mapping[str, Any]) -> ContainerExecutor:
     """The executor of container jobs (entry point `penstock.executors`)."""
-    return ContainerExecutor(
-        options.get("containers"), max_result=options.get("max_result", 64 << 20)
-    )
+    return ContainerExecutor(options.get("containers"))
+
+
+class ContainerRun:
+    """One attempt of one container job."""
+
+    def __init__(self, host: ContainerHost, job: ContainerJob, ctx: Context) -> None:
+        self._host, self._job, self._ctx = host, job, ctx
+        self._sandbox = host.folders.sandbox(job.job_id)
+        self._stop = CancelToken()
+        self._starting = False
+        """From just before the container is started."""
+
+    async def outcome(self) -> Outcome:
+        """Raises Interrupted if the container goes on without us, and NotBegun if it was not
+        started."""
+        host, ctx, job_id = self._host, self._ctx, self._job.job_id
+        if obstacle := host.obstacle():
+            raise TopicPaused(obstacle)
+        need = need_of(self._job, host.config)
+        if (small := host.capacity.too_small(need)) is not None:
+            return _failure(Code.NOT_ALLOWED, f"{small[0]} {small[1]}")
+        if not host.folders.hold(job_id):
+            raise Interrupted("another worker on this machine has the job")
+        try:
+            return await self._whole(need)
+        except NotBegun:
+            # The folder of a job that was interrupted stays: the next worker here gets it first.
+            await (host.runner.remove if ctx.cancel.requested else host.remove)(job_id)
+            raise
+        except asyncio.CancelledError:
+            if ctx.ended_as is JobState.FAILED:
+                self._let_go(ctx.cancel.reason)
+            await to_its_end(host.remove(job_id))
+            raise
+        finally:
+            host.end(job_id)
+
+    async def _whole(self, need: Need) -> Outcome:
+        host = self._host
+        try:
+            started, found = await self._left()
+        except EngineError as error:
+            host.failed(str(error))
+            raise Interrupted(f"the container engine is unavailable: {error}") from error
+        if found is None and started is not None:
+            return await self._gone()
+        self._starting = found is not None and found.state is not ContainerState.CREATED
+        await self._admit(need)
+        end, output = await self._run(started, found)
+        return await self._ended(end, output)
+
+    async def _left(self) -> tuple[Started | None, ContainerSummary | None]:
+        """What an earlier attempt left here: its word that it started a container, and that."""
+        ctx, host = self._ctx, self._host
+        if ctx.attempt == 1:
+            return None, None
+        rows = [Started.of(row) async for row in ctx.steps(STEP)]
+        started = next((row for row in rows if row.owner == host.owner), None)
+        return started, await host.find(ctx.job_id)
+
+    async def _admit(self, need: Need) -> None:
+        host, job = self._host, self._job
+        if self._starting:
+            host.capacity.hold(job.job_id, need)
+        elif lacks := await host.capacity.admit(job.job_id, need, _ROOM):
+            raise TopicPaused(f"it {lacks}")
+
+    async def _run(
+        self, started: Started | None, found: ContainerSummary | None
+    ) -> tuple[End, Output]:
+        host, job = self._host, self._job
+        limit = job.limits.max_log_bytes
+        if found is not None and self._starting:
+            output = Output.reopen(self._sandbox.logs, limit)
+            if host.config.on_restart is OnRestart.END:
+                self._stop.request(_RESTARTED)
+            at = started.at if started is not None else found.created
+            work = host.runner.adopt(job, found, self._sandbox, output, self._stop, at)
+        else:
+            if found is not None and not await host.runner.remove(job.job_id):
+                raise Interrupted("a container that was made and not started can't be removed")
+            output = Output(self._sandbox.logs, limit)
+            work = host.runner.run(job, self._sandbox, output, self._stop, starts=self._checkpoint)
+        host.begin(job, output)
+        lines = Lines(self._ctx.log, job.limits.max_output_bytes)
+        output.listen(lines.hear)
+        if job.attach:
+            most = host.config.max_limits.max_output_bytes
+            output.listen(Pieces(self._ctx.stream, most).hear)
+        end = await self._supervised(work)
+        lines.end()
+        return end, output
+
+    async def _checkpoint(self) -> None:
+        """Say where the container is started, durably; it is started next."""
+        self._starting = True
+        host = self._host
+        started = Started(host.owner, host.runner.name_of(self._job.job_id), host.clock.now())
+        await self._ctx.checkpoint([started.row()])
+        failpoint("container-job-named")
+
+    async def _supervised(self, work: Coroutine[Any, Any, End]) -> End:
+        """Run it. A cancel or a time limit ends the container first; a worker that stops leaves it
+        running, unless its configuration says otherwise."""
+        ctx = self._ctx
+        running = asyncio.ensure_future(work)
+        while not running.done():
+            try:
+                await asyncio.wait((running,))
+            except asyncio.CancelledError:
+                stops = ctx.cancel.requested and ctx.ended_as is JobState.FAILED
+                if stops and self._host.config.on_restart is OnRestart.ADOPT:
+                    await drop(running)
+                    self._let_go(ctx.cancel.reason)
+                self._stop.request(_STOPPED if stops else ctx.cancel.reason or "cancelled")
+        return running.result()
+
+    def _let_go(self, reason: str) -> NoReturn:
+        if not self._starting and self._ctx.attempt == 1:
+            raise NotBegun(reason)
+        self._host.look_soon()
+        raise Interrupted(f"{reason}; its container goes on")
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def _ended(self, end: End, output: Output) -> Outcome:
+        host, ctx, error = self._host, self._ctx, end.error
+        failpoint("container-job-ended")
+        if error is not None and error.code == Code.ENGINE_UNAVAILABLE:
+            host.failed(error.message)  # nobody else starts before it has answered
+            if not self._starting:
+                raise TopicPaused(error.message)
+        asked = ctx.cancel.requested and ctx.ended_as is not JobState.FAILED
+        if error is not None and error.code == Code.CANCELLED and not asked:
+            error = JobError(Code.WORKER_RESTARTED, error.message)
+            end = replace(end, error=error)
+        outcome = await self._outcome(end, output)
+        host.settle(self._job.job_id, ctx.attempt, end.image_id)
+        return outcome
+
+    async def _gone(self) -> Outcome:
+        """Its container was started here, and somebody removed it."""
+        error = JobError(Code.WORKER_RESTARTED, _VANISHED)
+        end = End(state=ContainerJobState.FAILED, error=error)
+        logs, limit = self._sandbox.logs, self._job.limits.max_log_bytes
+        output = Output.reopen(logs, limit) if logs.is_dir() else Output(None, limit)
+        output.end()
+        stdout, stderr = map(output.count, Stream)
+        try:
+            return await self._ended(replace(end, stdout=stdout, stderr=stderr), output)
+        finally:
+            output.close()
+
+    async def _outcome(self, end: End, output: Output) -> Outcome:
+        most = self._job.limits.max_output_bytes
+        texts = [await asyncio.to_thread(output.text, stream, most) for stream in Stream]
+        kept = Artifacts(self._host.blobs, end.skipped)
+        for left in end.artifacts:
+            await kept.add(left.path, self._sandbox.open(left.path))
+        for stream, text in zip(Stream, texts, strict=True):
+            await kept.add_log(stream, text, output)
+        error = end.error
+        result = ContainerResult(
+            state=end.state,
+            exit_code=end.exit_code,
+            stdout=texts[0],
+            stderr=texts[1],
+            error_code=error.code if error else None,
+            error_message=error.message if error else None,
+            error_field=error.field if error else "",
+            skipped=tuple(kept.skipped),
+            usage=end.usage,
+            stdout_count=_shown(end.stdout, most),
+            stderr_count=_shown(end.stderr, most),
+            image_id=end.image_id,
+        )
+        counts_as = canonical_end(end.state, error.code if error else None)
+        return Outcome(
+            counts_as.state,
+            msgspec.json.encode(result),
+            error_code=counts_as.error_code,
+            error_message=error.message if error else None,
+            artifacts=tuple(kept.artifacts),
+        )
+
+
+class Artifacts:
+    """Files of a job, stored; and what could not be, with the reason."""
+
+    def __init__(self, blobs: Blobs | None, skipped: tuple[str, ...]) -> None:
+        self._blobs = blobs
+        self.artifacts: list[Artifact] = []
+        self.skipped = list(skipped)
+
+    async def add(self, name: str, source: Source, media_type: str | None = None) -> None:
+        try:
+            if self._blobs is None:
+                raise TooLarge("artifacts", "there is nowhere to keep it")
+            if len(self.artifacts) >= MAX_ARTIFACTS:
+                raise TooLarge("artifacts", f"a job may leave {MAX_ARTIFACTS:,} files")
+            self.artifacts.append(await keep_artifact(self._blobs, name, source, media_type))
+        except (InvalidRequest, TooLarge) as error:
+            self.skipped.append(f"{name}: {error.message}")
+        finally:
+            if hasattr(source, "close"):
+                source.close()
+
+    async def add_log(self, stream: Stream, text: str, output: Output) -> None:
+        """What was written, where the result's text does not have all of it as it was; not in the
+        place of a file that the job left."""
+        name, shown = log_name(stream), text.encode()
+        if any(one.name == name for one in self.artifacts):
+            return
+        kept = output.count(stream).kept
+        is_short = kept == len(shown)
+        if not is_short or await asyncio.to_thread(output.reader(stream).read, kept) != shown:
+            await self.add(name, output.reader(stream), _LOG)
+
+
+def _shown(count: StreamCount, most: int) -> StreamCount:
+    return replace(count, shown=min(count.kept, most))
+
+
+def _body(payload: bytes, value: Any, job_id: str) -> bytes:
+    """The whole job as its container reads it: what was submitted, every number as it was, after
+    what the canonical job knows."""
+    text = compact(payload).strip()
+    if not isinstance(value, dict):
+        return text
+    known = {"protocol_version": PROTOCOL_VERSION, "job_id": job_id}
+    missing = {name: one for name, one in known.items() if name not in value}
+    parts = [encode(missing)[1:-1], text[1:-1]]
+    return b"{%b}" % b",".join(filter(None, parts))
 
 
 def completed(value: Any, job_id: str) -> Any:
@@ -276,75 +439,12 @@ def completed(value: Any, job_id: str) -> Any:
     return job
 
 
-async def _stoppable(
-    runner: Runner, job: ContainerJob, sandbox: Sandbox, output: Output, ctx: Context
-) -> End:
-    """Run it; whatever end is asked for, the container has ended before this does."""
-    stop = CancelToken()
-    running = asyncio.ensure_future(runner.run(job, sandbox, output, stop))
-    while True:
-        try:
-            end = await asyncio.shield(running)
-            break
-        except asyncio.CancelledError:
-            if running.done() and running.cancelled():
-                raise
-            stop.request(ctx.cancel.reason or "the worker stops")
-    if stop.requested and end.error is not None and end.error.code == "CANCELLED":
-        raise asyncio.CancelledError  # the worker knows what the end counts as
-    return end
-
-
-def _carried(end: End, sandbox: Sandbox, most: int) -> End:
-    """With the artifacts inside the result, so that they live, and are seen, as long and by
-    whom the job is; what would make it too large stays behind, with its reason."""
-    carried, skipped, room = [], list(end.skipped), most // 2  # they grow by a third as text
-    for artifact in end.artifacts:
-        if artifact.size > room:
-            skipped.append(
-                f"{artifact.path}: {artifact.size:,} bytes are too many for the result (max_result)"
-            )
-            continue
-        room -= artifact.size
-        with sandbox.open(artifact.path) as file:
-            carried.append(replace(artifact, pointer=encode_data(file.read(), _BYTES)))
-    return replace(end, artifacts=tuple(carried), skipped=tuple(skipped))
-
-
-_BYTES = "application/octet-stream"
-
-
-def _outcome(end: End, output: Output) -> Outcome:
-    error = end.error
-    result = ContainerResult(
-        state=end.state,
-        exit_code=end.exit_code,
-        stdout=output.text(Stream.STDOUT),
-        stderr=output.text(Stream.STDERR),
-        error_code=error.code if error else None,
-        error_message=error.message if error else None,
-        artifacts=end.artifacts,
-        skipped=end.skipped,
-        usage=end.usage,
-        stdout_count=end.stdout,
-        stderr_count=end.stderr,
-        image_id=end.image_id,
-    )
-    counts_as = canonical_end(end.state, error.code if error else None)
-    return Outcome(
-        counts_as.state,
-        msgspec.json.encode(result),
-        error_code=counts_as.error_code,
-        error_message=error.message if error else None,
-    )
-
-
 def _timed(job: ContainerJob, payload: bytes, ctx: Context, config: WorkerConfig) -> ContainerJob:
     """With no limit of its own, a container may run as long as its job may."""
     said = read_input(payload).get("runtime", {}).get("limits") or {}
     if said.get("max_runtime_seconds") is not None:
         return job
-    most = min(ctx.remaining(), config.most.max_runtime_seconds)
+    most = min(ctx.remaining(), config.max_limits.max_runtime_seconds)
     return replace(job, limits=replace(job.limits, max_runtime_seconds=max(most, 0.001)))
 
 
@@ -356,13 +456,13 @@ def _constrained(job: ContainerJob, constraints: Constraints | None) -> Containe
     """Within what the safety rules allow."""
     if constraints is None:
         return job
-    if constraints.network is not None and job.network:
+    if constraints.network is not None and job.network != NO_NETWORK:
         if constraints.network:
             raise _NotEnforced(
                 f"the safety rules allow only {', '.join(constraints.network)} to be reached; a"
                 " container has the whole network or none, so it was not run"
             )
-        job = replace(job, network=False)
+        job = replace(job, network=NO_NETWORK)
     if constraints.read_only and job.outputs:
         raise _NotEnforced(
             "the safety rules demand read_only, and the job wants an output folder: leave"

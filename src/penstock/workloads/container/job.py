@@ -7,13 +7,15 @@ the protocol does not have is added, never put in the place of something it has.
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from penstock.lifecycles.container import CONTAINER, ContainerJobState
+from penstock.lifecycles.container import ContainerJobState
 
 PROTOCOL_VERSION = 1
+TOPIC = "job.container.run"
 
 
 class Code(StrEnum):
@@ -57,6 +59,8 @@ class Code(StrEnum):
     ENGINE_ERROR = "ENGINE_ERROR"
     CANCELLED = "CANCELLED"
     WORKER_RESTARTED = "WORKER_RESTARTED"
+    WORKER_LOST = "WORKER_LOST"
+    """Its worker is gone, and none on the same machine came back in time."""
     RUNTIME_ERROR = "RUNTIME_ERROR"
     """Something in the worker itself went wrong."""
     DOCKER_ERROR = "DOCKER_ERROR"
@@ -107,9 +111,14 @@ class Limits(Struct, frozen=True, kw_only=True):
     cpus: float = 1
     pids: int = 128
     max_output_bytes: int = 1 << 20
-    """Bytes of each of the two streams that are kept, half from the start, half from the end."""
+    """Bytes of each of the two streams in the result, half from the start, half from the end."""
+    max_log_bytes: int = 64 << 20
+    """Bytes of each stream that are kept, in the same way; beyond `max_output_bytes` as the
+    artifacts `stdout.log` and `stderr.log`."""
     tmp_mb: float = 64
     """Size of /tmp, which is memory."""
+    shm_mb: float = 64
+    """Size of /dev/shm, which is memory."""
     max_artifact_bytes: int = 64 << 20
     """Bytes that the output folder may hold in all."""
     pull_seconds: float = 300
@@ -126,9 +135,9 @@ class InputFile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     base64: str | None = None
     pointer: str | None = None
     """A blob's or another allowed URI, resolved through `Blobs`."""
-    archive: str = ""
+    archive: str | None = None
     """`tar` (also compressed) or `zip`: unpack it."""
-    executable: bool = False
+    executable: bool | None = None
 
 
 class BuildSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -139,6 +148,14 @@ class BuildSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     context: tuple[InputFile, ...] = ()
     bases: tuple[str, ...] = ()
     """What its FROM lines name, found by the check."""
+
+
+class Mount(Struct, frozen=True):
+    """A folder of this machine in a container."""
+
+    source: Path
+    target: str
+    read_only: bool = True
 
 
 class ContainerJob(Struct, frozen=True, kw_only=True):
@@ -159,11 +176,20 @@ class ContainerJob(Struct, frozen=True, kw_only=True):
     """Mounted read-only at `INPUT_FOLDER`."""
     outputs: bool = False
     """Whether it has a folder `OUTPUT_FOLDER` to leave artifacts in."""
+    attach: bool = False
+    """Whether its output is also streamed byte for byte, to whoever follows the job."""
     build: BuildSpec | None = None
-    network: bool = False
+    network: str = "none"
+    """`none`, `bridge`, or the name of a network of the engine."""
     user: tuple[int, int] = (65534, 65534)
     workdir: str = ""
     """Empty means the image's own."""
+    gpus: str = ""
+    """`all`, a number, or ids; empty means none."""
+    mounts: tuple[Mount, ...] = ()
+    """Folders of the machine, read-only."""
+    read_only: bool = True
+    """Whether its root file system is."""
     runtime: str = ""
     """`runsc`, or whatever the policy of this worker offers; empty means its default."""
     priority: Priority = Priority.NORMAL
@@ -201,22 +227,23 @@ class StreamCount(Struct, frozen=True):
     bytes: int = 0
     """Bytes that the container wrote."""
     kept: int = 0
+    """Bytes that are kept: from the start and, if that is less, from the end."""
     gap: bool = False
     """Whether some were missed because no worker was there to read them."""
+    shown: int | None = None
+    """Bytes that the text of the result stands for; None: all that are kept."""
 
     @property
     def truncated(self) -> bool:
-        return self.kept < self.bytes
+        return (self.kept if self.shown is None else self.shown) < self.bytes
 
 
-class Artifact(Struct, frozen=True, omit_defaults=True):
+class OutputFile(Struct, frozen=True):
     """A file that a job left in its output folder."""
 
     path: str
     size: int
     sha256: str
-    pointer: str = ""
-    """Where the blob is, under the control plane."""
 
 
 class End(Struct, frozen=True, kw_only=True):
@@ -231,49 +258,36 @@ class End(Struct, frozen=True, kw_only=True):
     usage: Usage = Usage()
     stdout: StreamCount = StreamCount()
     stderr: StreamCount = StreamCount()
-    artifacts: tuple[Artifact, ...] = ()
+    artifacts: tuple[OutputFile, ...] = ()
     skipped: tuple[str, ...] = ()
     """What lay in the output folder and was not collected, each with its reason."""
     image_id: str = ""
     """What the image's name meant."""
 
 
-class ContainerRecord(Struct, frozen=True, kw_only=True):
-    """A job as a worker stores it. Times are Unix seconds."""
+class ContainerResult(Struct, frozen=True, kw_only=True):
+    """What a container job returns, and leaves behind when it fails."""
 
-    job_id: str
-    state: ContainerJobState = CONTAINER.initial
-    created_at: float
-    started_at: float | None = None
-    finished_at: float | None = None
-    exit_code: int | None = None
-    error: JobError | None = None
-    seq: int = 0
-    """The order in which jobs came; given by the store."""
-    priority: Priority = Priority.NORMAL
-    body: bytes = b""
-    """The job as it was submitted, compact JSON, unknown fields and all."""
-    image: str = ""
-    image_id: str = ""
-    """What the image's name meant when the job started."""
-    container: str = ""
-    """The container's name, set before it is made."""
-    engine: str = ""
-    memory_mb: float = 0
-    cpus: float = 0
-    """What it was admitted with."""
-    labels: dict[str, str] = {}
-    key: str = ""
-    """The idempotency key of its submission."""
-    usage: Usage = Usage()
-    stdout: StreamCount = StreamCount()
-    stderr: StreamCount = StreamCount()
-    artifacts: tuple[Artifact, ...] = ()
+    state: ContainerJobState
+    exit_code: int | None
+    stdout: str
+    """Its first and its last bytes, up to `limits.max_output_bytes`."""
+    stderr: str
+    error_code: str | None = None
+    error_message: str | None = None
+    error_field: str = ""
+    """The field of the job that is wrong, if that is why."""
     skipped: tuple[str, ...] = ()
+    """What was left in the output folder and not kept, with the reason."""
+    usage: Usage = Usage()
+    stdout_count: StreamCount = StreamCount()
+    stderr_count: StreamCount = StreamCount()
+    image_id: str = ""
 
-    @property
-    def is_final(self) -> bool:
-        return self.state in CONTAINER.final
+
+def log_name(stream: Stream) -> str:
+    """The artifact with all that is kept of a stream, where the result's text does not have it."""
+    return f"{stream}.log"
 
 
 class Rejected(Exception):

@@ -1,4 +1,4 @@
-"""A container's output as log lines, as it comes."""
+"""A container's output as it comes: as log lines, and byte for byte for who is attached."""
 
 from __future__ import annotations
 
@@ -52,3 +52,24 @@ class _Half:
         self.text = ""
         self.taken = 0
         self.decode = getincrementaldecoder("utf-8")("replace").decode
+
+
+class Pieces:
+    """Tells every byte of each stream, up to so many, to who is attached to the job."""
+
+    def __init__(self, stream: Callable[[str], None], most: int) -> None:
+        self._stream, self._left = stream, dict.fromkeys(Stream, most)
+
+    def hear(self, stream: Stream, data: bytes) -> None:
+        """After the limit nothing: who reads must not take what follows for what is next."""
+        if (left := self._left[stream]) >= len(data):
+            self._left[stream] = left - len(data)
+            self._stream(stream.value + " " + data.decode("latin-1"))
+        else:
+            self._left[stream] = 0
+
+
+def read_piece(text: str) -> tuple[str, bytes]:
+    """The stream, and its bytes."""
+    stream, _, data = text.partition(" ")
+    return stream, data.encode("latin-1", "replace")

@@ -15,9 +15,11 @@ import io
 import itertools
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -30,17 +32,19 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec import Struct
 
+from penstock.core.artifact import Artifact, check_name
+from penstock.core.errors import InvalidRequest
 from penstock.core.job import JobRequest
-from penstock.core.ledger import Step
+from penstock.core.ledger import Step, artifact_of
 from penstock.core.steps import check_notes, split_rows
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.blobs import PART, Source
 from penstock.ports.bus import Refusal
 from penstock.ports.executor import CancelToken, Outcome
 from penstock.ports.steps import RunsSteps
 from penstock.workloads.function import process_control
 from penstock.workloads.function.definition import JobFunction, Mode
-from penstock.workloads.function.outcomes import bounded, failure, not_enforced, perform
-from penstock.workloads.function.output import OUTPUT
+from penstock.workloads.function.outcomes import OUTPUT, bounded, failure, not_enforced, perform
 from penstock.workloads.function.signature import Signature
 
 MAX_LINE = 1 << 20
@@ -117,6 +121,15 @@ class Checkpoint(Frame, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+class Leave(Frame, frozen=True):
+    """From a child: keep this file as an artifact. The Reply has its row."""
+
+    n: int
+    name: str
+    path: str
+    media_type: str | None
+
+
 class StepsWanted(Frame, frozen=True):
     n: int
     name: str | None
@@ -141,7 +154,9 @@ class Done(Frame, frozen=True):
 
 
 ToChild = Prepare | Run | Cancel | Reply
-FromChild = Began | Report | Checkpoint | StepsWanted | Wait | Done
+Asked = Checkpoint | Leave | StepsWanted | Wait
+"""What has a Reply."""
+FromChild = Began | Report | Checkpoint | Leave | StepsWanted | Wait | Done
 
 _encode = msgspec.msgpack.Encoder().encode
 decode_to_child = msgspec.msgpack.Decoder(ToChild).decode
@@ -213,6 +228,28 @@ class ChildContext(RunsSteps):
             last = checked if place == len(messages) else ()
             self._ask(Checkpoint(next(self._numbers), tuple(some), last))
 
+    async def artifact(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
+        return await asyncio.to_thread(self.artifact_sync, name, source, media_type)
+
+    def artifact_sync(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
+        """The worker reads a file by its path; what is not in a file yet is written to one."""
+        check_name(name)
+        if isinstance(source, str | os.PathLike):
+            return self._leave(name, os.path.abspath(source), media_type)
+        with tempfile.NamedTemporaryFile(prefix="penstock-artifact-") as file:
+            if isinstance(source, bytes | bytearray | memoryview):
+                file.write(source)
+            elif hasattr(source, "read"):
+                shutil.copyfileobj(source, file, PART)
+            else:
+                kind = type(source).__name__
+                raise InvalidRequest("source", f"must be a path, bytes or an open file, got {kind}")
+            file.flush()
+            return self._leave(name, file.name, media_type)
+
+    def _leave(self, name: str, path: str, media_type: str | None) -> Artifact:
+        return artifact_of(self._ask(Leave(next(self._numbers), name, path, media_type)).rows[0])
+
     async def steps(
         self,
         name: str | None = None,
@@ -245,7 +282,7 @@ class ChildContext(RunsSteps):
     def end_wait(self, jobs: Sequence[str]) -> None:
         self._ask(Wait(next(self._numbers), "end", tuple(jobs)))
 
-    def _ask(self, frame: Checkpoint | StepsWanted | Wait) -> Reply:
+    def _ask(self, frame: Asked) -> Reply:
         """Wait for the worker's reply. It kills this process if that lasts too long."""
         replies = self._replies[frame.n] = SimpleQueue()
         self._send(frame)

@@ -18,15 +18,16 @@ from penstock.ports.executor import Context, Outcome, Task
 from penstock.workloads.function.context import is_being_cancelled, running
 from penstock.workloads.function.definition import JobFunction, Mode
 from penstock.workloads.function.outcomes import (
+    OUTPUT,
     bad_input,
     cancelled,
     failure,
+    leave,
     perform,
     raised,
     refusal,
     returned,
 )
-from penstock.workloads.function.output import OUTPUT, leave
 from penstock.workloads.function.processes import ProcessPool
 from penstock.workloads.function.threads import Call, ThreadPool
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 import msgspec
 
 from penstock.core.errors import PenstockError
-from penstock.core.ledger import Step
+from penstock.core.ledger import Step, artifact_row
 from penstock.core.steps import MAX_PAGE_BYTES, MAX_PAGE_ROWS, size_of
 from penstock.ports.bus import Refusal
 from penstock.ports.executor import Context, Outcome, Task
@@ -35,12 +35,12 @@ from penstock.workloads.function import child, process_control
 from penstock.workloads.function.outcomes import (
     CONSTRAINT_NOT_ENFORCED,
     EXITED,
+    OUTPUT,
     cancelled,
     failure,
     is_offline,
     memory_within,
 )
-from penstock.workloads.function.output import OUTPUT
 
 KILLED = "KILLED"
 NO_PROCESS = "NO_PROCESS"
@@ -459,15 +459,16 @@ class ChildProcess:
             self._replies.add(task)
             task.add_done_callback(self._replies.discard)
 
-    async def _reply(
-        self, frame: child.Checkpoint | child.StepsWanted | child.Wait, ctx: Context
-    ) -> None:
+    async def _reply(self, frame: child.Asked, ctx: Context) -> None:
         """Let the parent's Context do it, and tell the child how that went."""
         refusal, more, size = None, False, 0
         rows: list[Step] = []
         try:
             if isinstance(frame, child.Checkpoint):
                 await ctx.checkpoint(frame.rows, frame.notes)
+            elif isinstance(frame, child.Leave):
+                left = await ctx.artifact(frame.name, frame.path, frame.media_type)
+                rows.append(artifact_row(left))
             elif isinstance(frame, child.Wait):
                 if ctx.waits is not None:
                     await ctx.waits.end(frame.jobs)

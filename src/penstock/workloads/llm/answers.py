@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidRequest, NotFound
+from penstock.models.values import resolve_name
 from penstock.ports.engine_api import JobUpdate, Streamed
 from penstock.workloads.llm.values import (
     Chat,
@@ -76,10 +77,8 @@ def topic_for(topics: Iterable[str], wanted: str = "") -> str:
         )
     if not wanted:
         return next(iter(served.values()))
-    alike = [name for name in served if wanted.lower() in name.lower()]
-    if wanted in served or len(alike) == 1:
-        return served.get(wanted) or served[alike[0]]
-    raise NotFound(f"no model {wanted!r} is served", hint=f"there are: {', '.join(sorted(served))}")
+    hint = f"there are: {', '.join(sorted(served))}"
+    return served[resolve_name(wanted, served, hint=hint)]
 
 
 def piece_of(update: JobUpdate) -> Piece | None:

@@ -31,6 +31,13 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
     """Threads that compute; 0 means one for each core."""
     memory: Annotated[int, Meta(ge=0)] = 0
     """Bytes that all loaded models may take together; 0 means three quarters of the machine's."""
+    gpu_layers: Annotated[int, Meta(ge=-1, le=100_000)] = -1
+    """Layers that are computed on GPUs: 0 means none, -1 as many as the build of llama.cpp and
+    the memory of the GPUs allow."""
+    tensor_split: Annotated[tuple[Annotated[float, Meta(ge=0)], ...], Meta(max_length=16)] = ()
+    """How the layers are divided between several GPUs, as proportions; none means by memory."""
+    projector_gpu: bool = True
+    """Whether the projector (mmproj) of a model with vision is on a GPU, if there is one."""
     idle: Seconds = 0.0
     """Seconds after which a model that nobody uses is unloaded; 0 means never."""
     spin: bool = False
@@ -52,4 +59,7 @@ def model_config(settings: Settings) -> ModelConfig | None:
         context=settings.model_context,
         threads=settings.model_threads,
         memory=settings.model_memory,
+        gpu_layers=settings.model_gpu_layers,
+        tensor_split=settings.model_tensor_split,
+        projector_gpu=settings.model_projector_gpu,
     )

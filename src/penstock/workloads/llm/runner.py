@@ -11,12 +11,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Seque
 from contextlib import aclosing
 from typing import Protocol, TypeVar, runtime_checkable
 
+from penstock.workloads.llm.tools import ToolAnswer, is_forced, plan_of
 from penstock.workloads.llm.values import (
+    Chat,
     Completion,
     Embedding,
     EmbeddingResult,
     Generation,
     HopTime,
+    LlmFailure,
     LlmResult,
     ModelFacts,
     Piece,
@@ -140,13 +143,38 @@ async def _said(
     tell: Callable[[Piece], None] | None,
     watch: Watch | None,
 ) -> Said:
-    async with aclosing(runner.generate(model, ask, choice, watch)) as pieces:
+    async with aclosing(generate(runner, model, ask, choice, watch)) as pieces:
         async for piece in pieces:
             if isinstance(piece, Said):
                 return piece
             if tell is not None:
                 tell(piece)
     raise RuntimeError("a runner ended an answer without saying so")
+
+
+async def generate(
+    runner: Runner, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
+) -> AsyncGenerator[Piece | Said, None]:
+    """As `Runner.generate`, with tools for every model: calls that are forced are, and a model
+    whose template knows no tools is told of them in words."""
+    if not (isinstance(ask, Chat) and is_forced(ask)):
+        try:
+            async with aclosing(runner.generate(model, ask, choice, watch)) as pieces:
+                async for piece in pieces:
+                    yield piece
+            return
+        except LlmFailure as failure:
+            if failure.facts.get("tools") is not False or not isinstance(ask, Chat):
+                raise
+    plan = plan_of(ask)
+    written = ToolAnswer(plan)
+    async with aclosing(runner.generate(model, plan.request, choice, watch)) as pieces:
+        async for piece in pieces:
+            if isinstance(piece, Said):
+                for end in written.end(piece):
+                    yield end
+            elif (call := written.add(piece)) is not None:
+                yield call
 
 
 def _used(said: Sequence[Said], n: int) -> Usage:

@@ -7,15 +7,17 @@ a request.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from penstock.core.errors import InvalidRequest
+from penstock.models.values import LlmCode as LlmCode
+from penstock.models.values import LlmFailure as LlmFailure
+from penstock.models.values import ModelFacts as ModelFacts
+from penstock.models.values import is_model_name as is_model_name
 
 TOPICS = "job.llm."
 """How the topics of models begin; the model's name follows."""
@@ -24,69 +26,6 @@ PIPE_TOPICS = "job.chat."
 MODEL_TOPICS = (TOPICS, PIPE_TOPICS)
 """Where two serve the same name, the first has precedence."""
 MAX_CHOICES = 128
-_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
-_MAX_NAME = 120
-
-
-class LlmCode(StrEnum):
-    """Why a model did not answer."""
-
-    CONTEXT_EXCEEDED = "CONTEXT_EXCEEDED"
-    """The prompt has more tokens than the model can look at; both counts are told."""
-    INVALID_PROMPT = "INVALID_PROMPT"
-    """What was asked can't be given to this model: empty, not UTF-8, roles out of order."""
-    INVALID_SCHEMA = "INVALID_SCHEMA"
-    """A JSON schema or grammar that no answer can be held to."""
-    NOT_SUPPORTED = "NOT_SUPPORTED"
-    """The model can't do this: images without a projector, tools that its template ignores."""
-    MODEL_NOT_FOUND = "MODEL_NOT_FOUND"
-    MODEL_INVALID = "MODEL_INVALID"
-    """Its file is cut off, damaged, or no GGUF."""
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    ENGINE_MISSING = "ENGINE_MISSING"
-    """llama.cpp is not installed, or can't be loaded here."""
-    ENGINE_CRASHED = "ENGINE_CRASHED"
-    """The process that computes died; the job may be tried again."""
-    ENGINE_ERROR = "ENGINE_ERROR"
-    """The engine refused or failed for a reason of its own."""
-    JOB_MISSING = "JOB_MISSING"
-    """A node of the pipe knows nothing of the job: it was restarted, or gave it up."""
-    ORIGIN_MISMATCH = "ORIGIN_MISMATCH"
-    """A job came to its head on a node that is not its origin."""
-    END_MODEL_UNAVAILABLE = "END_MODEL_UNAVAILABLE"
-    """The origin has no end model (any more)."""
-    PREFILL_UPDATE_FAILED = "PREFILL_UPDATE_FAILED"
-    """Nobody listened any more while the prompt was read."""
-    NO_MODEL_FOR_NEXT_LAYER = "NO_MODEL_FOR_NEXT_LAYER"
-    """No node of the pipe has the first layer."""
-    NO_LOCAL_MODEL = "NO_LOCAL_MODEL"
-    """A node was given a job for layers that it does not hold (any more)."""
-    JOB_UPDATE_FAILED = "JOB_UPDATE_FAILED"
-    """Nobody listened any more while the answer was made."""
-    PIPE_UNAVAILABLE = "PIPE_UNAVAILABLE"
-    """The nodes that are there do not hold all of the model's layers, or not the same weights."""
-    NODE_LOST = "NODE_LOST"
-    """A node of the pipe was lost, and no other has its layers."""
-    NODE_STALLED = "NODE_STALLED"
-    """A step did not come back in time, and no other way was left."""
-    NO_ROOM = "NO_ROOM"
-    """The nodes' caches stayed full, or too many jobs waited, for as long as a job may wait."""
-    WRONG_COMPUTATION = "WRONG_COMPUTATION"
-    """A node gave back what can't be right: not a number, another shape, or not what the origin
-    computed itself."""
-
-
-class LlmFailure(Exception):
-    """A model did not answer."""
-
-    def __init__(self, code: LlmCode, message: str, **facts: Any) -> None:
-        super().__init__(message)
-        self.code, self.message = code, message
-        self.facts: Mapping[str, Any] = facts
-        """For programs, as `prompt_tokens` and `context` of CONTEXT_EXCEEDED."""
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.message}"
 
 
 class EngineUnavailable(LlmFailure):
@@ -100,11 +39,6 @@ class EngineCrashed(LlmFailure):
     def __init__(self, failure: LlmFailure, *, alone: bool) -> None:
         super().__init__(failure.code, failure.message, **failure.facts)
         self.alone = alone
-
-
-def is_model_name(name: str) -> bool:
-    """Letters, digits, `_` and `-`, in words with single dots between: a part of a topic."""
-    return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
 
 
 def topic_of(model: str) -> str:
@@ -146,6 +80,38 @@ class Sampling(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     seed: Annotated[int, Meta(ge=0, le=(1 << 32) - 2)] | None = None
+
+    # What follows is llama.cpp's own, and passed on to it as it is.
+    logit_bias: dict[str, float | bool] | None = None
+    """By the token's number; False excludes it."""
+    repeat_last_n: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    """Tokens that penalties look at; -1 means all."""
+    typical_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_n_sigma: Annotated[float, Meta(ge=-1, le=100)] | None = None
+    dynatemp_range: Annotated[float, Meta(ge=0, le=5)] | None = None
+    dynatemp_exponent: Annotated[float, Meta(ge=0, le=10)] | None = None
+    dry_multiplier: Annotated[float, Meta(ge=0, le=100)] | None = None
+    dry_base: Annotated[float, Meta(ge=0, le=100)] | None = None
+    dry_allowed_length: Annotated[int, Meta(ge=0, le=1_000_000)] | None = None
+    dry_penalty_last_n: Annotated[int, Meta(ge=-1, le=1_000_000)] | None = None
+    dry_sequence_breakers: Annotated[tuple[str, ...], Meta(min_length=1, max_length=64)] | None = (
+        None
+    )
+    xtc_probability: Annotated[float, Meta(ge=0, le=1)] | None = None
+    xtc_threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
+    mirostat: Literal[0, 1, 2] | None = None
+    mirostat_tau: Annotated[float, Meta(ge=0, le=100)] | None = None
+    mirostat_eta: Annotated[float, Meta(ge=0, le=1)] | None = None
+    min_keep: Annotated[int, Meta(ge=0, le=1000)] | None = None
+    ignore_eos: bool | None = None
+    """Whether the answer goes on until its limit."""
+    samplers: Annotated[tuple[str, ...], Meta(max_length=32)] | None = None
+    """Names of samplers, in their order."""
+
+
+_FIELDS = Sampling.__struct_fields__
+LLAMA_OPTIONS = _FIELDS[_FIELDS.index("logit_bias") :]
+"""Fields of Sampling that only llama.cpp knows."""
 
 
 class TextPart(Struct, frozen=True, tag_field="type", tag="text"):
@@ -212,6 +178,10 @@ class Chat(Ask, frozen=True, kw_only=True, tag_field="kind", tag="chat"):
     tools: tuple[dict[str, Any], ...] = ()
     """Functions that the model may ask for, as OpenAI writes them."""
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    """Whether the model may call several tools at once; None leaves it to the template."""
+    template_options: dict[str, Any] = {}
+    """Variables of the chat template, as `enable_thinking` and `reasoning_effort`."""
 
 
 class Completion(Ask, frozen=True, kw_only=True, tag_field="kind", tag="completion"):
@@ -219,6 +189,8 @@ class Completion(Ask, frozen=True, kw_only=True, tag_field="kind", tag="completi
 
     prompts: Annotated[tuple[str | tuple[int, ...], ...], Meta(min_length=1, max_length=2048)]
     """Each text or tokens. The answers to the first come first."""
+    suffix: str | None = None
+    """Text after the answer: the model fills in what is between."""
 
 
 class Embedding(
@@ -371,27 +343,3 @@ class EmbeddingResult(Struct, frozen=True, kw_only=True):
     engine: str
     vectors: tuple[tuple[float, ...], ...]
     usage: Usage = Usage()
-
-
-class ModelFacts(Struct, frozen=True, kw_only=True):
-    """What is known of a model."""
-
-    name: str
-    path: str = ""
-    size: int = 0
-    """Bytes of its file."""
-    architecture: str = ""
-    parameters: int = 0
-    quantisation: str = ""
-    train_context: int = 0
-    """Tokens that it was made for."""
-    context: int = 0
-    """Tokens that one job may have here; 0 while it is not loaded."""
-    slots: int = 0
-    """Jobs that it computes at once; 0 while it is not loaded."""
-    loaded: bool = False
-    tools: bool | None = None
-    """None while it is not known: the template tells when it is loaded."""
-    vision: bool = False
-    memory: int = 0
-    """Bytes that it takes, estimated before it is loaded and read off afterwards."""

@@ -31,7 +31,7 @@ from penstock.core.pointer import JSON
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.workloads.function.context import is_being_cancelled, running
-from penstock.workloads.function.output import OUTPUT, leave
+from penstock.workloads.function.outcomes import OUTPUT, leave
 from penstock.workloads.function.processes import ProcessPool
 from penstock.workloads.function.threads import Call, ThreadPool
 from penstock.workloads.pipeline.context import RunOptions, RunScope, StageContext
@@ -128,7 +128,8 @@ class Calls:
         self._clock, self._options, self._tell = scope.clock, scope.options, scope.tell
         self._grace = min(scope.options.kill_grace, scope.pipeline.cancel_grace)
         self._own = scope.pools is None
-        self._pools, self._most = scope.pools or Pools(scope.options), _most_threads(scope)
+        self._pools, self._scope = scope.pools or Pools(scope.options), scope
+        self._most = 0
         self._left: dict[str, Callable[[], bool]] = {}
         self._stuck: list[Call[Any]] = []
         OUTPUT.open()
@@ -241,6 +242,7 @@ class Calls:
             self._stuck.append(call)
 
     def _pool(self) -> ThreadPool[Any]:
+        self._most = self._most or _most_threads(self._scope)
         return self._pools.threads(self._most)
 
     # -- in a process -------------------------------------------------------------

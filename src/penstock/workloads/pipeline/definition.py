@@ -33,7 +33,7 @@ from msgspec import Struct
 from penstock import values
 from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.core.job import NO_RETRY, Retry, RetryPolicy
-from penstock.core.quantity import parse_duration
+from penstock.core.verdict import parse_duration
 from penstock.ports.executor import Context
 from penstock.workloads.pipeline.payloads import Codec
 from penstock.workloads.pipeline.records import (
@@ -417,6 +417,7 @@ class Definition:
             raise Misconfigured(f"pipeline {self.name} has a stage {info.name} already")
         stage = Stage(fn, info, shape, config_type=self.config_type, **more)
         self.stages[info.name] = stage
+        self.__dict__.pop("fingerprint", None)
         return stage  # type: ignore[return-value]
 
     def _over(
@@ -526,7 +527,7 @@ class Definition:
         if self.summary_after is not None and self.summary_after not in self.stages:
             raise Misconfigured(f"pipeline {self.name}: there is no stage {self.summary_after!r}")
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """Changes with the stages' names, order, kinds, inputs and versions; not with their code:
         say `version=` where results of the old code are not to be kept."""

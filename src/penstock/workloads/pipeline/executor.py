@@ -40,6 +40,7 @@ from penstock.workloads.pipeline.records import (
     TOPIC,
     ItemOutcome,
     OnOrphan,
+    PipelineInfo,
     PipelineRecord,
 )
 from penstock.workloads.pipeline.rows import RunRows, RunState, fold, retried, run_row
@@ -67,9 +68,10 @@ class PipelineExecutor:
         self._pools = Pools(self._options)
         self._breakers: Breakers | None = None
         self._items: dict[str, tuple[Definition, Stage]] = {}
+        self._infos: dict[str, PipelineInfo] = {}
         topic_defaults: dict[str, TopicDefaults] = {}
         for topic, pipeline in self._pipelines.items():
-            pipeline.check()
+            self._infos[topic] = pipeline.info()
             topic_defaults[topic] = _defaults(pipeline)
             for stage in pipeline.stages.values():
                 if stage.info.distributed:
@@ -81,8 +83,8 @@ class PipelineExecutor:
 
     async def open(self, environment: Environment) -> None:
         """Declare what can be started, before anything is."""
-        for pipeline in self._pipelines.values():
-            name, info = DECLARED + pipeline.name, msgspec.json.encode(pipeline.info())
+        for declared in self._infos.values():
+            name, info = DECLARED + declared.name, msgspec.json.encode(declared)
             if await environment.state.read(name) != info:
                 await environment.state.write(name, info)
 
@@ -131,13 +133,13 @@ class PipelineExecutor:
     async def _run_pipeline(
         self, pipeline: Definition, task: Task, ctx: Context, environment: Environment
     ) -> Outcome:
-        record, state = await _taken_up(pipeline, task, environment)
+        info = self._infos[pipeline.topic]
+        record, state = await _taken_up(pipeline, info, task, environment)
         if state is None or state.status is None:
             scope = self._scope(pipeline, record, ctx, environment)
             distributed = DistributedItems(environment, task.request, pipeline, ctx)
             orchestrator = AsyncPipelineOrchestrator(scope, state, ctx.checkpoint, distributed)
-            running = asyncio.ensure_future(orchestrator.run())
-            record = await _stoppable(running, orchestrator, ctx)
+            record = await orchestrator.run(partial(_requested_stop, ctx))
             state = orchestrator.state
         else:  # an earlier attempt came to the end of the run, but not of its job
             record = replace(record, status=state.status)
@@ -208,7 +210,7 @@ def _ended_now(record: PipelineRecord, environment: Environment, ctx: Context) -
 
 
 async def _taken_up(
-    pipeline: Definition, task: Task, environment: Environment
+    pipeline: Definition, info: PipelineInfo, task: Task, environment: Environment
 ) -> tuple[PipelineRecord, RunState | None]:
     """The run as earlier attempts left it."""
     request, now = task.request, environment.clock.now()
@@ -230,7 +232,6 @@ async def _taken_up(
         started_at=started,
         worker_id=environment.worker_id,
     )
-    info = pipeline.info()
     return fold(job, config, info, state, stages, at, retry_of=retry_of), state
 
 
@@ -251,20 +252,12 @@ def make(app: Any, options: Mapping[str, Any]) -> PipelineExecutor:
     return PipelineExecutor(pipelines, RunOptions(**chosen))
 
 
-async def _stoppable(
-    running: asyncio.Future[PipelineRecord], orchestrator: AsyncPipelineOrchestrator, ctx: Context
-) -> PipelineRecord:
-    """Wait for a run; a cancellation stops it in the way that was asked for, and is waited out."""
-    while True:
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            if running.done() and running.cancelled():
-                raise
-            how = _STOPS.get(ctx.ended_as, Stop.CANCEL)
-            if how is Stop.CANCEL and ctx.cancel.reason == STALE_MESSAGE:
-                how = Stop.FAIL
-            orchestrator.stop(how, ctx.cancel.reason)
+def _requested_stop(ctx: Context) -> tuple[Stop, str]:
+    """How to stop a run: in the way that its job was asked to end."""
+    how = _STOPS.get(ctx.ended_as, Stop.CANCEL)
+    if how is Stop.CANCEL and ctx.cancel.reason == STALE_MESSAGE:
+        how = Stop.FAIL
+    return how, ctx.cancel.reason
 
 
 class RunResult(msgspec.Struct, frozen=True):

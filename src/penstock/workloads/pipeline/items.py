@@ -98,6 +98,8 @@ class ItemRunner:
         )
 
     async def order(self, stage: Stage, item: ItemRecord, ctx: StageContext) -> Order:
+        if not stage.shape.takes_input:
+            return Order(stage, ctx, None)
         if stage.info.kind is StageKind.STEP:
             return Order(stage, ctx, *await self._results(stage))
         return Order(stage, ctx, await self.scope.payloads.get(item.input))
@@ -105,8 +107,6 @@ class ItemRunner:
     async def _results(self, stage: Stage) -> tuple[bytes | None, Any]:
         """What a step is given: results, or a list where it asks for one, or is far away."""
         info, shape = stage.info, stage.shape
-        if not shape.takes_input:
-            return None, None
         kind, scope = element_of(shape.input_type), self.scope
         far = info.mode == "process"
         if not info.of:
@@ -216,13 +216,15 @@ class _Item(Struct):
             if not isinstance(ended, bytes):
                 return runner.judge(ended)
             output, count = await runner.store(ended)
-            check_report(report_of(ctx))
+            if (report := report_of(ctx)) is not None:
+                check_report(report)
         except Exception as error:  # of its input or output: what it raises itself is returned
             return runner.judge(error)
         finally:
             self.spent += runner.clock.monotonic() - begun
-            report = report_of(ctx)
-            self.report = None if _is_too_large(report) else report
+            self.report = report = report_of(ctx)
+            if report is not None and _is_too_large(report):
+                self.report = None
             if forget is not None:
                 forget()
         return ItemRecord(

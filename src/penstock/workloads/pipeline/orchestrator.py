@@ -41,6 +41,8 @@ from penstock.workloads.pipeline.status import skip_of
 
 __all__ = ["AsyncPipelineOrchestrator", "RunOptions", "Stop", "Tell"]
 
+WhenCancelled = Callable[[], tuple[Stop, str]]
+"""How to stop a run whose task is cancelled, and why."""
 ORCHESTRATOR = "orchestrator"
 BREAKER_OPEN = "breaker_open"
 _ITEM_ERRORS = 3
@@ -82,12 +84,13 @@ class AsyncPipelineOrchestrator:
 
     # -- from outside -------------------------------------------------------------
 
-    async def run(self) -> PipelineRecord:
+    async def run(self, when_cancelled: WhenCancelled | None = None) -> PipelineRecord:
         """The record as it ended. Raises Interrupted after `Stop.INTERRUPT`, and Superseded when
         another attempt has taken over.
 
         Cancelling it stops the run as CANCELLED and lets the cancellation pass; where a stop was
-        requested before, it only makes that shorter.
+        requested before, it only makes that shorter. With `when_cancelled`, a cancellation stops it
+        in the way that this says, and is waited out.
         """
         running = asyncio.ensure_future(self._run())
         given_up = False
@@ -95,6 +98,9 @@ class AsyncPipelineOrchestrator:
             try:
                 await asyncio.wait((running,))
             except asyncio.CancelledError:
+                if when_cancelled is not None:
+                    self.stop(*when_cancelled())
+                    continue
                 given_up = given_up or self._stopping is None
                 self.stop(Stop.CANCEL, "its task was cancelled")
                 if self._stage is not None and not given_up:
@@ -172,6 +178,8 @@ class AsyncPipelineOrchestrator:
         scope.on_progress, scope.on_emit = self._progressed, self._emitted
         scope.stage = log.stage
         log.put_all(self._prepared())
+        if self._record.attempt > 1:
+            await self._take_up_output()
         for stage in log.stages:
             if stage.status is StageStatus.RUNNING:
                 await self._take_up(stage)
@@ -180,10 +188,18 @@ class AsyncPipelineOrchestrator:
 
     def _prepared(self) -> tuple[StageRecord, ...]:
         record, pipeline = self._record, self._pipeline
+        if record.attempt == 1:
+            return record.stages
         if pipeline.on_change is OnChange.RESTART and reuse.is_changed(record, pipeline):
             self._tell.log("the pipeline was changed: every stage is run again", level="warning")
             return reuse.stages_anew(record, pipeline)
         return reuse.stages_to_go_on(record, pipeline)
+
+    async def _take_up_output(self) -> None:
+        """What the last step returned that succeeded in an earlier attempt."""
+        steps = [one for one in self._log.stages if one.kind is StageKind.STEP and one.ok]
+        if steps and (rows := await self._rows.ended(steps[-1], limit=1)) and rows[0].output:
+            self._log.assume(output=rows[0].output)
 
     async def _take_up(self, stage: StageRecord) -> None:
         """A stage that an earlier attempt left. Its counters are made from its items; one that was
@@ -199,7 +215,7 @@ class AsyncPipelineOrchestrator:
             self._log.recount(stage.name, rows)
             after = rows[-1].n
             if stage.kind is StageKind.STEP and rows[-1].output:
-                self._log.set(output=rows[-1].output)
+                self._log.assume(output=rows[-1].output)
 
     async def _reused(self) -> Reuse | None:
         if self._record.retry_of is None:
@@ -230,8 +246,8 @@ class AsyncPipelineOrchestrator:
             self._fail_stage(stage, f"its flag failed: {error}", type(error).__name__)
             return
         if skip is not None:
-            log.change(name, counted=skip.counted and stage.info.counts)
-            self._end_stage(name, StageStatus.SKIPPED, skip.reason)
+            counted = skip.counted and stage.info.counts
+            self._end_stage(name, StageStatus.SKIPPED, skip.reason, counted=counted)
             return
         if await self._check_cancelled():
             return
@@ -252,24 +268,20 @@ class AsyncPipelineOrchestrator:
         known = log.known[name]
         first = self._record.attempt <= 1 and not any(one.is_final for one in log.known.values())
         started = self._clock.now() if known.started_at is None else known.started_at
-        log.begin(name, started)
-        log.set(current_stage=name)
+        is_new_step = stage.info.kind is StageKind.STEP and not known.listed
+        # A step is a stage of one item, and has no row in the list.
+        listing = {"total": 1, "listed": True} if is_new_step else {}
+        log.begin(name, started_at=started, **listing)
+        log.assume(current_stage=name)
         log.note(f"stage_start {name}")
-        if stage.info.kind is StageKind.STEP and not known.listed:
-            await self._list_step(stage, known.index)
-        self._tell_progress(name, 0.0, name)
-        return first
-
-    async def _list_step(self, stage: Stage, index: int) -> None:
-        """A step is a stage of one item, and has no row in the list."""
-        log = self._log
-        log.change(stage.name, total=1, listed=True)
-        if self._reuse is not None:
-            before = tuple(one for one in log.known.values() if one.index < index)
+        if is_new_step and self._reuse is not None:
+            before = tuple(one for one in log.known.values() if one.index < known.index)
             if (item := await self._reuse.step(stage, before)) is not None:
                 report = report_from(self._reuse.counted(stage))
-                await log.end(stage.name, item, report, soon=False)
-                log.set(output=item.output)
+                await log.end(name, item, report, soon=False)
+                log.assume(output=item.output)
+        self._tell_progress(name, 0.0, name)
+        return first
 
     async def _perform(self, stage: Stage) -> None:
         assert self._runner is not None
@@ -284,7 +296,7 @@ class AsyncPipelineOrchestrator:
             self._stage = None
         self._log.check()
         if stage.info.kind is StageKind.STEP and one.output:
-            self._log.set(output=one.output)
+            self._log.assume(output=one.output)
         if self._stopping is None:
             self._conclude(stage)
 
@@ -309,14 +321,14 @@ class AsyncPipelineOrchestrator:
             reason = _why_failed(stage, now.ok, now.failed, now.total)
         for error in now.errors[:_ITEM_ERRORS]:
             self._log.complain(stage.name, error, "")
-        self._log.change(stage.name, empty=not now.total)
-        self._end_stage(stage.name, ended, reason)
+        self._end_stage(stage.name, ended, reason, empty=not now.total)
 
-    def _end_stage(self, name: str, ended: StageStatus, reason: str = "") -> None:
+    def _end_stage(self, name: str, ended: StageStatus, reason: str = "", **more: Any) -> None:
         now = self._log.known[name]
         was_run = ended is not StageStatus.SKIPPED or now.total > 0
         at = self._clock.now() if was_run else None
-        self._log.end_stage(name, ended, bounded(reason, _LONGEST_REASON), at)
+        reason = reason and bounded(reason, _LONGEST_REASON)
+        self._log.end_stage(name, ended, reason=reason, finished_at=at, **more)
         said = f": {now.ok} ok, {now.failed} failed" if now.total else ""
         self._log.note(f"stage_complete {name} {ended}{said}")
 

@@ -7,6 +7,7 @@ epoch, UTC, and come from a Clock.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
@@ -33,6 +34,7 @@ def pipeline_of(topic: str) -> str | None:
     return name if name != topic and "." not in name else None
 
 
+@functools.lru_cache(1000)
 def trace_of(job_id: str) -> str:
     """The id by which a run's logs and summary are found; the same wherever it is asked for."""
     return str(uuid5(NAMESPACE_URL, f"penstock:{job_id}"))

@@ -28,6 +28,7 @@ from penstock.workloads.pipeline.records import (
     ItemRecord,
     PipelineRecord,
     StageError,
+    StageKind,
     StageRecord,
     StageStatus,
 )
@@ -160,27 +161,17 @@ class _Batch(Struct):
     run: bool = False
     """Whether the run's own row is."""
     notes: list[str] = []
-    saved: asyncio.Future[None] | None = None
-
-    def wait(self) -> asyncio.Future[None]:
-        if self.saved is None:
-            self.saved = asyncio.get_running_loop().create_future()
-            self.saved.add_done_callback(_look)
-        return self.saved
+    waiting: list[asyncio.Future[None]] = []
+    """Who waits until it is written."""
 
     def settle(self, error: BaseException | None = None) -> None:
-        if self.saved is None or self.saved.done():
-            return
-        if error is None:
-            self.saved.set_result(None)
-        else:
-            self.saved.set_exception(error)
-
-
-def _look(future: asyncio.Future[None]) -> None:
-    """Who waited may be gone; the error is kept for whoever comes next."""
-    if not future.cancelled():
-        future.exception()
+        for future in self.waiting:
+            if future.done():  # who waited is gone
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
 
 
 class RunLog:
@@ -191,11 +182,10 @@ class RunLog:
         self._clock, self._backlog = scope.clock, scope.options.backlog
         self.known = {stage.name: stage for stage in scope.record.stages}
         """Its stages as they are counted, without the time and rate of the one that runs."""
-        self._running: tuple[str, float, RateMeter] | None = None
-        """The stage whose time counts, since when, and its speed."""
+        self._running: tuple[str, float, RateMeter | None] | None = None
+        """The stage whose time counts, since when, and if it is a map, its speed."""
         self._batch = _Batch()
         self._broken: BaseException | None = None
-        self._bell: asyncio.Future[None] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._closed = False
         self.when_broken: Callable[[], None] = lambda: None
@@ -228,8 +218,10 @@ class RunLog:
         running, began, meter = self._running
         if name != running:
             return stage
-        meter.mark(stage.done)
         spent = stage.duration_ms + (self._clock.monotonic() - began) * 1000
+        if meter is None:
+            return replace(stage, duration_ms=spent)
+        meter.mark(stage.done)
         return replace(stage, duration_ms=spent, rate=meter.rate(), eta=meter.eta(stage.total))
 
     @property
@@ -252,22 +244,27 @@ class RunLog:
     def change(self, stage: str, **changes: Any) -> None:
         self.put(replace(self.known[stage], **changes))
 
-    def begin(self, stage: str, started_at: float) -> None:
+    def begin(self, stage: str, **changes: Any) -> None:
         """A stage runs: from here on its time counts."""
-        self.change(stage, status=StageStatus.RUNNING, started_at=started_at)
-        meter = RateMeter(self._clock, self.known[stage].done)
+        self.change(stage, status=StageStatus.RUNNING, **changes)
+        known = self.known[stage]
+        meter = None if known.kind is StageKind.STEP else RateMeter(self._clock, known.done)
         self._running = stage, self._clock.monotonic(), meter
 
-    def end_stage(self, stage: str, status: StageStatus, reason: str, at: float | None) -> None:
+    def end_stage(self, stage: str, status: StageStatus, **changes: Any) -> None:
         """A stage has ended: its time does not grow any more."""
         ended = self.stage(stage)
         self._running = None
-        self.put(replace(ended, status=status, reason=reason, finished_at=at, eta=None))
+        self.put(replace(ended, status=status, eta=None, **changes))
 
     def set(self, **fields: Any) -> None:
         """Fields of the run's own row."""
         self.state = replace(self.state, **fields)
         self._batch.run = True
+
+    def assume(self, **fields: Any) -> None:
+        """The same for fields that other rows imply: they need no row of their own."""
+        self.state = replace(self.state, **fields)
 
     def complain(self, stage: str, message: str, code: str) -> None:
         """An error of the run."""
@@ -337,9 +334,10 @@ class RunLog:
     async def commit(self) -> None:
         """Have all that was gathered written, and wait for that."""
         self.check()
-        saved = self._batch.wait()
+        saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._batch.waiting.append(saved)
         self.wake()
-        await asyncio.shield(saved)
+        await saved
 
     def flush(self) -> None:
         """Have what was gathered written soon, if anything was."""
@@ -352,10 +350,8 @@ class RunLog:
         if self._closed:
             return
         self._batch.asked = True
-        if self._bell is not None and not self._bell.done():
-            self._bell.set_result(None)
-        elif self._writer is None:
-            self._writer = asyncio.ensure_future(self._write_on())
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write_on())
 
     async def close(self) -> None:
         """Write nothing more."""
@@ -366,14 +362,12 @@ class RunLog:
                 await self._writer
 
     async def _write_on(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            while self._batch.asked:
-                batch, self._batch = self._batch, _Batch()
-                if not await self._write(batch):
-                    return
-            self._bell = loop.create_future()
-            await self._bell
+        """Until nothing waits. After a failure it stays the writer: nobody writes any more."""
+        while self._batch.asked:
+            batch, self._batch = self._batch, _Batch()
+            if not await self._write(batch):
+                return
+        self._writer = None
 
     async def _write(self, batch: _Batch) -> bool:
         try:

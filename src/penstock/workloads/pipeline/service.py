@@ -25,8 +25,7 @@ from penstock.core.errors import (
     did_you_mean,
 )
 from penstock.core.job import IdSource, Job, JobRequest
-from penstock.core.journal import Stride
-from penstock.core.transition import Transition
+from penstock.core.journal import Stride, Transition
 from penstock.lifecycles.canonical import TERMINAL, JobEvent, JobState
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.blobs import Blobs
@@ -346,7 +345,7 @@ class PipelineService:
             idempotency_key=idempotency_key,
             parent_job_id=retry_of,
         )
-        job = (await self.gateway.submit([wanted], by=by))[0]
+        job = (await self.gateway.submit([wanted], by=by, fresh=True))[0]
         is_repeat = idempotency_key is not None and job.request.idempotency_key == idempotency_key
         if job.job_id != wanted.job_id and not is_repeat:
             raise PipelineBusy(

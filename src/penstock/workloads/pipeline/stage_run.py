@@ -249,10 +249,12 @@ class StageRun:
         """Where the output of the item that ended last is."""
         self._token = CancelToken()
         self.halted: Stop | None = None
-        self._halting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._driven: asyncio.Future[None] | None = None
+        """Done when the work is, or when the stage is halted."""
         self._hurried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._page: deque[ItemRecord] = deque()
-        self._after, self._drained = -1, False
+        is_step = stage.info.kind is StageKind.STEP
+        self._page = deque([ItemRecord(seq=0, key="")] if is_step else ())
+        self._after, self._drained = -1, is_step
         self._turn = asyncio.Lock()
         self._at: dict[asyncio.Task[Any], ItemRecord] = {}
         self._over = False
@@ -282,7 +284,8 @@ class StageRun:
         if self.halted is None:
             self.halted = why
             self._token.request(reason)
-            self._halting.set_result(None)
+            if self._driven is not None and not self._driven.done():
+                self._driven.set_result(None)
 
     def hurry(self) -> None:
         """Wait for nothing any more that was asked to stop."""
@@ -345,10 +348,6 @@ class StageRun:
         return self._page.popleft() if self._page else None
 
     async def _read(self) -> None:
-        if self._stage.info.kind is StageKind.STEP:
-            self._drained = True
-            self._page.append(ItemRecord(seq=0, key=""))
-            return
         page = await self._pending(self._after)
         self._drained = len(page) < self._page_size
         if page:
@@ -400,17 +399,22 @@ class StageRun:
 
     async def _drive(self, work: Sequence[Coroutine[Any, Any, None]], mode: str) -> None:
         """Have the work done, all of it at once, or until the stage is halted."""
-        tasks = [asyncio.ensure_future(one) for one in work]
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(one) for one in work]
         if not tasks:
             return
-        finished = _all_done(tasks)
+        self._driven = _all_done(tasks)
+        if self.halted is not None:
+            self._driven.set_result(None)
         try:
-            await asyncio.wait((finished, self._halting), return_when=asyncio.FIRST_COMPLETED)
-            if not finished.done():
+            await self._driven
+            if self.halted is not None and not all(task.done() for task in tasks):
                 await self._wind_down(tasks, mode)
         finally:
             _cancel(tasks)
-        if finished.done() and (error := finished.exception()) is not None:
+        ended = [task for task in tasks if task.done() and not task.cancelled()]
+        error = next((error for task in ended if (error := task.exception()) is not None), None)
+        if error is not None:
             self._token.request(str(error))
             await self._ended_within(tasks, self._grace)
             if self.halted is None or not isinstance(error, Cancelled):
@@ -466,20 +470,15 @@ def _fresh(page: list[ItemRecord], keys: set[str] | None) -> list[ItemRecord]:
 
 
 def _all_done(tasks: Sequence[asyncio.Task[None]]) -> asyncio.Future[None]:
-    """Done when all are, or with the first error."""
+    """Done when all are, or one has failed."""
     finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     left = len(tasks)
 
     def one_less(task: asyncio.Task[None]) -> None:
         nonlocal left
         left -= 1
-        error = None if task.cancelled() else task.exception()
-        if finished.done():
-            return
-        if error is not None:
-            finished.set_exception(error)
-            finished.exception()
-        elif left == 0:
+        has_failed = not task.cancelled() and task.exception() is not None
+        if (has_failed or left == 0) and not finished.done():
             finished.set_result(None)
 
     for task in tasks:

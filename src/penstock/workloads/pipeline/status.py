@@ -141,8 +141,10 @@ def skip_of(stage: Stage, config: Any, stages: Mapping[str, StageRecord]) -> Ski
         return Skip(DISABLED, False)
     over, _, upstream = stage.info.over.partition(":")
     needs = (upstream, *stage.info.needs) if over == "stage" else stage.info.needs
-    skips = (_missed(name, stages.get(name)) for name in needs)
-    return next((skip for skip in skips if skip is not None), None)
+    for name in needs:
+        if (skip := _missed(name, stages.get(name))) is not None:
+            return skip
+    return None
 
 
 def is_enabled(stage: Stage, config: Any) -> bool:

@@ -125,7 +125,7 @@ class Admission:
                 f"{self._node_id} has {self._config.model}, not {message.model}",
             )
         if wrong := check_hops(message.hops, self._num_layers):
-            raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, f"this is no way: {wrong}")
+            raise LlmFailure(LlmCode.PIPE_UNAVAILABLE, f"invalid route: {wrong}")
         self._check_layers(message)
         if message.tokens > self._config.context:
             raise LlmFailure(

@@ -15,19 +15,15 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.errors import InvalidRequest, Misconfigured, PenstockError, Unavailable
+from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.core.job import TopicDefaults
-from penstock.core.verdict import Constraints
-from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Environment, Outcome, Task
-from penstock.workloads.llm.runner import Loading, Runner, Watch, answer, choices_of
+from penstock.workloads.llm.executor import LlmExecutor
+from penstock.workloads.llm.runner import Loading, Runner
 from penstock.workloads.llm.values import (
     PIPE_TOPICS,
-    Embedding,
     LlmCode,
     LlmFailure,
-    LlmRequest,
-    Piece,
     read_request,
 )
 from penstock.workloads.pipes.config import LpConfig
@@ -91,6 +87,7 @@ class PipesExecutor:
         self.standing = config is not None
         """Whether it has something to do besides jobs."""
         self._host: Host | None = None
+        self._jobs = LlmExecutor(None)
         self._worker_id = ""
         self._looking: asyncio.Task[None] | None = None
 
@@ -122,6 +119,15 @@ class PipesExecutor:
             await host.stop()
             raise
         self._host = host
+        if self._config.end_model:
+            self._jobs = LlmExecutor(
+                host.runner_for(""),
+                (self._config.model,),
+                prefix=PIPE_TOPICS,
+                supervised=False,
+                memory_setting="pipe_memory",
+                runner_for=host.runner_for,
+            )
         self._looking = asyncio.ensure_future(self._look(environment, host))
 
     async def _look(self, environment: Environment, host: Host) -> None:
@@ -134,7 +140,7 @@ class PipesExecutor:
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
-        host, self._host = self._host, None
+        host, self._host, self._jobs = self._host, None, LlmExecutor(None)
         if host is not None:
             await host.stop()
 
@@ -144,19 +150,7 @@ class PipesExecutor:
         read_request(payload)
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
-        model = task.request.topic.removeprefix(PIPE_TOPICS)
-        if self._host is None or task.request.topic not in self.topics:
-            return _failure("UNKNOWN_TOPIC", f"no split model {model!r} is served here")
-        if (unmet := _unmet(task.constraints)) is not None:
-            return unmet
-        try:
-            ask = read_request(task.payload)
-        except InvalidRequest as wrong:
-            return _failure("BAD_INPUT", str(wrong))
-        try:
-            return await _answered(self._host.runner_for(task.request.tenant), model, ask, ctx)
-        except LlmFailure as failure:
-            return _failure(failure.code, failure.message)
+        return await self._jobs.run(task, ctx)
 
 
 def make(app: Any, options: Mapping[str, Any]) -> PipesExecutor:
@@ -169,31 +163,6 @@ def _node(config: LpConfig) -> Host:
     from penstock.workloads.pipes.hosting import NodeHost
 
     return NodeHost(config)
-
-
-async def _answered(runner: Runner, model: str, ask: LlmRequest, ctx: Context) -> Outcome:
-    if isinstance(ask, Embedding):
-        return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
-
-    def tell(piece: Piece) -> None:
-        ctx.stream(_encode(piece).decode())
-
-    watch: Watch = ctx if choices_of(ask) == 1 else _Several(ctx)
-    result = await answer(runner, model, ask, tell if ask.stream else None, watch)
-    return Outcome(JobState.SUCCEEDED, _encode(result))
-
-
-class _Several:
-    """Hears of many answers at once: how far one of them is says nothing of the job."""
-
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
-
-    def progress(self, fraction: float | None = None, message: str = "") -> None:
-        self._ctx.progress(None, message)
-
-    def log(self, text: str, level: str = "info") -> None:
-        self._ctx.log(text, level)
 
 
 class _Loading:
@@ -214,18 +183,3 @@ def _explained(failure: LlmFailure) -> PenstockError:
     if failure.code in _MACHINE:
         return Unavailable(failure.message)
     return Misconfigured(failure.message)
-
-
-def _unmet(constraints: Constraints | None) -> Outcome | None:
-    """A model reads no network and writes no file; its memory is shared by all jobs."""
-    if constraints is None or constraints.max_memory is None:
-        return None
-    return _failure(
-        "CONSTRAINT_NOT_ENFORCED",
-        "the safety rules limit max_memory, and a model's memory is shared by all of its jobs:"
-        " set pipe_memory instead",
-    )
-
-
-def _failure(code: str, message: str) -> Outcome:
-    return Outcome(JobState.FAILED, error_code=str(code), error_message=message)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import InvalidRequest, Misconfigured, NotRunning, StoreFailed
-from penstock.workloads.llm.models.gguf import SUFFIX
-from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.models.gguf import SUFFIX, stem_of
+from penstock.models.store import ModelStore
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import LlmFailure, is_model_name
 from penstock.workloads.pipes.config import LpConfig
@@ -73,14 +73,14 @@ def pipe_source(settings: Settings) -> tuple[str, Path]:
     wanted = settings.pipe_model
     if settings.pipe_source is not None:
         return _named(wanted, "pipe_model"), _there(settings.pipe_source)
-    shelf = ModelShelf(settings.model_folder)
+    store = ModelStore(settings.model_folder)
     if (folder := settings.model_folder / wanted).is_dir() and is_model_name(wanted):
         return wanted, folder
-    if _is_path(wanted) and not (is_model_name(wanted) and _on(shelf, wanted)):
+    if _is_path(wanted) and not (is_model_name(wanted) and _is_stored(store, wanted)):
         path = _there(Path(wanted).expanduser())
-        return _named(path.name.removesuffix(SUFFIX), wanted), path
+        return _named(stem_of(path.name), wanted), path
     try:
-        found = shelf.find(wanted)
+        found = store.find(wanted)
     except LlmFailure as failure:
         raise Misconfigured(failure.message) from failure
     return wanted if is_model_name(wanted) else found.name, Path(found.path)
@@ -92,8 +92,8 @@ def _is_path(text: str) -> bool:
     return looks_so or os.path.isfile(os.path.join(text, "config.json"))
 
 
-def _on(shelf: ModelShelf, name: str) -> bool:
-    return (shelf.folder / f"{name}{SUFFIX}").is_file()
+def _is_stored(store: ModelStore, name: str) -> bool:
+    return (store.folder / f"{name}{SUFFIX}").is_file()
 
 
 def _there(path: Path) -> Path:

@@ -20,10 +20,10 @@ from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.testing.pipes import FakeHost
 from penstock.workloads.llm.answers import topic_for
+from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.values import HopTime, model_of, topics_by_model
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.executor import PipesExecutor
-from penstock.workloads.spool.executor import LlmExecutor
 
 CONFIG = LpConfig(model="split", source=Path("m.gguf"), node_id="a", end_model=True)
 

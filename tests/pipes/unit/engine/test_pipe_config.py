@@ -15,7 +15,7 @@ from tests.models import gguf
 from penstock.app.application import make_executors
 from penstock.config import Settings, load
 from penstock.core.errors import InvalidRequest, Misconfigured, NotFound, StoreFailed
-from penstock.workloads.llm.models.shelf import ModelShelf
+from penstock.models.store import ModelStore
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.executor import PipesExecutor
 from penstock.workloads.pipes.setup import network_key, pipe_config
@@ -40,11 +40,11 @@ def configured(**flags: Any) -> LpConfig:
 
 
 @pytest.fixture
-def shelf() -> ModelShelf:
+def store() -> ModelStore:
     folder = Path("models")
     folder.mkdir()
     (folder / "SmolLM2-135M-Instruct.gguf").write_bytes(gguf())
-    return ModelShelf(folder)
+    return ModelStore(folder)
 
 
 def refusal(**flags: Any) -> str:
@@ -62,10 +62,10 @@ def test_without_a_model_there_is_no_node_and_no_key_is_made() -> None:
 
 
 @pytest.mark.parametrize("name", ["SmolLM2", "SmolLM2-135M-Instruct", "smollm2-135m"])
-def test_a_model_is_known_by_the_name_that_was_given(shelf: ModelShelf, name: str) -> None:
+def test_a_model_is_known_by_the_name_that_was_given(store: ModelStore, name: str) -> None:
     config = configured(pipe_model=name)
     assert config.model == name
-    assert config.source == (shelf.folder / "SmolLM2-135M-Instruct.gguf").resolve()
+    assert config.source == (store.folder / "SmolLM2-135M-Instruct.gguf").resolve()
 
 
 def test_a_file_and_a_folder_lend_their_names(tmp_path: Path) -> None:
@@ -82,18 +82,18 @@ def test_a_file_and_a_folder_lend_their_names(tmp_path: Path) -> None:
         assert (config.model, config.source.parent) == (name, tmp_path.resolve())
 
 
-def test_a_folder_among_the_models_is_found_by_its_name(shelf: ModelShelf) -> None:
-    (shelf.folder / "Gemma").mkdir()
+def test_a_folder_among_the_models_is_found_by_its_name(store: ModelStore) -> None:
+    (store.folder / "Gemma").mkdir()
     config = configured(pipe_model="Gemma")
     assert (config.model, config.source.name) == ("Gemma", "Gemma")
 
 
-def test_a_folder_that_is_no_model_hides_none(shelf: ModelShelf) -> None:
+def test_a_folder_that_is_no_model_hides_none(store: ModelStore) -> None:
     Path("SmolLM2").mkdir()
     assert configured(pipe_model="SmolLM2").source.suffix == ".gguf"
 
 
-def test_a_model_on_the_shelf_comes_before_a_folder_that_is_called_so(shelf: ModelShelf) -> None:
+def test_a_model_on_the_shelf_comes_before_a_folder_that_is_called_so(store: ModelStore) -> None:
     Path("SmolLM2-135M-Instruct").mkdir()
     Path("SmolLM2-135M-Instruct/config.json").write_text("{}")
     assert configured(pipe_model="SmolLM2-135M-Instruct").source.suffix == ".gguf"
@@ -117,10 +117,10 @@ def test_with_a_source_the_model_is_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_that_is_not_there_or_has_no_name_is_refused(
-    shelf: ModelShelf, flags: dict[str, str], kind: type[Exception], words: str
+    store: ModelStore, flags: dict[str, str], kind: type[Exception], words: str
 ) -> None:
     Path("a b").mkdir()
-    (shelf.folder / "broken.gguf").write_bytes(b"GGUF")
+    (store.folder / "broken.gguf").write_bytes(b"GGUF")
     with pytest.raises(kind, match=words):
         pipe_config(settings(**flags))
 
@@ -129,7 +129,7 @@ def test_a_model_that_is_not_there_or_has_no_name_is_refused(
 
 
 def test_every_field_of_a_node_can_be_set_and_defaults_are_the_node_s_own(
-    shelf: ModelShelf,
+    store: ModelStore,
 ) -> None:
     plain = configured(pipe_model="SmolLM2")
     own = LpConfig(model="SmolLM2", source=plain.source, key=KEY)
@@ -171,7 +171,7 @@ def test_every_field_of_a_node_can_be_set_and_defaults_are_the_node_s_own(
     assert special.join == ("10.0.0.6:7471", "[::1]:7472")
 
 
-def test_the_executor_of_an_engine_is_given_the_node(shelf: ModelShelf) -> None:
+def test_the_executor_of_an_engine_is_given_the_node(store: ModelStore) -> None:
     executors = make_executors(None, settings(pipe_model="SmolLM2", pipe_end_model="true"))
     (pipes,) = (one for one in executors if isinstance(one, PipesExecutor))
     assert pipes.topics == ("job.chat.SmolLM2",)

@@ -39,9 +39,10 @@ def test_an_address_at_which_nobody_answers_is_dialed_rarely_after_a_while() -> 
         await caller.stop()
 
     in_virtual_time(work)
-    first, last = ([t for t in dialed if begin <= t < begin + 60] for begin in (0, 2 * HOUR))
+    first = [t for t in dialed if t < 60]
+    last = [t for t in dialed if 2 * HOUR <= t < 2 * HOUR + 600]
     assert len(first) > 10
-    assert 1 <= len(last) <= 2
+    assert 5 <= len(last) <= 20, "pauses are left to chance in part"
 
 
 class DeafMesh:

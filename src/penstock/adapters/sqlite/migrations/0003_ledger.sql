@@ -1,7 +1,7 @@
 -- The ledger: slim rows, a journal of pages, late lists. docs/decisions/0027-ledger-layout.md
 -- says which question each index answers.
 -- What stands in braces is filled in from penstock.lifecycles.canonical.
--- penstock.adapters.sqlite.upgrade copies what is in old_job and old_journal, and drops them.
+-- penstock.adapters.sqlite.schema copies what is in old_job and old_journal, and drops them.
 
 DROP VIEW jobs;
 DROP VIEW history;

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Coroutine
+from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import NO_INIT, Engine, EngineFacts
+from penstock.workloads.container.engine import NO_INIT, ContainerEngine, EngineFacts
 from penstock.workloads.container.engines.sockets import (
     SCHEME,
     Absent,
@@ -35,6 +36,8 @@ the fastest, has only those that were brought into the worker's folder."""
 OCI_RUNTIMES = ("crun", "runc")
 """What `oci` tries if no runtime is named: crun starts a container in less time."""
 GVISOR = "runsc"
+GROUP = "penstock.container_engines"
+"""Entry points: each is called with the worker's settings, and returns a `ContainerEngine`."""
 _TRIAL = 25.0
 """Seconds that a runtime has to run a container, be the machine as busy as it may."""
 _DAEMONS = {"docker": "dockerd", "podman": "podman"}
@@ -116,7 +119,7 @@ def _refused(name: str, error: Unusable) -> Candidate:
     return Candidate(name=name, works=False, problem=error.problem, advice=error.advice)
 
 
-async def open_engine(config: WorkerConfig) -> Engine:
+async def open_engine(config: WorkerConfig) -> ContainerEngine:
     """The engine that a worker is configured for, ready. Raises Misconfigured, which says of
     each that was tried why it can't be used, and what to do."""
     names = ORDER if config.engine == "auto" else (config.engine,)
@@ -142,9 +145,13 @@ async def _open(name: str, config: WorkerConfig) -> Opened:
         opening = open_socket(name.removeprefix(SCHEME)) if ":" in name else _open_daemon(name)
         opened = await _with_runtime(await opening, runtime)
         return opened if config.unconfined else await _confined(opened)
+    plugins = {entry.name: entry for entry in entry_points(group=GROUP)}
+    if name in plugins:
+        return await greeted(plugins[name].load()(config), name, _TRIAL)
+    names = ", ".join(dict.fromkeys((*ORDER, *plugins)))
     raise Misconfigured(
         f"there is no engine {name!r}",
-        hint=f"choose auto, {', '.join(ORDER)}, or {SCHEME} and the path of a socket",
+        hint=f"choose auto, {names}, or {SCHEME} and the path of a socket",
     )
 
 

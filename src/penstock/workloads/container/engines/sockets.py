@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 
-from penstock.workloads.container.engine import Engine, EngineError, EngineFacts
+from penstock.workloads.container.engine import ContainerEngine, EngineError, EngineFacts
 
 PATIENCE = 2.0
 """Seconds that an engine has to say who it is."""
@@ -22,7 +22,7 @@ SYSTEM = {
 _OWN = {"docker": "docker.sock", "podman": "podman/podman.sock"}
 """Below the user's runtime folder."""
 
-Opened = tuple[Engine, EngineFacts]
+Opened = tuple[ContainerEngine, EngineFacts]
 
 
 class Unusable(Exception):
@@ -86,7 +86,7 @@ async def open_socket(path: str) -> Opened:
     return await greeted(DockerEngine(path), path)
 
 
-async def greeted(engine: Engine, where: str, patience: float | None = None) -> Opened:
+async def greeted(engine: ContainerEngine, where: str, patience: float | None = None) -> Opened:
     """The engine, once it has said who it is; it is closed otherwise. Raises Unusable."""
     patience = patience or PATIENCE
     try:

@@ -20,7 +20,7 @@ from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.files.clearing import remove_tree
 from penstock.workloads.container.files.kept import flush
 from penstock.workloads.container.files.tree import FOLDER, BadFile, Tree
-from penstock.workloads.container.job import Artifact
+from penstock.workloads.container.job import OutputFile
 from penstock.workloads.container.protocol.paths import checked_path
 
 MAX_FILES = 10_000
@@ -45,13 +45,13 @@ class Collected:
     """What was taken and what was not, under caps."""
 
     def __init__(self, limit: int) -> None:
-        self.artifacts: list[Artifact] = []
+        self.artifacts: list[OutputFile] = []
         self._limit = limit
         self._left = limit
         self._skipped: list[str] = []
         self._untold = 0
 
-    def add(self, artifact: Artifact) -> None:
+    def add(self, artifact: OutputFile) -> None:
         self.artifacts.append(artifact)
         self._left -= artifact.size
 
@@ -153,7 +153,7 @@ class Walk:
             for piece in self._copied(source, path):
                 digest.update(piece)
                 size += len(piece)
-        self._collected.add(Artifact(path, size, digest.hexdigest()))
+        self._collected.add(OutputFile(path, size, digest.hexdigest()))
 
     def _copied(self, source: BinaryIO, path: str) -> Iterator[bytes]:
         if self._tree is None:
@@ -188,7 +188,7 @@ def open_artifact(kept: Path, path: str) -> BinaryIO:
     return open(handle, "rb")
 
 
-def _make_durable(kept: Path, artifacts: list[Artifact]) -> None:
+def _make_durable(kept: Path, artifacts: list[OutputFile]) -> None:
     # All after the last was written: most are then made durable together with the first.
     folders = {kept.parent, kept}
     for artifact in artifacts:

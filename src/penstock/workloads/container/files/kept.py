@@ -218,8 +218,9 @@ class Kept:
                     return self.total, b""
             return at, _read(parts)
 
-    def pieces(self) -> tuple[int, list[Piece]]:
-        """How long the stream is, and all that is kept of it."""
+    def pieces(self, most: int | None = None) -> tuple[int, list[Piece]]:
+        """How long the stream is, and all that is kept of it, or as much as a stream with that
+        limit would have kept."""
         with ExitStack() as files:
             with self._lock:
                 total = self.total
@@ -230,7 +231,7 @@ class Kept:
                         self._opened(files, max(start - CHARACTER + 1, 0), start),
                         self._opened(files, stop, stop + 1),
                     )
-                    for start, stop in self._ranges()
+                    for start, stop in self._ranges(most)
                 ]
             return total, [Piece(start, *map(_read, parts)) for start, *parts in found]
 
@@ -287,12 +288,15 @@ class Kept:
             behind.remove()
             del self._segments[1]
 
-    def _ranges(self) -> list[tuple[int, int]]:
+    def _ranges(self, most: int | None = None) -> list[tuple[int, int]]:
         """Runs of bytes that are there and count as kept."""
         runs: list[tuple[int, int]] = []
-        tail = max(self._head, self.total - self._tail)
+        head, rest = self._head, self._tail
+        if most is not None:
+            head, rest = min(head, (max(most, 1) + 1) // 2), min(rest, max(most, 1) // 2)
+        tail = max(head, self.total - rest)
         for segment in self._segments:
-            for low, high in ((0, self._head), (tail, self.total)):
+            for low, high in ((0, head), (tail, self.total)):
                 start, stop = max(segment.start, low), min(_end(segment), high)
                 if runs and runs[-1][1] == start < stop:
                     runs[-1] = (runs[-1][0], stop)

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from typing import BinaryIO, cast
+
+from msgspec import Struct
 
 from penstock.workloads.container.files.decoding import decoded
 from penstock.workloads.container.files.kept import Folder, Kept, Memory, flush
 from penstock.workloads.container.job import Stream, StreamCount
-from penstock.workloads.container.store import LogPage
 
 log = logging.getLogger(__name__)
 
 _MISSED = "missed"
+_FAR = 1 << 62
+
+
+class LogPage(Struct, frozen=True):
+    """Some of a stream, from an offset on."""
+
+    stream: Stream
+    offset: int
+    """Of the first byte of `data`, counted from the first that the container wrote."""
+    data: bytes
+    next: int
+    """The offset to ask for next."""
+    skipped: int = 0
+    """Bytes between the offset asked for and `offset` that are not kept."""
+    end: bool = False
+    """Nothing will come after `next`."""
 
 
 class Output:
@@ -114,9 +133,14 @@ class Output:
             with self._lock:
                 self._waiting.pop(came, None)
 
-    def text(self, stream: Stream) -> str:
-        """What is kept, as UTF-8; a line tells what was left out."""
-        return decoded(*self._kept[stream].pieces(), ended=self._ended)
+    def text(self, stream: Stream, most: int | None = None) -> str:
+        """What is kept, or of that the first and the last bytes, as UTF-8; a line tells what was
+        left out."""
+        return decoded(*self._kept[stream].pieces(most), ended=self._ended)
+
+    def reader(self, stream: Stream) -> BinaryIO:
+        """All bytes that are kept, from the start and from the end, as a file."""
+        return cast("BinaryIO", OutputReader(self, stream))
 
     def listen(self, heard: Callable[[Stream, bytes], None]) -> None:
         """Hear every write from now on, also of what is not kept."""
@@ -142,6 +166,19 @@ class Output:
             # Its loop may be closed by now; then nobody waits.
             with suppress(RuntimeError):
                 came.get_loop().call_soon_threadsafe(_come, came)
+
+
+class OutputReader(io.RawIOBase):
+    def __init__(self, output: Output, stream: Stream) -> None:
+        self._output, self._stream, self._at = output, stream, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        page = self._output.page(self._stream, self._at, size if size >= 0 else _FAR)
+        self._at = page.next
+        return page.data
 
 
 def _come(came: asyncio.Future[None]) -> None:

@@ -18,7 +18,6 @@ from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.files.tree import BadFile, Tree
 from penstock.workloads.container.files.unpacking import unpack
 from penstock.workloads.container.job import Code, InputFile
-from penstock.workloads.container.protocol.fields import shown
 from penstock.workloads.container.protocol.paths import checked_folder, checked_path
 from penstock.workloads.container.running.patience import to_its_end
 
@@ -67,7 +66,7 @@ class Placing:
         if file.archive:
             self._unpack(file, BytesIO(data))
             return
-        with self._tree.file(_path(file), executable=file.executable) as written:
+        with self._tree.file(_path(file), executable=bool(file.executable)) as written:
             written.write(data)
 
     async def _fetch(self, field: str, file: InputFile, uri: str) -> None:
@@ -76,7 +75,7 @@ class Placing:
                 await self._copy(field, uri, Capped(spooled, self._rules.max_bytes).write)
                 await in_thread(self._unpack, file, spooled)
             return
-        with self._tree.file(_path(file), executable=file.executable) as written:
+        with self._tree.file(_path(file), executable=bool(file.executable)) as written:
             await self._copy(field, uri, written.write)
 
     async def _copy(self, field: str, uri: str, write: Callable[[bytes], Any]) -> None:
@@ -96,7 +95,7 @@ class Placing:
         if folder != ".":
             self._tree.folder(folder)
         try:
-            unpack(archive, file.archive, self._tree, self._rules, folder=folder)
+            unpack(archive, file.archive or "", self._tree, self._rules, folder=folder)
         except BadFile as error:
             raise BadArchive(str(error)) from error
 
@@ -167,9 +166,9 @@ def _telling(where: str, path_field: str, path: str) -> Iterator[None]:
     except BadArchive as error:
         raise BadInput(str(error), field=f"{where}.archive") from error
     except BadFile as error:
-        raise BadInput(f"({shown(path)}) {error}", field=path_field) from error
+        raise BadInput(f"({path[:60]!r}) {error}", field=path_field) from error
     except OSError as error:
-        said = f"({shown(path)}) can't be written: {error.strerror or error}"
+        said = f"({path[:60]!r}) can't be written: {error.strerror or error}"
         raise BadInput(said, field=where, code=Code.INPUT_UNAVAILABLE) from error
 
 

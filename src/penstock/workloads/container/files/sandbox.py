@@ -1,24 +1,20 @@
 """The folder of a job: what goes into its container, what comes out of it, what it wrote.
 
-    <root>/<sha256 of the job's id>/    for the worker alone
-        input/       the job's files; the container sees them as /input and can't change them
-        output/      empty at first; the container may write to it, as /output
-        build/       a Dockerfile and its context
-        artifacts/   what was collected from output/
-        logs/        what it wrote to its two streams
-
-Nothing of a job's id is ever in a path.
+<root>/<sha256 of the job's id>/    for the worker alone
+    input/       the job's files; the container sees them as /input and can't change them
+    output/      empty at first; the container may write to it, as /output
+    build/       a Dockerfile and its context
+    artifacts/   what was collected from output/
+    logs/        what it wrote to its two streams
 """
 
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,37 +30,11 @@ from penstock.workloads.container.files.weighing import weight
 from penstock.workloads.container.job import (
     INPUT_FOLDER,
     OUTPUT_FOLDER,
-    Artifact,
     ContainerJob,
+    OutputFile,
 )
 
-_NAME = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _GONE = ".gone-"
-
-
-class Sandboxes:
-    def __init__(self, root: Path, rules: InputRules, blobs: Blobs | None = None) -> None:
-        self._root = root
-        self._rules = rules
-        self._blobs = blobs
-
-    def of(self, job_id: str) -> Sandbox:
-        """A job's folder, whether or not it is there."""
-        name = sha256(job_id.encode(errors="surrogatepass")).hexdigest()
-        return Sandbox(self._root / name, self._rules, self._blobs)
-
-    def names(self) -> list[str]:
-        """Folders that are there."""
-        try:
-            return sorted(filter(_NAME.fullmatch, os.listdir(self._root)))
-        except FileNotFoundError:
-            return []
-
-    def discard(self, name: str) -> None:
-        """Remove a folder whose record is gone. It blocks: meant for a thread."""
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of a job's folder")
-        remove_tree(self._root / name)
 
 
 class Sandbox:
@@ -113,7 +83,7 @@ class Sandbox:
         thread."""
         return weight(self.folder / "output")
 
-    async def collect(self, limit: int) -> tuple[tuple[Artifact, ...], tuple[str, ...]]:
+    async def collect(self, limit: int) -> tuple[tuple[OutputFile, ...], tuple[str, ...]]:
         """Take over what is in the output folder, up to so many bytes, and say what was not
         taken. The container has ended. Durable when this returns; may be asked again."""
         collected = await in_thread(

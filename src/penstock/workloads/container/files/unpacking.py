@@ -24,7 +24,6 @@ from typing import IO, TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
 
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.files.tree import BadFile, Tree
-from penstock.workloads.container.protocol.fields import shown
 from penstock.workloads.container.protocol.paths import checked_path
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def unpack(
         try:
             _unpack(member, tree, folder)
         except BadFile as error:
-            raise BadFile(f"has an entry {shown(member.name)} that {error}") from None
+            raise BadFile(f"has an entry {_shown(member.name)} that {error}") from None
 
 
 def _unpack(member: Member, tree: Tree, folder: str) -> None:
@@ -149,9 +148,9 @@ def _tar_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iter
         while (found := tar.next()) is not None:
             check_shared(tar)
             if not (found.isdir() or found.isreg()):
-                raise BadFile(f"has an entry {shown(found.name)} that is {_tar_kind(found)}")
+                raise BadFile(f"has an entry {_shown(found.name)} that is {_tar_kind(found)}")
             if found.issparse() or found.size < 0:
-                raise BadFile(f"has an entry {shown(found.name)} whose size can't be believed")
+                raise BadFile(f"has an entry {_shown(found.name)} whose size can't be believed")
             yield Member(
                 found.name,
                 found.isdir(),
@@ -317,11 +316,11 @@ def _zip_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iter
             kind = stat.S_IFMT(mode := info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 what = "a link" if kind == stat.S_IFLNK else "neither a file nor a folder"
-                raise BadFile(f"has an entry {shown(info.filename)} that is {what}")
+                raise BadFile(f"has an entry {_shown(info.filename)} that is {what}")
             if info.flag_bits & 1:
-                raise BadFile(f"has an entry {shown(info.filename)} that is encrypted")
+                raise BadFile(f"has an entry {_shown(info.filename)} that is encrypted")
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise BadFile(f"has an entry {shown(info.filename)} that is packed in a rare way")
+                raise BadFile(f"has an entry {_shown(info.filename)} that is packed in a rare way")
             is_folder = info.is_dir() or kind == stat.S_IFDIR
             pieces = () if is_folder else _zip_pieces(found, info, outcome)
             # The name as it was: zipfile itself cuts one at a NUL.
@@ -355,3 +354,7 @@ class Measured:
 
     def seekable(self) -> bool:
         return True
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 60 else name[:57] + "...")

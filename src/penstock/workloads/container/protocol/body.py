@@ -1,32 +1,52 @@
-"""The body of a submission, as JSON that can be read in one way only."""
+"""The body of a submission: JSON that can be read in one way only, and written back unchanged."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
-from penstock.workloads.container.protocol.fields import shown
-from penstock.workloads.container.protocol.javascript import Literal
-
 MAX_DEPTH = 64
-_LONGEST = 1000
-"""Digits of a number that is read as an integer."""
+_MAX_DIGITS = 1000
+"""Of a number; Python refuses to read much longer ones."""
 _BOM = b"\xef\xbb\xbf"
+_STRING_OR_SPACE = re.compile(rb'("(?:[^"\\]|\\.)*")|[ \t\r\n]+', re.DOTALL)
 
 
 class Unreadable(ValueError):
-    """It is no clean JSON; the message says why."""
+    """The body is not clean JSON; the message says why."""
 
 
 def read_body(data: bytes) -> Any:
-    """Decode it; every number keeps the text it was written with."""
+    """Decode it. Integers stay integers, whatever their size; a name that stands twice in an object
+    is refused."""
     return _read(data, _strict)
 
 
 def read_input(data: bytes) -> Any:
     """The same for a value that an engine has accepted: the last of two equal names counts."""
     return _read(data, _lenient)
+
+
+def compact(data: bytes) -> bytes:
+    """A JSON text without the spaces between its parts, and without needless escapes in strings,
+    as the protocol's own worker writes it; every number as it was."""
+    return _STRING_OR_SPACE.sub(_compacted, data)
+
+
+def _compacted(found: re.Match[bytes]) -> bytes:
+    text = found[1] or b""
+    return encode(json.loads(text)) if b"\\" in text else text
+
+
+def encode(value: Any) -> bytes:
+    """A decoded value as compact JSON. Raises ValueError for what JSON does not have."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:  # half of a character, which only an escape can write
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _read(data: bytes, decode: Callable[[str], Any]) -> Any:
@@ -63,23 +83,20 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for name, _ in pairs:
             if name in seen:
-                raise Unreadable(f"the body names {shown(name)} twice in one object")
+                raise Unreadable(f"the body names {name[:60]!r} twice in one object")
             seen.add(name)
     return found
 
 
 def _no_constant(name: str) -> Any:
-    raise Unreadable(f"the body is not JSON: {name} is no number that JSON has")
+    raise Unreadable(f"the body is not JSON: {name} is not a number in JSON")
 
 
 def _whole(text: str) -> float:
-    # Python refuses to read very long ones as integers, and does not know -0.
-    return Literal(text) if len(text) > _LONGEST or text == "-0" else int(text)
+    return int(text) if len(text) <= _MAX_DIGITS else float(text)
 
 
 _strict = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole, parse_float=Literal
+    object_pairs_hook=_unique, parse_constant=_no_constant, parse_int=_whole
 ).decode
-_lenient = json.JSONDecoder(
-    parse_constant=_no_constant, parse_int=_whole, parse_float=Literal
-).decode
+_lenient = json.JSONDecoder(parse_constant=_no_constant, parse_int=_whole).decode

@@ -15,6 +15,8 @@ import re
 from msgspec import Struct
 
 MAX_REFERENCE = 255
+ANY = "*"
+ANY_TAG = ":*"
 
 _PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
@@ -68,6 +70,12 @@ def parse_reference(text: str) -> Reference:
     digest = found["digest"] or ""
     tag = "" if digest else found["tag"] or "latest"
     return Reference(name=found["name"], tag=tag, digest=digest)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise ValueError for a rule that can match nothing: for reading a configuration."""
+    if pattern != ANY:
+        parse_reference(pattern.removesuffix(ANY_TAG))
 
 
 def _names_host(first: str) -> bool:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from typing import Any
 
 from penstock.ports.clock import Clock
 from penstock.workloads.container.engine import (
-    Attached,
+    AttachSession,
     Chunk,
+    ContainerEngine,
+    ContainerNotFound,
     ContainerState,
-    Engine,
     EngineError,
     EngineUnavailable,
-    Exit,
-    NotThere,
+    ExitStatus,
 )
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.job import Stream
@@ -49,14 +50,21 @@ class Attendance:
     """Call `attach`, then `exit`, then `finish`; `close` at any time, and always at last."""
 
     def __init__(
-        self, engine: Engine, clock: Clock, name: str, labels: Mapping[str, str], output: Output
+        self,
+        engine: ContainerEngine,
+        clock: Clock,
+        name: str,
+        labels: Mapping[str, str],
+        output: Output,
     ) -> None:
         self._engine, self._clock, self._output = engine, clock, output
         self._name, self._labels = name, labels
-        self._attached: Attached | None = None
+        self._attached: AttachSession | None = None
         self._reading: asyncio.Task[None] | None = None
         self._feeding: asyncio.Task[None] | None = None
         self._let_go = self._unkept = False
+        self._absent = ""
+        """Who was not there while output may have been lost."""
         self._has_input = True
         self._broke: EngineUnavailable | None = None
         self._breaks = 0
@@ -67,10 +75,11 @@ class Attendance:
 
     async def attach(self, *, stdin: bool) -> None:
         """Take hold of its streams; from now on they are read."""
+        await self._take_hold(self._engine.attach(self._name, stdin=stdin))
+
+    async def _take_hold(self, attaching: Coroutine[Any, Any, AttachSession]) -> None:
         try:
-            attached = await within(
-                self._clock, _CALL, self._engine.attach(self._name, stdin=stdin)
-            )
+            attached = await within(self._clock, _CALL, attaching)
         except Late:
             raise EngineUnavailable(f"no answer to an attach for {_CALL:g} s") from None
         if self._attached is not None:
@@ -81,9 +90,7 @@ class Attendance:
 
     async def resume(self) -> None:
         """Take hold of a container that runs, and was left alone for a while."""
-        self._note_gap()
-        if not self._engine.keeps_output:
-            self._tell_gap("no worker was there")
+        self._absent = "no worker was there"
         try:
             await self._attach_again()
         except EngineUnavailable as error:
@@ -99,14 +106,14 @@ class Attendance:
         """The engine went away while it was asked to start the container."""
         self._broke = error
 
-    async def exit(self) -> Exit:
+    async def exit(self) -> ExitStatus:
         """How it ended, through absences of the engine. Raises Lost, EngineError."""
         while True:
             try:
                 if self._broke is not None:
                     await self._come_back(self._broke)
                 return await self._exit_or_break()
-            except NotThere:
+            except ContainerNotFound:
                 raise Lost("the container is gone, and nobody here removed it") from None
             except Lost:
                 raise
@@ -129,14 +136,19 @@ class Attendance:
         self.let_go()
         await drop(self._reading, self._feeding)
 
-    async def _read(self, attached: Attached) -> None:
+    async def _read(self, attached: AttachSession) -> None:
         try:
             async for chunk in attached.output():
-                self._keep(chunk)
+                if chunk.gap:
+                    self._tell_gap(self._absent)
+                if chunk.data:
+                    self._keep(chunk)
         except (EngineError, OSError) as error:
             raise EngineUnavailable(f"its streams broke off: {error}") from error
 
-    async def _feed(self, attached: Attached, reading: asyncio.Future[None], data: bytes) -> None:
+    async def _feed(
+        self, attached: AttachSession, reading: asyncio.Future[None], data: bytes
+    ) -> None:
         try:
             if data:
                 await attached.send(data)
@@ -169,7 +181,7 @@ class Attendance:
         with suppress(OSError):
             self._output.missed()
 
-    async def _exit_or_break(self) -> Exit:
+    async def _exit_or_break(self) -> ExitStatus:
         """Raises EngineUnavailable also when only the streams broke off."""
         waiting = asyncio.ensure_future(self._engine.wait(self._name))
         try:
@@ -196,15 +208,20 @@ class Attendance:
             raise Lost(f"the container engine went away before it started the container: {error}")
         if state is ContainerState.RUNNING and not self._has_input:
             raise Lost(f"the container engine went away before the job had its input: {error}")
-        self.present.set()
+        if state is ContainerState.RUNNING:
+            self.present.set()  # of one that has ended, the exit status comes first
         self._back_at = self._clock.monotonic()
-        self._tell_gap("the container engine was away")
-        if state is ContainerState.RUNNING and not self._let_go:
+        self._absent = "the container engine was away"
+        if not self._let_go:
             await self._attach_again()
 
     async def _attach_again(self) -> None:
+        counts = {stream: self._output.count(stream) for stream in Stream}
+        if any(count.gap for count in counts.values()):
+            self._tell_gap(self._absent)  # offsets are not exact any more
+        received = {stream: count.bytes for stream, count in counts.items()}
         try:
-            await self.attach(stdin=False)
+            await self._take_hold(self._engine.reattach(self._name, received))
         except EngineUnavailable:
             raise
         except EngineError as error:  # it may have ended just now, and then there is nothing
@@ -229,7 +246,7 @@ class Attendance:
 
 
 async def state_of(
-    engine: Engine, clock: Clock, name: str, labels: Mapping[str, str]
+    engine: ContainerEngine, clock: Clock, name: str, labels: Mapping[str, str]
 ) -> ContainerState | None:
     """None if the engine has no such container."""
     try:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox
-from penstock.workloads.container.job import Artifact, Code, ContainerJob, End, Stream
+from penstock.workloads.container.job import Code, ContainerJob, End, OutputFile, Stream
 from penstock.workloads.container.running.course import Course
 from penstock.workloads.container.running.ending import Story, Trouble, ending
 
@@ -21,7 +21,7 @@ BUILD_LOG = "build.log"
 
 log = logging.getLogger(__name__)
 
-_Kept = tuple[tuple[Artifact, ...], tuple[str, ...]]
+_Kept = tuple[tuple[OutputFile, ...], tuple[str, ...]]
 
 
 async def close_job(
@@ -51,7 +51,7 @@ async def close_job(
 
 
 async def _collected(job: ContainerJob, course: Course, sandbox: Sandbox) -> _Kept:
-    artifacts: tuple[Artifact, ...] = ()
+    artifacts: tuple[OutputFile, ...] = ()
     skipped: tuple[str, ...] = ()
     if job.outputs and course.ran:
         artifacts, skipped = await sandbox.collect(job.limits.max_artifact_bytes)
@@ -61,8 +61,8 @@ async def _collected(job: ContainerJob, course: Course, sandbox: Sandbox) -> _Ke
     return artifacts, skipped
 
 
-def _keep_build_log(folder: Path, data: bytes) -> Artifact:
+def _keep_build_log(folder: Path, data: bytes) -> OutputFile:
     kept = folder / "artifacts"
     kept.mkdir(mode=0o700, parents=True, exist_ok=True)
     (kept / BUILD_LOG).write_bytes(data)
-    return Artifact(BUILD_LOG, len(data), hashlib.sha256(data).hexdigest())
+    return OutputFile(BUILD_LOG, len(data), hashlib.sha256(data).hexdigest())

@@ -17,19 +17,20 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from penstock.ports.clock import Clock
-from penstock.ports.failpoint import failpoint
+from penstock.ports.process import failpoint
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import (
     DEADLINE_LABEL,
     IMAGE_LABEL,
-    Engine,
+    ContainerEngine,
+    ContainerSpec,
     EngineError,
     EngineUnavailable,
-    Exit,
+    ExitStatus,
+    Gpus,
     Image,
     ImageNotFound,
     Mount,
-    Plan,
 )
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import BadInput, Sandbox
@@ -70,7 +71,7 @@ log = logging.getLogger(__name__)
 class Course:
     def __init__(
         self,
-        engine: Engine,
+        engine: ContainerEngine,
         config: WorkerConfig,
         clock: Clock,
         name: str,
@@ -178,10 +179,10 @@ class Course:
         except EngineUnavailable as error:
             self._attendance.broke_off(error)  # it may run all the same
 
-    def _plan(self, image: Image, mounts: tuple[Mount, ...]) -> Plan:
+    def _plan(self, image: Image, mounts: tuple[Mount, ...]) -> ContainerSpec:
         job, limits = self._job, self._job.limits
         most = limits.max_runtime_seconds + self._config.stop_grace + _DEADLINE_MARGIN
-        return Plan(
+        return ContainerSpec(
             name=self._name,
             image=image.id,
             cmd=job.cmd,
@@ -194,8 +195,12 @@ class Course:
             tmp=int(limits.tmp_mb * _MIB),
             # One more than it may have in all, so that a file that is cut there is seen.
             file_size=limits.max_artifact_bytes + 1 if job.outputs else 0,
+            shm=int(limits.shm_mb * _MIB),
             network=job.network,
-            mounts=mounts,
+            mounts=(*mounts, *job.mounts),
+            gpus=Gpus.parse(job.gpus),
+            read_only_root=job.read_only,
+            user_namespace=self._config.user_namespaces,
             runtime=chosen_runtime(self._config, job, image),
             labels={
                 **self._labels,
@@ -224,7 +229,7 @@ class Course:
         finally:
             await drop(ended, alarm, watch, looking)
 
-    async def _while_engine_is_away(self, ended: asyncio.Future[Exit]) -> None:
+    async def _while_engine_is_away(self, ended: asyncio.Future[ExitStatus]) -> None:
         """Whether a container that can't be reached has ended by itself is known only later."""
         if not ended.done() and not self._attendance.present.is_set():
             back = asyncio.ensure_future(self._attendance.present.wait())
@@ -238,7 +243,7 @@ class Course:
             return Cause.CANCELLED
         return Cause.OUTPUT_LIMIT if watch.done() else Cause.TIMEOUT
 
-    async def _end_it(self, ended: asyncio.Future[Exit], cause: Cause) -> Story:
+    async def _end_it(self, ended: asyncio.Future[ExitStatus], cause: Cause) -> Story:
         ending = end_container(
             self._engine,
             self._clock,

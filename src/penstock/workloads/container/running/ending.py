@@ -17,7 +17,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from penstock.lifecycles.container import ContainerJobState
-from penstock.workloads.container.engine import EngineError, Exit
+from penstock.workloads.container.engine import EngineError, ExitStatus
 from penstock.workloads.container.job import Code, ContainerJob, End, JobError
 
 _FILE_TOO_LARGE = 128 + signal.SIGXFSZ
@@ -45,7 +45,7 @@ class Trouble(Struct, frozen=True):
 class Story(Struct, frozen=True, kw_only=True):
     """What was seen of a job."""
 
-    exit: Exit | None = None
+    exit: ExitStatus | None = None
     """None if no container ran, or nobody saw its end."""
     cause: Cause | None = None
     reason: str = ""
@@ -99,7 +99,7 @@ def _ended_by_worker(job: ContainerJob, story: Story, cause: Cause) -> End:
     return _failed(Code(cause), message, exit_code)
 
 
-def _exited(job: ContainerJob, exit: Exit, story: Story) -> End:
+def _exited(job: ContainerJob, exit: ExitStatus, story: Story) -> End:
     known = exit.code is not None and not (exit.code == 0 and exit.error)
     if not known and exit.oom:
         return _failed(Code.OOM_KILLED, _out_of_memory(job), _MEMORY_KILL)
@@ -116,7 +116,7 @@ def _exited(job: ContainerJob, exit: Exit, story: Story) -> End:
     return _failed(Code.NON_ZERO_EXIT, _non_zero(exit), exit.code)
 
 
-def _non_zero(exit: Exit) -> str:
+def _non_zero(exit: ExitStatus) -> str:
     said = f": {exit.error}" if exit.error else ""
     name = _signal_name(exit.code or 0)
     if exit.code == _MEMORY_KILL:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from penstock.ports.clock import Clock
-from penstock.workloads.container.engine import Engine, EngineError
+from penstock.workloads.container.engine import ContainerEngine, EngineError
 from penstock.workloads.container.job import Usage
 from penstock.workloads.container.running.patience import Late, within
 
@@ -22,7 +22,7 @@ N = TypeVar("N", int, float)
 
 
 class Meter:
-    def __init__(self, engine: Engine, clock: Clock, name: str) -> None:
+    def __init__(self, engine: ContainerEngine, clock: Clock, name: str) -> None:
         self._engine, self._clock, self._name = engine, clock, name
         self.usage = Usage()
 

@@ -13,8 +13,8 @@ from penstock.ports.clock import Clock
 from penstock.workloads.container.config import Pull, WorkerConfig
 from penstock.workloads.container.engine import (
     BuildFailed,
-    BuildPlan,
-    Engine,
+    BuildRequest,
+    ContainerEngine,
     EngineError,
     EngineUnavailable,
     Image,
@@ -22,6 +22,7 @@ from penstock.workloads.container.engine import (
     PullFailed,
     Unsupported,
 )
+from penstock.workloads.container.engines.credentials import RegistryCredentials
 from penstock.workloads.container.job import ContainerJob
 from penstock.workloads.container.protocol.policy import check_resolved
 from penstock.workloads.container.running.ending import number
@@ -54,7 +55,7 @@ class BuildLog:
 
 
 class Resolving:
-    def __init__(self, engine: Engine, config: WorkerConfig, clock: Clock) -> None:
+    def __init__(self, engine: ContainerEngine, config: WorkerConfig, clock: Clock) -> None:
         self._engine, self._config, self._clock = engine, config, clock
 
     async def image(self, job: ContainerJob) -> Image:
@@ -78,7 +79,7 @@ class Resolving:
             )
         seconds = job.limits.pull_seconds
         try:
-            return await within(self._clock, seconds, self._engine.pull(job.image))
+            return await within(self._clock, seconds, self._fetched(job.image))
         except Late:
             raise PullFailed(
                 f"fetching image {job.image!r} took longer than {number(seconds)} s "
@@ -97,6 +98,10 @@ class Resolving:
         except PullFailed as error:
             raise PullFailed(f"image {job.image!r} can't be fetched: {error}") from error
 
+    async def _fetched(self, reference: str) -> Image:
+        credentials = RegistryCredentials(self._config.images.registry_auth_file)
+        return await self._engine.pull(reference, await credentials.find(reference))
+
     async def build(
         self,
         job: ContainerJob,
@@ -107,7 +112,7 @@ class Resolving:
     ) -> Image:
         """Raises BuildFailed with the end of the log, EngineUnavailable, Unsupported."""
         rules = self._config.build
-        plan = BuildPlan(
+        plan = BuildRequest(
             tag=tag,
             context=context,
             memory=int(rules.memory_mb * _MIB),

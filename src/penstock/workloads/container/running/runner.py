@@ -13,10 +13,10 @@ from penstock.workloads.container.engine import (
     IMAGE_LABEL,
     JOB_LABEL,
     OWNER_LABEL,
+    ContainerEngine,
     ContainerState,
-    Engine,
+    ContainerSummary,
     EngineError,
-    Found,
 )
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import Sandbox
@@ -37,7 +37,9 @@ class Runner:
     nobody reading, until it is adopted; one that has ended can be adopted, too.
     """
 
-    def __init__(self, engine: Engine, config: WorkerConfig, clock: Clock, owner: str) -> None:
+    def __init__(
+        self, engine: ContainerEngine, config: WorkerConfig, clock: Clock, owner: str
+    ) -> None:
         self._engine, self._config, self._clock, self._owner = engine, config, clock, owner
 
     def name_of(self, job_id: str) -> str:
@@ -65,7 +67,7 @@ class Runner:
     async def adopt(
         self,
         job: ContainerJob,
-        found: Found,
+        found: ContainerSummary,
         sandbox: Sandbox,
         output: Output,
         stop: CancelToken,
@@ -84,7 +86,7 @@ class Runner:
                 story = await course.adopt_running(image_id, left)
             return await close_job(job, story, course, sandbox, output)
 
-    def _left(self, job: ContainerJob, found: Found, started_at: float) -> float:
+    def _left(self, job: ContainerJob, found: ContainerSummary, started_at: float) -> float:
         """Seconds of its time; fetching the image was none of it."""
         now = self._clock.now()
         began = min(max(started_at, found.created), now)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from penstock.ports.clock import Clock
-from penstock.workloads.container.engine import Engine, EngineError
+from penstock.workloads.container.engine import ContainerEngine, EngineError
 from penstock.workloads.container.running.patience import done_within, drop
 
 _Call = Callable[[], Coroutine[Any, Any, None]]
@@ -23,7 +23,7 @@ KILL_WAITS = (3.0, 3.0, 6.0, 12.0, 24.0)
 
 
 async def end_container(
-    engine: Engine,
+    engine: ContainerEngine,
     clock: Clock,
     name: str,
     *,

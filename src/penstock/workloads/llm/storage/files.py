@@ -26,7 +26,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.core.errors import Conflict, NotFound, StoreFailed, StoreFull
-from penstock.ports.failpoint import failpoint
+from penstock.ports.process import failpoint
 from penstock.workloads.llm.batches import Batch, BatchStoreQuery, Draft, StoredFile, page_of
 
 T = TypeVar("T")

@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from penstock.workloads.llm.values import (
+    LLAMA_OPTIONS,
     Chat,
+    Completion,
     Generation,
     ImagePart,
     LlmCode,
@@ -84,7 +86,8 @@ class Text:
                     "the last two messages are both the assistant's, and only one can be gone"
                     " on from",
                 )
-        return self._templated([_plain(message) for message in messages]) + said
+        plain = [_plain(message) for message in messages]
+        return self._templated(plain, **_template_options(ask)) + said
 
     def tokenize(self, text: str, *, bare: bool = False) -> list[int]:
         """`bare` text gets the tokens in front that the model expects; a template writes them
@@ -112,6 +115,7 @@ class Text:
     def sampler(self, ask: Generation, choice: int = 0) -> Sampler:
         """Raises INVALID_SCHEMA or NOT_SUPPORTED. Takes long for an answer that is held to a
         schema or a grammar (`is_held`): up to seconds for the largest."""
+        _check_options(ask)
         sampling, seed = self.sampling(ask.sampling), seed_of(ask, choice)
         return Sampler(sampling, seed, ask.logprobs, self._constraints.of(ask))
 
@@ -136,7 +140,9 @@ class Text:
             )
         if ask.tools and ask.tool_choice != "none":
             raise LlmFailure(
-                LlmCode.NOT_SUPPORTED, "tools can't be given to a model that is split over nodes"
+                LlmCode.NOT_SUPPORTED,
+                "tools can't be given to a model that is split over nodes",
+                tools=False,
             )
         if any(isinstance(part, ImagePart) for one in ask.messages for part in _parts(one)):
             raise LlmFailure(
@@ -192,6 +198,27 @@ class Text:
         except LlmFailure:
             return []
         return after[:1] if after[0] in self.vocabulary.specials else []
+
+
+_TEMPLATE_OPTIONS = ("enable_thinking", "reasoning_effort", "thinking")
+"""Variables of templates that a request may set; others would change what is rendered, and how."""
+
+
+def _template_options(ask: Chat) -> dict[str, Any]:
+    given = ask.template_options
+    return {name: given[name] for name in _TEMPLATE_OPTIONS if name in given}
+
+
+def _check_options(ask: Generation) -> None:
+    """Raises NOT_SUPPORTED."""
+    own = [name for name in LLAMA_OPTIONS if getattr(ask.sampling, name) is not None]
+    if isinstance(ask, Completion) and ask.suffix is not None:
+        own.append("suffix")
+    if own:
+        raise LlmFailure(
+            LlmCode.NOT_SUPPORTED,
+            f"not supported by a model that is split over nodes: {', '.join(own)}",
+        )
 
 
 def _plain(message: Message) -> dict[str, Any]:

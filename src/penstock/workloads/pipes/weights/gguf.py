@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from penstock.models.gguf import GgufHeader, GgufTensor, Malformed, Value, part_paths
 from penstock.workloads.pipes.weights import described
 from penstock.workloads.pipes.weights.gguf_config import GgufConfig
-from penstock.workloads.pipes.weights.gguf_header import GgufHeader, GgufTensor, Value
 from penstock.workloads.pipes.weights.memory import give_back
-from penstock.workloads.pipes.weights.refusing import invalid, not_supported
+from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
 from penstock.workloads.pipes.weights.tensor_file import read_into
 from penstock.workloads.pipes.weights.tokenizers import gguf_tokenizer
 
@@ -64,7 +63,6 @@ _PLAIN = {
 _PIECE = 1 << 18
 """Values that are made of a quantised tensor at once: the work on them needs several times
 their room, and is fastest in a processor's cache."""
-_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 class GgufSource:
@@ -73,7 +71,7 @@ class GgufSource:
         self._tensors: dict[str, GgufTensor] = {}
         self._metadata: Mapping[str, Value] = {}
         for number, part in enumerate(parts(path)):
-            header = GgufHeader(part, _wanted)
+            header = _header(part)
             self._metadata = self._metadata if number else header.metadata
             self._tensors.update(header.tensors)
         shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
@@ -154,44 +152,57 @@ class GgufSource:
 
     def _refuse_unknown_types(self) -> None:
         """Before anything is loaded."""
-        for kind in {tensor.kind for tensor in self._tensors.values()} - set(_PLAIN):
-            block = numpy.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=numpy.uint8)
+        types = {tensor.kind: tensor.type_name for tensor in self._tensors.values()}
+        for number, name in types.items():
+            if number in _PLAIN:
+                continue
             try:
+                kind = GGMLQuantizationType(number)
+                block = numpy.zeros((1, GGML_QUANT_SIZES[kind][1]), dtype=numpy.uint8)
                 dequantize(block, kind)
             except (NotImplementedError, ValueError):
                 raise not_supported(
-                    self.path, f"has tensors of the type {kind.name}, which can't be read"
+                    self.path, f"has tensors of the type {name}, which can't be read"
                 ) from None
 
 
 def parts(path: Path) -> list[Path]:
     """All files of a model that was cut into several; whichever of them was named."""
-    match = _PART.fullmatch(path.name)
-    if match is None:
-        return [path]
-    stem, count = match["stem"], int(match["count"])
-    if not 1 <= count <= 10_000:
-        raise invalid(path, f"calls itself one of {count}")
-    return [path.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
+    try:
+        return part_paths(path)
+    except Malformed as problem:
+        raise invalid(path, str(problem)) from None
+
+
+def _header(path: Path) -> GgufHeader:
+    try:
+        return GgufHeader(path, _wanted)
+    except FileNotFoundError:
+        raise not_found(path, "does not exist") from None
+    except Malformed as problem:
+        raise invalid(path, str(problem)) from None
+    except OSError as error:
+        raise invalid(path, f"can't be read: {error.strerror}") from error
 
 
 def read(place: GgufTensor) -> torch.Tensor:
     """Plain floats as they are, quantised values as float32."""
-    plain = _PLAIN.get(place.kind)
+    kind = GGMLQuantizationType(place.kind)
+    plain = _PLAIN.get(kind)
     if plain is not None:
         tensor = torch.empty(place.shape, dtype=plain)
         read_into(place.path, place.offset, tensor.reshape(-1).view(torch.uint8))
         return tensor
     stored = torch.empty(place.size, dtype=torch.uint8)
     read_into(place.path, place.offset, stored)
-    block, length = GGML_QUANT_SIZES[place.kind]
+    block, length = GGML_QUANT_SIZES[kind]
     packed = stored.numpy().reshape(-1, length)
     values = numpy.empty((len(packed), block), dtype=numpy.float32)
     step = max(1, _PIECE // block)
     for start in range(0, len(packed), step):
         # As one row: of many it would take sixteen at a time.
         piece = packed[start : start + step].reshape(1, -1)
-        values[start : start + step] = dequantize(piece, place.kind).reshape(-1, block)
+        values[start : start + step] = dequantize(piece, kind).reshape(-1, block)
     return torch.from_numpy(values).reshape(place.shape)
 
 

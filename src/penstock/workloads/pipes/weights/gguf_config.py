@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from penstock.models.gguf import Value
 from penstock.workloads.pipes.weights.described import MOST_LAYERS
-from penstock.workloads.pipes.weights.gguf_header import Value
 from penstock.workloads.pipes.weights.refusing import invalid, not_supported
 
 FAMILIES = {

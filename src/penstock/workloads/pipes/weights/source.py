@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.models.gguf import stem_of
 from penstock.workloads.llm.values import LlmCode, LlmFailure
 from penstock.workloads.pipes.weights.refusing import invalid, not_found, not_supported
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NEEDED = ("torch", "safetensors", "gguf", "transformers", "cryptography")
-_PART = re.compile(r"-\d{5}-of-(?=\d{5}\.gguf$)")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -102,19 +101,14 @@ def _open_folder(path: Path) -> Source:
         from penstock.workloads.pipes.weights.safetensors import SafetensorsSource
 
         return SafetensorsSource(path)
-    models = {first_part(file) for file in path.glob("*.gguf")}
+    models = {stem_of(file.name): file for file in sorted(path.glob("*.gguf"))}
     if len(models) == 1:
-        return open_source(models.pop())
+        return open_source(*models.values())
     if models:
         raise invalid(path, f"has {len(models)} GGUF files: name one of them")
     if any(file.suffix in _PICKLES for file in path.iterdir()):
         raise not_supported(path, f"has its weights as pickles, which can run code: {_CONVERT}")
     raise not_found(path, "has no model: neither safetensors nor a GGUF file")
-
-
-def first_part(file: Path) -> Path:
-    """Of a model that was cut into several files."""
-    return file.with_name(_PART.sub("-00001-of-", file.name))
 
 
 def _begins(path: Path, magic: bytes) -> bool:

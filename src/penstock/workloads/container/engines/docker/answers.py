@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from msgspec import Struct, field
 
-from penstock.workloads.container.engine import ContainerState, Found, Image
+from penstock.workloads.container.engine import ContainerState, ContainerSummary, Image
 from penstock.workloads.container.job import Usage
 
 
@@ -121,9 +121,18 @@ class State(Answer, frozen=True):
     oom_killed: bool = field(default=False, name="OOMKilled")
 
 
+class LogConfig(Answer, frozen=True):
+    type: str = ""
+
+
+class HostConfig(Answer, frozen=True):
+    log_config: LogConfig = LogConfig()
+
+
 class ContainerAnswer(Answer, frozen=True):
     id: str
     state: State
+    host_config: HostConfig = HostConfig()
 
 
 class ListedContainer(Answer, frozen=True):
@@ -132,9 +141,9 @@ class ListedContainer(Answer, frozen=True):
     labels: Mapping[str, str] | None = None
     created: float = 0
 
-    def value(self) -> Found:
+    def value(self) -> ContainerSummary:
         name = (self.names or ("",))[0].lstrip("/")
-        return Found(name, condition(self.state), self.labels or {}, self.created)
+        return ContainerSummary(name, condition(self.state), self.labels or {}, self.created)
 
 
 class WaitError(Answer, frozen=True):

@@ -1,7 +1,7 @@
 """HTTP to an engine over its Unix socket.
 
-Whatever goes wrong on the way is `EngineUnavailable`: nobody there, a connection that breaks, no
-answer in time, an answer that makes no sense. What the engine itself refuses is `Refused`.
+Whatever goes wrong on the way is `EngineUnavailable`: no connection, one that breaks, no answer in
+time, an answer that makes no sense. What the engine itself refuses is `Refused`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from penstock.workloads.container.engine import EngineError, EngineUnavailable
-from penstock.workloads.container.engines.docker.answers import Progress, Refusal
+from penstock.workloads.container.engine import (
+    CommandNotFound,
+    CommandNotRunnable,
+    ContainerNotFound,
+    EngineError,
+    EngineUnavailable,
+    ImageNotFound,
+    PullFailed,
+    Unsupported,
+)
+from penstock.workloads.container.engines.docker.answers import Progress, Refusal, Version
 
 T = TypeVar("T")
 Query = Mapping[str, str | int]
@@ -90,15 +99,20 @@ class Api:
     ) -> T:
         """A request whose answer may take for ever; its head comes at once, if not `patient`."""
         async with self.open("POST", path, query, patient=patient) as answer:
-            with self._sane():
+            with self.sane():
                 return self.decoded(kind, await _body(answer))
 
     @asynccontextmanager
     async def progress(
-        self, path: str, query: Query, body: Body | None = None
+        self,
+        path: str,
+        query: Query,
+        body: Body | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[AsyncIterator[Progress]]:
         """A request that reports while it works, for as long as it takes."""
-        async with self.open("POST", path, query, body, patient=True) as answer:
+        async with self.open("POST", path, query, body, patient=True, headers=headers) as answer:
             yield self._lines(answer)
 
     @asynccontextmanager
@@ -111,6 +125,7 @@ class Api:
         *,
         timeout: float | None = None,
         patient: bool = False,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer whose head has come, and is no refusal."""
         limit = None if patient else timeout or self.timeout
@@ -120,7 +135,7 @@ class Api:
                 method,
                 URL(f"http://engine{prefix}{path}{_suffix(query)}", encoded=True),
                 data=body,
-                headers=_headers(body),
+                headers={**_headers(body), **(headers or {})},
                 timeout=_NO_LIMIT,
                 allow_redirects=False,
             )
@@ -175,7 +190,7 @@ class Api:
 
     async def _lines(self, answer: aiohttp.ClientResponse) -> AsyncIterator[Progress]:
         rest = b""
-        with self._sane():
+        with self.sane():
             async for data in answer.content.iter_any():
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
@@ -189,7 +204,7 @@ class Api:
     @asynccontextmanager
     async def _within(self, seconds: float | None) -> AsyncIterator[None]:
         """For that long, or until it is closed."""
-        with self._sane():
+        with self.sane():
             async with asyncio.timeout(seconds) as limit:
                 self._limits.add(limit)
                 try:
@@ -198,7 +213,7 @@ class Api:
                     self._limits.discard(limit)
 
     @contextmanager
-    def _sane(self) -> Iterator[None]:
+    def sane(self) -> Iterator[None]:
         """Whatever the connection does becomes EngineUnavailable."""
         try:
             yield
@@ -236,3 +251,93 @@ def _headers(body: Any) -> dict[str, str]:
         return {}
     kind = "application/json" if isinstance(body, bytes) else "application/x-tar"
     return {"Content-Type": kind}
+
+
+NEWEST = (1, 44)
+"""The newest version of the API that this was written for."""
+
+
+async def greet(api: Api) -> Version:
+    """Ask, and speak that version from now on."""
+    version = await api.ask(Version, "GET", VERSION_PATH)
+    ours = min(NEWEST, _numbers(api, version.api_version))
+    if version.min_api_version:
+        ours = max(ours, _numbers(api, version.min_api_version))
+    api.prefix = f"/v{ours[0]}.{ours[1]}"
+    return version
+
+
+def _numbers(api: Api, text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise api.nonsense(f"{text!r} as its version")
+    return int(major), int(minor)
+
+
+NOT_FOUND = 404
+CONFLICT = 409
+
+_NO_COMMAND = ("no command specified", "no command or entrypoint", "no cmd or entrypoint")
+_GPU = ("could not select device driver", "nvidia-container-cli", "unresolvable cdi devices")
+_RUNTIME = ("unknown or invalid runtime", "invalid runtime name", "unknown runtime")
+_MISSING = ("executable file not found", "no such file or directory", "not found in $path")
+_NOT_RUNNABLE = ("permission denied", "exec format error", "is a directory")
+_INITS = ("docker-init", "podman-init", "catatonit", "tini")
+_NO_SUCH_IMAGE = (
+    "manifest unknown",
+    "not found",
+    "does not exist",
+    "name unknown",
+    "no such image",
+    "repository name not known",
+)
+
+
+def of_create(refused: Refused) -> EngineError:
+    words = refused.message.lower()
+    if refused.status == NOT_FOUND and "image" in words:
+        return ImageNotFound(refused.message)
+    if any(text in words for text in _NO_COMMAND):
+        return CommandNotFound(refused.message)
+    if any(text in words for text in (*_RUNTIME, *_GPU)):
+        return Unsupported(refused.message)
+    return refused
+
+
+def means_no_init(refused: Refused) -> bool:
+    """Podman looks for its init program when a container is made."""
+    return "container-init binary not found" in refused.message
+
+
+def of_container(refused: Refused) -> EngineError:
+    return ContainerNotFound(refused.message) if refused.status == NOT_FOUND else refused
+
+
+def of_start(refused: Refused) -> EngineError:
+    words = refused.message.lower()
+    if refused.status == NOT_FOUND and "no such container" in words:
+        return of_container(refused)
+    if any(text in words for text in _NO_COMMAND):
+        return CommandNotFound(refused.message)
+    if any(text in words for text in _GPU):
+        return Unsupported(f"the container can't have GPUs: {refused.message}")
+    if "exec" in words and not any(name in words for name in _INITS):
+        if any(text in words for text in _MISSING):
+            return CommandNotFound(refused.message)
+        if any(text in words for text in _NOT_RUNNABLE):
+            return CommandNotRunnable(refused.message)
+    return refused
+
+
+def means_that_nothing_runs(refused: Refused) -> bool:
+    """Of a signal: there is no such container, or it has ended. Podman has no status for that."""
+    words = refused.message.lower()
+    return refused.status in (NOT_FOUND, CONFLICT) or "can only kill running" in words
+
+
+def of_pull(words: str) -> EngineError:
+    """Registries that know no such image say so, in one of these ways."""
+    lower = words.lower()
+    if any(text in lower for text in _NO_SUCH_IMAGE) and "no such host" not in lower:
+        return ImageNotFound(words)
+    return PullFailed(words)

@@ -1,31 +1,98 @@
-"""A connection that has become the streams of a container.
+"""The output of a container: attached while it runs, or from the log of its engine.
 
-The request asks for an upgrade, and from then on the socket is the container's: what is sent is
-its input, whose end is the end of our half; what comes is its output in frames. Read as long as
-somebody takes what was read; `unblock` reads on whatever happens, because an engine can't kill a
-container whose output nobody reads.
+An attach request asks for an upgrade, and from then on the socket is the container's: what is
+sent is its input, whose end is the end of our half; what comes is its output in frames. It is read
+as long as somebody takes what was read; `unblock` reads on whatever happens, because an engine
+can't kill a container whose output nobody reads.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import cast
 from urllib.parse import urlencode
 
+import aiohttp
+
 from penstock.workloads.container.engine import Chunk, EngineError, EngineUnavailable
-from penstock.workloads.container.engines.docker.api import Api, Refused, container
-from penstock.workloads.container.engines.docker.frames import Frames, NoFrame
+from penstock.workloads.container.engines.docker.api import Api, Query, Refused, container
+from penstock.workloads.container.job import Stream
+
+HEAD = 8
+LONG_LINE = 16 << 10
+"""Docker's log has longer lines in frames of this size."""
+_NEWLINE = 10
+_STREAMS = {0: Stream.STDOUT, 1: Stream.STDOUT, 2: Stream.STDERR}
+
+
+class NoFrame(Exception):
+    """These bytes are not what an attached connection carries."""
+
+
+class Frames:
+    """Feed it what was read. `of_log`: of Docker's log, which loses the newline of a line that was
+    too long for one frame."""
+
+    def __init__(self, *, of_log: bool = False) -> None:
+        self._of_log = of_log
+        self._length = 0
+        self._head = b""
+        self._left = 0
+        self._stream = Stream.STDOUT
+        self.count = 0
+        """How many frames there were."""
+
+    def feed(self, data: bytes) -> list[Chunk]:
+        """What it held; neighbours of one stream are one chunk."""
+        runs: list[tuple[Stream, list[memoryview]]] = []
+        view = memoryview(data)
+        at = 0
+        while at < len(view):
+            if not self._left:
+                at = self._read_head(view, at)
+                continue
+            part = view[at : at + self._left]
+            at += len(part)
+            self._left -= len(part)
+            if not self._left and self._breaks_line(part):
+                part = memoryview(bytes(part) + b"\n")
+            if runs and runs[-1][0] is self._stream:
+                runs[-1][1].append(part)
+            else:
+                runs.append((self._stream, [part]))
+        return [Chunk(stream, b"".join(parts)) for stream, parts in runs]
+
+    def _breaks_line(self, part: memoryview) -> bool:
+        return self._of_log and self._length < LONG_LINE and part[-1] != _NEWLINE
+
+    def _read_head(self, view: memoryview, at: int) -> int:
+        missing = HEAD - len(self._head)
+        self._head += view[at : at + missing]
+        if len(self._head) == HEAD:
+            stream = _STREAMS.get(self._head[0])
+            if stream is None or self._head[1:4] != b"\0\0\0":
+                raise NoFrame(f"{self._head!r} is no head of a frame")
+            self._stream = stream
+            self._left = self._length = int.from_bytes(self._head[4:], "big")
+            self._head = b""
+            self.count += 1
+        return at + min(missing, len(view) - at)
+
 
 HIGH_WATER = 1 << 20
 """Bytes that wait for a taker before reading stops."""
 _LONGEST_HEAD = 64 << 10
 _UPGRADED = (101, 200)
 
+log = logging.getLogger(__name__)
+
 
 class Attachment(asyncio.Protocol):
-    """The streams of one container; implements `Attached`."""
+    """The streams of one container; implements `AttachSession`."""
 
     def __init__(self, api: Api, gone: Callable[[Attachment], None]) -> None:
         self._api = api
@@ -45,7 +112,7 @@ class Attachment(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
 
-    # -- Attached -----------------------------------------------------------------
+    # -- AttachSession -----------------------------------------------------------------
 
     async def output(self) -> AsyncIterator[Chunk]:
         while True:
@@ -78,6 +145,11 @@ class Attachment(asyncio.Protocol):
             self._transport.abort()
 
     # -- for the engine -----------------------------------------------------------
+
+    def begin_with_gap(self) -> None:
+        """Nobody knows what was written before."""
+        self._chunks.appendleft(Chunk(Stream.STDERR, b"", gap=True))
+        self._more.set()
 
     def unblock(self) -> None:
         """Read on from now, and drop what nobody takes."""
@@ -235,3 +307,104 @@ def _length(head: bytes) -> int | None:
         if name.strip().lower() == b"content-length" and value.strip().isdigit():
             return int(value)
     return None
+
+
+LOG_BYTES = 32 << 20
+"""Docker's log of a container drops nothing before it has this size."""
+_ENTRY = 256
+"""Bytes that an entry of a log has besides its text, at most."""
+
+
+class LogSession:
+    """Output of a started container from the log of its engine; implements `AttachSession`.
+
+    Bytes are counted, so nothing is delivered twice and nothing is left out. Podman's log, when it
+    is followed, ends before the end; so it is read once more after that.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        name: str,
+        received: Mapping[Stream, int],
+        *,
+        of_docker: bool,
+        limit: int,
+        gone: Callable[[LogSession], None],
+    ) -> None:
+        self._of_docker = of_docker
+        self._limit = limit
+        """Bytes that the log has at least before it drops anything."""
+        self._api, self._path, self._gone = api, container(name, "/logs"), gone
+        self._delivered = {stream: received.get(stream, 0) for stream in Stream}
+        self._answer: aiohttp.ClientResponse | None = None
+        self._size = 0
+        self._closed = False
+        self._over = asyncio.Event()
+
+    async def output(self) -> AsyncIterator[Chunk]:
+        try:
+            async for chunk in self._read({}):
+                yield chunk
+            if self._size < self._limit:
+                for query in ({"follow": 1}, {}):
+                    async for chunk in self._read(query):
+                        yield chunk
+                return
+            yield Chunk(Stream.STDERR, b"", gap=True)
+            async for chunk in self._read({"follow": 1, "since": int(time.time())}, new=True):
+                yield chunk
+        except Refused as refused:
+            log.warning("the engine has no log of %s: %s", self._path, refused)
+            yield Chunk(Stream.STDERR, b"", gap=True)
+        except EngineUnavailable:
+            if not self._closed:
+                raise
+        finally:
+            self._over.set()
+            self._gone(self)
+
+    async def send(self, data: bytes) -> None:
+        """Its input went to whoever started it."""
+
+    async def end_input(self) -> None: ...
+
+    def close(self) -> None:
+        self._closed = True
+        self._over.set()
+        if self._answer is not None:
+            self._answer.content.set_exception(aiohttp.ClientConnectionError("it was closed"))
+
+    def unblock(self) -> None:
+        """Nobody waits for who reads a log."""
+
+    async def ended(self) -> None:
+        await self._over.wait()
+
+    async def _read(self, query: Query, *, new: bool = False) -> AsyncIterator[Chunk]:
+        """The log from its start, or all of it as `new`: what was not delivered yet."""
+        seen = dict(self._delivered) if new else dict.fromkeys(Stream, 0)
+        frames, text = Frames(of_log=self._of_docker), 0
+        query = {"stdout": 1, "stderr": 1, **query}
+        async with self._api.open("GET", self._path, query) as answer:
+            self._answer = answer
+            with self._api.sane():
+                async for data in answer.content.iter_any():
+                    if self._closed:
+                        return
+                    for chunk in self._fed(frames, data):
+                        text += len(chunk.data)
+                        seen[chunk.stream] += len(chunk.data)
+                        missing = seen[chunk.stream] - self._delivered[chunk.stream]
+                        if missing > 0:
+                            self._delivered[chunk.stream] = seen[chunk.stream]
+                            yield Chunk(chunk.stream, chunk.data[-missing:])
+        self._size = text + frames.count * _ENTRY
+        if any(seen[stream] < self._delivered[stream] for stream in Stream):
+            self._size = self._limit  # its beginning is gone
+
+    def _fed(self, frames: Frames, data: bytes) -> list[Chunk]:
+        try:
+            return frames.feed(data)
+        except NoFrame as error:
+            raise self._api.nonsense(str(error)) from None

@@ -19,19 +19,23 @@ import msgspec
 
 from penstock.workloads.container.engine import (
     NO_INIT,
-    Attached,
-    BuildPlan,
+    AttachSession,
+    BuildRequest,
+    ContainerNotFound,
+    ContainerSpec,
     ContainerState,
+    ContainerSummary,
     EngineError,
     EngineFacts,
     EngineUnavailable,
-    Exit,
-    Found,
+    ExitStatus,
     Image,
-    Plan,
+    RegistryAuth,
+    Unsupported,
 )
+from penstock.workloads.container.engines import gpus
 from penstock.workloads.container.engines import seccomp as seccomp_rules
-from penstock.workloads.container.engines.docker import podman, refusals
+from penstock.workloads.container.engines.docker import podman
 from penstock.workloads.container.engines.docker.answers import (
     ContainerAnswer,
     Created,
@@ -41,17 +45,30 @@ from penstock.workloads.container.engines.docker.answers import (
     Waited,
     condition,
 )
-from penstock.workloads.container.engines.docker.api import Api, Refused, container
-from penstock.workloads.container.engines.docker.attach import Attachment, attach
-from penstock.workloads.container.engines.docker.building import Builder
-from penstock.workloads.container.engines.docker.commands import Commands
-from penstock.workloads.container.engines.docker.hello import greet
-from penstock.workloads.container.engines.docker.images import Images, by_labels
-from penstock.workloads.container.engines.docker.plan import create_body
-from penstock.workloads.container.engines.docker.podman_build import PodmanBuild
-from penstock.workloads.container.engines.docker.refusals import CONFLICT, NOT_FOUND
+from penstock.workloads.container.engines.docker.api import (
+    CONFLICT,
+    NOT_FOUND,
+    Api,
+    Refused,
+    container,
+    greet,
+    means_no_init,
+    means_that_nothing_runs,
+    of_container,
+    of_create,
+    of_start,
+)
+from penstock.workloads.container.engines.docker.attach import (
+    LOG_BYTES,
+    Attachment,
+    LogSession,
+    attach,
+)
+from penstock.workloads.container.engines.docker.build import Builder, PodmanBuild
+from penstock.workloads.container.engines.docker.images import Commands, Images, by_labels
+from penstock.workloads.container.engines.docker.spec import create_body
 from penstock.workloads.container.engines.docker.usage import Meters
-from penstock.workloads.container.job import Usage
+from penstock.workloads.container.job import Stream, Usage
 
 KILL_PATIENCE = 5.0
 """Seconds after which a kill is tried again with the output cut off."""
@@ -61,13 +78,11 @@ log = logging.getLogger(__name__)
 
 
 class DockerEngine:
-    """One engine, through its Unix socket; implements `Engine`.
+    """One engine, through its Unix socket; implements `ContainerEngine`.
 
     `seccomp` is a profile as JSON. Without one Docker's own holds, and for Podman, whose own
     allows user namespaces, that of `engines.seccomp`.
     """
-
-    keeps_output = False
 
     def __init__(
         self, socket: Path | str, *, seccomp: str | None = None, timeout: float = 60
@@ -85,9 +100,9 @@ class DockerEngine:
         self._profile: tempfile._TemporaryFileWrapper[bytes] | None = None
         self._version: Version | None = None
         self._info: Info | None = None
-        self._planned: dict[str, Plan] = {}
+        self._created: dict[str, ContainerSpec] = {}
         """Containers made here and not yet started."""
-        self._attached: dict[str, set[Attachment]] = {}
+        self._attached: dict[str, set[Attachment | LogSession]] = {}
 
     # -- itself -------------------------------------------------------------------
 
@@ -103,9 +118,24 @@ class DockerEngine:
             root_dir=info.docker_root_dir,
             can_build=True,
             can_pull=True,
+            networks=True,
+            gpus=self._gpus_problem() == "",
+            user_namespaces=self._has_user_namespaces(),
             where=self._api.socket,
             security=(*(info.security_options or ()), *(() if self._has_init() else (NO_INIT,))),
         )
+
+    def _gpus_problem(self) -> str:
+        """Why containers can't have GPUs; empty if they can, as far as is known."""
+        if self._is_podman:
+            return podman.gpus_problem(self._version.version if self._version else "")
+        if "nvidia" in ((self._info and self._info.runtimes) or ()) or gpus.has_device():
+            return ""
+        return gpus.NONE
+
+    def _has_user_namespaces(self) -> bool:
+        options = (self._info and self._info.security_options) or ()
+        return bool({"name=userns", "name=rootless"} & set(options))
 
     def _has_init(self) -> bool:
         if self._is_podman:
@@ -147,17 +177,19 @@ class DockerEngine:
         await self._greeted()
         return await self._images.image(reference)
 
-    async def pull(self, reference: str) -> Image:
+    async def pull(self, reference: str, auth: RegistryAuth | None = None) -> Image:
         await self._greeted()
-        return await self._images.pull(reference)
+        return await self._images.pull(reference, auth)
 
-    async def build(self, plan: BuildPlan, say: Callable[[bytes], None]) -> Image:
+    async def build(self, request: BuildRequest, on_log: Callable[[bytes], None]) -> Image:
         await self._greeted()
         if not self._is_podman:
-            return await self._builder.on_docker(plan, say)
+            return await self._builder.on_docker(request, on_log)
         security = (await self._asked_info()).security_options or ()
-        podman_build = PodmanBuild(self._profile_file(), rootless="name=rootless" in security)
-        return await self._builder.on_podman(plan, say, podman_build)
+        podman_build = PodmanBuild(
+            self._profile_file(await self._profile_text()), rootless="name=rootless" in security
+        )
+        return await self._builder.on_podman(request, on_log, podman_build)
 
     async def images(self, labels: Mapping[str, str]) -> list[Image]:
         await self._greeted()
@@ -169,47 +201,85 @@ class DockerEngine:
 
     # -- a container's life -------------------------------------------------------
 
-    async def create(self, plan: Plan) -> None:
+    async def create(self, spec: ContainerSpec) -> None:
         await self._greeted()
-        image = await self._images.known(plan.image)
-        if self._is_podman and plan.runtime:
-            podman.check_runtime(plan, (await self._asked_info()).default_runtime)
+        image = await self._images.known(spec.image)
+        await self._check(spec)
+        profile = await self._profile_text()
         if self._is_podman:
-            body = create_body(plan, volumes=image.volumes, init=self._init)
-            podman.adapt(body, self._profile_file())
+            body = create_body(spec, volumes=image.volumes, init=self._init)
+            podman.adapt(body, self._profile_file(profile) if profile else "")
         else:
-            body = create_body(
-                plan, volumes=image.volumes, seccomp=self._seccomp, init=self._has_init()
-            )
+            body = create_body(spec, volumes=image.volumes, seccomp=profile, init=self._has_init())
         try:
-            await self._make(plan, body)
+            await self._make(spec, body)
         except Refused as refused:
-            if not (body["HostConfig"]["Init"] and refusals.means_no_init(refused)):
-                self._images.forget(plan.image)
-                raise refusals.of_create(refused) from None
+            if not (body["HostConfig"]["Init"] and means_no_init(refused)):
+                self._images.forget(spec.image)
+                raise of_create(refused) from None
             log.warning("%s; containers run without an init", refused.message)
             self._init = False
-            await self.create(plan)
+            await self.create(spec)
         else:
-            self._planned[plan.name] = plan
+            self._created[spec.name] = spec
 
-    async def _make(self, plan: Plan, body: dict[str, Any]) -> None:
+    async def _check(self, spec: ContainerSpec) -> None:
+        """Raises Unsupported for what this engine would ignore."""
+        if not (spec.gpus or spec.user_namespace or spec.runtime):
+            return
+        info = await self._asked_info()
+        if spec.gpus and (problem := self._gpus_problem()):
+            raise Unsupported(problem)
+        if spec.user_namespace and not self._has_user_namespaces():
+            raise Unsupported(
+                "the engine has no user namespaces: start dockerd with --userns-remap, or use a"
+                " rootless Docker or Podman"
+            )
+        if self._is_podman:
+            podman.check_runtime(spec, info.default_runtime)
+
+    async def _make(self, spec: ContainerSpec, body: dict[str, Any]) -> None:
         making = asyncio.ensure_future(
-            self._api.ask(Created, "POST", "/containers/create", {"name": plan.name}, body)
+            self._api.ask(Created, "POST", "/containers/create", {"name": spec.name}, body)
         )
         try:
             await asyncio.shield(making)
         except (asyncio.CancelledError, EngineUnavailable):
             # It may be made all the same.
             await asyncio.gather(making, return_exceptions=True)
-            await self._remove_quietly(plan.name)
+            await self._remove_quietly(spec.name)
             raise
 
-    async def attach(self, name: str, *, stdin: bool) -> Attached:
+    async def attach(self, name: str, *, stdin: bool) -> AttachSession:
         await self._greeted()
-        new = name in self._planned
-        if self._is_podman and not new:
-            await self._must_run(name)
+        return await self._attach(name, stdin=stdin)
+
+    async def reattach(self, name: str, received: Mapping[Stream, int]) -> AttachSession:
+        await self._greeted()
+        found = await self._inspect(name)
+        if found is None:
+            raise ContainerNotFound(f"no such container: {name}")
+        running = condition(found.state.status) is ContainerState.RUNNING
+        if running and found.host_config.log_config.type == "none":
+            # Made by an earlier version of Penstock.
+            attachment = await self._attach(name, stdin=False)
+            attachment.begin_with_gap()
+            return attachment
+        if running and found.state.pid:
+            self._meters.begin(name, found)
+        session = LogSession(
+            self._api,
+            name,
+            received,
+            of_docker=not self._is_podman,
+            limit=podman.LOG_BYTES if self._is_podman else LOG_BYTES,
+            gone=lambda gone: self._attached.get(name, set()).discard(gone),
+        )
+        self._attached.setdefault(name, set()).add(session)
+        return session
+
+    async def _attach(self, name: str, *, stdin: bool) -> Attachment:
+        new = name in self._created
         try:
             attachment = await attach(
                 self._api,
@@ -218,19 +288,13 @@ class DockerEngine:
                 gone=lambda gone: self._attached.get(name, set()).discard(gone),
             )
         except Refused as refused:
-            raise refusals.of_container(refused) from None
+            raise of_container(refused) from None
         self._attached.setdefault(name, set()).add(attachment)
         if new and not stdin:
             await attachment.end_input()
         if not new:
             await self._adopt(name, attachment)
         return attachment
-
-    async def _must_run(self, name: str) -> None:
-        """Podman would make one that has ended ready for another start, and forget its end."""
-        found = await self._inspect(name)
-        if found is not None and condition(found.state.status) is not ContainerState.RUNNING:
-            raise EngineError(f"{name} does not run; nothing of its output is kept")
 
     async def _adopt(self, name: str, attachment: Attachment) -> None:
         """What ended before we were there would never say so."""
@@ -242,16 +306,16 @@ class DockerEngine:
 
     async def start(self, name: str) -> None:
         await self._greeted()
-        plan = self._planned.pop(name, None)
-        if plan is not None:
-            await self._commands.check(plan, (await self._images.known(plan.image)).value())
+        spec = self._created.pop(name, None)
+        if spec is not None:
+            await self._commands.check(spec, (await self._images.known(spec.image)).value())
         try:
             await self._api.tell("POST", container(name, "/start"))
         except Refused as refused:
-            raise refusals.of_start(refused) from None
+            raise of_start(refused) from None
         self._meters.begin(name)
 
-    async def wait(self, name: str) -> Exit:
+    async def wait(self, name: str) -> ExitStatus:
         await self._greeted()
         try:
             if self._is_podman:
@@ -259,13 +323,13 @@ class DockerEngine:
             else:
                 waited = await self._api.wait(Waited, container(name, "/wait"))
         except Refused as refused:
-            raise refusals.of_container(refused) from None
+            raise of_container(refused) from None
         self._meters.over(name)
         if waited.error is not None and waited.error.message:
-            return Exit(None, error=waited.error.message)
+            return ExitStatus(None, error=waited.error.message)
         if waited.status_code == 0:
-            return Exit(0)
-        return Exit(waited.status_code, oom=await self._ran_out_of_memory(name))
+            return ExitStatus(0)
+        return ExitStatus(waited.status_code, oom=await self._ran_out_of_memory(name))
 
     async def _silent(self, name: str) -> None:
         """Until all that we hear of it has ended."""
@@ -308,14 +372,14 @@ class DockerEngine:
         try:
             await self._api.tell("POST", container(name, "/kill"), query, timeout=timeout)
         except Refused as refused:
-            if not refusals.means_that_nothing_runs(refused):
+            if not means_that_nothing_runs(refused):
                 raise
 
     async def remove(self, name: str) -> None:
         await self._greeted()
         self._let_go(name)
         await self._meters.end(name)
-        self._planned.pop(name, None)
+        self._created.pop(name, None)
         try:
             async with asyncio.timeout(self._api.timeout):
                 # Nothing tells when somebody else's removal is through.
@@ -346,7 +410,7 @@ class DockerEngine:
 
     # -- finding ------------------------------------------------------------------
 
-    async def find(self, labels: Mapping[str, str]) -> list[Found]:
+    async def find(self, labels: Mapping[str, str]) -> list[ContainerSummary]:
         await self._greeted()
         query: dict[str, str | int] = {"all": 1, **by_labels(labels)}
         found = await self._api.ask(list[ListedContainer], "GET", "/containers/json", query)
@@ -362,11 +426,16 @@ class DockerEngine:
 
     # -- the enclosure ------------------------------------------------------------
 
-    def _profile_file(self) -> str:
+    async def _profile_text(self) -> str:
+        """Empty for an engine without seccomp, which only a worker's settings allow."""
+        if any("seccomp" in word for word in (await self._asked_info()).security_options or ()):
+            return self._seccomp or msgspec.json.encode(seccomp_rules.profile()).decode()
+        return ""
+
+    def _profile_file(self, text: str) -> str:
         if self._profile is None:
             # Podman reads a file, and reads it when a container is made.
             self._profile = tempfile.NamedTemporaryFile(prefix="penstock-seccomp-")  # noqa: SIM115
-            text = self._seccomp or msgspec.json.encode(seccomp_rules.profile()).decode()
             self._profile.write(text.encode())
             self._profile.flush()
         return self._profile.name

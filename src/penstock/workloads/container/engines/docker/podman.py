@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.workloads.container.engine import Plan, Unsupported
+from penstock.workloads.container.engine import ContainerSpec, Unsupported
+from penstock.workloads.container.engines import gpus
 from penstock.workloads.container.engines.docker.answers import Waited, WaitError
 from penstock.workloads.container.engines.docker.api import Api, container
 
@@ -21,8 +22,11 @@ INIT_FOLDERS = (
     *("/usr/lib/podman", "/usr/local/lib/podman"),
 )
 _CLOSELY = 2.0
+_CDI_VERSION = 5
+LOG_BYTES = 256 << 20
+"""When a log has this size, all of it is dropped."""
 _MOST_PROCESSES = 1 << 14
-"""Of one user, in all containers together; how many a container may have is `Plan.pids`."""
+"""Of one user, in all containers together; a container has its own limit (`pids`)."""
 
 
 def adapt(body: dict[str, Any], profile: str) -> None:
@@ -32,6 +36,9 @@ def adapt(body: dict[str, Any], profile: str) -> None:
     most = _processes()
     host["Ulimits"].append({"Name": "nproc", "Soft": most, "Hard": most})
     host["SecurityOpt"].append(f"seccomp={profile}")
+    host["LogConfig"] = {"Type": "k8s-file", "Config": {"max-size": f"{LOG_BYTES}b"}}
+    for request in host.get("DeviceRequests", ()):
+        request |= {"Driver": "cdi", "Count": 0, "Capabilities": [], "DeviceIDs": _cdi_ids(request)}
     host["Tmpfs"] = {**_CLOSED, **{path: _owned(text) for path, text in host["Tmpfs"].items()}}
 
 
@@ -44,6 +51,12 @@ def _owned(options: str) -> str:
     return ",".join([*(o for o in options.split(",") if o[:4] not in ("uid=", "gid=")), "U"])
 
 
+def _cdi_ids(request: Mapping[str, Any]) -> list[str]:
+    count = request["Count"]
+    names = request["DeviceIDs"] or (["all"] if count < 0 else [f"{n}" for n in range(count)])
+    return [f"{gpus.cdi_kind()}={name}" for name in names]
+
+
 def _processes() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     return _MOST_PROCESSES if hard == resource.RLIM_INFINITY else min(hard, _MOST_PROCESSES)
@@ -54,10 +67,17 @@ def has_init() -> bool:
     return any(Path(folder, INIT).exists() for folder in INIT_FOLDERS)
 
 
-def check_runtime(plan: Plan, default: str) -> None:
+def gpus_problem(version: str) -> str:
+    """Why a container can't have GPUs; older versions ignore a request for them."""
+    if int(version.partition(".")[0] or 0) < _CDI_VERSION:
+        return f"Podman {version} passes no GPUs on through its API; Podman {_CDI_VERSION} does"
+    return "" if gpus.cdi_kind() else gpus.NO_CDI
+
+
+def check_runtime(spec: ContainerSpec, default: str) -> None:
     """Which runtime it uses is a matter of its configuration, not of a container."""
-    if plan.runtime not in ("", default):
-        raise Unsupported(f"this Podman runs containers with {default}, not with {plan.runtime}")
+    if spec.runtime not in ("", default):
+        raise Unsupported(f"this Podman runs containers with {default}, not with {spec.runtime}")
 
 
 async def wait(api: Api, name: str, silent: Awaitable[None]) -> Waited:

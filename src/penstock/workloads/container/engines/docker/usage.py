@@ -1,14 +1,148 @@
-"""What each container uses: a meter beside every one that runs."""
+"""How much a container uses, read from the kernel where the engine runs on this machine.
+
+The engine deletes a container's cgroup as soon as the container has ended, and reports nothing
+afterwards. So the files are opened while it runs, and read at the moment its first process ends,
+which the kernel reports sooner than the engine does.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 
 from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.engines.docker.answers import ContainerAnswer, Stats
 from penstock.workloads.container.engines.docker.api import Api, Refused, container
-from penstock.workloads.container.engines.docker.meter import Meter, follow, open_meter
 from penstock.workloads.container.job import Usage
+
+SAMPLE_EVERY = 0.2
+"""Seconds; only where the kernel (before 5.19, cgroups of version 2) keeps no peak."""
+
+
+class Meter:
+    """The open files of one container's cgroup."""
+
+    def __init__(self, folders: Callable[[str], Path | None]) -> None:
+        memory, cpu = folders("memory"), folders("cpuacct")
+        self._files: dict[str, int] = {}
+        self._best = Usage()
+        self.oom = False
+        for name, folder in (
+            ("memory.max_usage_in_bytes", memory),
+            ("memory.oom_control", memory),
+            ("memory.peak", memory),
+            ("memory.events", memory),
+            ("cpuacct.usage", cpu),
+            ("cpu.stat", cpu),
+        ):
+            if folder is not None:
+                self._open(folder, name)
+        self.samples = not {"memory.max_usage_in_bytes", "memory.peak"} & self._files.keys()
+        if self.samples and memory is not None:
+            self._open(memory, "memory.current")
+
+    def _open(self, folder: Path, name: str) -> None:
+        with suppress(OSError):
+            self._files[name] = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> Usage:
+        """Now; or what was last read, when the cgroup is gone."""
+        memory = self._number("memory.max_usage_in_bytes") or self._number("memory.peak")
+        memory = max(memory, self._number("memory.current"), self._best.peak_memory_bytes or 0)
+        seconds = self._number("cpuacct.usage") / 1e9
+        seconds = seconds or self._fields("cpu.stat").get("usage_usec", 0) / 1e6
+        seconds = max(seconds, self._best.cpu_seconds or 0)
+        kills = self._fields("memory.oom_control") or self._fields("memory.events")
+        self.oom = self.oom or kills.get("oom_kill", 0) > 0
+        self._best = Usage(memory or None, seconds or None)
+        return self._best
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _text(self, name: str) -> str:
+        try:
+            return os.pread(self._files[name], 4096, 0).decode()
+        except (KeyError, OSError):
+            return ""
+
+    def _number(self, name: str) -> int:
+        text = self._text(name).strip()
+        return int(text) if text.isdigit() else 0
+
+    def _fields(self, name: str) -> dict[str, int]:
+        pairs = (line.split() for line in self._text(name).splitlines())
+        return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+
+
+def open_meter(pid: int, container_id: str) -> Meter | None:
+    """None where that process is not on this machine, or not that container's."""
+    try:
+        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    paths = {}
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if container_id in path:
+            paths.update(dict.fromkeys(controllers.split(","), path))
+    if not paths:
+        return None
+    mounts = hierarchies()
+
+    def folder(controller: str) -> Path | None:
+        named = controller if controller in paths and controller in mounts else ""
+        if named not in paths or named not in mounts:
+            return None
+        return Path(mounts[named] + paths[named])
+
+    return Meter(folder)
+
+
+async def follow(meter: Meter, pid: int) -> None:
+    """Read it until its first process ends, and for the last time then; then let go of it."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        meter.read()
+        meter.close()
+        return
+    loop.add_reader(handle, ended.set)
+    try:
+        while not ended.is_set():
+            meter.read()
+            try:
+                async with asyncio.timeout(SAMPLE_EVERY if meter.samples else None):
+                    await ended.wait()
+            except TimeoutError:
+                continue
+    finally:
+        meter.read()
+        meter.close()
+        loop.remove_reader(handle)
+        os.close(handle)
+
+
+def hierarchies() -> dict[str, str]:
+    """Where each controller of cgroups is mounted; that of version 2 is called ''."""
+    return dict(_mounts())
+
+
+def _mounts() -> Iterator[tuple[str, str]]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        mount, _, rest = line.partition(" - ")
+        where, (kind, _, options) = mount.split()[4], rest.split(" ", 2)
+        if kind == "cgroup2":
+            yield "", where
+        elif kind == "cgroup":
+            for controller in options.split(","):
+                yield controller, where
 
 
 class Meters:

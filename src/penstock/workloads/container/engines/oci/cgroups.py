@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
-from penstock.workloads.container.engine import EngineUnavailable, Plan
+from penstock.workloads.container.engine import ContainerSpec, EngineUnavailable
 from penstock.workloads.container.engines.oci.bundle import cpu_quota
 from penstock.workloads.container.job import Usage
 
@@ -75,36 +75,36 @@ class Cgroups:
             return set(_read(f"{self.unified}/cgroup.controllers").split())
         return set(self.controllers)
 
-    def make(self, plan: Plan) -> list[str]:
-        """Groups with the plan's limits; whoever writes 0 into their `cgroup.procs` is in."""
+    def make(self, spec: ContainerSpec) -> list[str]:
+        """Groups with the spec's limits; whoever writes 0 into their `cgroup.procs` is in."""
         if self.is_v2:
-            return [self._make_v2(plan)]
+            return [self._make_v2(spec)]
         found = (self.controllers[each] for each in _NEEDED if each in self.controllers)
         # Two controllers may be mounted together.
-        made = [f"{place}/{plan.name}" for place in dict.fromkeys(found)]
+        made = [f"{place}/{spec.name}" for place in dict.fromkeys(found)]
         for place in made:
             os.mkdir(place)
-        memory, quota, period = plan.memory, *cpu_quota(plan.cpus)
-        self._set(plan.name, "memory.limit_in_bytes", memory)
+        memory, quota, period = spec.memory, *cpu_quota(spec.cpus)
+        self._set(spec.name, "memory.limit_in_bytes", memory)
         if self.counts_swap:
-            self._set(plan.name, "memory.memsw.limit_in_bytes", memory)
-        self._set(plan.name, "cpu.cfs_period_us", period)
-        self._set(plan.name, "cpu.cfs_quota_us", quota)
-        self._set(plan.name, "pids.max", plan.pids)
+            self._set(spec.name, "memory.memsw.limit_in_bytes", memory)
+        self._set(spec.name, "cpu.cfs_period_us", period)
+        self._set(spec.name, "cpu.cfs_quota_us", quota)
+        self._set(spec.name, "pids.max", spec.pids)
         if "devices" in self.controllers:
-            self._set(plan.name, "devices.deny", "a")
-            self._set(plan.name, "devices.allow", *_DEVICES)
+            self._set(spec.name, "devices.deny", "a")
+            self._set(spec.name, "devices.allow", *_DEVICES)
         return made
 
-    def _make_v2(self, plan: Plan) -> str:
+    def _make_v2(self, spec: ContainerSpec) -> str:
         _write(f"{self.unified}/cgroup.subtree_control", ["+memory +cpu +pids"])
-        place = f"{self.unified}/{plan.name}"
+        place = f"{self.unified}/{spec.name}"
         os.mkdir(place)
-        self._set(plan.name, "memory.max", plan.memory)
+        self._set(spec.name, "memory.max", spec.memory)
         if os.path.exists(f"{place}/memory.swap.max"):
-            self._set(plan.name, "memory.swap.max", 0)
-        self._set(plan.name, "cpu.max", "{} {}".format(*cpu_quota(plan.cpus)))
-        self._set(plan.name, "pids.max", plan.pids)
+            self._set(spec.name, "memory.swap.max", 0)
+        self._set(spec.name, "cpu.max", "{} {}".format(*cpu_quota(spec.cpus)))
+        self._set(spec.name, "pids.max", spec.pids)
         return place
 
     def usage(self, name: str) -> Usage:

@@ -20,18 +20,23 @@ import msgspec
 from penstock.workloads.container.engine import (
     CommandNotFound,
     CommandNotRunnable,
+    ContainerNotFound,
+    ContainerSpec,
+    ContainerSummary,
     EngineError,
-    Exit,
-    Found,
-    NotThere,
-    Plan,
+    ExitStatus,
 )
 from penstock.workloads.container.engines.oci.bundle import Process, bundle
-from penstock.workloads.container.engines.oci.folder import STREAMS, Note, RunFolder
-from penstock.workloads.container.engines.oci.gone import Gone
-from penstock.workloads.container.engines.oci.launch import Streams
+from penstock.workloads.container.engines.oci.folder import (
+    ROOTFS,
+    STREAMS,
+    ContainerManifest,
+    Gone,
+    RunFolder,
+)
 from penstock.workloads.container.engines.oci.life import (
     Life,
+    Watch,
     children_of,
     end_group,
     end_process,
@@ -39,10 +44,9 @@ from penstock.workloads.container.engines.oci.life import (
     first_process,
     state_of,
 )
-from penstock.workloads.container.engines.oci.machine import Machine, output_of
-from penstock.workloads.container.engines.oci.runtimes import SANDBOX, Runtime
-from penstock.workloads.container.engines.oci.streams import AttachedStreams
-from penstock.workloads.container.engines.oci.watch import Watch
+from penstock.workloads.container.engines.oci.machine import SANDBOX, Machine, Runtime, output_of
+from penstock.workloads.container.engines.oci.rootfs import resolve
+from penstock.workloads.container.engines.oci.streams import AttachedStreams, Streams, layered
 from penstock.workloads.container.files.clearing import remove_tree
 
 _STUCK = 1.0
@@ -70,27 +74,32 @@ class Containers:
 
     # -- beginning --------------------------------------------------------------
 
-    def make(self, runtime: Runtime, plan: Plan, process: Process, rootfs: Path) -> None:
+    def make(self, runtime: Runtime, spec: ContainerSpec, process: Process, rootfs: Path) -> None:
         """Raises EngineError, and then nothing is left."""
-        plan = runtime.fit(plan)
-        config = bundle(plan, process, rootfs, self._machine.cage(runtime))
-        folder = self._folder(plan.name)
+        spec = runtime.fit(spec)
+        folder = self._folder(spec.name)
+        own_layer = needs_layer(spec, rootfs)
+        place = folder.path / ROOTFS if own_layer else rootfs
+        config = bundle(spec, process, place, self._machine.options(runtime))
         try:
             folder.make()
         except FileExistsError:
-            raise EngineError(f"There is a container {plan.name!r} already.") from None
+            raise EngineError(f"There is a container {spec.name!r} already.") from None
         try:
-            groups = () if runtime.keeps_cgroups else self._cgroups.make(plan)
-            note = Note(
-                image=plan.image,
+            groups = () if runtime.keeps_cgroups else self._cgroups.make(spec)
+            if own_layer:
+                folder.add_layer()
+            manifest = ContainerManifest(
+                lower=os.path.relpath(rootfs, folder.path) if own_layer else "",
+                image=spec.image,
                 runtime=runtime.name,
                 groups=tuple(groups),
-                labels=plan.labels,
+                labels=spec.labels,
                 created=time.time(),
             )
-            folder.fill(plan.user, note, msgspec.json.encode(config))
+            folder.fill(spec.user, manifest, msgspec.json.encode(config))
         except BaseException as error:
-            self._cgroups.remove(plan.name)
+            self._cgroups.remove(spec.name)
             with contextlib.suppress(OSError):  # the sweep tries again
                 self.gone.discard(folder.path)
             if isinstance(error, OSError):
@@ -119,29 +128,29 @@ class Containers:
 
     async def start(self, name: str) -> None:
         """Until it runs. Raises CommandNotFound, CommandNotRunnable, EngineError."""
-        folder, note = self._there(name)
+        folder, manifest = self._there(name)
         if folder.launcher is not None or name in self._spawned:
             raise EngineError(f"The container {name!r} was started before.")
         life = self._life(folder)
         try:
             # Whoever cancels this does not cancel the spawn: its files are in use.
-            await asyncio.shield(self._spawn(folder, note))
+            await asyncio.shield(self._spawn(folder, manifest))
         except OSError as error:
             raise EngineError(f"The runtime can't be started: {error}.") from error
         await life.begun.wait()
         if folder.pid is None and folder.status is not None:
             raise _not_started(folder)
 
-    def _spawn(self, folder: RunFolder, note: Note) -> asyncio.Future[int]:
+    def _spawn(self, folder: RunFolder, manifest: ContainerManifest) -> asyncio.Future[int]:
         if folder.name not in self._ends:
             self._open_ends(folder, stdin=False)
-        runtime = self._machine.choose(note.runtime)
+        runtime = self._machine.choose(manifest.runtime)
         state = self._state(runtime.name)
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         spawning = self._machine.launch(runtime).spawn(
             folder.path,
-            note.groups,
-            runtime.run(state, folder.path, folder.name),
+            manifest.groups,
+            layered(manifest.lower, runtime.run(state, folder.path, folder.name)),
             self._ends[folder.name],
         )
         self._spawned[folder.name] = spawning
@@ -151,20 +160,22 @@ class Containers:
 
     # -- watching ---------------------------------------------------------------
 
-    async def wait(self, name: str) -> Exit:
+    async def wait(self, name: str) -> ExitStatus:
         folder, _ = self._there(name)
         await self._life(folder).over.wait()
         if not folder.path.exists():
-            raise NotThere(f"The container {name!r} was removed.")
+            raise ContainerNotFound(f"The container {name!r} was removed.")
         return exit_of(folder, self._cgroups)
 
-    def find(self, labels: Mapping[str, str]) -> list[Found]:
+    def find(self, labels: Mapping[str, str]) -> list[ContainerSummary]:
         found = []
         for folder in self.folders():
-            note = folder.note()
-            if note is not None and has_labels(note.labels, labels):
+            manifest = folder.manifest()
+            if manifest is not None and has_labels(manifest.labels, labels):
                 state = state_of(folder, self._cgroups)
-                found.append(Found(folder.name, state, note.labels, note.created))
+                found.append(
+                    ContainerSummary(folder.name, state, manifest.labels, manifest.created)
+                )
         return found
 
     def folders(self) -> list[RunFolder]:
@@ -174,11 +185,11 @@ class Containers:
 
     async def signal(self, name: str, number: int) -> None:
         folder = self._folder(name)
-        note, fd = folder.note(), first_process(folder, self._cgroups)
+        manifest, fd = folder.manifest(), first_process(folder, self._cgroups)
         if fd is None:
             return
         try:
-            if note is not None and note.runtime == SANDBOX:
+            if manifest is not None and manifest.runtime == SANDBOX:
                 program, state = self._machine.choose(SANDBOX).path, str(self._state(SANDBOX))
                 await output_of(program, "--root", state, "kill", name, str(number))
                 return
@@ -282,12 +293,12 @@ class Containers:
     def _state(self, runtime: str) -> Path:
         return self._root / "state" / runtime
 
-    def _there(self, name: str) -> tuple[RunFolder, Note]:
+    def _there(self, name: str) -> tuple[RunFolder, ContainerManifest]:
         folder = self._folder(name)
-        note = folder.note()
-        if note is None:
-            raise NotThere(f"There is no container {name!r}.")
-        return folder, note
+        manifest = folder.manifest()
+        if manifest is None:
+            raise ContainerNotFound(f"There is no container {name!r}.")
+        return folder, manifest
 
     def _life(self, folder: RunFolder) -> Life:
         if folder.name not in self._lives:
@@ -298,6 +309,12 @@ class Containers:
         if (ends := self._ends.pop(name, None)) is not None:
             for fd in (ends.stdin, ends.stdout, ends.stderr):
                 os.close(fd)
+
+
+def needs_layer(spec: ContainerSpec, rootfs: Path) -> bool:
+    """An image's root file system is shared, and never written to."""
+    targets = (mount.target for mount in spec.mounts)
+    return not spec.read_only_root or not all(resolve(rootfs, one).is_dir() for one in targets)
 
 
 def has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:

@@ -4,44 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import (
     NO_INIT,
-    BuildPlan,
+    BuildRequest,
+    ContainerSpec,
+    ContainerSummary,
     EngineError,
     EngineFacts,
-    Exit,
-    Found,
+    EngineUnavailable,
+    ExitStatus,
     Image,
     ImageNotFound,
-    Plan,
+    RegistryAuth,
     Unsupported,
 )
-from penstock.workloads.container.engines.oci.bundle import Process, process_of
+from penstock.workloads.container.engines.oci.bundle import INIT, MOUNT_POINTS, Process, process_of
 from penstock.workloads.container.engines.oci.containers import Containers, has_labels
-from penstock.workloads.container.engines.oci.fetching import can_fetch, fetch
-from penstock.workloads.container.engines.oci.images import LARGEST, ImageStore
-from penstock.workloads.container.engines.oci.machine import Machine, version_of
-from penstock.workloads.container.engines.oci.programs import check_command
-from penstock.workloads.container.engines.oci.rooted import resolve
+from penstock.workloads.container.engines.oci.images import LARGEST, ImageStore, can_fetch, fetch
+from penstock.workloads.container.engines.oci.machine import Machine, Runtime, version_of
+from penstock.workloads.container.engines.oci.rootfs import check_command, resolve
 from penstock.workloads.container.engines.oci.streams import AttachedStreams
-from penstock.workloads.container.engines.oci.trial import choose_runtime, sweep
-from penstock.workloads.container.job import Usage
+from penstock.workloads.container.job import Stream, Usage
 
 
 class OciEngine:
-    """An `Engine` below a folder: images, containers and the runtimes' own state.
+    """An `ContainerEngine` below a folder: images, containers and the runtimes' own state.
 
-    `runtime` is the one for plans that name none; empty means the first of crun and runc that
+    `runtime` is the one for specs that name none; empty means the first of crun and runc that
     works here. Without a static init on the machine (tini, docker-init, catatonit) a container's
     own program is its first process: orphans are not reaped, and a signal that would end it,
     but that the kernel keeps from first processes, is made a SIGKILL.
     """
 
     name = "oci"
-    keeps_output = True
 
     def __init__(self, root: Path, *, runtime: str = "", max_image: int = LARGEST) -> None:
         """`max_image`: bytes that an image may have, unpacked."""
@@ -98,38 +99,42 @@ class OciEngine:
         found = await asyncio.to_thread(self.store.list)
         return [image for image in found if has_labels(image.labels, labels)]
 
-    async def pull(self, reference: str) -> Image:
-        return await fetch(self.store, reference)
+    async def pull(self, reference: str, auth: RegistryAuth | None = None) -> Image:
+        return await fetch(self.store, reference, auth)
 
-    async def build(self, plan: BuildPlan, say: Callable[[bytes], None]) -> Image:
+    async def build(self, request: BuildRequest, on_log: Callable[[bytes], None]) -> Image:
         raise Unsupported("The oci engine can't build images; use Docker or Podman for that.")
 
     async def remove_image(self, reference: str) -> None:
         with contextlib.suppress(ImageNotFound):
             image = self.store.find(reference)
             for folder in (await self._containers()).folders():
-                if (note := folder.note()) and note.image == image.id:
+                if (manifest := folder.manifest()) and manifest.image == image.id:
                     raise EngineError(f"The image {reference!r} is used by {folder.name}.")
             await asyncio.to_thread(self.store.remove, reference)
 
     # -- containers -------------------------------------------------------------
 
-    async def create(self, plan: Plan) -> None:
+    async def create(self, spec: ContainerSpec) -> None:
         machine, containers = await self._opened()
-        image = self.store.find(plan.image)
+        image = self.store.find(spec.image)
         rootfs = self.store.rootfs(image)
-        process = process_of(plan, image)
-        _check_folders(rootfs, plan, process)
-        check_command(rootfs, plan, process)
-        containers.make(machine.choose(plan.runtime), plan, process, rootfs)
+        process = process_of(spec, image)
+        _check_folders(rootfs, spec, process)
+        check_command(rootfs, spec, process)
+        containers.make(machine.choose(spec.runtime), spec, process, rootfs)
 
     async def attach(self, name: str, *, stdin: bool) -> AttachedStreams:
         return (await self._containers()).attach(name, stdin=stdin)
 
+    async def reattach(self, name: str, received: Mapping[Stream, int]) -> AttachedStreams:
+        """The FIFOs hold what nobody has read yet: nothing is missing."""
+        return (await self._containers()).attach(name, stdin=False)
+
     async def start(self, name: str) -> None:
         await (await self._containers()).start(name)
 
-    async def wait(self, name: str) -> Exit:
+    async def wait(self, name: str) -> ExitStatus:
         return await (await self._containers()).wait(name)
 
     async def usage(self, name: str) -> Usage:
@@ -145,18 +150,78 @@ class OciEngine:
     async def remove(self, name: str) -> None:
         await (await self._containers()).remove(name)
 
-    async def find(self, labels: Mapping[str, str]) -> list[Found]:
+    async def find(self, labels: Mapping[str, str]) -> list[ContainerSummary]:
         """What is no container, and can't become one any more, is cleared away first."""
         containers = await self._containers()
         await sweep(containers)
         return containers.find(labels)
 
 
-def _check_folders(rootfs: Path, plan: Plan, process: Process) -> None:
-    """The root file system is never written to, so places for mounts must be there."""
-    for mount in plan.mounts:
-        if not resolve(rootfs, mount.target).is_dir():
-            raise EngineError(f"The image has no folder {mount.target} to mount on.")
-    inside = any(f"{process.cwd}/".startswith(f"{mount.target}/") for mount in plan.mounts)
+def _check_folders(rootfs: Path, spec: ContainerSpec, process: Process) -> None:
+    inside = any(f"{process.cwd}/".startswith(f"{mount.target}/") for mount in spec.mounts)
     if not inside and not resolve(rootfs, process.cwd).is_dir():
         raise EngineError(f"The image has no folder {process.cwd} to work in.")
+
+
+_TRIAL = "penstock-trial-"
+_LONGEST = 20.0
+_ABANDONED = 60.0
+"""Seconds after which nobody can still be making a container."""
+
+log = logging.getLogger(__name__)
+
+
+async def choose_runtime(containers: Containers, machine: Machine, root: Path) -> None:
+    """Leaves the first that works in front. Raises EngineUnavailable."""
+    if machine.init is None:
+        return
+    problems = []
+    while machine.candidates:
+        runtime = machine.runtime
+        problem = await _try(containers, runtime, root / "trial")
+        if not problem:
+            return
+        problems.append(f"{runtime.name}: {problem}")
+        machine.candidates.remove(runtime)
+    raise EngineUnavailable(f"No runtime works here. {'; '.join(problems)}")
+
+
+async def sweep(containers: Containers) -> None:
+    """What a worker left that died while it made or removed a container, or tried a runtime. What
+    can't be removed now is there for the next sweep."""
+    try:
+        containers.gone.clear()
+    except OSError as error:
+        log.warning("the folder of a container that was removed is still there: %s", error)
+    for folder in containers.folders():
+        unfinished = folder.manifest() is None or folder.name.startswith(_TRIAL)
+        if unfinished and folder.age() > _ABANDONED:
+            try:
+                await containers.remove(folder.name)
+            except EngineError as error:
+                log.warning("what is left of container %s is still there: %s", folder.name, error)
+
+
+async def _try(containers: Containers, runtime: Runtime, rootfs: Path) -> str:
+    """Run the init alone, in an empty root file system; says what went wrong."""
+    for point in MOUNT_POINTS:
+        (rootfs / point).mkdir(parents=True, exist_ok=True)
+    name = f"{_TRIAL}{secrets.token_hex(8)}"
+    spec = ContainerSpec(name=name, image="", memory=32 << 20, cpus=1, pids=64, tmp=1 << 20)
+    try:
+        async with asyncio.timeout(_LONGEST):
+            containers.make(runtime, spec, Process((INIT, "--version"), {}, "/"), rootfs)
+            await containers.start(name)
+            ended = await containers.wait(name)
+    except (EngineError, TimeoutError) as error:
+        return str(error) or "it does not end."
+    finally:
+        await containers.remove(name)
+    return "" if ended.code == 0 else ended.error or f"a trial ended with {ended.code}"
+
+
+def make(config: WorkerConfig) -> OciEngine:
+    """The engine of a worker (entry point `penstock.container_engines`)."""
+    return OciEngine(
+        config.jobs_dir / "oci", runtime=config.runtime, max_image=config.images.max_bytes
+    )

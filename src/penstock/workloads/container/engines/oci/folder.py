@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,23 +12,29 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from penstock.workloads.container.files.clearing import remove_tree
+
 PLAN, CONFIG, LOG = "plan.json", "config.json", "log"
 PID, LAUNCHER, STATUS = "pid", "launcher", "status"
 STREAMS = ("stdout", "stderr")
+ROOTFS = "rootfs"
+LAYER = ("upper", "work")
 
 
-class Note(Struct, frozen=True, kw_only=True):
+class ContainerManifest(Struct, frozen=True, kw_only=True):
     """`plan.json`: what is needed to know of a container later."""
 
     image: str
     runtime: str
     groups: tuple[str, ...] = ()
     """Cgroups that the launcher steps into."""
+    lower: str = ""
+    """The image's root file system, relative to the folder, if the container has a layer above."""
     labels: Mapping[str, str] = {}
     created: float = 0
 
 
-_NOTE = msgspec.json.Decoder(Note)
+_NOTE = msgspec.json.Decoder(ContainerManifest)
 _ENOUGH = 1 << 20
 
 
@@ -48,14 +55,19 @@ class RunFolder:
         """Raises FileExistsError if the name is taken."""
         self.path.mkdir(mode=0o700)
 
-    def fill(self, user: tuple[int, int], note: Note, config: bytes) -> None:
-        """The note comes last: a folder without a whole one is no container."""
+    def add_layer(self) -> None:
+        """A writable layer above an image; `launch` mounts both at `ROOTFS`."""
+        for name in (ROOTFS, *LAYER):
+            (self.path / name).mkdir(mode=0o755)
+
+    def fill(self, user: tuple[int, int], manifest: ContainerManifest, config: bytes) -> None:
+        """The manifest comes last: a folder without a whole one is no container."""
         for stream in STREAMS:
             # A program may open /dev/stdout again, so the FIFO must be its own.
             os.mkfifo(self._prefix + stream, 0o600)
             os.chown(self._prefix + stream, *user)
         (self.path / CONFIG).write_bytes(config)
-        (self.path / PLAN).write_bytes(msgspec.json.encode(note))
+        (self.path / PLAN).write_bytes(msgspec.json.encode(manifest))
 
     def age(self) -> float:
         """Seconds since something was last made in it."""
@@ -64,7 +76,7 @@ class RunFolder:
         except OSError:
             return 0
 
-    def note(self) -> Note | None:
+    def manifest(self) -> ContainerManifest | None:
         try:
             return _NOTE.decode(self._read(PLAN))
         except (OSError, msgspec.DecodeError):
@@ -125,3 +137,33 @@ class RunFolder:
             return os.read(fd, _ENOUGH)
         finally:
             os.close(fd)
+
+
+class Gone:
+    """`gone/`. One rename takes a folder out of `run/`: a container is there with its manifest, or
+    not at all, at whatever moment a worker dies. What is in here is nobody's."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def discard(self, folder: Path) -> None:
+        """Raises OSError; once it is out of its place, `clear` does the rest."""
+        # The same name may be made and removed again before the first is deleted.
+        there = self._place / f"{folder.name}.{secrets.token_hex(4)}"
+        try:
+            os.rename(folder, there)
+        except FileNotFoundError:
+            return
+        remove_tree(there)
+
+    def clear(self) -> None:
+        """Delete what others did not. Raises OSError, after what can be deleted was."""
+        failed: list[OSError] = []
+        for path in sorted(self._place.iterdir()):
+            try:
+                remove_tree(path)
+            except OSError as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]

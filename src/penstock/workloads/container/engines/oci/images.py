@@ -1,4 +1,4 @@
-"""A small store of images: a folder each, and a file of names.
+"""A small store of images: a folder each, and a file of names; filled from archives and registries.
 
     <root>/<64 hex digits>/rootfs, image.json
     <root>/tags.json      also names with a registry's digest, as name@sha256:…
@@ -8,6 +8,8 @@ An image appears at once, complete, or not at all. One program at a time changes
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import contextlib
 import fcntl
 import hashlib
@@ -16,6 +18,8 @@ import platform
 import re
 import secrets
 import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +27,14 @@ from typing import IO, Any
 
 import msgspec
 
-from penstock.workloads.container.engine import EngineError, Image, ImageNotFound
+from penstock.workloads.container.engine import (
+    EngineError,
+    Image,
+    ImageNotFound,
+    PullFailed,
+    RegistryAuth,
+)
+from penstock.workloads.container.engines.credentials import DOCKER_HUB
 from penstock.workloads.container.engines.oci.archives import (
     Archive,
     Manifest,
@@ -267,3 +278,70 @@ def _full_tag(reference: str) -> str:
     if not _is_name(reference):
         raise BadImage(f"{reference!r} can't be an image's name.")
     return reference if ":" in reference.rpartition("/")[2] else f"{reference}:latest"
+
+
+_UNKNOWN = ("manifest unknown", "name unknown", "not found", "repository does not exist")
+
+
+def can_fetch() -> bool:
+    return shutil.which("skopeo") is not None
+
+
+async def fetch(store: ImageStore, reference: str, auth: RegistryAuth | None = None) -> Image:
+    """Raises ImageNotFound if nobody has it, or nobody can be asked; PullFailed."""
+    program = shutil.which("skopeo")
+    if program is None:
+        raise ImageNotFound(
+            f"There is no image {reference!r} here, and no skopeo to fetch it with; "
+            "`penstock container image load FILE` brings one in."
+        )
+    with tempfile.TemporaryDirectory(prefix="penstock-pull-") as folder:
+        file = Path(folder, "image.tar")
+        options = ["--quiet"]
+        if auth is not None:
+            options += ["--authfile", _auth_file(folder, reference, auth)]
+        await _run(program, "copy", *options, f"docker://{reference}", f"oci-archive:{file}")
+        stop = threading.Event()
+        loading = asyncio.ensure_future(
+            asyncio.to_thread(store.load, file, reference, digest=True, stopped=stop.is_set)
+        )
+        try:
+            return await asyncio.shield(loading)
+        except asyncio.CancelledError:
+            # Else it would go on, and keep others from the store.
+            stop.set()
+            await asyncio.gather(loading, return_exceptions=True)
+            raise
+
+
+def _auth_file(folder: str, reference: str, auth: RegistryAuth) -> str:
+    """A file for `skopeo`: the arguments of a process can be seen by everybody."""
+    host = "docker.io" if auth.server == DOCKER_HUB else reference.partition("/")[0]
+    login = {"identitytoken": auth.identity_token}
+    if not auth.identity_token:
+        pair = f"{auth.username}:{auth.password}".encode()
+        login = {"auth": base64.b64encode(pair).decode()}
+    file = Path(folder, "auth.json")
+    file.touch(mode=0o600)
+    file.write_bytes(msgspec.json.encode({"auths": {host: login}}))
+    return str(file)
+
+
+async def _run(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, said = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode:
+        text = said.decode(errors="replace").strip()[-500:]
+        unknown = any(word in text.lower() for word in _UNKNOWN)
+        raise (ImageNotFound if unknown else PullFailed)(text)

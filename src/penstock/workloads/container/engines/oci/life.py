@@ -1,17 +1,82 @@
-"""When a container has started and when it is over, whoever started it."""
+"""When a container has started and when it is over, whoever started it: the kernel tells, nothing
+is polled."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
-from penstock.workloads.container.engine import ContainerState, Exit
+from penstock.workloads.container.engine import ContainerState, ExitStatus
 from penstock.workloads.container.engines.oci.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.folder import PID, STATUS, RunFolder
-from penstock.workloads.container.engines.oci.watch import Watch, process_end
+
+_CLOSE_WRITE, _MOVED_TO = 0x08, 0x80
+_HEAD = struct.Struct("iIII")
+
+
+class Watch:
+    """Files that are complete in some folders: written and closed, or moved there."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        self._heard: dict[int, Callable[[str], None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._read)
+
+    def add(self, folder: Path, heard: Callable[[str], None]) -> int:
+        """From now on `heard` gets the name of each file. Returns what `forget` takes."""
+        watch: int = self._libc.inotify_add_watch(
+            self._fd, os.fsencode(folder), _CLOSE_WRITE | _MOVED_TO
+        )
+        if watch < 0:
+            raise OSError(ctypes.get_errno(), "inotify_add_watch", str(folder))
+        self._heard[watch] = heard
+        return watch
+
+    def forget(self, watch: int) -> None:
+        """For a folder that will be deleted: the kernel drops its watch then, and to ask for
+        it beforehand takes milliseconds."""
+        self._heard.pop(watch, None)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._fd, 1 << 16)
+            at = 0
+            while at < len(data):
+                watch, _, _, length = _HEAD.unpack_from(data, at)
+                name = data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0")
+                at += _HEAD.size + length
+                if heard := self._heard.get(watch):
+                    heard(os.fsdecode(name))
+
+
+async def process_end(fd: int, timeout: float | None = None) -> bool:
+    """Until the process of this pidfd has ended; False if it has not within the time."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        async with asyncio.timeout(timeout):
+            await ended.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(fd)
+    return True
+
 
 _PATIENCE = 5.0
 
@@ -101,22 +166,24 @@ def state_of(folder: RunFolder, cgroups: Cgroups) -> ContainerState:
     return ContainerState.EXITED
 
 
-def exit_of(folder: RunFolder, cgroups: Cgroups) -> Exit:
+def exit_of(folder: RunFolder, cgroups: Cgroups) -> ExitStatus:
     """How it ended; call it when it has."""
     oom = cgroups.oom_kills(folder.name) > 0
     code = folder.status
     if code is None:
-        return Exit(None, oom, "Nobody was there when it ended, so its exit code is not known.")
+        return ExitStatus(
+            None, oom, "Nobody was there when it ended, so its exit code is not known."
+        )
     if folder.pid is None:
-        return Exit(None, oom, folder.complaint() or f"The runtime ended with {code}.")
+        return ExitStatus(None, oom, folder.complaint() or f"The runtime ended with {code}.")
     fd = first_process(folder, cgroups)
     if fd is not None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(fd, signal.SIGKILL)
         os.close(fd)
         if not oom:
-            return Exit(None, oom, "Somebody ended the runtime while the container ran.")
-    return Exit(code, oom)
+            return ExitStatus(None, oom, "Somebody ended the runtime while the container ran.")
+    return ExitStatus(code, oom)
 
 
 def first_process(folder: RunFolder, cgroups: Cgroups) -> int | None:

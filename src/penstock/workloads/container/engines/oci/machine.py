@@ -6,23 +6,87 @@ import asyncio
 import contextlib
 import os
 import platform
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from penstock.workloads.container.engine import EngineUnavailable, Unsupported
+import msgspec
+from msgspec import Struct
+
+from penstock.workloads.container.engine import ContainerSpec, EngineUnavailable, Unsupported
 from penstock.workloads.container.engines import seccomp
-from penstock.workloads.container.engines.oci.bundle import Cage
+from penstock.workloads.container.engines.oci.bundle import ANNOTATION, SandboxOptions, compiled
 from penstock.workloads.container.engines.oci.cgroups import Cgroups
-from penstock.workloads.container.engines.oci.filters import ANNOTATION, compiled
-from penstock.workloads.container.engines.oci.launch import Launch
-from penstock.workloads.container.engines.oci.runtimes import (
-    ADVICE,
-    RUNTIMES,
-    SANDBOX,
-    Runtime,
-    find_init,
-    installed,
-)
+from penstock.workloads.container.engines.oci.rootfs import needs_loader
+from penstock.workloads.container.engines.oci.streams import Launch
+
+RUNTIMES = ("crun", "runc")
+"""The faster one first."""
+SANDBOX = "runsc"
+ADVICE = "install one: apt-get install crun, or dnf install crun"
+
+_INITS = ("docker-init", "tini-static", "catatonit", "tini", "/usr/libexec/podman/catatonit")
+_SANDBOX_PIDS = 512
+"""The threads of gVisor itself count as the container's."""
+_SANDBOX_MEMORY = 32 << 20
+"""And so does its memory."""
+
+
+class Runtime(Struct, frozen=True):
+    """One that is installed."""
+
+    name: str
+    path: str
+
+    @property
+    def is_sandbox(self) -> bool:
+        return self.name == SANDBOX
+
+    @property
+    def keeps_cgroups(self) -> bool:
+        """The others remove them, and what they counted, when a container ends."""
+        return self.name == "runc"
+
+    def run(self, state: Path, folder: Path, name: str) -> list[str]:
+        """The command that runs a bundle and ends with the container's exit code."""
+        options: tuple[str, ...]
+        match self.name:
+            case "runc":
+                options = ("run", "--keep")
+            case "crun":
+                options = ("--cgroup-manager=disabled", "run")
+            case _:
+                options = (*_SANDBOX_OPTIONS, "run")
+        log = ("--log", f"{folder}/log", "--log-format", "json")
+        files = ("--bundle", str(folder), "--pid-file", f"{folder}/pid")
+        return [self.path, "--root", str(state), *log, *options, *files, name]
+
+    def fit(self, spec: ContainerSpec) -> ContainerSpec:
+        """The spec with no less than what the runtime itself needs."""
+        if not self.is_sandbox:
+            return spec
+        return msgspec.structs.replace(
+            spec,
+            pids=max(spec.pids, _SANDBOX_PIDS),
+            memory=max(spec.memory, _SANDBOX_MEMORY),
+        )
+
+
+_SANDBOX_OPTIONS = ("--platform=ptrace", "--network=none", "--ignore-cgroups", "--oci-seccomp")
+
+
+def installed(name: str) -> Runtime | None:
+    path = shutil.which(name)
+    return Runtime(name, path) if path else None
+
+
+def find_init() -> Path | None:
+    """A statically linked one, so that it runs in any image."""
+    for name in _INITS:
+        if (found := shutil.which(name)) and not needs_loader(path := Path(found).resolve()):
+            return path
+    return None
 
 
 class Machine:
@@ -50,11 +114,11 @@ class Machine:
 
     @property
     def runtime(self) -> Runtime:
-        """For plans that name none."""
+        """For specs that name none."""
         return self.candidates[0]
 
     def runtimes(self) -> tuple[str, ...]:
-        """Those that a plan may name."""
+        """Those that a spec may name."""
         return tuple(dict.fromkeys((self.runtime.name, *self._installed)))
 
     def choose(self, name: str) -> Runtime:
@@ -64,9 +128,9 @@ class Machine:
             raise Unsupported(f"The runtime {name!r} is not installed here.")
         return self._installed[name]
 
-    def cage(self, runtime: Runtime) -> Cage:
+    def options(self, runtime: Runtime) -> SandboxOptions:
         is_crun = runtime.name == "crun"
-        return Cage(
+        return SandboxOptions(
             init=self.init,
             seccomp=self._seccomp,
             annotations=self._compiled if is_crun else {},

@@ -1,0 +1,89 @@
+"""Images that a request names by URL: fetched below the setting `image_sources`, and sent to the
+model as `data:` URIs."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import aiohttp
+from msgspec.structs import replace
+
+from penstock.core.errors import InvalidRequest
+from penstock.workloads.llm.values import Chat, ImagePart, ImageUrl, LlmRequest
+
+if TYPE_CHECKING:
+    from penstock.api.call import Call
+
+_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_LARGEST = 20 << 20
+_MOST = 16
+_PATIENCE = 20.0
+
+
+async def with_images(call: Call, request: LlmRequest) -> LlmRequest:
+    """The request with every image in it. Raises InvalidRequest for one that can't be had."""
+    if not isinstance(request, Chat):
+        return request
+    found = [
+        (number, index, part.image_url.url)
+        for number, message in enumerate(request.messages)
+        if isinstance(message.content, tuple)
+        for index, part in enumerate(message.content)
+        if isinstance(part, ImagePart) and not part.image_url.url.startswith("data:")
+    ]
+    if not found:
+        return request
+    if len(found) > _MOST:
+        raise InvalidRequest("messages", f"{len(found)} images by URL; at most {_MOST} are allowed")
+    sources = call.services.options.image_sources
+    for number, index, url in found:
+        _check(_place(number, index), url, sources)
+    timeout = aiohttp.ClientTimeout(total=_PATIENCE)
+    messages = list(request.messages)
+    with call.attending():
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            for number, index, url in found:
+                parts = list(messages[number].content or ())
+                data = await _fetched(session, _place(number, index), url)
+                parts[index] = ImagePart(ImageUrl(data))
+                messages[number] = replace(messages[number], content=tuple(parts))
+    return replace(request, messages=tuple(messages))
+
+
+def _place(number: int, index: int) -> str:
+    return f"messages[{number}].content[{index}].image_url.url"
+
+
+def _check(where: str, url: str, sources: tuple[str, ...]) -> None:
+    """Raises InvalidRequest unless one of `sources` begins it, host and path alike."""
+    given = urlsplit(url)
+    for source in map(urlsplit, sources):
+        same = (given.scheme, given.netloc) == (source.scheme, source.netloc)
+        if same and ".." not in given.path and given.path.startswith(source.path):
+            return
+    raise InvalidRequest(
+        where,
+        "is not below an allowed source",
+        hint="send the image as a data: URI, or add its source to the setting image_sources",
+    )
+
+
+async def _fetched(session: aiohttp.ClientSession, where: str, url: str) -> str:
+    try:
+        async with session.get(url, allow_redirects=False) as response:
+            kind = response.content_type
+            if response.status != 200:
+                raise InvalidRequest(where, f"the server answered {response.status}")
+            if kind not in _TYPES:
+                raise InvalidRequest(where, f"is {kind[:60]!r}; must be png, jpeg, gif or webp")
+            data = b""
+            async for chunk in response.content.iter_chunked(1 << 16):
+                data += chunk
+                if len(data) > _LARGEST:
+                    raise InvalidRequest(where, f"is larger than {_LARGEST >> 20} MiB")
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        why = str(error) or type(error).__name__
+        raise InvalidRequest(where, f"can't be fetched: {why[:200]}") from None
+    return f"data:{kind};base64,{b64encode(data).decode()}"

@@ -1,0 +1,269 @@
+"""Building an image: without a network, without fetching anything, and nothing left of a build
+that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import stat
+import tarfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from penstock.workloads.container.engine import (
+    BuildFailed,
+    BuildRequest,
+    EngineError,
+    EngineUnavailable,
+    Image,
+    ImageNotFound,
+)
+from penstock.workloads.container.engines.docker.answers import ListedContainer, ListedImage
+from penstock.workloads.container.engines.docker.api import Api, Query, Refused, container
+from penstock.workloads.container.engines.docker.images import Images, by_labels
+from penstock.workloads.container.engines.docker.usage import hierarchies
+from penstock.workloads.container.protocol.dockerfile import SCRATCH, bases_of, labelled
+
+_CPU_PERIOD = 100_000
+_SHARED_MEMORY = 16 << 20
+_LAST_RESORT = 30.0
+"""Seconds that the end of a cancelled build may take."""
+_KILL_EVERY = 0.05
+
+Say = Callable[[bytes], None]
+
+
+class Builder:
+    """Builds on one engine."""
+
+    def __init__(self, api: Api, images: Images) -> None:
+        self._api = api
+        self._images = images
+
+    async def on_docker(self, spec: BuildRequest, say: Say) -> Image:
+        """A build ends with its connection."""
+        dockerfile = await self._check_bases(spec)
+        leftovers = Leftovers(self._api)
+        marked = leftovers.marked(dockerfile)
+        await asyncio.to_thread((spec.context / "Dockerfile").write_text, marked)
+        try:
+            return await self._follow(
+                "/build", build_query(spec), spec, lambda text: say(text.encode())
+            )
+        except BaseException:
+            await leftovers.remove()
+            raise
+
+    async def on_podman(self, spec: BuildRequest, say: Say, podman: PodmanBuild) -> Image:
+        """A build goes on, whatever becomes of its connection, until it is killed."""
+        await self._check_bases(spec)
+        query = build_query(spec) | podman.query()
+        building = asyncio.ensure_future(
+            self._follow(podman.PATH, query, spec, lambda text: say(text.encode()))
+        )
+        try:
+            return await asyncio.shield(building)
+        except asyncio.CancelledError:
+            await self._end(building, spec, podman)
+            raise
+
+    async def _check_bases(self, spec: BuildRequest) -> str:
+        """The Dockerfile. An engine fetches a base that is not here, whatever it is told."""
+        dockerfile = await asyncio.to_thread((spec.context / "Dockerfile").read_text)
+        try:
+            bases = bases_of(dockerfile)
+        except ValueError as error:
+            raise BuildFailed(f"the Dockerfile can't be used: {error}") from None
+        for base in bases:
+            try:
+                if base != SCRATCH:
+                    await self._images.image(base)
+            except ImageNotFound:
+                raise BuildFailed(f"the image {base}, which it starts from, is not here") from None
+        return dockerfile
+
+    async def _follow(
+        self, path: str, query: Query, spec: BuildRequest, hear: Callable[[str], None]
+    ) -> Image:
+        try:
+            async with self._api.progress(path, query, packed(spec.context)) as lines:
+                async for line in lines:
+                    if line.failure:
+                        raise BuildFailed(line.failure.strip())
+                    if line.stream:
+                        hear(line.stream)
+        except Refused as refused:
+            raise BuildFailed(refused.message) from None
+        try:
+            return await self._images.image(spec.tag)
+        except ImageNotFound:
+            raise EngineUnavailable("the engine ended a build without a word") from None
+
+    async def _end(
+        self, building: asyncio.Future[Image], spec: BuildRequest, podman: PodmanBuild
+    ) -> None:
+        """Whatever step it is at; then the image, if there is one all the same."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_RESORT):
+                while not building.done():
+                    podman.kill()
+                    await asyncio.wait((building,), timeout=_KILL_EVERY)
+        building.cancel()
+        await asyncio.gather(building, return_exceptions=True)
+        with suppress(EngineError):
+            await self._images.remove(spec.tag)
+
+
+def build_query(spec: BuildRequest) -> dict[str, str | int]:
+    """Nothing is shared with other builds: not even what they have in common."""
+    return {
+        "t": spec.tag,
+        "version": 1,
+        "dockerfile": "Dockerfile",
+        "networkmode": "none",
+        "nocache": 1,
+        "rm": 1,
+        "forcerm": 1,
+        "memory": spec.memory,
+        "memswap": spec.memory,
+        "cpuperiod": _CPU_PERIOD,
+        "cpuquota": round(spec.cpus * _CPU_PERIOD),
+        "shmsize": _SHARED_MEMORY,
+        "labels": msgspec.json.encode(dict(spec.labels)).decode(),
+    }
+
+
+_PIECE = 1 << 20
+
+
+async def packed(folder: Path) -> AsyncIterator[bytes]:
+    """Piece by piece; everything belongs to root."""
+    pieces = _pieces(folder)
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
+
+
+def _pieces(folder: Path) -> Iterator[bytes]:
+    gathered = bytearray()
+    for path in sorted(folder.rglob("*")):
+        for piece in _entry(path, path.relative_to(folder).as_posix()):
+            gathered += piece
+            if len(gathered) >= _PIECE:
+                yield bytes(gathered)
+                gathered.clear()
+    yield bytes(gathered) + bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _entry(path: Path, name: str) -> Iterator[bytes]:
+    facts = path.lstat()
+    entry = tarfile.TarInfo(name)
+    entry.mode = stat.S_IMODE(facts.st_mode) & 0o755 | 0o444
+    if stat.S_ISDIR(facts.st_mode):
+        entry.type = tarfile.DIRTYPE
+        yield entry.tobuf(tarfile.PAX_FORMAT)
+    elif stat.S_ISLNK(facts.st_mode):
+        entry.type = tarfile.SYMTYPE
+        entry.linkname = os.readlink(path)
+        yield entry.tobuf(tarfile.PAX_FORMAT)
+    elif stat.S_ISREG(facts.st_mode):
+        entry.size = facts.st_size
+        yield entry.tobuf(tarfile.PAX_FORMAT)
+        yield from _content(path, entry.size)
+
+
+def _content(path: Path, size: int) -> Iterator[bytes]:
+    """Exactly that many bytes, whatever happens to the file meanwhile, and up to a whole block."""
+    left = size
+    with path.open("rb") as file:
+        while left:
+            piece = file.read(min(left, _PIECE)).ljust(min(left, _PIECE), b"\0")
+            left -= len(piece)
+            yield piece
+    yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+_PATIENCE = 10.0
+_MOST_ROUNDS = 128
+"""Images that are built on each other, at least one of which each round removes."""
+
+
+class Leftovers:
+    """Of one build."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._label = f"penstock.build.{secrets.token_hex(16)}"
+
+    def marked(self, dockerfile: str) -> str:
+        """The same Dockerfile, whose steps can be told from those of other builds."""
+        return labelled(dockerfile, self._label)
+
+    async def remove(self) -> None:
+        """As far as it goes."""
+        with suppress(EngineError, TimeoutError):
+            await asyncio.shield(self._remove())
+
+    async def _remove(self) -> None:
+        query: dict[str, str | int] = {"all": 1, **by_labels({self._label: ""})}
+        async with asyncio.timeout(_PATIENCE):
+            listed = await self._api.ask(list[ListedContainer], "GET", "/containers/json", query)
+            for one in listed:
+                await self._quietly(container(one.value().name), {"force": 1, "v": 1})
+            before: set[str] = set()
+            for _ in range(_MOST_ROUNDS):
+                images = await self._api.ask(list[ListedImage], "GET", "/images/json", query)
+                left = {one.id for one in images if not (one.value().tags or one.value().digests)}
+                if left in (set(), before):
+                    return
+                for image in left:  # not one that others are built on, until these are gone
+                    await self._quietly(f"/images/{image}", {"force": 0})
+                before = left
+
+    async def _quietly(self, path: str, query: dict[str, str | int]) -> None:
+        with suppress(EngineError):
+            await self._api.tell("DELETE", path, query)
+
+
+_NO_NETWORK = 1
+_OWN_NETWORK = msgspec.json.encode([{"Name": "network", "Host": False, "Path": ""}]).decode()
+_ULIMITS = msgspec.json.encode(["core=0:0", "nofile=1024:1024"]).decode()
+
+
+class PodmanBuild:
+    """One build."""
+
+    PATH = "/libpod/build"
+
+    def __init__(self, profile: str, *, rootless: bool) -> None:
+        """`profile` is a file with seccomp rules. A rootless Podman can't choose cgroups."""
+        self._profile = profile
+        self._cgroup = "" if rootless else f"penstock-build-{secrets.token_hex(8)}"
+
+    def query(self) -> dict[str, str | int]:
+        more: dict[str, str | int] = {
+            "pullpolicy": "never",
+            "layers": 0,
+            "networkmode": _NO_NETWORK,
+            "nsoptions": _OWN_NETWORK,
+            "seccomp": self._profile,
+            "ulimits": _ULIMITS,
+        }
+        return more | {"cgroupparent": f"/{self._cgroup}"} if self._cgroup else more
+
+    def kill(self) -> None:
+        """Everything that runs in it now, on this machine."""
+        for pid in set(self._processes()):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _processes(self) -> Iterator[int]:
+        for folder in {Path(where, self._cgroup) for where in hierarchies().values()}:
+            if self._cgroup and folder.is_dir():
+                for file in folder.rglob("cgroup.procs"):
+                    with suppress(OSError):
+                        yield from (int(pid) for pid in file.read_text().split() if int(pid) > 0)

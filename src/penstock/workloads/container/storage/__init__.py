@@ -1,1 +1,0 @@
-"""Stores of container records: SQLite and in memory."""

@@ -1,1 +1,0 @@
-"""Container jobs of one worker in SQLite; `store` is the front."""

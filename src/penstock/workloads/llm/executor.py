@@ -1,0 +1,262 @@
+"""Runs requests to language models as canonical jobs, over any Runner.
+
+Each model that is served has a topic of its own, so that rules, limits and pools can tell models
+apart and a job goes to a worker that has its model: `job.llm.<model>`, or `job.chat.<model>` where
+the model is split over nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import InvalidRequest
+from penstock.core.job import TopicDefaults
+from penstock.core.verdict import Constraints
+from penstock.lifecycles.canonical import JobState
+from penstock.models.values import public_facts
+from penstock.ports.executor import (
+    MODELS,
+    PAUSED,
+    Context,
+    Environment,
+    Outcome,
+    Task,
+    TopicPaused,
+)
+from penstock.workloads.llm.runner import Runner, TenantRunner, Watch, answer, choices_of
+from penstock.workloads.llm.supervisor import EngineSupervisor, Pause
+from penstock.workloads.llm.values import (
+    TOPICS,
+    Embedding,
+    EngineCrashed,
+    EngineUnavailable,
+    LlmFailure,
+    LlmRequest,
+    Piece,
+    read_request,
+)
+
+log = logging.getLogger(__name__)
+
+_encode = msgspec.json.Encoder().encode
+_DEFAULTS = TopicDefaults(idempotent=True)
+"""An answer changes nothing outside: a job whose worker was lost is simply computed again."""
+_CRASHES = 3
+"""How often the engine may die under a job, the last time alone, before the job is to blame."""
+_REMEMBERED = 1000
+"""Suspects that are known when they come back."""
+_LOOK = 0.25
+"""Seconds between two looks at an engine that a job waits for."""
+
+
+class LlmExecutor:
+    """Executes jobs of language models; without a runner it serves nothing."""
+
+    resumable = False
+
+    def __init__(
+        self,
+        runner: Runner | None,
+        models: Sequence[str] = (),
+        *,
+        prefix: str = TOPICS,
+        supervised: bool = True,
+        memory_setting: str = "model_memory",
+        runner_for: Callable[[str], Runner] | None = None,
+    ) -> None:
+        """`supervised`: a failure of the engine pauses its model's jobs. False for a runner that
+        replaces what failed by itself: its failures are the job's."""
+        self._runner = runner
+        self._models = tuple(models)
+        self._prefix, self._memory_setting = prefix, memory_setting
+        self._tenant_runner = runner_for
+        self.topics = tuple(prefix + model for model in models)
+        self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, _DEFAULTS)
+        self._loading: asyncio.Task[None] | None = None
+        self._supervisor = EngineSupervisor(runner) if runner is not None and supervised else None
+        if self._supervisor is not None:
+            self._supervisor.on_change = _log_change
+        self._known: dict[str, dict[str, Any]] = {}
+        """What callers can see of each model, by its topic."""
+        self._crashes: dict[str, int] = {}
+        """How often the engine died under a job, by its id."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """What the models are, and topics whose jobs have to wait, and why."""
+        pauses = self._supervisor.pauses if self._supervisor is not None else {}
+        paused = {self._prefix + model: str(pause) for model, pause in pauses.items()}
+        facts: dict[str, Any] = {MODELS: self._known} if self._known else {}
+        return {**facts, PAUSED: paused} if paused else facts
+
+    async def open(self, environment: Environment) -> None:
+        """Load the first model while nobody waits for it yet."""
+        if self._runner is not None and self._models and self._loading is None:
+            self._loading = asyncio.ensure_future(self._load(self._runner, self._models[0]))
+
+    async def _load(self, runner: Runner, model: str) -> None:
+        try:
+            await runner.load(model)
+        except LlmFailure as failure:
+            if self._supervisor is not None:
+                self._supervisor.fail(model, failure)
+        await self._learn(runner)
+
+    async def _learn(self, runner: Runner) -> None:
+        with suppress(LlmFailure):
+            served = [one for one in await runner.models() if one.name in self._models]
+            self._known = {self._prefix + one.name: public_facts(one) for one in served}
+
+    def check(self, topic: str, payload: bytes) -> None:
+        read_request(payload)
+
+    async def run(self, task: Task, ctx: Context) -> Outcome:
+        model = task.request.topic.removeprefix(self._prefix)
+        if self._runner is None or model not in self._models:
+            return _failure("UNKNOWN_TOPIC", f"no model {model!r} is served here")
+        if (unmet := _unmet(task.constraints, self._memory_setting)) is not None:
+            return unmet
+        try:
+            ask = read_request(task.payload)
+        except InvalidRequest as wrong:
+            return _failure("BAD_INPUT", str(wrong))
+        runner = self._runner_for(task.request.tenant)
+        if self._supervisor is None:
+            try:
+                return await _answered(runner, model, ask, ctx, _stream_to(ctx))
+            except LlmFailure as failure:
+                return _failure(failure.code, failure.message)
+        outcome = await self._supervised(self._supervisor, runner, model, ask, ctx)
+        if not self._known.get(task.request.topic, {}).get("context"):
+            await self._learn(self._runner)  # it is loaded now
+        return outcome
+
+    def _runner_for(self, tenant: str) -> Runner:
+        assert self._runner is not None
+        if self._tenant_runner is not None:
+            return self._tenant_runner(tenant)
+        if isinstance(self._runner, TenantRunner):
+            return self._runner.for_tenant(tenant)
+        return self._runner
+
+    async def _supervised(
+        self,
+        supervisor: EngineSupervisor,
+        runner: Runner,
+        model: str,
+        ask: LlmRequest,
+        ctx: Context,
+    ) -> Outcome:
+        """Answered, if need be by the second or third engine. Raises TopicPaused while there is
+        none, and when the engine died after a part of the answer was streamed: another one must
+        not follow it in the same attempt."""
+        told = 0
+        stream = _stream_to(ctx)
+
+        def tell(piece: Piece) -> None:
+            nonlocal told
+            told += 1
+            stream(piece)
+
+        while True:
+            suspect = ctx.job_id in self._crashes
+            try:
+                async with supervisor.job(model, suspect=suspect):
+                    outcome = await _answered(runner, model, ask, ctx, tell)
+                break
+            except EngineUnavailable as ill:
+                if told or ctx.request.idempotent:
+                    raise TopicPaused(f"the engine is unavailable: {ill}") from ill
+                await self._until_resumed(supervisor, model, ctx)
+            except EngineCrashed as crash:
+                crashes = self._count_crash(ctx.job_id)
+                if crash.alone and crashes >= _CRASHES:
+                    supervisor.blame(model)
+                    outcome = _failure(crash.code, f"{crash.message} ({crashes} times)")
+                    break
+                if told:
+                    if not ctx.request.idempotent:
+                        outcome = _failure(crash.code, crash.message)
+                        break
+                    raise TopicPaused(f"the engine died ({crash.message})") from crash
+                ctx.log(f"the engine died ({crash.message}); trying again", level="warning")
+            except LlmFailure as failure:
+                outcome = _failure(failure.code, failure.message)
+                break
+        self._crashes.pop(ctx.job_id, None)
+        return outcome
+
+    def _count_crash(self, job_id: str) -> int:
+        crashes = self._crashes[job_id] = self._crashes.pop(job_id, 0) + 1
+        if len(self._crashes) > _REMEMBERED:
+            del self._crashes[next(iter(self._crashes))]
+        return crashes
+
+    async def _until_resumed(self, supervisor: EngineSupervisor, model: str, ctx: Context) -> None:
+        """A job that may begin only once can't be handed back: it waits here."""
+        while (pause := supervisor.pause_of(model)) is not None:
+            ctx.progress(None, f"waits for the engine: {pause}")
+            await asyncio.sleep(_LOOK)
+
+    async def close(self) -> None:
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
+        if self._supervisor is not None:
+            self._supervisor.close()
+        if self._runner is not None:
+            await self._runner.close()
+
+
+async def _answered(
+    runner: Runner, model: str, ask: LlmRequest, ctx: Context, tell: Callable[[Piece], None]
+) -> Outcome:
+    if isinstance(ask, Embedding):
+        return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
+    watch: Watch = ctx if choices_of(ask) == 1 else _SeveralAnswers(ctx)
+    result = await answer(runner, model, ask, tell if ask.stream else None, watch)
+    return Outcome(JobState.SUCCEEDED, _encode(result))
+
+
+def _stream_to(ctx: Context) -> Callable[[Piece], None]:
+    return lambda piece: ctx.stream(_encode(piece).decode())
+
+
+class _SeveralAnswers:
+    """Watches many answers at once: the progress of one says nothing of the job's."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+
+    def progress(self, fraction: float | None = None, message: str = "") -> None:
+        self._ctx.progress(None, message)
+
+    def log(self, text: str, level: str = "info") -> None:
+        self._ctx.log(text, level)
+
+
+def _log_change(model: str, pause: Pause | None) -> None:
+    if pause is not None:
+        log.warning("jobs of the model %s are paused: %s", model, pause)
+    else:
+        log.warning("the model %s answers again", model)
+
+
+def _unmet(constraints: Constraints | None, setting: str) -> Outcome | None:
+    """A model reads no network and writes no file; its memory is shared by all jobs."""
+    if constraints is None or constraints.max_memory is None:
+        return None
+    return _failure(
+        "CONSTRAINT_NOT_ENFORCED",
+        "the safety rules limit max_memory, and a model's memory is shared by all of its jobs:"
+        f" set {setting} instead",
+    )
+
+
+def _failure(code: str, message: str) -> Outcome:
+    return Outcome(JobState.FAILED, error_code=str(code), error_message=message)

@@ -1,1 +1,0 @@
-"""Model files: what their headers say, where they are kept, and where they come from."""

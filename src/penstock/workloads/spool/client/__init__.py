@@ -1,0 +1,1 @@
+"""What a user of a workspace does: submit, look, wait, change."""

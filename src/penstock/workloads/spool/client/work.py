@@ -1,0 +1,296 @@
+"""Work: submitting jobs to a workspace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from msgspec import Struct
+
+from penstock.core.errors import Conflict, InvalidRequest, StoreFailed, TooLarge
+from penstock.lifecycles.spool import Status
+from penstock.ports.clock import Clock, SystemClock
+from penstock.ports.process import failpoint
+from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
+from penstock.workloads.spool.disk.files import (
+    can_flush_file_systems,
+    flush_all,
+    flush_move,
+    fsync_dir,
+    make_folder,
+    move,
+    write_file,
+)
+from penstock.workloads.spool.disk.ids import IdSource, JobId, check_job_id
+from penstock.workloads.spool.disk.images import check_image, image_name, read_image
+from penstock.workloads.spool.disk.meta import (
+    KIND,
+    META,
+    OPTIONS,
+    Meta,
+    encode_meta,
+    encode_options,
+    stamp,
+)
+from penstock.workloads.spool.disk.meta import checked as checked_options
+from penstock.workloads.spool.disk.removing import remove_tree
+from penstock.workloads.spool.disk.workspace import FORWARD, Workspace
+
+MAX_PROMPT = 10_000_000
+MAX_TAGS = 1000
+MAX_IMAGES = 1000
+_TAG = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+
+class Submission(Struct, frozen=True, kw_only=True):
+    prompt: str | bytes
+    kind: JobKind = JobKind.TEXT
+    options: SpoolOptions = SpoolOptions()
+    images: tuple[Path, ...] = ()
+    parent: str | None = None
+    """The job that this one goes on from."""
+    tags: tuple[str, ...] = ()
+    retry_of: str | None = None
+
+
+class Checked(Struct, frozen=True, kw_only=True):
+    """A submission that can be spooled."""
+
+    prompt: bytes
+    kind: JobKind
+    options: SpoolOptions
+    images: tuple[Path, ...]
+    parent: str
+    tags: tuple[str, ...]
+    retry_of: str
+
+
+def checked(job: Submission) -> Checked:
+    """InvalidRequest, naming what is wrong; TooLarge where something is."""
+    return Checked(
+        prompt=_prompt(job),
+        kind=_kind(job),
+        options=checked_options(job.options),
+        images=_images(job),
+        parent=check_job_id(job.parent, "parent") if job.parent else "",
+        tags=_tags(job),
+        retry_of=check_job_id(job.retry_of, "retry_of") if job.retry_of else "",
+    )
+
+
+def _prompt(job: Submission) -> bytes:
+    prompt = job.prompt
+    try:
+        data = prompt.encode() if isinstance(prompt, str) else bytes(prompt)
+        data.decode()
+    except UnicodeError:
+        raise InvalidRequest("prompt", "is not UTF-8") from None
+    if len(data) > MAX_PROMPT:
+        raise TooLarge("prompt", f"has {len(data)} bytes; {MAX_PROMPT} is the most")
+    if not data and not (job.kind is JobKind.EMBED and job.images):
+        raise InvalidRequest("prompt", "is empty")
+    return data
+
+
+def _kind(job: Submission) -> JobKind:
+    if job.kind is JobKind.TEXT and job.images:
+        return JobKind.VISION
+    if job.kind is JobKind.VISION and not job.images:
+        raise InvalidRequest("images", "a job of kind vision has at least one")
+    if job.kind is JobKind.TTS and job.images:
+        raise InvalidRequest("images", "a job of kind tts has none")
+    return job.kind
+
+
+def _images(job: Submission) -> tuple[Path, ...]:
+    if len(job.images) > MAX_IMAGES:
+        raise TooLarge("images", f"are {len(job.images)}; {MAX_IMAGES} is the most")
+    images = tuple(map(Path, job.images))
+    for image in images:
+        check_image(image)
+    return images
+
+
+def _tags(job: Submission) -> tuple[str, ...]:
+    if len(job.tags) > MAX_TAGS:
+        raise TooLarge("tags", f"are {len(job.tags)}; {MAX_TAGS} is the most")
+    for tag in job.tags:
+        if not _TAG.fullmatch(tag):
+            raise InvalidRequest(
+                "tags", f"{tag[:80]!a} can't be one", hint="1 to 64 letters, digits, - and _"
+            )
+    return tuple(job.tags)
+
+
+PROMPT, IMAGES = "prompt.txt", "images"
+_GROUP = 100
+_NO_OPTIONS = SpoolOptions()
+
+
+class Work:
+    """Submits jobs to a workspace. May be used by several threads at once."""
+
+    def __init__(
+        self,
+        workspace: Workspace | Path | str,
+        create: bool = True,
+        *,
+        clock: Clock | None = None,
+        ids: IdSource | None = None,
+    ) -> None:
+        """Misconfigured if the workspace can't be used, or is missing and not to be made."""
+        self.workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self._clock = clock or SystemClock()
+        self._ids = ids or IdSource()
+        if create:
+            self.workspace.create()
+        else:
+            self.workspace.check()
+
+    def submit(
+        self,
+        prompt: str | bytes,
+        *,
+        kind: JobKind = JobKind.TEXT,
+        options: SpoolOptions = _NO_OPTIONS,
+        images: Sequence[Path] = (),
+        parent: str | None = None,
+        tags: Sequence[str] = (),
+        retry_of: str | None = None,
+    ) -> JobId:
+        """The new job's id, once it is queued and on the disk.
+
+        InvalidRequest, TooLarge, StoreFull or StoreFailed; then nothing is left of it.
+        """
+        job = Submission(
+            prompt=prompt,
+            kind=kind,
+            options=options,
+            images=tuple(images),
+            parent=parent,
+            tags=tuple(tags),
+            retry_of=retry_of,
+        )
+        job_id = self._stage(checked(job), self.workspace.sync)
+        self._publish([job_id])
+        return job_id
+
+    def submit_many(self, jobs: Iterable[Submission], group: int = _GROUP) -> Iterator[JobId]:
+        """The ids of many jobs, in their order, each once it is on the disk.
+
+        As many as `group` are flushed together. If one can't be submitted, none of its group is;
+        those whose ids were told are there.
+        """
+        waiting = iter(jobs)
+        while batch := [checked(job) for job in islice(waiting, group)]:
+            yield from self._submit_group(batch)
+
+    def _submit_group(self, jobs: Sequence[Checked]) -> list[JobId]:
+        staged: list[JobId] = []
+        together = self.workspace.sync is Sync.FULL and can_flush_file_systems()
+        each = Sync.NONE if together else self.workspace.sync
+        try:
+            for job in jobs:
+                staged.append(self._stage(job, each))
+            if together:
+                flush_all(self.workspace.folder(Status.STAGING))
+        except BaseException:
+            self._forget(staged)
+            raise
+        self._publish(staged)
+        return staged
+
+    # -- one job ----------------------------------------------------------------------
+
+    def _stage(self, job: Checked, sync: Sync) -> JobId:
+        """A folder with everything in it, on the disk, that nobody sees."""
+        job_id = self._reserve()
+        try:
+            self._fill(self.workspace.of(Status.STAGING, job_id), job, sync)
+        except FileExistsError as error:
+            self._forget([job_id])
+            raise Conflict(f"somebody else writes to {error.filename}") from error
+        except BaseException:
+            self._forget([job_id])
+            raise
+        return job_id
+
+    def _reserve(self) -> JobId:
+        """An id that no job has, by the folder that is ours to make."""
+        while True:
+            job_id = self._ids.next(self._clock.now())
+            folder = self.workspace.of(Status.STAGING, job_id)
+            try:
+                make_folder(folder)
+            except FileExistsError:
+                continue
+            except FileNotFoundError:
+                self.workspace.check()
+                raise StoreFailed(f"can't make {folder}") from None
+            if not any(self.workspace.holds(status, job_id) for status in FORWARD):
+                return job_id
+            self._forget([job_id])
+
+    def _fill(self, folder: Path, job: Checked, sync: Sync) -> None:
+        write_file(folder, PROMPT, job.prompt, sync)
+        if job.images:
+            self._copy_images(folder / IMAGES, job.images, sync)
+        if job.kind is not JobKind.TEXT:
+            write_file(folder, KIND, job.kind.encode(), sync)
+        if job.options != _NO_OPTIONS:
+            write_file(folder, OPTIONS, encode_options(job.options), sync)
+        meta = Meta(
+            submitted_at=stamp(self._clock.now()),
+            mode=job.kind,
+            parent=job.parent,
+            tags=job.tags,
+            retry_of=job.retry_of,
+        )
+        write_file(folder, META, encode_meta(meta), sync)
+        fsync_dir(folder, sync)
+
+    def _copy_images(self, folder: Path, images: Sequence[Path], sync: Sync) -> None:
+        make_folder(folder)
+        for number, image in enumerate(images):
+            write_file(folder, image_name(number, image), read_image(image), sync)
+        fsync_dir(folder, sync)
+
+    # -- making them visible ----------------------------------------------------------
+
+    def _publish(self, staged: Sequence[JobId]) -> None:
+        moved: list[JobId] = []
+        try:
+            for job_id in staged:
+                self._queue(job_id)
+                moved.append(job_id)
+            staging, ready = map(self.workspace.folder, (Status.STAGING, Status.QUEUED))
+            flush_move(staging, ready, self.workspace.sync)
+            failpoint("spool-submitted")
+        except BaseException:
+            for job_id in moved:
+                self._take_back(job_id)
+            self._forget(staged)
+            raise
+
+    def _queue(self, job_id: JobId) -> None:
+        staged = self.workspace.of(Status.STAGING, job_id)
+        try:
+            move(staged, self.workspace.of(Status.QUEUED, job_id), sync=Sync.NONE)
+        except FileExistsError:
+            raise Conflict(f"a job {job_id} is queued already") from None
+        except FileNotFoundError:
+            raise Conflict(f"somebody took {staged} away") from None
+
+    def _take_back(self, job_id: JobId) -> None:
+        """A job that is visible, but perhaps not to stay. A server may have been quicker."""
+        staged = self.workspace.of(Status.STAGING, job_id)
+        with suppress(OSError, StoreFailed):
+            move(self.workspace.of(Status.QUEUED, job_id), staged, sync=Sync.NONE)
+
+    def _forget(self, staged: Iterable[JobId]) -> None:
+        for job_id in staged:
+            with suppress(OSError):
+                remove_tree(self.workspace.of(Status.STAGING, job_id))

@@ -1,0 +1,1 @@
+"""A workspace on disk: layout, durable files, metadata, and who serves it."""

@@ -1,0 +1,326 @@
+"""Files and folders that are on the disk when they are said to be. Blocking code.
+
+Nothing is visible under its name before it is whole. What makes a job visible is one rename,
+and before that its files, then its folder, are flushed; after it the folder it was moved to.
+A flush that failed is final: what it was to write may be lost, and trying again would only
+look like success.
+
+What lies in a job's folder may have been put there by anybody. So nothing is read through a
+symbolic link, from a device or a pipe, nor written through one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import InvalidRequest, StoreFailed, StoreFull
+from penstock.ports.process import failpoint
+from penstock.workloads.spool.config import Sync
+from penstock.workloads.spool.disk.removing import TMP, remove_tree
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_REASONS = {
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EIO: "the disk reports an error",
+    errno.EXDEV: "the folders of a workspace have to be on one file system",
+}
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Unfit(InvalidRequest):
+    """What lies in a job's folder can't be used: says which file, and why."""
+
+    code = "UNFIT"
+
+
+def write_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
+    """A new file; FileExistsError if the name is taken."""
+    path = f"{folder}/{name}"
+    with store_errors("write", path):
+        handle = os.open(path, _NEW, 0o666)
+        try:
+            failpoint("spool-created")
+            _write_all(handle, data)
+            failpoint("spool-written")
+            if sync is Sync.FULL:
+                os.fsync(handle)
+                failpoint("spool-flushed")
+        finally:
+            os.close(handle)
+
+
+def replace_file(folder: Path, name: str, data: bytes, sync: Sync) -> None:
+    """The file has its old content or all of the new, whatever was under its name."""
+    draft = f"{name}{TMP}"
+    try:
+        _write_anew(folder, draft, data, sync)
+        with store_errors("write", f"{folder}/{name}"):
+            try:
+                os.replace(f"{folder}/{draft}", f"{folder}/{name}")
+            except IsADirectoryError:
+                remove_tree(folder / name)
+                os.replace(folder / draft, folder / name)
+        failpoint("spool-replaced")
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(folder / draft)
+        raise
+
+
+def _write_anew(folder: Path, name: str, data: bytes, sync: Sync) -> None:
+    try:
+        write_file(folder, name, data, sync)
+    except FileExistsError:
+        with store_errors("replace", folder / name):
+            remove_tree(folder / name)
+        write_file(folder, name, data, sync)
+
+
+def make_folder(path: Path) -> None:
+    """A new folder; FileExistsError if the name is taken."""
+    with store_errors("make", path):
+        os.mkdir(path)
+    failpoint("spool-made")
+
+
+def fsync_dir(path: Path, sync: Sync = Sync.FULL) -> None:
+    """What was made, removed or renamed in it is on the disk from now on."""
+    if sync is Sync.NONE:
+        return
+    with store_errors("flush", path):
+        handle = os.open(path, _FOLDER | os.O_NOFOLLOW)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    failpoint("spool-folder-flushed")
+
+
+def flush_all(path: Path) -> None:
+    """Everything that was written to the file system of this folder is on the disk."""
+    with store_errors("flush", path):
+        handle = os.open(path, _FOLDER)
+        try:
+            flush_file_system(handle)
+        finally:
+            os.close(handle)
+    failpoint("spool-all-flushed")
+
+
+def move(source: Path, target: Path, *, sync: Sync) -> None:
+    """Make a job what its new folder says, at once for whoever looks.
+
+    Of several who move the same job one succeeds, and the others get FileNotFoundError; a
+    target that is there is never replaced (FileExistsError).
+    """
+    with store_errors("move", source):
+        rename_exclusively(source, target)
+    failpoint("spool-moved")
+    flush_move(source.parent, target.parent, sync)
+
+
+def flush_move(source: Path, target: Path, sync: Sync) -> None:
+    """What was moved from one folder to the other is there for good."""
+    fsync_dir(target, sync)
+    if sync is Sync.FULL and not logs_renames(target):
+        fsync_dir(source, sync)
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """All of it. FileNotFoundError if it is not there, Unfit if it is no plain file, has more
+    than `most` bytes, or may not be read."""
+    try:
+        with _opened(path) as handle:
+            data = _read_all(handle, most + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unfit(path.name, f"can't be read: {_reason(error)}") from error
+    if len(data) > most:
+        raise Unfit(path.name, f"is larger than {most} bytes")
+    return data
+
+
+def read_text(path: Path, most: int) -> str:
+    data = read_file(path, most)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise Unfit(
+            path.name, f"is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
+        ) from None
+
+
+@contextmanager
+def store_errors(action: str, path: Path | str) -> Iterator[None]:
+    """What the disk refuses, in plain words. That a name is taken or gone is the caller's
+    business, and passes."""
+    try:
+        yield
+    except (FileExistsError, FileNotFoundError):
+        raise
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StoreFull(
+                f"can't {action} {path}: no space left", hint="free some space, and try again"
+            ) from error
+        raise StoreFailed(f"can't {action} {path}: {_reason(error)}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A plain file in a folder that is one. Nothing else is opened: a pipe would wait for its
+    other end, and some devices act on it."""
+    with _folder_of(path) as folder:
+        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            raise Unfit(path.name, f"is {_kind(found.st_mode)}, not a file")
+        handle = os.open(path.name, _READ, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise Unfit(path.name, "is not a file")
+        yield handle
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _folder_of(path: Path) -> Iterator[int]:
+    try:
+        handle = os.open(path.parent, _FOLDER | os.O_NOFOLLOW)
+    except (NotADirectoryError, OSError) as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            mode = os.lstat(path.parent).st_mode
+            raise Unfit(path.parent.name, f"is {_kind(mode)}, not a folder") from None
+        raise
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _kind(mode: int) -> str:
+    for matches, words in (
+        (stat.S_ISLNK, "a symbolic link"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISREG, "a file"),
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISSOCK, "a socket"),
+    ):
+        if matches(mode):
+            return words
+    return "a device"
+
+
+def _reason(error: OSError) -> str:
+    reason = _REASONS.get(error.errno or 0)
+    return reason or (error.strerror or str(error)).lower()
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
+
+
+def _read_all(handle: int, most: int) -> bytes:
+    pieces: list[bytes] = []
+    while most > 0 and (piece := os.read(handle, min(most, 1 << 20))):
+        pieces.append(piece)
+        most -= len(piece)
+    return b"".join(pieces)
+
+
+_AT_FDCWD = -100
+_NOREPLACE = 1
+_EXCL = 4
+"""The same on macOS."""
+_UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}
+
+
+def rename_exclusively(source: Path, target: Path) -> None:
+    """FileExistsError if the target is there, FileNotFoundError if the source is not."""
+    code = _rename(os.fsencode(source), os.fsencode(target))
+    if code in _UNSUPPORTED:
+        _rename_after_a_look(source, target)
+    elif code in (errno.EEXIST, errno.ENOTEMPTY):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    elif code:
+        raise OSError(code, os.strerror(code), str(source), None, str(target))
+
+
+def can_flush_file_systems() -> bool:
+    return _library("syncfs") is not None
+
+
+def flush_file_system(handle: int) -> None:
+    """All of the file system that this open folder is on; OSError if something was lost."""
+    if _library("syncfs")(handle):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def _rename(source: bytes, target: bytes) -> int:
+    if sys.platform == "darwin":
+        call, words = _library("renamex_np"), (source, target, ctypes.c_uint(_EXCL))
+    else:
+        words = (_AT_FDCWD, source, _AT_FDCWD, target, ctypes.c_uint(_NOREPLACE))
+        call = _library("renameat2")
+    if call is None:
+        return errno.ENOSYS
+    return ctypes.get_errno() if call(*words) else 0
+
+
+@cache
+def _library(name: str) -> Any:
+    """A call of the C library; None where there is no such thing."""
+    return getattr(ctypes.CDLL(None, use_errno=True), name, None)
+
+
+def _rename_after_a_look(source: Path, target: Path) -> None:
+    """For old kernels and some file systems. A folder with something in it can't be replaced by
+    a rename anyway; one that is empty can, between the look and the rename."""
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+    try:
+        os.rename(source, target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from error
+        raise
+
+
+_LOGGING = frozenset({"ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs"})
+"""A rename between two folders is one entry of their log: on the disk with either folder."""
+
+
+def logs_renames(folder: Path) -> bool:
+    """False of a file system that is not known to: then both folders have to be flushed."""
+    return _file_system(os.stat(folder).st_dev) in _LOGGING
+
+
+@cache
+def _file_system(device: int) -> str:
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == number:
+            return after.split()[0]
+    return ""

@@ -1,0 +1,145 @@
+"""A workspace: five folders, each of them a state, and one of our own beside them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from penstock.core.errors import Misconfigured
+from penstock.lifecycles.spool import FOLDERS, Status
+from penstock.workloads.spool.config import Sync
+from penstock.workloads.spool.disk.files import fsync_dir, store_errors
+from penstock.workloads.spool.disk.ids import JobId, check_job_id, is_job_id
+
+FORWARD = (Status.QUEUED, Status.RUNNING, Status.FAILED, Status.DONE)
+"""The way a job goes: who looks in this order meets one that moves, unless it is moved back."""
+
+_PRIVATE = ".penstock"
+_LOOKS = 12
+_OURS = ("servers", "cancel", "trash")
+
+
+class Workspace:
+    """Where each job lies. Paths are only made of ids that follow the rule."""
+
+    def __init__(self, path: Path | str, sync: Sync = Sync.FULL) -> None:
+        if "\0" in str(path):
+            raise Misconfigured("the path of a workspace can't have a null byte in it")
+        self.path = Path(path).absolute()
+        self.sync = sync
+        self.private = self.path / _PRIVATE
+        """Ours alone: `servers`, `cancel` and `trash`; the original's tools don't look at it."""
+        self._folders = {status: self.path / name for status, name in FOLDERS.items()}
+        self._is_there = _existence()
+        self._names = {status: str(folder) for status, folder in self._folders.items()}
+
+    def folder(self, status: Status) -> Path:
+        return self._folders[status]
+
+    def of(self, status: Status, job_id: JobId) -> Path:
+        """Where this job lies while it is in this state."""
+        return self._folders[status] / check_job_id(job_id)
+
+    def create(self) -> None:
+        """Make whatever is missing, and see that it can be used."""
+        for folder in self._folders.values():
+            self._make(folder)
+        self.adopt()
+
+    def adopt(self) -> None:
+        """See that it can be used, and make our own folders in one that the original made."""
+        self.check()
+        for name in _OURS:
+            self._make(self.private / name)
+
+    def check(self) -> None:
+        """Real folders, of one file system, that may be written to; else Misconfigured."""
+        for folder in self._folders.values():
+            self._check_folder(folder)
+        devices = {folder: os.lstat(folder).st_dev for folder in self._folders.values()}
+        home = self.folder(Status.STAGING)
+        for folder, device in devices.items():
+            if device != devices[home]:
+                raise Misconfigured(
+                    f"{folder} is on another file system than {home}",
+                    hint="a job is moved by one rename, so all folders have to be on the same",
+                )
+
+    def ids(self, status: Status) -> Iterator[JobId]:
+        """Of all jobs in this state, in no order. What has no job id for its name is no job."""
+        try:
+            entries = os.scandir(self._folders[status])
+        except FileNotFoundError:
+            return
+        with entries:
+            yield from (entry.name for entry in entries if is_job_id(entry.name))
+
+    def counts(self) -> dict[Status, int]:
+        return {status: sum(1 for _ in self.ids(status)) for status in FORWARD}
+
+    def find(self, job_id: JobId) -> Status:
+        """The state of a job: `output` first, then `failed`, `processing`, `input/ready`.
+
+        One that moves is never MISSING. It can slip past a look in that order, but past one in
+        the order in which jobs go only if it is put back to the queue just then; so that look
+        is repeated, more often than a job can be put back in the time.
+        """
+        check_job_id(job_id)
+        for status in reversed(FORWARD):
+            if self.holds(status, job_id):
+                return status
+        for _ in range(_LOOKS):
+            for status in FORWARD:
+                if self.holds(status, job_id):
+                    return status
+        return Status.MISSING
+
+    def holds(self, status: Status, job_id: JobId) -> bool:
+        """Whether anything lies there under this id, a folder or not."""
+        return self._is_there(f"{self._names[status]}/{job_id}")
+
+    def _make(self, folder: Path) -> None:
+        missing = []
+        while not os.path.lexists(folder):
+            missing.append(folder)
+            folder = folder.parent
+        for one in reversed(missing):
+            with store_errors("make", one):
+                try:
+                    os.mkdir(one)
+                except FileExistsError:
+                    continue  # somebody else was quicker
+            fsync_dir(one.parent, self.sync)
+
+    def _check_folder(self, folder: Path) -> None:
+        try:
+            mode = os.lstat(folder).st_mode
+        except FileNotFoundError:
+            raise Misconfigured(
+                f"{self.path} is no workspace: it has no folder {folder.relative_to(self.path)}",
+                hint="penstock spool submit and penstock spool serve make one",
+            ) from None
+        except (NotADirectoryError, PermissionError) as error:
+            raise Misconfigured(f"{folder}: {(error.strerror or '').lower()}") from error
+        if not stat.S_ISDIR(mode):
+            kind = "a symbolic link" if stat.S_ISLNK(mode) else "no folder"
+            raise Misconfigured(f"{folder} is {kind}", hint="each state is a folder of its own")
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise Misconfigured(
+                f"{folder} may not be written to by this user",
+                hint="give this user the right, or mount the file system for writing",
+            )
+
+
+@cache
+def _existence() -> Callable[[str], bool]:
+    """How to ask whether a name is there, itself and not what it points to. The quick way is not
+    to be had everywhere, and then answers no to everything."""
+    with suppress(NotImplementedError):
+        if os.access(os.sep, os.F_OK, follow_symlinks=False):
+            return lambda path: os.access(path, os.F_OK, follow_symlinks=False)
+    return os.path.lexists

@@ -1,1 +1,0 @@
-"""llama.cpp, in processes of its own: one for each model that is loaded."""

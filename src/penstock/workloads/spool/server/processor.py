@@ -1,0 +1,242 @@
+"""Runs one job, from its claim to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from penstock.core.errors import PenstockError
+from penstock.models.values import resolve_name
+from penstock.ports.clock import Clock
+from penstock.workloads.llm.runner import Runner, answer
+from penstock.workloads.llm.supervisor import EngineSupervisor
+from penstock.workloads.llm.values import (
+    Embedding,
+    EmbeddingResult,
+    EngineCrashed,
+    EngineUnavailable,
+    LlmCode,
+    LlmFailure,
+    LlmResult,
+)
+from penstock.workloads.spool.config import SpoolOptions
+from penstock.workloads.spool.disk.files import Unfit
+from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.server import outcomes
+from penstock.workloads.spool.server.closing import JobCloser
+from penstock.workloads.spool.server.outcomes import (
+    DEADLINE,
+    TIMEOUT,
+    Outcome,
+    Partial,
+    answered,
+    failed,
+    refused,
+    unfit,
+)
+from penstock.workloads.spool.server.requests import (
+    Gone,
+    NotYet,
+    ParentFailed,
+    Parents,
+    Prepared,
+    check_folder,
+    read_job,
+    request_for,
+)
+from penstock.workloads.spool.server.running import Running, Threads, Why, read_attempts
+
+
+def model_for(wanted: str, names: Sequence[str], default: str) -> str:
+    """The model that a job means; the default if it names none. Raises MODEL_NOT_FOUND."""
+    try:
+        return resolve_name(wanted, names) if wanted else default
+    except PenstockError as error:
+        there = f"there is {' or '.join(names[:8]) or 'none'}"
+        raise LlmFailure(LlmCode.MODEL_NOT_FOUND, f"{error.message}; {there}") from error
+
+
+class TimeIsUp(Exception):
+    """A job took too long, or came too late."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Limit(Struct, frozen=True):
+    seconds: float
+    """From now on."""
+    code: str
+    message: str
+
+
+def deadline_of(options: SpoolOptions, now: float) -> Limit | None:
+    """For all that is done with it."""
+    if options.deadline is None:
+        return None
+    return Limit(options.deadline - now, DEADLINE, "its deadline passed before it had ended")
+
+
+def timeout_of(options: SpoolOptions) -> Limit | None:
+    """For the time in which it is computed."""
+    if options.timeout is None:
+        return None
+    return Limit(options.timeout, TIMEOUT, f"it ran for longer than {options.timeout:g} s")
+
+
+@asynccontextmanager
+async def within(limit: Limit | None) -> AsyncIterator[None]:
+    """Raises TimeIsUp when it is over, before anything is begun if it is already."""
+    if limit is None:
+        yield
+        return
+    over = TimeIsUp(limit.code, limit.message)
+    if limit.seconds <= 0:
+        raise over
+    try:
+        async with asyncio.timeout(limit.seconds) as scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise over from None
+
+
+log = logging.getLogger(__name__)
+
+
+class Processor:
+    """Reads a job, asks the Runner, and has the job ended."""
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        runner: Runner,
+        supervisor: EngineSupervisor,
+        closing: JobCloser,
+        threads: Threads,
+        clock: Clock,
+        *,
+        max_tokens: int,
+        spare: Path,
+    ) -> None:
+        """`spare` is a folder of this server's own."""
+        self._runner, self._supervisor, self._closing = runner, supervisor, closing
+        self._threads, self._clock = threads, clock
+        self._max_tokens, self._spare = max_tokens, spare
+        self._parents = Parents(workspace)
+        self.default_model = ""
+
+    async def process(self, running: Running) -> None:
+        """Whatever happens, the job is ended, given back or let go of."""
+        try:
+            try:
+                await self._run(running)
+            except asyncio.CancelledError:
+                if not running.ended:
+                    await self._cut(running)
+        except Gone:
+            self._closing.let_go(running)
+
+    async def _run(self, running: Running) -> None:
+        try:
+            outcome = await self._outcome(running)
+        except NotYet as parent:
+            await self._closing.requeue(running, f"its parent {parent} has not ended")
+        except EngineUnavailable as ill:
+            await self._closing.requeue(running, f"the engine is unavailable: {ill}")
+        except EngineCrashed as crash:
+            if not await self._closing.crashed(running, alone=crash.alone):
+                self._supervisor.blame(running.model)
+        else:
+            await self._closing.end(running, outcome)
+
+    async def _cut(self, running: Running) -> None:
+        """It was ended from outside."""
+        if running.why is Why.GONE:
+            raise Gone(running.job_id)
+        if running.why is Why.CANCELLED:
+            why = running.reason or "cancelled"
+            await self._closing.end(running, failed(outcomes.CANCELLED, why))
+        else:
+            await self._closing.requeue(running, Why.STOP.value)
+
+    async def _outcome(self, running: Running) -> Outcome:
+        try:
+            prepared = await self._threads.do(self._prepared, running)
+            return await self._computed(running, prepared)
+        except Unfit as problem:
+            return unfit(problem)
+        except ParentFailed as problem:
+            return failed(outcomes.PARENT_FAILED, str(problem))
+        except TimeIsUp as late:
+            return failed(late.code, str(late))
+        except (Gone, NotYet, EngineUnavailable, EngineCrashed):
+            raise
+        except LlmFailure as failure:
+            return refused(failure)
+        except Exception as error:
+            log.exception("job %s: an error of ours", running.job_id)
+            return failed(outcomes.INTERNAL, f"an error of the server's own: {error!r}")
+
+    def _prepared(self, running: Running) -> Prepared:
+        """Blocking."""
+        folder = running.folder
+        try:
+            check_folder(folder, self._spare / running.job_id)
+        except Unfit:
+            running.folder_id = os.lstat(folder).st_ino
+            raise
+        running.attempts = read_attempts(folder)
+        job = read_job(folder)
+        running.meta = job.meta
+        running.model = job.options.model or self.default_model
+        return Prepared(job=job, ask=request_for(job, self._parents, self._max_tokens))
+
+    async def _computed(self, running: Running, prepared: Prepared) -> Outcome:
+        options = prepared.job.options
+        async with (
+            within(deadline_of(options, self._clock.now())),
+            self._supervisor.job(running.model, suspect=running.attempts.is_suspect),
+            within(timeout_of(options)),
+        ):
+            began = self._clock.monotonic()
+            result = await self._asked(running, prepared)
+            return answered(prepared.ask, result, self._clock.monotonic() - began)
+
+    async def _asked(self, running: Running, prepared: Prepared) -> LlmResult | EmbeddingResult:
+        job, ask = prepared.job, prepared.ask
+        model = await self._model(job.options.model)
+        running.facts = {"model": model, "engine": self._runner.engine}
+        if isinstance(ask, Embedding):
+            return await self._runner.embed(model, ask)
+        if job.images and not (await self._runner.load(model)).vision:
+            raise LlmFailure(LlmCode.NOT_SUPPORTED, f"the model {model} can't look at images")
+        most = ask.max_tokens or self._max_tokens
+        partial = Partial(running.folder, most, self._clock, self._threads)
+        try:
+            return await answer(self._runner, model, ask, partial.tell)
+        finally:
+            await partial.close()
+
+    async def _model(self, wanted: str) -> str:
+        if not wanted:
+            return self.default_model
+        names = [facts.name for facts in await self._runner.models()]
+        try:
+            return model_for(wanted, names, self.default_model)
+        except LlmFailure as unknown:
+            # Its file may be no good at present, which is not the job's fault.
+            try:
+                return (await self._runner.load(wanted)).name
+            except EngineUnavailable:
+                raise
+            except LlmFailure:
+                raise unknown from None

@@ -1,0 +1,287 @@
+"""The jobs that a server has: attempts, events, cancellation, health, and threads for files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from msgspec import Struct
+
+from penstock.core.errors import PenstockError
+from penstock.workloads.spool.config import Sync
+from penstock.workloads.spool.disk.files import Unfit, read_file, replace_file
+from penstock.workloads.spool.disk.meta import Meta
+from penstock.workloads.spool.disk.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+class Health:
+    """Troubles that last, each under a name; told when they come and when they are over."""
+
+    def __init__(self) -> None:
+        self._troubles: dict[str, str] = {}
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        return dict(self._troubles)
+
+    @property
+    def is_well(self) -> bool:
+        return not self._troubles
+
+    def trouble(self, name: str, why: str) -> None:
+        if name not in self._troubles:
+            log.error("%s: %s", name, why)
+        self._troubles[name] = why
+
+    def over(self, name: str) -> None:
+        if self._troubles.pop(name, None) is not None:
+            log.warning("%s: goes on", name)
+
+
+class EventKind(StrEnum):
+    CLAIMED = "claimed"
+    DONE = "done"
+    FAILED = "failed"
+    REQUEUED = "requeued"
+    """It goes back to the queue: the server stops, or the engine died."""
+    LET_GO = "let go"
+    """Somebody else took its folder away."""
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One thing that happened to one job."""
+
+    at: float
+    what: EventKind
+    job_id: str
+    seconds: float = 0.0
+    """Since it was claimed."""
+    tokens: int = 0
+    """Of the answer."""
+    code: str = ""
+    """Why it failed, for programs."""
+    reason: str = ""
+    """Why it failed or was given back, in a sentence."""
+
+
+Tell = Callable[[Event], None]
+
+
+class Counts(Struct, kw_only=True):
+    """What a server did since it started."""
+
+    claimed: int = 0
+    done: int = 0
+    failed: int = 0
+    requeued: int = 0
+    let_go: int = 0
+    tokens: int = 0
+
+    def add(self, event: Event) -> None:
+        match event.what:
+            case EventKind.CLAIMED:
+                self.claimed += 1
+            case EventKind.DONE:
+                self.done += 1
+            case EventKind.FAILED:
+                self.failed += 1
+            case EventKind.REQUEUED:
+                self.requeued += 1
+            case EventKind.LET_GO:
+                self.let_go += 1
+        self.tokens += event.tokens
+
+
+FILE = "attempts.txt"
+_MOST = 1 << 20
+
+
+class Loss(StrEnum):
+    """Why an attempt came to nothing."""
+
+    CRASHED = "crashed the engine"
+    LOST = "lost its server"
+
+
+class Attempts(Struct, frozen=True):
+    """What was tried before."""
+
+    crashed: int = 0
+    lost: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.crashed + self.lost
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is to run alone, so that what it may break is nobody else's."""
+        return self.crashed > 0 or self.lost > 1
+
+    @property
+    def reason(self) -> str:
+        """Why it is not tried again, as a sentence's end."""
+        if not self.lost:
+            return f"crashed the engine {_times(self.crashed)}"
+        if not self.crashed:
+            return f"lost its server {_times(self.lost)}"
+        return f"crashed the engine {_times(self.crashed)} and lost its server {_times(self.lost)}"
+
+
+def read_attempts(folder: Path) -> Attempts:
+    """What its file tells; one that can't be read is no file."""
+    try:
+        lines = read_file(folder / FILE, _MOST).decode(errors="replace").splitlines()
+    except (OSError, Unfit):
+        return Attempts()
+    crashed = sum(line == Loss.CRASHED for line in lines)
+    return Attempts(crashed, len(lines) - crashed)
+
+
+def count_attempt(folder: Path, loss: Loss, sync: Sync) -> Attempts:
+    """One more, durably; returns all so far."""
+    before = read_attempts(folder)
+    crashed, lost = before.crashed, before.lost
+    after = Attempts(crashed + (loss is Loss.CRASHED), lost + (loss is Loss.LOST))
+    lines = [Loss.CRASHED] * after.crashed + [Loss.LOST] * after.lost
+    replace_file(folder, FILE, ("\n".join(lines) + "\n").encode(), sync)
+    return after
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+class Why(Enum):
+    """Why a job is ended from outside."""
+
+    STOP = "the server stops"
+    CANCELLED = "cancelled"
+    GONE = "its folder was moved or deleted"
+
+
+class Running:
+    """From its claim to its end. What is cancelled first says why."""
+
+    def __init__(self, folder: Path, folder_id: int, since: float) -> None:
+        self.job_id, self.since = folder.name, since
+        self.folder = folder
+        """In `processing`."""
+        self.folder_id = folder_id
+        """The inode of its folder: another folder under its name is another job."""
+        self.why: Why | None = None
+        self.reason = ""
+        """What was said about a cancellation."""
+        self.ended = False
+        """Whether its folder has left `processing`."""
+        self.task: asyncio.Task[None] | None = None
+        self.meta: Meta | None = None
+        """As it was read; None if it could not be."""
+        self.model = ""
+        """The model that it names, or the default one."""
+        self.facts: dict[str, str] = {}
+        """What is known of it for its metadata, however it ends."""
+        self.suspect = False
+        """Whether it was known to be one when it was claimed."""
+        self.attempts = Attempts()
+        """Those before this one."""
+        self.lost: Attempts | None = None
+        """With this one, once it is counted as lost."""
+
+    def end(self, why: Why, reason: str = "") -> None:
+        if self.why is None and self.task is not None and not self.task.done():
+            self.why, self.reason = why, reason
+            # Not before its first step: a task that never ran can't clean up.
+            asyncio.get_running_loop().call_soon(self.task.cancel)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Threads:
+    """A few threads, handed in to whoever reads and writes."""
+
+    def __init__(self, most: int) -> None:
+        self._threads = ThreadPoolExecutor(most, thread_name_prefix="spool")
+
+    async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Its result. When cancelled it waits for the end first, so that what is being written
+        is never touched by two."""
+        future = asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await _end_of(future)
+            future.exception()  # whoever cancelled does not want to know
+            raise
+
+    async def see_through(self, work: Callable[[], T]) -> T:
+        """Its result, even if it was cancelled meanwhile; that is told only if it failed."""
+        future = asyncio.wrap_future(self._threads.submit(work))
+        cancelled = await _end_of(future)
+        if cancelled and (error := future.exception()) is not None:
+            raise asyncio.CancelledError from error
+        return future.result()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+
+
+async def _end_of(future: asyncio.Future[T]) -> bool:
+    """Waits for it, however often one is cancelled; whether one was."""
+    cancelled = False
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError:
+            cancelled = True
+    return cancelled
+
+
+NOTES = "cancel"
+_MAX_NOTE = 4096
+
+
+class CancelNotes:
+    """Notes are small and few; they are read where they are found."""
+
+    def __init__(self, workspace: Workspace, running: dict[str, Running]) -> None:
+        self.folder = workspace.private / NOTES
+        self._running = running
+
+    def came(self, name: str) -> None:
+        """A note has appeared."""
+        running = self._running.get(name)
+        if running is not None and not running.ended:
+            running.end(Why.CANCELLED, self._reason(name))
+
+    def look(self) -> None:
+        """All notes, in case one was missed."""
+        with suppress(OSError):
+            for name in os.listdir(self.folder):
+                self.came(name)
+
+    def check(self, job_id: str) -> None:
+        """The note may have been there before the job was claimed."""
+        if os.path.lexists(self.folder / job_id):
+            self.came(job_id)
+
+    def over(self, job_id: str) -> None:
+        with suppress(OSError):
+            os.unlink(self.folder / job_id)
+
+    def _reason(self, name: str) -> str:
+        try:
+            return read_file(self.folder / name, _MAX_NOTE).decode(errors="replace").strip()
+        except (OSError, PenstockError):
+            return ""

@@ -1,0 +1,196 @@
+"""Finds queued jobs: the kernel tells of each that is renamed in, and a slow scan is the net.
+
+A job is learned once, when it comes: what it costs does not depend on how many others wait. A
+scan lists names only, and takes a small part of the time however many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.core.errors import PenstockError
+from penstock.lifecycles.spool import Status
+from penstock.ports.clock import Clock
+from penstock.workloads.spool.config import SpoolOptions
+from penstock.workloads.spool.disk.ids import is_job_id, order_of, turn_of
+from penstock.workloads.spool.disk.meta import OPTIONS, read_options, seen_meta
+from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.server.pool import Queue, Waiting
+from penstock.workloads.spool.server.requests import PROMPT
+from penstock.workloads.spool.server.running import Health, Threads, read_attempts
+
+log = logging.getLogger(__name__)
+
+BATCH = 256
+"""Jobs that are learned at a time: work begins with the first of them."""
+GRACE = 2.0
+"""Seconds that a folder without a prompt has: somebody may be writing it where it lies."""
+_SHARE = 20
+"""A scan has at most one part in so many of the time."""
+
+
+class Scanner:
+    """Fills a Queue; `next` waits for the job whose turn it is."""
+
+    def __init__(
+        self, workspace: Workspace, every: float, clock: Clock, threads: Threads, health: Health
+    ) -> None:
+        self._workspace, self._every, self._health = workspace, every, health
+        self._clock, self._threads = clock, threads
+        self._ready = workspace.folder(Status.QUEUED)
+        self._arrived: list[str] = []
+        self._all = True
+        """Whether every name is to be looked at."""
+        self._woken = asyncio.Event()
+        self._more = asyncio.Event()
+        self._reported: set[str] = set()
+        self.queue = Queue()
+
+    # -- told from outside -------------------------------------------------------------
+
+    def came(self, name: str) -> None:
+        """A name has appeared in `input/ready`."""
+        self._arrived.append(name)
+        self._woken.set()
+
+    def ended(self, job_id: str) -> None:
+        """A job has ended; who waits for it may go on."""
+        if self.queue.ended(job_id):
+            self._more.set()
+
+    def resume(self, model: str) -> None:
+        """A model's engine answers again; its jobs may go on."""
+        if self.queue.resume(model):
+            self._more.set()
+
+    def look(self) -> None:
+        """Something may have been missed: scan now."""
+        self._all = True
+        self._woken.set()
+
+    # -- asked -------------------------------------------------------------------------
+
+    async def next(self) -> Waiting:
+        while (waiting := self.queue.pop()) is None:
+            self._more.clear()
+            await self._more.wait()
+        return waiting
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        due = 0.0
+        while True:
+            now = self._clock.monotonic()
+            if self._all or now >= due:
+                await self._scan()
+                took = self._clock.monotonic() - now
+                due = now + took + max(self._every, _SHARE * took)
+            await self._learn_arrived()
+            await self._wait(due - self._clock.monotonic())
+
+    async def _wait(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)):
+                await self._woken.wait()
+        self._woken.clear()
+
+    # -- learning ----------------------------------------------------------------------
+
+    async def _scan(self) -> None:
+        self._all = False
+        try:
+            names = await self._threads.do(self._unknown)
+        except OSError as error:
+            self._health.trouble("scan", f"{self._ready}: {(error.strerror or '').lower()}")
+            with suppress(OSError, PenstockError):
+                await self._threads.do(self._workspace.create)
+            return
+        self._health.over("scan")
+        for at in range(0, len(names), BATCH):
+            await self._learn(names[at : at + BATCH])
+            await self._learn_arrived()
+        await self._look_at_parents(self.queue.parents)
+
+    async def _learn_arrived(self) -> None:
+        while self._arrived:
+            names, self._arrived = self._arrived[:BATCH], self._arrived[BATCH:]
+            await self._learn(names)
+
+    async def _learn(self, names: Sequence[str]) -> None:
+        found = await self._threads.do(self._read_all, names)
+        self.queue.add(found)
+        if found:
+            self._more.set()
+        await self._look_at_parents({one.parent for one in found if one.parent is not None})
+
+    async def _look_at_parents(self, parents: Collection[str]) -> None:
+        # They are awaited by now, so that one that ends during the look is not missed.
+        if parents:
+            for parent in await self._threads.do(self._final, list(parents)):
+                self.ended(parent)
+
+    # -- blocking, in a thread ---------------------------------------------------------
+
+    def _unknown(self) -> list[str]:
+        """The jobs that we don't know, in their order."""
+        names = [name for name in os.listdir(self._ready) if name not in self.queue]
+        for name in names:
+            if not is_job_id(name):
+                self._report(name)
+        return sorted(filter(is_job_id, names), key=order_of)
+
+    def _read_all(self, names: Iterable[str]) -> list[Waiting]:
+        now = self._clock.now()
+        found = (self._read(name, now) for name in names if is_job_id(name))
+        return [one for one in found if one is not None]
+
+    def _read(self, job_id: str, now: float) -> Waiting | None:
+        folder = self._ready / job_id
+        if not _is_written(folder, now):
+            return None
+        try:
+            options = read_options(folder)
+        except (OSError, PenstockError):
+            options = SpoolOptions()  # it will fail with the reason when it is its turn
+        parent = seen_meta(folder).parent
+        return Waiting(
+            job_id=job_id,
+            turn=turn_of(job_id, options.priority, now),
+            deadline=options.deadline,
+            parent=parent if is_job_id(parent) else None,
+            suspect=read_attempts(folder).is_suspect,
+            model=options.model,
+        )
+
+    def _final(self, parents: Iterable[str]) -> list[str]:
+        still = (Status.QUEUED, Status.RUNNING)
+        return [one for one in parents if self._workspace.find(one) not in still]
+
+    def _report(self, name: str) -> None:
+        if name not in self._reported:
+            self._reported.add(name)
+            log.warning("%a in input/ready is left alone: its name is no job id", name)
+
+
+def _is_written(folder: Path, now: float) -> bool:
+    """Whether it has a prompt, or nobody is writing it any more."""
+    try:
+        if os.lstat(folder / PROMPT).st_size:
+            return True
+    except OSError:
+        pass
+    try:
+        found = os.lstat(folder)
+        return (
+            not stat.S_ISDIR(found.st_mode)
+            or abs(now - found.st_mtime) >= GRACE
+            or os.path.lexists(folder / OPTIONS)
+        )
+    except OSError:
+        return False

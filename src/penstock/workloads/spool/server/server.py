@@ -1,0 +1,354 @@
+"""One server on one workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from penstock.core.errors import PenstockError
+from penstock.lifecycles.spool import SPOOL, Status
+from penstock.ports.clock import Clock, SystemClock
+from penstock.workloads.llm.runner import Loading, Runner
+from penstock.workloads.llm.supervisor import EngineSupervisor, Pause
+from penstock.workloads.spool.client.changes import clean
+from penstock.workloads.spool.config import ServerConfig
+from penstock.workloads.spool.disk.peers import Claims, Peers, remove_pid, write_pid
+from penstock.workloads.spool.disk.watching import Watch
+from penstock.workloads.spool.disk.workspace import Workspace
+from penstock.workloads.spool.server.closing import JobCloser
+from penstock.workloads.spool.server.outcomes import CANCELLED
+from penstock.workloads.spool.server.pool import Pool, Queue, Waiting
+from penstock.workloads.spool.server.processor import Processor
+from penstock.workloads.spool.server.recovery import Recovered, Recovery
+from penstock.workloads.spool.server.running import (
+    CancelNotes,
+    Counts,
+    Event,
+    EventKind,
+    Health,
+    Tell,
+    Threads,
+    Why,
+)
+from penstock.workloads.spool.server.scanner import Scanner
+
+log = logging.getLogger(__name__)
+
+
+_TICK = 0.25
+_TOUCHES = 10
+"""Signs of life in the time of a lease."""
+
+
+class Patrol:
+    """Orphans, vanished folders, missed notes, passed deadlines, and its own sign of life."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        claims: Claims,
+        recovery: Recovery,
+        pool: Pool,
+        cancelling: CancelNotes,
+        clock: Clock,
+        threads: Threads,
+        health: Health,
+    ) -> None:
+        self._config, self._claims, self._recovery = config, claims, recovery
+        self._pool, self._cancelling = pool, cancelling
+        self._clock, self._threads, self._health = clock, threads, health
+
+    async def live(self) -> None:
+        """Tell other machines that it is alive, until cancelled."""
+        while True:
+            await self._clock.sleep(self._config.lease / _TOUCHES)
+            try:
+                if not await self._threads.do(self._claims.touch):
+                    log.error("this server was taken for dead; it goes on under a new claim")
+                    await self._threads.do(self._claims.enter)
+                self._health.over("sign of life")
+            except (OSError, PenstockError) as error:
+                self._health.trouble("sign of life", str(error))
+
+    async def look(self) -> None:
+        """At the jobs in `processing`, until cancelled."""
+        while True:
+            await self._clock.sleep(self._config.scan)
+            self._pool.let_go()
+            self._cancelling.look()
+            await self.recover()
+
+    async def recover(self) -> Recovered:
+        try:
+            found = await self._threads.do(self._recovery.look)
+            self._health.over("recovery")
+        except (OSError, PenstockError) as error:
+            self._health.trouble("recovery", str(error))
+            return Recovered()
+        for job_id in found.queued:
+            log.warning("job %s had lost its server; it is queued again", job_id)
+        for job_id in found.failed:
+            log.error("job %s has lost its server too often; it has failed", job_id)
+        return found
+
+    async def expire(self, queue: Queue) -> None:
+        """Have queued jobs fail whose deadline is over, until cancelled."""
+        while True:
+            for job_id in queue.late(self._clock.now()):
+                try:
+                    self._pool.start(job_id)
+                except (OSError, PenstockError) as error:
+                    self._health.trouble("claiming", str(error))
+            await self._clock.sleep(_TICK)
+
+
+EVERY = 60.0
+
+
+class Retention:
+    """A duty of every server; two that do it at once don't disturb each other."""
+
+    def __init__(
+        self, config: ServerConfig, workspace: Workspace, clock: Clock, threads: Threads
+    ) -> None:
+        self._config, self._workspace = config, workspace
+        self._clock, self._threads = clock, threads
+
+    async def run(self) -> None:
+        while True:
+            await self.look()
+            await self._clock.sleep(EVERY)
+
+    async def look(self) -> list[str]:
+        """The jobs that were taken away."""
+        try:
+            return await self._threads.do(self._clean)
+        except (OSError, PenstockError) as error:
+            log.warning("upkeep: %s", error)
+            return []
+
+    def _clean(self) -> list[str]:
+        older_than = self._config.keep_seconds or None
+        keep = self._config.keep_jobs or None
+        return clean(self._workspace, older_than, keep, clock=self._clock)
+
+
+_THREADS = 16
+_LAST = 5.0
+"""Seconds that giving jobs back may take when the server leaves."""
+
+
+class Server:
+    """Runs the jobs of a workspace, from `start` to `stop`; both once. Several may share one.
+
+    The Runner is its caller's to close.
+    """
+
+    def __init__(self, config: ServerConfig, runner: Runner, clock: Clock | None = None) -> None:
+        self.config = config
+        self.counts = Counts()
+        """What it did since it started."""
+        self.on_event: Tell | None = None
+        """Told of each thing that happens to a job."""
+        self._runner, self._clock = runner, clock or SystemClock()
+        self._workspace = Workspace(config.workspace, config.sync)
+        self._health = Health()
+        self._supervisor = EngineSupervisor(runner, self._clock)
+        self._supervisor.on_change = self._engine_changed
+        self._threads = Threads(min(_THREADS, config.workers + 2))
+        self._claims = Claims(self._workspace.private)
+        self._assemble()
+        self._duties: list[asyncio.Task[None]] = []
+        """What goes on until the last job has left."""
+        self._finding: list[asyncio.Task[None]] = []
+        """What brings new jobs."""
+        self._watch: Watch | None = None
+        self._at_once = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._over: asyncio.Future[None] | None = None
+
+    def _assemble(self) -> None:
+        config, workspace, clock = self.config, self._workspace, self._clock
+        claims, threads, health = self._claims, self._threads, self._health
+        closing = JobCloser(
+            workspace, claims, threads, clock, health, self._tell, attempts=config.attempts
+        )
+        self._processor = Processor(
+            workspace,
+            self._runner,
+            self._supervisor,
+            closing,
+            threads,
+            clock,
+            max_tokens=config.max_tokens,
+            spare=claims.folder,
+        )
+        self._pool = Pool(
+            workspace,
+            claims,
+            self._processor.process,
+            clock,
+            health,
+            self._tell,
+            workers=config.workers,
+        )
+        self._scanner = Scanner(workspace, config.scan, clock, threads, health)
+        self._cancelling = CancelNotes(workspace, self._pool.running)
+        peers = Peers(workspace.private, config.lease, clock)
+        recovery = Recovery(workspace, peers, config.attempts, clock)
+        self._patrol = Patrol(
+            config, claims, recovery, self._pool, self._cancelling, clock, threads, health
+        )
+        self._retention = Retention(config, workspace, clock, threads)
+
+    # -- from outside ------------------------------------------------------------------
+
+    @property
+    def is_running(self) -> bool:
+        """Whether new jobs are taken."""
+        return bool(self._finding) and self._stopping is None
+
+    @property
+    def running(self) -> list[str]:
+        """The jobs that it has now."""
+        return list(self._pool.running)
+
+    @property
+    def queued(self) -> int:
+        """How many queued jobs it knows of."""
+        return len(self._scanner.queue)
+
+    @property
+    def health(self) -> Health:
+        """What keeps it from its work, as a disk without room or an engine out of memory."""
+        return self._health
+
+    async def start(self, told: Loading | None = None) -> None:
+        """Loads the model, recovers orphans, and begins. Misconfigured or LlmFailure if it
+        can't; then nothing of it is left. `told` hears how far the model is."""
+        try:
+            await self._threads.do(self._workspace.create)
+            facts = await self._runner.load(told=told)
+            self._processor.default_model = facts.name
+            await self._threads.do(self._claims.enter)
+            await self._threads.do(write_pid, self._workspace.path)
+        except BaseException:
+            self._close()
+            raise
+        self._over = asyncio.get_running_loop().create_future()
+        self._listen()
+        self._duties = [self._own(self._patrol.live()), self._own(self._patrol.look())]
+        try:
+            await self._patrol.recover()
+        except BaseException:
+            await self.stop(at_once=True)
+            raise
+        self._finding = [
+            self._own(self._scanner.run()),
+            self._own(self._pool.run(self._following)),
+            self._own(self._patrol.expire(self._scanner.queue)),
+            self._own(self._retention.run()),
+        ]
+
+    async def wait(self) -> None:
+        """Until it has stopped; raises what broke it, if something did."""
+        if self._over is not None:
+            await asyncio.shield(self._over)
+
+    async def stop(self, *, at_once: bool = False) -> None:
+        """No new job is claimed; running ones have `drain` seconds, then they are queued again.
+
+        `at_once` queues them again now, and may be asked for while a stop is under way.
+        """
+        if at_once:
+            self._at_once.set()
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    # ----------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        self._watch = Watch(self._scanner.look)
+        self._watch.add(self._workspace.folder(Status.QUEUED), self._scanner.came)
+        self._watch.add(self._cancelling.folder, self._cancelling.came)
+        for ended in SPOOL.final:
+            self._watch.add(self._workspace.folder(ended), self._scanner.ended)
+
+    async def _following(self) -> Waiting:
+        """The next job whose model can be asked; the others are not even claimed."""
+        while True:
+            await self._supervisor.gate.opened()
+            waiting = await self._scanner.next()
+            model = waiting.model or self._processor.default_model
+            if self._supervisor.pause_of(model) is None:
+                return waiting
+            self._scanner.queue.pause(waiting, model)
+
+    def _engine_changed(self, model: str, pause: Pause | None) -> None:
+        if pause is not None:
+            self._health.trouble(f"model {model}", str(pause))
+        else:
+            self._health.over(f"model {model}")
+            self._scanner.resume(model)
+
+    def _tell(self, event: Event) -> None:
+        self.counts.add(event)
+        if event.what is EventKind.CLAIMED:
+            self._cancelling.check(event.job_id)
+        elif event.code == CANCELLED:
+            self._cancelling.over(event.job_id)
+        if self.on_event is not None:
+            try:
+                self.on_event(event)
+            except Exception:
+                log.exception("who watches the server has failed")
+
+    async def _stop(self) -> None:
+        await _ended(self._finding)
+        with suppress(OSError):
+            await self._threads.do(remove_pid, self._workspace.path)
+        if not self._at_once.is_set() and self._pool.running:
+            await self._drained()
+        self._pool.end_all(Why.STOP)
+        await self._pool.empty(_LAST)
+        await _ended(self._duties)
+        self._close()
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    async def _drained(self) -> None:
+        hurry = asyncio.ensure_future(self._at_once.wait())
+        empty = asyncio.ensure_future(self._pool.empty())
+        await asyncio.wait(
+            (hurry, empty), timeout=self.config.drain, return_when=asyncio.FIRST_COMPLETED
+        )
+        await _ended([hurry, empty])
+
+    def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+        self._supervisor.close()
+        self._claims.leave()
+        self._threads.close()
+
+    def _own(self, duty: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(duty)
+        task.add_done_callback(self._look_at)
+        return task
+
+    def _look_at(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.critical("the server can't go on", exc_info=error)
+            if self._over is not None and not self._over.done():
+                self._over.set_exception(error)
+
+
+async def _ended(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
