@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +122,7 @@ async def test_a_stop_during_a_pull_gives_the_job_back_and_runs_it_later(tmp_pat
 
 
 @run_async
-async def test_the_container_of_a_job_that_was_cancelled_meanwhile_is_removed(
+async def test_a_job_that_is_cancelled_without_a_worker_ends_when_its_container_is_gone(
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path)
@@ -132,16 +131,14 @@ async def test_the_container_of_a_job_that_was_cancelled_meanwhile_is_removed(
         await runs(engine, site)
     settings = Settings(data_dir=site.folder, http="")
     async with Engine(settings) as engine:  # without a worker
-        await engine.api.cancel("a", timeout=5)
-        await soon(lambda: _state(engine, "a") is JobState.CANCELLED)
-    assert len(site.engine.running()) == 1
-    async with site.worker():
-        await soon(lambda: site.engine.leftovers() == [])
-
-
-def _state(engine: Engine, job_id: str) -> JobState | None:
-    job = engine.open_jobs.held.get(job_id)
-    return JobState.CANCELLED if job is None else job.state
+        answer = await engine.api.cancel("a", timeout=2)
+        assert (answer.job.state, answer.job.cancel_requested) == (JobState.RUNNING, True)
+        assert len(site.engine.running()) == 1
+    async with site.worker() as engine:
+        job, result = await ended(engine, "a")
+        assert site.engine.running() == []
+        assert (job.state, result["stdout"]) == (JobState.CANCELLED, "up\n")
+    assert site.engine.leftovers() == []
 
 
 @run_async
@@ -170,11 +167,8 @@ async def test_a_cancel_at_any_moment_of_a_restart_ends_the_container(tmp_path: 
             await asyncio.sleep(moment * 0.05)
             answer = await engine.api.cancel("a", timeout=10)
             assert answer.job.state is JobState.CANCELLED
-            await soon(partial(_is_clear, site))
-
-
-def _is_clear(site: Site) -> bool:
-    return site.engine.leftovers() == []
+            assert site.engine.running() == []
+        assert site.engine.leftovers() == []
 
 
 @run_async

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.unit.test_scheduler import Site, Starts, hello, kinds
 
-from penstock.core.job import TopicDefaults
+from penstock.core.job import JobResult, TopicDefaults
 from penstock.lifecycles.canonical import JobEvent, JobState
 from penstock.ports.bus import (
     AnyMessage,
@@ -125,14 +125,45 @@ async def test_the_worker_that_was_only_silent_keeps_its_job() -> None:
 
 
 @run_async
-async def test_a_job_that_waits_for_its_worker_can_be_cancelled() -> None:
+async def test_a_cancelled_job_ends_when_the_worker_that_reattached_has_ended_its_work() -> None:
     site = Site()
     await lost(site)
     await site.apply(move("a", _E.REQUEST_CANCEL))
     await greet(site, "w2")
-    assert dispatched(await tell(site, "w2", {"a": 1})) == []
     await site.pass_time(1)
+    assert (await site.job()).state is _S.RUNNING
+    sent = await tell(site, "w2", {"a": 1})
+    assert dispatched(sent) == [("a", 2)]
+    assert JobCancel in kinds(sent)
+    ended = JobResult(job_id="a", status=_S.CANCELLED, worker_id="w2", attempt=2)
+    await site.turn(Finished(ended))
     assert (await site.job()).state is _S.CANCELLED
+
+
+@run_async
+async def test_a_job_that_was_cancelled_before_its_worker_was_lost_waits_for_it_as_well() -> None:
+    site = Site()
+    await greet(site, "w1", slots=2)
+    await site.apply(accept("a", topic=TOPIC))
+    await site.turn()
+    await site.turn(Started("a", 1, "w1"))
+    await site.apply(move("a", _E.REQUEST_CANCEL))
+    await site.pass_time(16)
+    assert (await site.job()).state is _S.RUNNING
+    await greet(site, "w2")
+    assert JobCancel in kinds(await tell(site, "w2", {"a": 1}))
+
+
+@run_async
+async def test_a_cancelled_job_to_which_nobody_reattaches_in_time_ends_cancelled() -> None:
+    site = Site()
+    await lost(site)
+    await site.apply(move("a", _E.REQUEST_CANCEL))
+    await site.pass_time(61)
+    job = await site.job()
+    assert job.result is not None
+    assert job.state is _S.CANCELLED
+    assert "no worker could reattach to it within 60 s" in (job.result.error_message or "")
 
 
 @run_async

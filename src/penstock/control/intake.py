@@ -316,10 +316,17 @@ class Losses:
 
     def lose(self, job: Job, why: str, now: float) -> list[Move]:
         """Let it wait for another worker, or return the move that ends it."""
-        if reattach_timeout(self._open_jobs, job) is not None and self._has_begun(job):
+        return [] if self.await_reattach(job, why) else self.give_up(job, why, now)
+
+    def await_reattach(self, job: Job, why: str) -> bool:
+        """Let it wait for a worker that can reattach to its work; False if there can be none.
+
+        Also a job that a user wants ended: its work goes on until such a worker ends it.
+        """
+        reattaches = reattach_timeout(self._open_jobs, job) is not None and self._has_begun(job)
+        if reattaches:
             self._open_jobs.await_reattach(job, why)
-            return []
-        return self.give_up(job, why, now)
+        return reattaches
 
     def give_up(self, job: Job, why: str, now: float) -> list[Move]:
         """The same for a job to whose work nobody can reattach."""

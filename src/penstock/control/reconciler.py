@@ -141,11 +141,12 @@ def findings(
             yield Lost(worker, why)
     for job in open_jobs.held.values():
         if (why := open_jobs.orphaned.get(job.job_id)) is not None:
-            limit = held.get(job.job_id)
-            if job.cancel_requested:
+            if job.job_id in open_jobs.reattaching:
+                limit = held.get(job.job_id)
+                if limit is not None and limit.reattaching and monotonic > limit.until:
+                    yield Unclaimed(job, why)
+            elif job.cancel_requested:
                 yield Unwanted(job, why)
-            elif limit is not None and limit.reattaching and monotonic > limit.until:
-                yield Unclaimed(job, why)
         elif (limit := held.get(job.job_id)) is not None and monotonic > limit.until:
             yield Overdue(job, limit.code, limit.why)
     yield from map(TooLate, _too_late(open_jobs, now))
@@ -272,7 +273,10 @@ class Reconciler:
             case Unclaimed(job, why):
                 seconds = reattach_timeout(self.open_jobs, job) or 0.0
                 said = f"{why}; no worker could reattach to it within {seconds:g} s"
-                yield from self._losses.give_up(job, said, now)
+                if job.cancel_requested:
+                    yield cancellation(job, "CANCELLED", f"cancelled; {said}", now)
+                else:
+                    yield from self._losses.give_up(job, said, now)
                 self._nudge()
             case Lost(worker, why):
                 yield from self._lose(worker, why, now)
@@ -284,10 +288,12 @@ class Reconciler:
             job = self.open_jobs.held.get(job_id)
             if job is None or job.attempt != attempt:
                 continue
+            if self._losses.await_reattach(job, why):
+                continue
             if job.cancel_requested:
                 changes.append(cancellation(job, "CANCELLED", f"cancelled; {why}", now))
             else:
-                changes.extend(self._losses.lose(job, why, now))
+                changes.extend(self._losses.give_up(job, why, now))
         self.open_jobs.roster.drain(worker)  # until it introduces itself again
         self._nudge()
         return changes

@@ -326,8 +326,7 @@ class Scheduler:
         return [
             (job, worker.worker_id)
             for job in lost
-            if not job.cancel_requested
-            and (worker := open_jobs.roster.who_reattaches(job.job_id, job.attempt)) is not None
+            if (worker := open_jobs.roster.who_reattaches(job.job_id, job.attempt)) is not None
         ]
 
     async def _commit(

@@ -105,6 +105,8 @@ class Attempt(RunsSteps):
     """What a requested end counts as: CANCELLED, TIMEOUT or FAILED."""
     by_deadline = False
     """Whether it is the job's deadline that ends it, and not its timeout."""
+    reattaches = False
+    """Whether the work of an earlier attempt may still run, which only the executor can end."""
     is_reported = False
     """Whether the engine was told that it started."""
     started_at = ended_at = ends_at = 0.0
@@ -280,7 +282,7 @@ class Attempt(RunsSteps):
         """
         host, dispatch, pointer = self._host, self.dispatch, None
         try:
-            if self._token is not None and self._token.requested:
+            if self._token is not None and self._token.requested and not self.reattaches:
                 raise asyncio.CancelledError
             uri = dispatch.request.context_ptr
             if uri.startswith("data:"):

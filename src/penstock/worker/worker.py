@@ -431,6 +431,7 @@ class Worker:
         if (running := self._active.get(key)) is not None:
             running.end(reason, JobState.CANCELLED)
         elif (unstarted := self._unstarted(key)) is not None:
+            unstarted.reattaches = key[1] > 1 and self._is_reattachable(unstarted.request.topic)
             unstarted.end(reason, JobState.CANCELLED)
             self._ready.append(unstarted)  # only to report its end
 

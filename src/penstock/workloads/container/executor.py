@@ -236,9 +236,13 @@ class ContainerRun:
         except EngineError as error:
             host.failed(str(error))
             raise Interrupted(f"the container engine is unavailable: {error}") from error
+        self._starting = found is not None and found.state is not ContainerState.CREATED
+        if self._ctx.cancel.requested:
+            if not self._starting:
+                raise asyncio.CancelledError
+            self._stop.request(self._ctx.cancel.reason)
         if found is None and started is not None:
             return await self._gone()
-        self._starting = found is not None and found.state is not ContainerState.CREATED
         await self._admit(need)
         end, output = await self._run(started, found)
         return await self._ended(end, output)
