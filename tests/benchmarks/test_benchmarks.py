@@ -79,13 +79,13 @@ def over_http(tmp_path_factory):
         [sys.executable, str(ROOT / "benchmarks" / "http.py"), "--tiny", *where],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=170,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, page.read_text(), json.loads(figures.read_text())
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_over_http_it_prints_every_table_and_renews_a_page(over_http):
     printed, page, _ = over_http
     assert "`python benchmarks/http.py --tiny`" in printed
@@ -94,7 +94,7 @@ def test_over_http_it_prints_every_table_and_renews_a_page(over_http):
     assert page == PAGE.replace("old", f"\n{printed}")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_over_http_it_finds_out_every_figure(over_http):
     _, _, figures = over_http
     results = figures["results"]
@@ -120,7 +120,7 @@ def test_its_name_does_not_hide_the_standard_library():
     assert Path(json_folder).parent == Path(http_parent)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path):
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
     page.write_text(PAGE)
@@ -129,7 +129,7 @@ def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path
         [sys.executable, str(ROOT / "benchmarks" / "pipeline.py"), "--tiny", *where],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=170,
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(figures.read_text())["results"]
@@ -139,7 +139,7 @@ def test_the_pipeline_benchmark_measures_runs_and_items_and_judges_them(tmp_path
     assert "| durable items/s, 5 at once: 25,000" in page.read_text()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(180)
 def test_the_container_benchmark_measures_the_bare_runtime_and_ours_and_judges_them(tmp_path):
     needs_runtime("runc")
     page, figures = tmp_path / "page.md", tmp_path / "figures.json"
@@ -150,7 +150,7 @@ def test_the_container_benchmark_measures_the_bare_runtime_and_ours_and_judges_t
         [sys.executable, script, "--tiny", "--only", "runc", *where],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=170,
     )
     assert done.returncode == 0, done.stderr
     results = json.loads(figures.read_text())["results"]["runc"]

@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+import os
 import secrets
 import tarfile
 import zipfile
@@ -77,7 +78,8 @@ def test_an_archive_that_leads_elsewhere_fails_its_job(
     inputs = archived(kind, packed(kind, {"good": b"x", name: b"x"}))
     record = served.run(new_id(), "echo", mark, inputs=inputs)
     assert (code_of(record), record["stdout"]) == ("INVALID_FIELD", "")
-    assert list(served.jobs_dir.rglob("*evil*")) == []
+    names = [name for _, folders, files in os.walk(served.jobs_dir) for name in folders + files]
+    assert not [name for name in names if "evil" in name]
 
 
 def test_an_archive_with_a_link_or_a_device_fails_its_job(served: Served, mark: str) -> None:
