@@ -234,7 +234,7 @@ def explain(message: str, parsed: Any, kind: type, prefix: str = "") -> InvalidR
 
 
 def unknown_field(where: str, name: str, known: list[str]) -> InvalidRequest:
-    return InvalidRequest(where[:200], "unknown field", hint=did_you_mean(name, known))
+    return InvalidRequest(where[:200], "unknown field", hint=did_you_mean(name[:100], known))
 
 
 def fields_of(kind: Any) -> list[str]:

@@ -6,10 +6,10 @@ import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from penstock.api.decoding import explain
@@ -134,7 +134,7 @@ class OllamaEmbedBody(Asking, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     given = "input"
     input: Texts
-    dimensions: int | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     truncate: Any = None
     """Ignored."""
     options: Any = None

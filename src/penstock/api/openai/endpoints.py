@@ -139,7 +139,7 @@ def _warnings(parsed: Parsed, request: LlmRequest) -> Headers:
         found.append("not enforced by the schema's grammar: " + ", ".join(loose))
     if not found:
         return ()
-    text = "; ".join(found).encode("ascii", "backslashreplace")
+    text = "; ".join(found)[:1000].encode("ascii", "backslashreplace")
     return ((WARNING, bytes(byte for byte in text if 32 <= byte < 127)[:1000]),)
 
 

@@ -107,9 +107,11 @@ def chat_request(body: MessagesBody, options: Mapping[str, Any]) -> Chat:
     return chat_of(chat, options)
 
 
-def _plain_text(where: str, given: str | tuple[dict[str, Any], ...] | list[Any]) -> str:
+def _plain_text(where: str, given: Any) -> str:
     if isinstance(given, str):
         return given
+    if not isinstance(given, list | tuple):
+        raise InvalidRequest(where, "must be text or a list of blocks")
     for block in given:
         if not isinstance(block, dict) or block.get("type") != "text":
             raise unsupported(where, "only text is known here")
@@ -331,7 +333,9 @@ def _fault(error: BaseException) -> tuple[int, AnthropicError]:
     status = refusal.status
     kind = _TYPES.get(status) or ("invalid_request_error" if status < 500 else "api_error")
     fault = refusal.fault
-    message = f"{fault.param}: {fault.message}" if fault.param else fault.message
+    message = fault.message
+    if fault.param and not message.startswith(fault.param):
+        message = f"{fault.param}: {message}"
     return status, AnthropicError(AnthropicFault(kind, message))
 
 

@@ -16,7 +16,7 @@ from penstock.api.openai.requests import TIMEOUT, labels_of
 from penstock.api.openai.splice import Attempt
 from penstock.api.served import ServedModel
 from penstock.api.submit import header_key, pointer_to
-from penstock.core.errors import InvalidRequest, Unavailable, WaitTimedOut
+from penstock.core.errors import Conflict, InvalidRequest, Unavailable, WaitTimedOut
 from penstock.core.job import Job, JobRequest, Priority
 from penstock.core.pointer import decode_data
 from penstock.lifecycles.canonical import JobState
@@ -96,8 +96,10 @@ class ModelJob:
 
 
 async def result_of(api: EngineApi, job: Job, kind: type[R]) -> R:
-    """What a job that has ended answered. Raises Unanswered."""
+    """What a job answered. Raises Unanswered, and Conflict for one that has not ended."""
     pointer = job.result.result_ptr if job.result is not None else None
+    if not job.is_final:
+        raise Conflict(f"job {job.job_id} has not ended", hint="wait for its end")
     if job.state is not JobState.SUCCEEDED:
         raise Unanswered(job, "previous_response_id")
     if not pointer:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-from penstock.api.decoding import decoder, explain, fields_of, read_json, unknown_field
+from penstock.api.decoding import decoder, explain, fields_of, read_json, scan, unknown_field
 from penstock.core.check import check_finite, check_pairs
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.llm.values import (
@@ -569,7 +569,10 @@ def shape_of(
     if grammar is not None:
         found["grammar"] = ("grammar", grammar)
     given = {name: options[name] for name in _SHAPES if options.get(name) is not None}
-    for name, value in (given.pop("structured_outputs", None) or {}).items():
+    structured = given.pop("structured_outputs", None) or {}
+    if not isinstance(structured, dict):
+        raise InvalidRequest("structured_outputs", "must be an object")
+    for name, value in structured.items():
         given[f"guided_{name}"] = value
     for name, value in given.items():
         if name in ("json_schema", "guided_json"):
@@ -588,6 +591,7 @@ def shape_of(
 
 def _schema(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str):
+        scan(value.encode())
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from penstock.api.openai.answers import Origin
 from penstock.api.openai.endpoints import Endpoint
-from penstock.api.openai.errors import OpenAiOperation, tell
+from penstock.api.openai.errors import OpenAiOperation, Unanswered, tell
 from penstock.api.openai.model_job import result_of
 from penstock.api.openai.requests import (
     Asking,
@@ -41,6 +41,7 @@ from penstock.api.reply import EVENT_STREAM, Reply, encode, json_reply
 from penstock.core.errors import InvalidRequest, NotFound, PenstockError
 from penstock.core.job import Job
 from penstock.core.pointer import decode_data
+from penstock.lifecycles.canonical import JobState
 from penstock.workloads.llm.values import (
     Chat,
     Choice,
@@ -202,30 +203,27 @@ def _system(text: str) -> Message:
 def _turns(given: str | tuple[dict[str, Any], ...]) -> tuple[ChatTurn, ...]:
     if isinstance(given, str):
         return (ChatTurn(role="user", content=given),) if given else ()
-    turns: list[ChatTurn] = []
+    turns: list[tuple[ChatTurn, list[ToolCall]]] = []
     for index, item in enumerate(given):
         where, kind = f"input[{index}]", item.get("type", "message")
         if kind == "message":
-            turns.append(_turn(where, item))
+            turns.append((_turn(where, item), []))
         elif kind == "function_call":
             call = ToolCall(
                 id=str(item.get("call_id", "")),
                 function=ToolFunction(str(item.get("name", "")), str(item.get("arguments", ""))),
             )
-            last = turns[-1] if turns else None
-            if last is not None and last.role == "assistant":
-                turns[-1] = replace(last, tool_calls=(*(last.tool_calls or ()), call))
-            else:
-                turns.append(ChatTurn(role="assistant", tool_calls=(call,)))
+            if not turns or turns[-1][0].role != "assistant":
+                turns.append((ChatTurn(role="assistant"), []))
+            turns[-1][1].append(call)
         elif kind == "function_call_output":
             output = item.get("output", "")
             text = output if isinstance(output, str) else _text(f"{where}.output", output)
-            turns.append(
-                ChatTurn(role="tool", content=text, tool_call_id=str(item.get("call_id", "")))
-            )
+            call_id = str(item.get("call_id", ""))
+            turns.append((ChatTurn(role="tool", content=text, tool_call_id=call_id), []))
         elif kind != "reasoning":
             raise unsupported(f"{where}.type", f"{str(kind)[:40]!r} is not known here")
-    return tuple(turns)
+    return tuple(replace(turn, tool_calls=tuple(calls) or None) for turn, calls in turns)
 
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -515,16 +513,19 @@ class ResponseStream:
         return out + self._event(f"response.{response.status}", response=response)
 
     def fail(self, error: PenstockError) -> bytes:
-        fault = tell(error).fault
-        response = response_of(self._body, self._origin, None)
-        told = {"code": fault.code or "server_error", "message": fault.message}
-        failed = replace(response, status="failed", error=told)
+        failed = _failed(response_of(self._body, self._origin, None), error)
         return self._event("response.failed", response=failed)
 
     def _event(self, kind: str, **facts: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._number, **facts}
         self._number += 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(event))
+
+
+def _failed(response: ResponseObject, error: PenstockError) -> ResponseObject:
+    fault = tell(error).fault
+    told = {"code": fault.code or "server_error", "message": fault.message}
+    return replace(response, status="failed", error=told)
 
 
 def _name(item: dict[str, Any]) -> str:
@@ -540,7 +541,15 @@ async def get_response(call: Call) -> Reply:
     job = await _job(call, call.params["response_id"])
     origin = Origin(job.job_id, job.accepted_at, model_of(job.request.topic))
     body = ResponseBody(model=origin.model)
-    result = await result_of(call.api, job, LlmResult) if job.is_final else None
+    result = None
+    if job.is_final:
+        try:
+            result = await result_of(call.api, job, LlmResult)
+        except Unanswered as error:
+            response = _failed(response_of(body, origin, None), error)
+            if job.state is JobState.CANCELLED:
+                response = replace(response, status="cancelled")
+            return json_reply(response)
     return json_reply(response_of(body, origin, result))
 
 

@@ -61,7 +61,8 @@ def plan_of(request: Chat) -> ToolPlan:
     tools = [_function(tool) for tool in request.tools]
     forced = is_forced(request)
     if isinstance(request.tool_choice, dict):
-        named = (request.tool_choice.get("function") or {}).get("name")
+        function = request.tool_choice.get("function")
+        named = function.get("name") if isinstance(function, dict) else None
         tools = [tool for tool in tools if tool["name"] == named]
         if not tools:
             raise LlmFailure(LlmCode.INVALID_SCHEMA, f"tool_choice: there is no tool {named!r}")
@@ -202,6 +203,8 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise LlmFailure(LlmCode.INVALID_SCHEMA, "a tool has no function with a name")
+    if not isinstance(function.get("parameters") or {}, dict):
+        raise LlmFailure(LlmCode.INVALID_SCHEMA, "the parameters of a tool must be a JSON schema")
     return {
         name: function[name] for name in ("name", "description", "parameters") if function.get(name)
     }
@@ -210,7 +213,10 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
 def _hoisted(schema: dict[str, Any], prefix: str, defs: dict[str, Any]) -> dict[str, Any]:
     """The schema for use inside another: its definitions move to `defs` under new names."""
     for group in _DEFS:
-        for name, value in (schema.get(group) or {}).items():
+        definitions = schema.get(group) or {}
+        if not isinstance(definitions, dict):
+            raise LlmFailure(LlmCode.INVALID_SCHEMA, f"{group} of a JSON schema must be an object")
+        for name, value in definitions.items():
             defs[f"{prefix}.{name}"] = _renamed(value, prefix)
     rest = {name: value for name, value in schema.items() if name not in _DEFS}
     renamed: dict[str, Any] = _renamed(rest, prefix)
