@@ -22,7 +22,7 @@ from penstock.models.values import LlmCode, LlmFailure
 _TIMEOUT = 30.0
 _DELAYS = (1.0, 2.0, 4.0)
 """Seconds between tries when nothing comes."""
-_PARTIAL = 206
+_PARTIAL, _NO_SUCH_RANGE = 206, 416
 _CHUNK = 1 << 18
 _LARGEST_PAGE = 64 << 20
 _CERTIFICATES = ("PIP_CERT", "REQUESTS_CA_BUNDLE")
@@ -57,7 +57,10 @@ class Refused(Exception):
 def get(url: str, headers: Mapping[str, str]) -> tuple[bytes, Mapping[str, str]]:
     """A small document, and its headers with names in lower case. Raises Refused, OSError."""
     with _open(url, headers) as response:
-        return response.read(_LARGEST_PAGE), _headers(response)
+        try:
+            return response.read(_LARGEST_PAGE), _headers(response)
+        except http.client.HTTPException as error:
+            raise OSError(str(error) or type(error).__name__) from error
 
 
 def describe(url: str, path: str) -> Remote:
@@ -106,8 +109,11 @@ def damaged(path: str, why: str) -> LlmFailure:
 
 def _key(file: Remote) -> str:
     """The name of what was fetched so far: the same only for the same content."""
-    said = f"{file.url} {file.version} {file.size}"
-    return file.sha256 or file.git or hashlib.sha256(said.encode()).hexdigest()
+    checksum = file.sha256 or file.git
+    if checksum.isalnum():  # a server says it, and it becomes a file's name
+        return checksum
+    said = f"{file.url} {file.version} {file.size} {checksum}"
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def _resume(file: Remote, written: BinaryIO, progress: Progress | None) -> None:
@@ -133,10 +139,20 @@ def _stream(file: Remote, written: BinaryIO, progress: Progress | None) -> None:
     headers = {**file.headers, "Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
-    with _open(file.url, headers) as response:
+    try:
+        response = _open(file.url, headers)
+    except Refused as refused:
+        if not have or refused.status != _NO_SUCH_RANGE:
+            raise
+        written.truncate(written.seek(0))  # the next try fetches all of it
+        raise ConnectionError(str(refused)) from refused
+    with response:
         if response.status != _PARTIAL:
             have = written.seek(0)
             written.truncate()
+        elif not _headers(response).get("content-range", "").startswith(f"bytes {have}-"):
+            written.truncate(written.seek(0))
+            raise ConnectionError("the server sent another part than it was asked for")
         length = _headers(response).get("content-length", "")
         size = file.size or (have + int(length) if length.isdigit() else 0)
         while data := response.read(_CHUNK):
@@ -187,8 +203,8 @@ def _open(url: str, headers: Mapping[str, str], method: str = "GET") -> Any:
         with error:
             code = error.headers.get("X-Error-Code", "")
             raise Refused(url, error.code, code, error.reason) from None
-    except ValueError as error:  # as of a port that is none
-        raise OSError(str(error)) from error
+    except (ValueError, http.client.HTTPException) as error:  # a port, or an answer, that is none
+        raise OSError(str(error) or type(error).__name__) from error
 
 
 def _trusted() -> ssl.SSLContext:

@@ -23,6 +23,7 @@ from penstock.models.gguf import (
 from penstock.models.values import LlmCode, LlmFailure, ModelFacts, is_model_name
 
 _LONGEST_NAME = 120
+_ARCHITECTURE = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _MOST = 1 << 24
 """Nothing that is counted in a model (layers, heads, lengths) is more."""
 _KEYS = {
@@ -206,6 +207,8 @@ class _Metadata:
         self.architecture = self.text("general.architecture")
         if not self.architecture or not any(one.parameters for one in headers):
             raise Malformed("holds no model: it names no architecture, or has no tensors")
+        if not _ARCHITECTURE.fullmatch(self.architecture):
+            self._refuse("general.architecture", self.architecture)
         parts = self.number("split.count")
         if parts > 1 and len(headers) != parts:
             raise Malformed(

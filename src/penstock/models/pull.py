@@ -63,7 +63,10 @@ def pull(
 
 
 def _pull_url(what: str, store: ModelStore, progress: Progress | None, name: str) -> GgufFacts:
-    url = urlsplit(what)
+    try:
+        url = urlsplit(what)
+    except ValueError as error:
+        raise InvalidRequest("model", f"{what[:150]!r} is not a URL: {error}", hint=_HINT) from None
     folder, _, file = unquote(url.path).rpartition("/")
     if not url.hostname or not (file.lower().endswith(SUFFIX) or (file and name)):
         problem = f"{what[:150]!r} is nothing that can be pulled: it names no GGUF file"

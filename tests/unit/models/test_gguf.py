@@ -83,6 +83,12 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     assert facts_of(tmp_path, gguf({"llama.context_length": 2, "x": 1})).train_context == 2
 
 
+def of_unknown_type(dimensions: tuple[int, ...]) -> bytes:
+    data = gguf(tensors=((dimensions, 0),), data=False)
+    at = data.index(b"blk.0.weight") + len("blk.0.weight") + 4 + 8 * len(dimensions)
+    return data[:at] + struct.pack("<I", 1234) + data[at + 4 :]
+
+
 CLAIMS = {
     "wrong magic": (b"GGML" + gguf()[4:], "no GGUF"),
     "empty": (b"", "no GGUF"),
@@ -106,6 +112,9 @@ CLAIMS = {
     "no data": (gguf(data=False), "cut off"),
     "five dimensions": (gguf(tensors=(((1, 1, 1, 1, 1), 0),)), "5 dimensions"),
     "endless tensor": (gguf(tensors=(((1 << 60, 1 << 60), 0),), data=False), "cut off"),
+    "endless tensor of an unknown type": (of_unknown_type((1 << 60, 1 << 60)), "values"),
+    "control characters": (gguf({"general.architecture": "\x1b[31m"}), "general.architecture"),
+    "long architecture": (gguf({"general.architecture": "x" * 99_999}), "general.architecture"),
     "a part of it": (gguf({"split.count": 3, "split.no": 1}), "part 2 of 3"),
 }
 
