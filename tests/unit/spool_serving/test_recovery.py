@@ -161,3 +161,21 @@ def test_unclaimed_jobs_of_a_living_original_server_are_left(
         finally:
             original.kill()
     assert rig.recovery.look().queued == [JOB]
+
+
+def test_an_orphan_that_breaks_the_recovery_is_left_and_the_others_are_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose = module.lose
+
+    def broken(workspace: Workspace, job_id: str, loss: module.Loss) -> object:
+        if job_id == JOB:
+            raise RecursionError
+        return lose(workspace, job_id, loss)
+
+    monkeypatch.setattr(module, "lose", broken)
+    rig.running()
+    rig.running("1736700000_1_1")
+    rig.server(JOB, "1736700000_1_1", alive=False)
+    found = rig.recovery.look()
+    assert (found.stuck, found.queued) == ([JOB], ["1736700000_1_1"])

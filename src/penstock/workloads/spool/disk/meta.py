@@ -23,6 +23,7 @@ from penstock.workloads.spool.disk.files import Unfit, read_file, replace_file
 META, KIND, OPTIONS = "meta.json", "type.txt", "options.json"
 _MOST = 1 << 20
 _MOST_OPTIONS = 64 << 20
+_DEEPEST = 64
 
 
 class Meta(Struct, frozen=True, kw_only=True):
@@ -86,12 +87,23 @@ def read_meta(folder: Path) -> Meta:
         found = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unfit(META, f"is not a JSON object: {error}") from None
+    if not _is_flat(found, _DEEPEST):
+        raise Unfit(META, f"is nested deeper than {_DEEPEST}")
     known = {name: found.pop(name) for name in _KNOWN if name in found}
     given = {name: value for name, value in known.items() if value is not None}
     try:
         return msgspec.convert({**given, "other": found}, Meta, strict=False)
     except msgspec.ValidationError as error:
         raise Unfit(META, str(error)) from None
+
+
+def _is_flat(value: Any, most: int) -> bool:
+    """Whether it is nested no deeper: it has to be written again, whatever was called before."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        return True
+    return most > 0 and all(_is_flat(one, most - 1) for one in value)
 
 
 def seen_meta(folder: Path) -> Meta:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from penstock.core.errors import Conflict, PenstockError
+from penstock.core.errors import Conflict
 from penstock.lifecycles.spool import Status
 from penstock.ports.clock import Clock
 from penstock.workloads.spool.disk.ids import is_job_id
@@ -89,7 +89,7 @@ class Recovery:
                 found.failed.append(job_id)
         except Gone:
             pass
-        except (OSError, PenstockError) as error:
+        except Exception as error:  # one job that can't be moved must not end the server
             found.stuck.append(job_id)
             self._report(job_id, str(error))
 

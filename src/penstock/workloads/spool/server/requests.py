@@ -23,7 +23,7 @@ from penstock.workloads.llm.values import (
     Message,
     TextPart,
 )
-from penstock.workloads.spool.client.work import MAX_PROMPT
+from penstock.workloads.spool.client.work import MAX_IMAGES, MAX_PROMPT
 from penstock.workloads.spool.config import JobKind, SpoolOptions
 from penstock.workloads.spool.disk.closing import RESULT
 from penstock.workloads.spool.disk.files import Unfit, read_file, read_text
@@ -93,10 +93,14 @@ def read_images(folder: Path) -> tuple[bytes, ...]:
         names = sorted(os.listdir(folder / IMAGES))
     except (Gone, FileNotFoundError):
         return ()
+    if len(names) > MAX_IMAGES:
+        raise Unfit(IMAGES, f"are {len(names)}; at most {MAX_IMAGES} are allowed")
     images: list[bytes] = []
+    size = 0
     for name in names:
         images.append(read_file(folder / IMAGES / name, MAX_IMAGE))
-        if sum(map(len, images)) > _MAX_IMAGES:
+        size += len(images[-1])
+        if size > _MAX_IMAGES:
             raise Unfit(IMAGES, f"are larger than {_MAX_IMAGES} bytes together")
     return tuple(images)
 
