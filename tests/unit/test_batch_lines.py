@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from unittest.mock import patch
 
 import pytest
@@ -62,5 +63,24 @@ def test_a_body_that_is_nested_too_deep_is_one_more_wrong_line(depth: int) -> No
     body = b'{"model": "fake", "messages": ' + deep + b"}"
     check = LineCheck(CHAT, OpenAiDialect())
     check.look(7, b'{"custom_id": "a", "method": "POST", "url": "%b", "body": %b}' % (URL, body))
+    (error,) = check.conclude()
+    assert error.line == 7
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+HOSTILE = {
+    "structured outputs as text": {"structured_outputs": "x"},
+    "a deep schema as text": {"json_schema": '{"items":' * 5000 + "{}" + "}" * 5000},
+    "an image by URL": {"messages": [{"role": "user", "content": [IMAGE]}]},
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_body_that_can_not_be_asked_is_one_more_wrong_line(kind: str) -> None:
+    """Any other error would be tried again for ever."""
+    body = {"model": "fake", "messages": [{"role": "user", "content": "x"}], **HOSTILE[kind]}
+    line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
+    check = LineCheck(CHAT, OpenAiDialect())
+    check.look(7, json.dumps(line).encode())
     (error,) = check.conclude()
     assert error.line == 7

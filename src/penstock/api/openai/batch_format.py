@@ -8,6 +8,7 @@ from penstock.api.decoding import decoder
 from penstock.api.openai.answers import Origin
 from penstock.api.openai.endpoints import BATCHED
 from penstock.api.openai.errors import ModelNotFound, OpenAiError, tell
+from penstock.api.openai.images import refuse_urls
 from penstock.api.openai.requests import Generating, read_request
 from penstock.api.reply import encode
 from penstock.core.errors import InvalidRequest, PenstockError
@@ -36,6 +37,7 @@ class OpenAiDialect:
         if isinstance(asked, Generating) and asked.stream:
             raise InvalidRequest("stream", "can't be used in a batch")
         request = table.request(asked, parsed.options)
+        refuse_urls(request)
         return Asked(self._topic_for(asked.model), encode(request))
 
     def tell(self, endpoint: str, body: bytes, job: Job, result: bytes) -> bytes:

@@ -26,13 +26,7 @@ async def with_images(call: Call, request: LlmRequest) -> LlmRequest:
     """The request with every image in it. Raises InvalidRequest for one that can't be had."""
     if not isinstance(request, Chat):
         return request
-    found = [
-        (number, index, part.image_url.url)
-        for number, message in enumerate(request.messages)
-        if isinstance(message.content, tuple)
-        for index, part in enumerate(message.content)
-        if isinstance(part, ImagePart) and not part.image_url.url.startswith("data:")
-    ]
+    found = _urls(request)
     if not found:
         return request
     if len(found) > _MOST:
@@ -54,11 +48,29 @@ async def with_images(call: Call, request: LlmRequest) -> LlmRequest:
     return replace(request, messages=tuple(messages))
 
 
+def refuse_urls(request: LlmRequest) -> None:
+    """For requests that wait for their turn: the image may be another one by then. Raises
+    InvalidRequest."""
+    for number, index, _ in _urls(request) if isinstance(request, Chat) else ():
+        raise InvalidRequest(_place(number, index), "must be a data: URI in a batch")
+
+
+def _urls(request: Chat) -> list[tuple[int, int, str]]:
+    """Images by URL: the message, the part, and the URL."""
+    return [
+        (number, index, part.image_url.url)
+        for number, message in enumerate(request.messages)
+        if isinstance(message.content, tuple)
+        for index, part in enumerate(message.content)
+        if isinstance(part, ImagePart) and not part.image_url.url.startswith("data:")
+    ]
+
+
 def _place(number: int, index: int) -> str:
     return f"messages[{number}].content[{index}].image_url.url"
 
 
-def _allowed(where: str, url: str, sources: tuple[str, ...]) -> URL:
+def _allowed(where: str, url: str, sources: tuple[str, ...]) -> str:
     """The URL as it is fetched. Raises InvalidRequest unless it is below one of `sources`.
 
     One parser for the check and the fetch: it resolves `%2e%2e` as it resolves `..`."""
@@ -70,7 +82,7 @@ def _allowed(where: str, url: str, sources: tuple[str, ...]) -> URL:
         same = (given.scheme, given.authority) == (source.scheme, source.authority)
         below = f"{given.path}/".startswith(source.path.rstrip("/") + "/")
         if same and below and ".." not in given.path:
-            return given
+            return str(given)
     raise InvalidRequest(
         where,
         "is not below an allowed source",
@@ -78,7 +90,7 @@ def _allowed(where: str, url: str, sources: tuple[str, ...]) -> URL:
     )
 
 
-async def _fetched(session: aiohttp.ClientSession, where: str, url: URL) -> str:
+async def _fetched(session: aiohttp.ClientSession, where: str, url: str) -> str:
     try:
         async with session.get(url, allow_redirects=False) as response:
             kind = response.content_type
