@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from unittest.mock import patch
 
 import pytest
@@ -84,3 +85,14 @@ def test_a_body_that_can_not_be_asked_is_one_more_wrong_line(kind: str) -> None:
     check.look(7, json.dumps(line).encode())
     (error,) = check.conclude()
     assert error.line == 7
+
+
+@run_async
+async def test_one_long_line_takes_time_in_proportion_to_its_length() -> None:
+    content = b"x" * (60 << 20)
+    shelf = MemoryBatchStore()
+    await keep(shelf, a_file(), content)
+    began = time.process_time()
+    ((_, line),) = [one async for one in raw_lines(shelf, "file-a", len(content))]
+    assert len(line) == len(content)
+    assert time.process_time() - began < 3, "it took 10 s when each part copied all before it"

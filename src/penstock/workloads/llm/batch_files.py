@@ -69,11 +69,16 @@ async def raw_lines(
     that follow each other, the first is told.
 
     Raises InvalidRequest at a line longer than `longest`."""
-    number, at, rest = 0, 0, b""
+    number, at = 0, 0
+    pieces: list[bytes] = []
+    """Of a line whose end has not come: joined once, for it may be many parts long."""
     blank: int | None = None
     while part := await batch_store.read(file_id, at, _PART):
         first, at = at == 0, at + len(part)
-        *whole, rest = (rest + (part.removeprefix(_BOM) if first else part)).split(b"\n")
+        *whole, last = (part.removeprefix(_BOM) if first else part).split(b"\n")
+        if whole:
+            whole[0], pieces = b"".join((*pieces, whole[0])), []
+        pieces.append(last)
         for line in whole:
             number += 1
             if not line.strip():
@@ -83,8 +88,9 @@ async def raw_lines(
                 yield blank, b""
                 blank = None
             yield number, line
-        if len(rest) > longest:
+        if sum(map(len, pieces)) > longest:
             raise InvalidRequest(f"line {number + 1}", f"is longer than {longest:,} bytes")
+    rest = b"".join(pieces)
     if rest.strip():
         if blank is not None:
             yield blank, b""
