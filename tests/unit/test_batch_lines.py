@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_body_that_is_nested_too_deep_is_one_more_wrong_line(depth: int) -> No
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
-HOSTILE = {
+HOSTILE: dict[str, dict[str, Any]] = {
     "structured outputs as text": {"structured_outputs": "x"},
     "a deep schema as text": {"json_schema": '{"items":' * 5000 + "{}" + "}" * 5000},
     "an image by URL": {"messages": [{"role": "user", "content": [IMAGE]}]},

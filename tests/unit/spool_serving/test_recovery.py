@@ -17,7 +17,9 @@ from penstock.workloads.spool.disk.meta import read_meta
 from penstock.workloads.spool.disk.peers import NAME, Claims, Peers
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server import recovery as module
+from penstock.workloads.spool.server.closing import lose
 from penstock.workloads.spool.server.recovery import Recovery
+from penstock.workloads.spool.server.running import Attempts, Loss
 
 JOB = "1736700000_1_0"
 
@@ -166,9 +168,7 @@ def test_unclaimed_jobs_of_a_living_original_server_are_left(
 def test_an_orphan_that_breaks_the_recovery_is_left_and_the_others_are_not(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lose = module.lose
-
-    def broken(workspace: Workspace, job_id: str, loss: module.Loss) -> object:
+    def broken(workspace: Workspace, job_id: str, loss: Loss) -> Attempts:
         if job_id == JOB:
             raise RecursionError
         return lose(workspace, job_id, loss)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from itertools import takewhile
 from typing import Any
 
@@ -34,6 +34,10 @@ _SHORTEST_PREFIX = 8
 """Characters of a template that are worth sharing."""
 _encode = msgspec.json.encode
 _LOST = (aiohttp.ClientError, ConnectionError)
+_NONSENSE = (
+    *(msgspec.DecodeError, ValueError, RecursionError),
+    *(LookupError, TypeError, AttributeError),
+)
 _DYING = 2.0
 """Seconds that a process which hung up may take to be gone."""
 
@@ -97,19 +101,23 @@ class Engine:
             path, body = protocol.request_of(ask, choice, slot)  # not before: many may wait here
             if (schema := protocol.schema_check(ask)) is not None:
                 await self._call(protocol.TEMPLATE, schema, is_constrained=True)
-            async with aclosing(self._events(path, body, is_constrained=is_constrained)) as events:
-                async for event in events:
-                    if (piece := answer.add(event)) is not None:
-                        yield piece
+            events = self._events(path, body, is_constrained=is_constrained)
+            with self._understood():
+                async with aclosing(events):
+                    async for event in events:
+                        if (piece := answer.add(event)) is not None:
+                            yield piece
         if not answer.is_done:
             raise await self._broken()
-        yield answer.said()
+        with self._understood():
+            yield answer.said()
 
     async def embed(self, text: str | tuple[int, ...]) -> tuple[tuple[float, ...], Usage]:
         """One text as a vector. Raises Departed as `generate` does."""
         async with self._working():
             reply = await self._call(protocol.EMBEDDINGS, protocol.embedding_request(text))
-        return protocol.embedded(reply)
+        with self._understood():
+            return protocol.embedded(reply)
 
     async def close(self) -> None:
         """End its process, and with it whatever it was answering."""
@@ -138,11 +146,13 @@ class Engine:
     async def _look(self) -> None:
         """What its template and its projector allow."""
         props = await self._call("/props")
-        self.context = props.get("default_generation_settings", {}).get("n_ctx", self.context)
-        self.tools = bool(props.get("chat_template_caps", {}).get("supports_tools"))
-        self.vision = bool(props.get("modalities", {}).get("vision"))
+        with self._understood():
+            self.context = props.get("default_generation_settings", {}).get("n_ctx", self.context)
+            self.tools = bool(props.get("chat_template_caps", {}).get("supports_tools"))
+            self.vision = bool(props.get("modalities", {}).get("vision"))
         if not self.spec.embedding:
-            await prime(self._call, self.spec.size.slots)
+            with self._understood():
+                await prime(self._call, self.spec.size.slots)
             self.process.beside(_PREFIX_FILE).unlink(missing_ok=True)
         if not self.is_alive:
             raise await self._broken()
@@ -194,10 +204,23 @@ class Engine:
         except _LOST as lost:
             raise await self._broken() from lost
         self._watchdog.sign()
-        if response.status != 200:
-            raise _refused(response.status, data, is_constrained=is_constrained)
-        reply: dict[str, Any] = msgspec.json.decode(data)
+        with self._understood():
+            if response.status != 200:
+                raise _refused(response.status, data, is_constrained=is_constrained)
+            reply: dict[str, Any] = msgspec.json.decode(data)
         return reply
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Raises ENGINE_ERROR for an answer that is not what llama.cpp says, as of a version that
+        we don't know."""
+        try:
+            yield
+        except _NONSENSE as error:
+            raise LlmFailure(
+                LlmCode.ENGINE_ERROR,
+                f"the engine of {self.spec.model} said what can't be understood: {error!r}"[:500],
+            ) from error
 
     async def _broken(self) -> LlmFailure:
         try:
