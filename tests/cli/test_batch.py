@@ -57,3 +57,12 @@ def test_a_batch_is_cancelled(served: Penstock) -> None:
     made = served.json("batch", "submit", str(file))
     cancelled = served.json("batch", "cancel", made["id"])
     assert cancelled["status"] in ("cancelling", "cancelled")
+
+
+@pytest.mark.parametrize("line", [b'{"url": "\xff"}', b"[" * 100_000, b"", b"[1]"])
+def test_a_first_line_that_is_no_request_is_told(tmp_path: Path, line: bytes) -> None:
+    penstock = Penstock(tmp_path)
+    file = tmp_path / "questions.jsonl"
+    file.write_bytes(line)
+    done = penstock("batch", "submit", str(file), code=2)
+    assert "its first line is not a request" in done.stderr

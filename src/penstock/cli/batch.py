@@ -75,8 +75,8 @@ def _endpoint(file: Path) -> str:
     with file.open("rb") as source:
         line = source.readline(_PART)
     try:
-        return str(msgspec.json.decode(line)["url"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+        return str(msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))["url"])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         raise InvalidRequest(
             "file", "its first line is not a request with a url", hint="or give --endpoint"
         ) from None

@@ -27,6 +27,8 @@ _LONGEST_TEXT = 1 << 20
 _LONGEST_LIST = 65_536
 _MAX_STRINGS = 1 << 24
 """In all lists together, as each has to be looked at."""
+_MAX_NUMBERS = 1 << 20
+"""In all lists that are kept: as Python objects they take eight times their space."""
 _MAX_KEYS, _MAX_TENSORS, _MAX_PARTS = 1 << 16, 1 << 20, 10_000
 _MAX_VALUES = 1 << 44
 _KEY_BYTES, _TENSOR_BYTES = 8 + 1 + 4 + 1, 8 + 4 + 4 + 8
@@ -94,7 +96,7 @@ class GgufHeader:
         self.path = path
         self.metadata: dict[str, Value] = {}
         self.tensors: dict[str, GgufTensor] = {}
-        self._wanted, self._strings = wanted, 0
+        self._wanted, self._strings, self._numbers = wanted, 0, 0
         with open_regular(path) as file:
             self.size = os.fstat(file.fileno()).st_size
             self._cursor = _Cursor(file, self.size)
@@ -154,6 +156,9 @@ class GgufHeader:
             raise Malformed(f"is damaged: it has a list of the unknown type {kind}")
         size = count * _NUMBERS[kind].size
         if wanted and count <= _LONGEST_LIST:
+            self._numbers += count
+            if self._numbers > _MAX_NUMBERS:
+                raise Malformed("is damaged: it has lists of numbers for more models than one")
             return _numbers(kind, cursor.take(size))
         cursor.skip(size)
         return None

@@ -115,6 +115,10 @@ CLAIMS = {
     "endless tensor of an unknown type": (of_unknown_type((1 << 60, 1 << 60)), "values"),
     "control characters": (gguf({"general.architecture": "\x1b[31m"}), "general.architecture"),
     "long architecture": (gguf({"general.architecture": "x" * 99_999}), "general.architecture"),
+    "endless lists": (
+        gguf({f"m{number}.context_length": [0] * 65_000 for number in range(17)}),
+        "lists of numbers",
+    ),
     "a part of it": (gguf({"split.count": 3, "split.no": 1}), "part 2 of 3"),
 }
 
