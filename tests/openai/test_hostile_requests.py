@@ -142,3 +142,13 @@ async def test_a_response_that_failed_says_so_when_it_is_read(tmp_path: Path) ->
     assert answer.status == 200
     assert answer.json["status"] == "failed"
     assert answer.json["error"] == {"code": "invalid_prompt", "message": "roles out of order"}
+
+
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/batches"])
+@run_async
+async def test_what_is_not_there_is_told_in_anthropics_shape(tmp_path: Path, path: str) -> None:
+    async with door(tmp_path) as one:
+        answer = await one.call("GET", path)
+    assert answer.status in (404, 405)
+    assert answer.json["type"] == "error"
+    assert set(answer.json["error"]) == {"type", "message"}

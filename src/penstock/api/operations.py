@@ -24,6 +24,7 @@ from penstock.api import (
     submit,
     upkeep,
 )
+from penstock.api.openai.messages import MESSAGES
 from penstock.api.operation import Operation
 from penstock.api.problems import ProblemReply
 
@@ -55,4 +56,6 @@ def shape_of(path: str) -> ProblemReply | None:
     """How errors at a path without an operation are written, if a foreign API has it."""
     if path.startswith("/api/"):
         return ollama.problem_reply
+    if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
+        return MESSAGES.problem
     return openai.problem_reply if openai.is_openai_path(path) else None
