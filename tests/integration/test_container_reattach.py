@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from tests.support.waiting import soon
 
 from penstock.app.engine import Engine
@@ -17,9 +18,10 @@ from penstock.core.job import Job, JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.clock import SystemClock
-from penstock.ports.executor import PAUSED
+from penstock.ports.executor import PAUSED, Environment
 from penstock.testing.aio import run_async
 from penstock.testing.containers import HANGS, FakeEngine, Say, Script
+from penstock.worker.worker import Worker, WorkerOptions
 from penstock.workloads.container.config import OnRestart, WorkerConfig
 from penstock.workloads.container.executor import ContainerExecutor
 from penstock.workloads.container.job import TOPIC
@@ -53,6 +55,23 @@ class Site:
         settings = Settings(data_dir=self.folder, concurrency=4, http="")
         async with Engine(settings, [executor]) as engine:
             yield engine
+
+    @asynccontextmanager
+    async def worker_of(self, engine: Engine, name: str) -> AsyncIterator[ContainerExecutor]:
+        """A worker of an engine that stays up."""
+        executor, clock = ContainerExecutor(self.config, self.engine), SystemClock()
+        environment = Environment(name, clock, engine.blobs, engine.api, engine.state)
+        options = WorkerOptions(worker_id=name, slots=4)
+        worker = Worker(
+            engine.bus, engine.blobs, [executor], clock, options, environment=environment
+        )
+        running = asyncio.create_task(worker.run())
+        await worker.welcomed.wait()
+        try:
+            yield executor
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     def ran(self) -> int:
         return self.engine.calls.count("start")
@@ -105,6 +124,22 @@ async def test_a_container_that_ended_meanwhile_is_reported_with_its_exit_code(
         _, result = await ended(engine, "a")
         assert result["exit_code"] == 3
     assert site.ran() == 1
+
+
+@run_async
+async def test_a_container_that_runs_where_no_job_can_begin_is_not_run_elsewhere(
+    tmp_path: Path,
+) -> None:
+    here, there = Site(tmp_path / "here"), Site(tmp_path / "there")
+    async with Engine(Settings(data_dir=tmp_path, http="")) as engine:
+        async with here.worker_of(engine, "here"):
+            await submit(engine, "a", "slow:1")
+            await runs(engine, here)
+        here.config = replace(here.config, disk_low_mb=1e12)
+        async with there.worker_of(engine, "there"), here.worker_of(engine, "here"):
+            job, result = await ended(engine, "a")
+            assert (job.worker_id, result["stdout"]) == ("here", "up\ndown\n")
+    assert (here.ran(), there.ran()) == (1, 0)
 
 
 @run_async

@@ -208,7 +208,9 @@ class ContainerRun:
         """Raises Interrupted if the container goes on without us, and NotBegun if it was not
         started."""
         host, ctx, job_id = self._host, self._ctx, self._job.job_id
-        if obstacle := host.obstacle():
+        # A folder that is held here may belong to a container that runs: the job is not to be
+        # given to another worker, however bad the moment.
+        if not host.folders.holds(job_id) and (obstacle := host.obstacle()):
             raise TopicPaused(obstacle)
         need = need_of(self._job, host.config)
         if (small := host.capacity.too_small(need)) is not None:
