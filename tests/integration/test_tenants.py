@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,9 +19,14 @@ from penstock.core.errors import NotFound, NotPermitted, PenstockError, Unreadab
 from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import OWNER, Caller, KeyRole, Limit, Schedule
 from penstock.ports.store import AuditQuery, JobQuery, StepQuery
 from penstock.testing.aio import run_async
+from penstock.testing.containers import FakeEngine, Script
+from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.executor import ContainerExecutor
+from penstock.workloads.container.job import TOPIC as CONTAINERS
 from penstock.workloads.llm.batches import BatchStoreQuery
 from penstock.workloads.pipeline.interface import RunQuery
 
@@ -177,6 +183,32 @@ async def test_a_blob_is_there_for_who_brought_it_and_whose_jobs_have_it(tmp_pat
         assert b"XXX" in await alice.get_blob(final.result.result_ptr)
         with pytest.raises(UnreadablePointer):
             await bob.get_blob(final.result.result_ptr)
+
+
+@run_async
+async def test_a_container_job_is_not_given_another_tenants_blob(tmp_path: Path) -> None:
+    containers = FakeEngine(SystemClock(), {"quick:1": Script()})
+    config = WorkerConfig(jobs_dir=tmp_path / "containers", disk_low_mb=0)
+    settings = load(flags={"data_dir": str(tmp_path), "durability": "memory"})
+    executor = ContainerExecutor(config, containers)
+    async with Engine(settings, [executor], listen=False) as engine:
+        uri = await engine.api.serving(ALICE).put_blob(_BIG)
+        payload = {"runtime": {"image": "quick:1"}, "inputs": [{"path": "f", "pointer": uri}]}
+        pointer = encode_data(json.dumps(payload).encode())
+
+        async def ends(api: LocalEngineApi) -> tuple[JobState, str | None]:
+            (job,) = await api.submit([a_job(topic=CONTAINERS, context_ptr=pointer)])
+            job = await api.wait(job.job_id, 20)
+            assert job.result is not None
+            return job.state, job.result.error_code
+
+        bob = engine.api.serving(BOB)
+        assert await ends(bob) == (JobState.FAILED, "INPUT_UNAVAILABLE")
+        assert "create" not in containers.calls
+        for api in (engine.api.serving(ALICE), engine.api):
+            assert await ends(api) == (JobState.SUCCEEDED, None)
+        await engine.api.keys.create("bob", [_R.SUBMIT])  # he may be bound to no tenant
+        assert await ends(bob) == (JobState.SUCCEEDED, None)
 
 
 @run_async

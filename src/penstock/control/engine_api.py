@@ -482,8 +482,12 @@ class LocalEngineApi:
         await self._uploads.check(uri)
         return await self._blobs.get(uri)
 
-    async def stat_blob(self, uri: str) -> BlobStat:
+    async def stat_blob(self, uri: str, *, job_id: str | None = None) -> BlobStat:
         await self._uploads.check(uri)
+        if job_id is not None:
+            request = (await self.get(job_id)).request
+            if not self._services.keys.is_of_all_tenants(request.principal):
+                await Uploads(self._store, self._clock, request.tenant).check(uri)
         return await self._blobs.stat(uri)
 
     async def read_blob(self, uri: str, start: int, length: int) -> bytes:

@@ -272,6 +272,13 @@ class KeyRegistry:
         known = self.known.get(caller.key_id)
         return known is not None and known.is_valid(self.clock.now())
 
+    def is_of_all_tenants(self, principal: str) -> bool:
+        """Whether it is the owner, or has a key that is not bound to a tenant."""
+        return principal == OWNER.principal or any(
+            known.key.name == principal and known.key.tenant is None
+            for known in self.known.values()
+        )
+
     def meant(self, name: str) -> _Stored:
         """The key of this id, or the only valid one of this name."""
         if (known := self.known.get(name)) is not None:

@@ -337,7 +337,8 @@ class EngineApi(Protocol):
 
     async def get_blob(self, uri: str) -> bytes: ...
 
-    async def stat_blob(self, uri: str) -> BlobStat: ...
+    async def stat_blob(self, uri: str, *, job_id: str | None = None) -> BlobStat:
+        """With a job: UnreadablePointer also if whoever submitted that may not read it."""
 
     async def read_blob(self, uri: str, start: int, length: int) -> bytes:
         """A byte range; shorter only at the end."""

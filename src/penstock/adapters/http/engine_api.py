@@ -31,7 +31,7 @@ from penstock.adapters.http.connection import (
     encode,
     segment,
 )
-from penstock.core.errors import PenstockError, Unavailable, WaitTimedOut
+from penstock.core.errors import InvalidRequest, PenstockError, Unavailable, WaitTimedOut
 from penstock.core.job import IdSource, Job, JobRequest
 from penstock.core.journal import Transition
 from penstock.core.ledger import Step
@@ -571,7 +571,9 @@ class HttpEngineApi(_Part):
             size = _size(answer)
         return b"".join(parts)
 
-    async def stat_blob(self, uri: str) -> BlobStat:
+    async def stat_blob(self, uri: str, *, job_id: str | None = None) -> BlobStat:
+        if job_id is not None:
+            raise InvalidRequest("job_id", "is for workers, and they do not use HTTP")
         if uri.startswith("data:"):
             return BlobStat(uri, len(decode_data(uri)), data_media_type(uri))
         answer = await self._blob_part(uri, 0, 1)

@@ -199,10 +199,16 @@ class ContainerRun:
 
     def __init__(self, host: ContainerHost, job: ContainerJob, ctx: Context) -> None:
         self._host, self._job, self._ctx = host, job, ctx
-        self._sandbox = host.folders.sandbox(job.job_id)
+        self._sandbox = host.folders.sandbox(job.job_id, self._check_pointer)
         self._stop = CancelToken()
         self._starting = False
         """From just before the container is started."""
+
+    async def _check_pointer(self, uri: str) -> None:
+        """A pointer in a job leads no further than one that its submitter follows."""
+        environment = self._ctx.environment
+        if environment is not None and not uri.startswith("data:"):
+            await environment.api.stat_blob(uri, job_id=self._ctx.job_id)
 
     async def outcome(self) -> Outcome:
         """Raises Interrupted if the container goes on without us, and NotBegun if it was not

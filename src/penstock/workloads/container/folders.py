@@ -16,6 +16,7 @@ from pathlib import Path
 
 from penstock.ports.blobs import Blobs
 from penstock.workloads.container.config import InputRules
+from penstock.workloads.container.files.placing import PointerCheck
 from penstock.workloads.container.files.sandbox import Sandbox
 
 _LOCK = "lock"
@@ -30,9 +31,10 @@ class JobFolders:
         self._held: dict[str, int] = {}
         """Open lock files, by job id."""
 
-    def sandbox(self, job_id: str) -> Sandbox:
-        """A job's folder, whether or not it is there."""
-        return Sandbox(self._root / _name(job_id), self._rules, self._blobs)
+    def sandbox(self, job_id: str, check: PointerCheck | None = None) -> Sandbox:
+        """A job's folder, whether or not it is there. `check` is asked before a pointer is
+        followed."""
+        return Sandbox(self._root / _name(job_id), self._rules, self._blobs, check)
 
     def hold(self, job_id: str) -> bool:
         """Hold a job's folder, which is made if need be; False if another process holds it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from binascii import a2b_base64
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
@@ -24,6 +24,9 @@ from penstock.workloads.container.running.patience import to_its_end
 P = ParamSpec("P")
 T = TypeVar("T")
 
+PointerCheck = Callable[[str], Awaitable[object]]
+"""Raises an error if the job may not follow a pointer."""
+
 
 class BadInput(EngineError):
     """A file of a job that can't be had, or can't be taken."""
@@ -40,12 +43,20 @@ class BadInput(EngineError):
 class Placing:
     """Puts the files of one list of a job into a tree."""
 
-    def __init__(self, tree: Tree, rules: InputRules, blobs: Blobs | None, spool: Path) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        rules: InputRules,
+        blobs: Blobs | None,
+        spool: Path,
+        check: PointerCheck | None = None,
+    ) -> None:
         """`spool` is a folder for archives that are fetched; nothing stays in it."""
         self._tree = tree
         self._rules = rules
         self._blobs = blobs
         self._spool = spool
+        self._check = check
 
     async def place(self, field: str, files: Sequence[InputFile]) -> None:
         """Raises BadInput, with some of them written."""
@@ -82,6 +93,9 @@ class Placing:
         if self._blobs is None:
             said = "can't be followed: this worker has nowhere to fetch files from"
             raise BadInput(said, field=field, code=Code.INPUT_UNAVAILABLE)
+        if self._check is not None:
+            with _fetching(field):
+                await self._check(uri)
         pieces = self._blobs.stream(uri)
         try:
             while piece := await _next(field, pieces):
@@ -119,17 +133,23 @@ class Capped:
 
 async def _next(field: str, pieces: AsyncIterator[bytes]) -> bytes:
     """The next piece that is not empty; an empty one at the end."""
-    try:
+    with _fetching(field):
         async for piece in pieces:
             if piece:
                 return piece
+    return b""
+
+
+@contextmanager
+def _fetching(field: str) -> Iterator[None]:
+    try:
+        yield
     except TooLarge as error:
         raise BadInput(f"leads to too much: {error}", field=field) from error
     # Whatever it is that keeps the content from coming, to the job it is all one.
     except Exception as error:
         said = f"can't be had: {str(error) or type(error).__name__}"
         raise BadInput(said, field=field, code=Code.INPUT_UNAVAILABLE) from error
-    return b""
 
 
 def _given(file: InputFile) -> bytes:

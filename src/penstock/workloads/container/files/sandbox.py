@@ -24,7 +24,7 @@ from penstock.workloads.container.engine import Mount
 from penstock.workloads.container.files.artifacts import collect, open_artifact
 from penstock.workloads.container.files.clearing import remove_tree
 from penstock.workloads.container.files.placing import BadInput as BadInput
-from penstock.workloads.container.files.placing import Placing, in_thread
+from penstock.workloads.container.files.placing import Placing, PointerCheck, in_thread
 from penstock.workloads.container.files.tree import Tree
 from penstock.workloads.container.files.weighing import weight
 from penstock.workloads.container.job import (
@@ -41,10 +41,17 @@ class Sandbox:
     """Whatever takes long happens in a thread; a cancel waits for it, so that nothing goes on
     behind the back of whoever cancelled."""
 
-    def __init__(self, folder: Path, rules: InputRules, blobs: Blobs | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        rules: InputRules,
+        blobs: Blobs | None,
+        check: PointerCheck | None = None,
+    ) -> None:
         self.folder = folder
         self._rules = rules
         self._blobs = blobs
+        self._check = check
 
     @property
     def logs(self) -> Path:
@@ -104,7 +111,7 @@ class Sandbox:
         await in_thread(remove_tree, self.folder)
 
     def _placing(self, tree: Tree) -> Placing:
-        return Placing(tree, self._rules, self._blobs, self.folder)
+        return Placing(tree, self._rules, self._blobs, self.folder, self._check)
 
     @asynccontextmanager
     async def _whole(self, *names: str) -> AsyncIterator[None]:
