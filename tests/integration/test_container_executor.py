@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from penstock.app.containers import container
 from penstock.lifecycles.canonical import JobState
@@ -20,6 +22,7 @@ from penstock.testing.context import RecordingContext
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.executor import ContainerExecutor
 from penstock.workloads.container.job import Limits
+from penstock.workloads.container.protocol.body import read_input
 
 SCRIPTS = {
     "echo:1": Script(echoes=True),
@@ -59,6 +62,25 @@ async def test_an_integer_beyond_2_to_the_53_reaches_the_container_unchanged(
     async with executing(tmp_path) as executor:
         outcome = await run(executor, msgspec.json.encode(job))
     assert '"payload":{"id":1790847362514948097,"whole":1.0}' in result_of(outcome)["stdout"]
+
+
+@run_async
+async def test_a_large_job_is_never_read_in_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = []
+
+    def read(payload: bytes) -> Any:
+        readers.append(threading.current_thread())
+        return read_input(payload)
+
+    monkeypatch.setattr("penstock.workloads.container.executor.read_input", read)
+    job = container("echo:1", payload=["x" * 100] * 5000, stdin="none").job
+    async with executing(tmp_path) as executor:
+        context, payload = RecordingContext(), msgspec.json.encode(job)
+        await executor.run(Task(context.request, 1, payload, 9e9), context)
+    assert readers
+    assert threading.main_thread() not in readers
 
 
 @run_async

@@ -128,8 +128,9 @@ class ContainerExecutor:
     def check(self, topic: str, payload: bytes) -> None:
         self._read(payload, "job")
 
-    def _read(self, payload: bytes, job_id: str) -> ContainerJob:
-        """Raises InvalidRequest, and NotPermitted where the worker's policy speaks."""
+    def _read(self, payload: bytes, job_id: str) -> tuple[ContainerJob, bool]:
+        """The job, and whether it has a time limit of its own. Raises InvalidRequest, and
+        NotPermitted where the worker's policy speaks."""
         assert self._config is not None
         payload = payload or b"{}"
         try:
@@ -138,7 +139,7 @@ class ContainerExecutor:
             raise InvalidRequest("input", f"can't be read: {error}") from error
         facts = self.host.facts if self.host is not None else None
         try:
-            return check_job(
+            job = check_job(
                 completed(value, job_id),
                 self._config,
                 can_build=facts is None or facts.can_build,
@@ -150,16 +151,19 @@ class ContainerExecutor:
             if wrong.code in _FORBIDDEN:
                 raise NotPermitted(f"{wrong.code}: {wrong.message}") from refused
             raise InvalidRequest(wrong.field or "input", wrong.message) from refused
+        limits = value["runtime"].get("limits") or {}
+        return job, limits.get("max_runtime_seconds") is not None
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
         if self._config is None:
             return _failure("UNKNOWN_TOPIC", "no containers are run here")
         try:
             if len(task.payload) < _LARGE:
-                job = self._read(task.payload, ctx.job_id)
+                job, has_limit = self._read(task.payload, ctx.job_id)
             else:
-                job = await asyncio.to_thread(self._read, task.payload, ctx.job_id)
-            job = _timed(job, task.payload, ctx, self._config)
+                job, has_limit = await asyncio.to_thread(self._read, task.payload, ctx.job_id)
+            if not has_limit:
+                job = _timed(job, ctx, self._config)
             job = _constrained(replace(job, job_id=ctx.job_id), task.constraints)
         except NotPermitted as refused:
             code, _, message = refused.message.partition(": ")
@@ -451,11 +455,8 @@ def completed(value: Any, job_id: str) -> Any:
     return job
 
 
-def _timed(job: ContainerJob, payload: bytes, ctx: Context, config: WorkerConfig) -> ContainerJob:
+def _timed(job: ContainerJob, ctx: Context, config: WorkerConfig) -> ContainerJob:
     """With no limit of its own, a container may run as long as its job may."""
-    said = read_input(payload).get("runtime", {}).get("limits") or {}
-    if said.get("max_runtime_seconds") is not None:
-        return job
     most = min(ctx.remaining(), config.max_limits.max_runtime_seconds)
     return replace(job, limits=replace(job.limits, max_runtime_seconds=max(most, 0.001)))
 
