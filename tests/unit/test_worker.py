@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from tests.support.waiting import soon
 
 from penstock.adapters.memory.blobs import MemoryBlobs
+from penstock.core.artifact import MAX_ARTIFACTS, Artifact
 from penstock.core.job import JobResult, TopicDefaults
 from penstock.core.pointer import JSON
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.bus import (
+    CHECKPOINT,
     HANDSHAKE,
     RESULT,
     AnyMessage,
+    Checkpointed,
+    CheckpointKept,
     Confirmed,
     Dispatch,
     Farewell,
@@ -36,6 +41,7 @@ from penstock.ports.bus import (
     jobs_of,
 )
 from penstock.ports.executor import Context, Outcome, Task
+from penstock.testing.aio import run_async
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.samples import a_request
 from penstock.worker.attempt import Attempt
@@ -367,6 +373,65 @@ async def test_a_result_as_large_as_the_rules_allow_is_stored() -> None:
     assert result.status is JobState.SUCCEEDED
     assert result.result_ptr is not None
     assert site.blobs.stored == 1
+    await site.end()
+
+
+class Leaving(Waiting):
+    """Its jobs leave files first."""
+
+    left: tuple[Artifact, ...] = ()
+
+    async def run(self, task: Task, ctx: Context) -> Outcome:
+        await ctx.artifact("a.bin", b"12345")
+        return replace(await super().run(task, ctx), artifacts=self.left)
+
+
+class Keeping(Site):
+    """With an engine that keeps every checkpoint."""
+
+    def __init__(self, executor: Leaving) -> None:
+        super().__init__(executor=executor)
+        self.bus.subscribe(CHECKPOINT, self._keep)
+
+    async def _keep(self, messages: list[AnyMessage]) -> None:
+        for one in messages:
+            assert isinstance(one, Checkpointed)
+            kept = CheckpointKept(one.job_id, one.attempt, one.n)
+            self.bus.publish(jobs_of("w"), [kept])
+
+
+@pytest.mark.parametrize(("most", "names"), [(4, []), (5, ["a.bin"])])
+@run_async
+async def test_a_cancelled_job_keeps_no_more_files_than_the_rules_allow(
+    most: int, names: list[str]
+) -> None:
+    site = Keeping(Leaving())
+    await site.welcome()
+    demands = Constraints(max_output=most)
+    await site.tell(replace(dispatch(idempotent=True), constraints=demands))
+    await soon(lambda: site.executor.begun)
+    await site.tell(JobCancel("a", 1, "enough", "user"))
+    finished = await soon(lambda: site.heard(Finished))
+    assert finished[0].result.status is JobState.CANCELLED
+    assert [left.name for left in finished[0].result.artifacts] == names
+    await site.end()
+
+
+@run_async
+async def test_a_result_with_too_many_files_fails_and_has_none_of_them() -> None:
+    executor = Leaving()
+    executor.left = tuple(
+        Artifact(f"{n}", 1, "0" * 64, "text/plain", f"blob:sha256-{'0' * 64}")
+        for n in range(MAX_ARTIFACTS)
+    )
+    site = Keeping(executor)
+    await site.welcome()
+    site.executor.go.set()
+    await site.tell(dispatch(idempotent=True))
+    await soon(lambda: site.heard(Finished))
+    result = site.heard(Finished)[0].result
+    assert (result.status, result.error_code) == (JobState.FAILED, "TOO_LARGE")
+    assert [left.name for left in result.artifacts] == ["a.bin"]
     await site.end()
 
 

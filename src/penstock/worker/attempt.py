@@ -209,7 +209,9 @@ class Attempt(RunsSteps):
         check_count(len({*self._artifacts, name}))
         left = await keep_artifact(self._host.blobs, name, source, media_type)
         await self._host.checkpoints.write(*self.key, [artifact_row(left)])
-        self._artifacts = {**self._artifacts, name: left}
+        artifacts = {**self._artifacts, name: left}
+        check_count(len(artifacts))  # others may have been left meanwhile
+        self._artifacts = artifacts
         return left
 
     def steps(
@@ -295,14 +297,12 @@ class Attempt(RunsSteps):
             deadline = host.clock.now() + self.ends_at - self.started_at
             task = Task(dispatch.request, dispatch.attempt, payload, deadline, dispatch.constraints)
             outcome = await executor.run(task, self)
-            if self._continued:
-                self._artifacts = {**await self._earlier_artifacts(), **self._artifacts}
-            if outcome.artifacts:
-                self._artifacts = {
-                    **self._artifacts,
-                    **{left.name: left for left in outcome.artifacts},
-                }
-            check_count(len(self._artifacts))
+            if self._continued or outcome.artifacts:
+                earlier = await self._earlier_artifacts() if self._continued else {}
+                more = {left.name: left for left in outcome.artifacts}
+                artifacts = {**earlier, **self._artifacts, **more}
+                check_count(len(artifacts))
+                self._artifacts = artifacts
             if outcome.status is not _SUCCEEDED or dispatch.constraints is not None:
                 outcome = self._settled(outcome)
             if (data := outcome.payload) is not None:
@@ -314,6 +314,8 @@ class Attempt(RunsSteps):
             if not self.cancel.requested:
                 raise
             outcome, pointer = self._was_ended(), None
+            if self._excess(outcome):
+                self._artifacts = {}
         except Interrupted:
             raise
         except PenstockError as error:
@@ -344,14 +346,19 @@ class Attempt(RunsSteps):
         if outcome.status is JobState.CANCELLED and self.cancel.requested:
             left = {"payload": outcome.payload, "media_type": outcome.media_type}
             return replace(self._was_ended(), **left, artifacts=outcome.artifacts)
+        if not (what := self._excess(outcome)):
+            return outcome
+        self._artifacts = {}
+        return _failure("OUTPUT_LIMIT", what)
+
+    def _excess(self, outcome: Outcome) -> str:
+        """In what the result is larger than the safety rules allow; empty if it is not."""
         constraints = self.dispatch.constraints
         most = None if constraints is None else constraints.max_output
         size = len(outcome.payload or b"") + sum(left.size for left in self._artifacts.values())
         if most is None or size <= most:
-            return outcome
-        self._artifacts = {}
-        what = f"the result has {size} bytes with its artifacts; its rule allows {most}"
-        return _failure("OUTPUT_LIMIT", what)
+            return ""
+        return f"the result has {size} bytes with its artifacts; its rule allows {most}"
 
     def _was_ended(self) -> Outcome:
         """What it counts as. Raises Interrupted if its worker stops and another can run it."""
