@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -103,6 +104,12 @@ async def test_content_then_name_are_flushed_before_put_returns(
     steps.clear()
     await blobs.put(LARGE)
     assert steps == ["flush folder"], "the first writer may not have flushed it yet"
+    upload, digest = "ab" * 16, sha256(LARGE + b"2").hexdigest()
+    await blobs.write_part(upload, 0, LARGE + b"2")
+    await blobs.finish_upload(upload, digest, len(LARGE) + 1, "text/plain")
+    steps.clear()
+    await blobs.finish_upload(upload, digest, len(LARGE) + 1, "text/plain")
+    assert steps == ["flush folder"]
 
 
 @run_async

@@ -171,7 +171,8 @@ class BlobFolder:
                     draft.rename(path)
                     os.utime(path)
             except FileNotFoundError:
-                return self.stat(name.uri)
+                size = self.stat(name.uri).size
+            # Also when it was there: a call that was cut short may not have come this far.
             sync_folder(path.parent)
         return BlobStat(name.uri, size, name.media_type)
 
