@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import http.client
 import io
@@ -15,7 +16,7 @@ import pytest
 
 import penstock
 from penstock import App, Client, Context, JobFailed, Retry
-from penstock.core.errors import InvalidRequest, UnreadablePointer
+from penstock.core.errors import InvalidRequest, TooLarge, UnreadablePointer
 from penstock.ports.engine_api import KeyRole
 from penstock.testing import RecordingContext
 
@@ -49,6 +50,13 @@ async def leave_some(ctx: Context, names: list[str], fail: bool = False) -> None
         await ctx.artifact(name, name.encode())
     if fail:
         raise ValueError("after all of them")
+
+
+@app.job("job.leave.at_once")
+async def leave_at_once(ctx: Context, count: int) -> int:
+    left = (ctx.artifact(f"{n}", b"x") for n in range(count))
+    ends = await asyncio.gather(*left, return_exceptions=True)
+    return sum(isinstance(end, TooLarge) for end in ends)
 
 
 @app.job("job.leave.again", ctx=True)
@@ -166,6 +174,29 @@ def test_a_job_may_leave_a_thousand_files(ps: Client) -> None:
         job.result()
 
 
+def test_a_job_that_leaves_files_all_at_once_has_a_thousand_as_well(ps: Client) -> None:
+    job = ps.submit("job.leave.at_once", {"count": 1003})
+    assert job.result(timeout=60) == 3
+    assert len(job.artifacts()) == 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "media_type"),
+    [
+        ("a.png", "image/png"),
+        ("a.json.gz", "application/gzip"),
+        ("data:a b/c;d,e", "application/octet-stream"),
+        ("図" * 85, "application/octet-stream"),
+    ],
+)
+def test_any_name_of_a_file_can_be_left_and_saved(
+    ps: Client, name: str, media_type: str, tmp_path: Path
+) -> None:
+    (left,) = ps.submit("job.leave.some", {"names": [name]}).artifacts(timeout=30)
+    assert left.media_type == media_type
+    assert left.save(tmp_path).read_bytes() == name.encode()
+
+
 @pytest.mark.parametrize(("steps", "names"), [(True, ["model.bin", "report.txt"]), (False, [])])
 def test_a_retry_has_the_files_of_the_steps_that_it_does_not_repeat(
     ps: Client, steps: bool, names: list[str]
@@ -199,6 +230,17 @@ def test_artifacts_outlive_a_restart_and_are_swept_with_their_job(tmp_path: Path
         os.utime(blob, (0, 0))
         ps.prune(0)
         assert not blob.exists()
+
+
+def test_no_artifact_is_kept_in_the_place_of_another(tmp_path: Path) -> None:
+    long = "long" * 50
+    names = [long, hashlib.sha256(long.encode()).hexdigest()]
+    with app.run(tmp_path, http="") as ps:
+        left = ps.submit("job.leave.some", {"names": names}).artifacts(timeout=30)
+        for blob in (tmp_path / "blobs").rglob("*"):
+            os.utime(blob, (0, 0))
+        ps.prune(3600)
+        assert [one.read() for one in left] == [name.encode() for name in names]
 
 
 def test_a_damaged_artifact_is_not_saved(tmp_path: Path) -> None:

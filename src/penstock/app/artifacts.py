@@ -203,7 +203,7 @@ def _draft(path: Path) -> Iterator[BinaryIO]:
         with path.open("wb") as file:
             yield file
         return
-    draft = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
+    draft = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with draft.open("xb") as file:
             yield file

@@ -68,8 +68,8 @@ _LONGEST = 150
 
 def row_name(name: str) -> str:
     """The name of the row that refers to an artifact. One artifact, one row."""
-    short = len(name) <= _LONGEST
-    return ROW + (name if short else sha256(name.encode()).hexdigest())
+    short = len(name) <= _LONGEST  # no name begins with a slash
+    return ROW + (name if short else f"/{sha256(name.encode()).hexdigest()}")
 
 
 encode = msgspec.json.Encoder().encode

@@ -168,9 +168,17 @@ async def keep_artifact(
     Without a media type it is guessed from the name. Raises InvalidRequest and TooLarge.
     """
     check_name(name)
-    stat = await blobs.put_stream(_pieces(source), media_type or guess_type(name)[0] or BINARY)
+    stat = await blobs.put_stream(_pieces(source), media_type or _guessed(name))
     digest = parse_blob(stat.uri).digest
     return Artifact(name, stat.size, digest, stat.media_type, stat.uri)
+
+
+def _guessed(name: str) -> str:
+    """The media type of a file of this name, which is not taken for a URL."""
+    media_type, compression = guess_type(f"/{name}")
+    if compression is not None:
+        return "application/gzip" if compression == "gzip" else BINARY
+    return media_type or BINARY
 
 
 async def _pieces(source: Source) -> AsyncIterator[bytes]:
