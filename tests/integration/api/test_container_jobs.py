@@ -475,6 +475,21 @@ async def test_a_delete_that_waits_is_answered_when_the_container_is_gone() -> N
         assert (answer.status, answer.json["state"]) == (200, "failed")
 
 
+@run_async
+async def test_a_delete_that_comes_after_the_end_does_not_say_that_it_cancelled() -> None:
+    async with container_house() as house:
+        await house.submit()
+        house.api.start("job-1")
+        asked = asyncio.create_task(house.call("DELETE", "/jobs/job-1?wait=60"))
+        await soon(lambda: house.api.waiters)
+        house.api.end("job-1")
+        answer = await asked
+        assert answer.status == 202
+        assert answer.body == (
+            b'{"job_id":"job-1","state":"finished","note":"it has ended already"}'
+        )
+
+
 # -- listing ------------------------------------------------------------------------------
 
 

@@ -41,6 +41,7 @@ _ORDER = "c"
 _FILES = (b'"inputs"', b'"build"')
 """What a body that brings files has somewhere in it."""
 _MAX_KEY = 255
+_ENDED = "it has ended already"
 
 
 class SubmitQuery(Struct, frozen=True):
@@ -146,7 +147,7 @@ class Jobs:
         if before is None:
             return absent(job_id)
         if before.is_final:
-            return answer(Deleted(job_id, before.state, "it has ended already"), 202)
+            return answer(Deleted(job_id, before.state, _ENDED), 202)
         record = await self._facade.cancel(job_id)
         if record is not None and wait > 0 and not record.is_final:
             with call.waiting():
@@ -155,6 +156,8 @@ class Jobs:
             return absent(job_id)
         if not record.is_final:
             return answer(Deleted(job_id, record.state, "cancellation requested"), 202)
+        if record.error is None or record.error.code != Code.CANCELLED:  # its end came first
+            return answer(Deleted(job_id, record.state, _ENDED), 202)
         was_queued = before.state is ContainerJobState.QUEUED
         note = "cancelled while it was queued" if was_queued else "cancelled: its container is gone"
         return answer(Deleted(job_id, record.state, note))
