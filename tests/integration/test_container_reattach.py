@@ -143,6 +143,24 @@ async def test_a_container_that_runs_where_no_job_can_begin_is_not_run_elsewhere
 
 
 @run_async
+async def test_of_many_files_a_thousand_are_kept_and_the_others_are_counted(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    leaves = {f"{n:04}": b"x" for n in range(1200)}
+    site.engine.registry["many:1"] = Script(leaves=leaves)
+    async with site.worker() as engine:
+        payload = json.dumps({"runtime": {"image": "many:1"}, "outputs": True}).encode()
+        pointer = encode_data(payload, "application/json")
+        await engine.api.submit([JobRequest(job_id="a", topic=TOPIC, context_ptr=pointer)])
+        job, result = await ended(engine, "a")
+        assert job.result is not None
+        assert [one.name for one in job.result.artifacts] == sorted(leaves)[:1000]
+        assert len(result["skipped"]) == 101
+        assert result["skipped"][-1] == "and 100 more"
+
+
+@run_async
 async def test_a_stop_during_a_pull_gives_the_job_back_and_runs_it_later(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.engine.registry["far:1"] = Script(says=(Say(b"here\n"),))

@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from penstock.core.artifact import MAX_ARTIFACTS
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.files.clearing import remove_tree
 from penstock.workloads.container.files.kept import flush
@@ -23,8 +24,8 @@ from penstock.workloads.container.files.tree import FOLDER, BadFile, Tree
 from penstock.workloads.container.job import OutputFile
 from penstock.workloads.container.protocol.paths import checked_path
 
-MAX_FILES = 10_000
-MAX_ENTRIES = 10 * MAX_FILES
+MAX_FILES = MAX_ARTIFACTS
+MAX_ENTRIES = 100_000
 """Of all kinds, that are looked at."""
 _TOLD = 100
 """Of how many that were skipped the reason is told."""
