@@ -260,8 +260,8 @@ class Context(Protocol):
         """The same as `steps`, for plain functions."""
 
     async def artifact(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
-        """Leave a file as a part of the job's result, whatever the job's end; returns when it is
-        durable.
+        """Leave a file as a part of the job's result, whatever the end that its worker reports;
+        returns when it is durable.
 
         `source` is a path, bytes, or a file that is open for reading. Leaving the same name again
         replaces the artifact. Raises InvalidRequest for a bad name, TooLarge for a file that is
