@@ -50,9 +50,9 @@ class Site:
         self.config = WorkerConfig(jobs_dir=folder / "containers", **{**usual, **config})
 
     @asynccontextmanager
-    async def worker(self) -> AsyncIterator[Engine]:
+    async def worker(self, concurrency: int = 4) -> AsyncIterator[Engine]:
         executor = ContainerExecutor(self.config, self.engine)
-        settings = Settings(data_dir=self.folder, concurrency=4, http="")
+        settings = Settings(data_dir=self.folder, concurrency=concurrency, http="")
         async with Engine(settings, [executor]) as engine:
             yield engine
 
@@ -140,6 +140,29 @@ async def test_a_container_that_runs_where_no_job_can_begin_is_not_run_elsewhere
             job, result = await ended(engine, "a")
             assert (job.worker_id, result["stdout"]) == ("here", "up\ndown\n")
     assert (here.ran(), there.ran()) == (1, 0)
+
+
+@run_async
+async def test_a_busy_worker_reattaches_after_a_restart_before_it_begins_others(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    async with site.worker(concurrency=1) as engine:
+        await submit(engine, "a", "slow:1")
+        await runs(engine, site)
+        for n in range(3):
+            await submit(engine, f"b{n}", "endless:1")
+    async with site.worker(concurrency=1) as engine:
+        most = 0
+        while not (job := await engine.api.get("a")).is_final:
+            most = max(most, len(site.engine.running()))
+            assert job.attempt <= 2
+            await asyncio.sleep(0.02)
+        assert most == 1
+        await runs(engine, site)
+        for n in range(3):
+            await engine.api.cancel(f"b{n}", timeout=10)
+    assert site.ran() == 2
 
 
 @run_async

@@ -57,7 +57,7 @@ from penstock.ports.bus import (
     jobs_of,
 )
 from penstock.ports.clock import Clock, wait_at_most
-from penstock.ports.executor import Environment, Executor, Interrupted, NotBegun
+from penstock.ports.executor import REATTACHABLE, Environment, Executor, Interrupted, NotBegun
 from penstock.worker.attempt import Attempt, Host, Outbox, storable
 from penstock.worker.checkpoints import Checkpoints
 from penstock.worker.waiting import Waits
@@ -375,7 +375,10 @@ class Worker:
                     if session == self.session:
                         self._welcome = True
                         self.welcomed.set()
-                        self._facts, self._facts_due = {}, 0.0  # a new engine knows nothing yet
+                        # A new engine knows nothing yet.
+                        self._facts, self._facts_due = {}, 0.0
+                        if (message := self._gather_facts()).facts:
+                            self.bus.publish(HEARTBEAT, [message])
                         self._checkpoints.send_again()
                         self._open_start_log(start_logs)
                 case Dismissed(session, reason):
@@ -413,7 +416,11 @@ class Worker:
         if len(self._received) >= _REMEMBERED:
             self._received_before, self._received = self._received, set()
         attempt = Attempt(self._host, dispatch, key, self._received_at)
-        if self._waits.attempts and dispatch.request.child_of is not None:
+        if not self._draining and self._facts and self._reattachable().get(key[0]) == key[1] - 1:
+            # Its work runs here already: it does not wait for a slot.
+            if dispatch.request.idempotent or self._may_begin(attempt):
+                self._ready.append(attempt)
+        elif self._waits.attempts and dispatch.request.child_of is not None:
             self._queue.insert(self._after_children(), attempt)
         else:
             self._queue.append(attempt)
@@ -486,7 +493,16 @@ class Worker:
     def _busy(self) -> int:
         """Slots that are taken, or kept for what begins at once."""
         kept = len(self._starting) + len(self._ready)
+        if self._facts:
+            # Work of lost jobs goes on here; they come back in a moment.
+            found = self._reattachable().items()
+            kept += sum(not self.has_received(job_id, number + 1) for job_id, number in found)
         return len(self._active) + kept - len(self._waits.attempts)
+
+    def _reattachable(self) -> Mapping[str, int]:
+        """Lost jobs to whose work the executors can reattach, as the engine was told."""
+        found: Mapping[str, int] = self._facts.get(REATTACHABLE, {})
+        return found
 
     def _lend(self, key: tuple[str, int], count: int) -> None:
         """A job that waits takes no room of its executor either."""
