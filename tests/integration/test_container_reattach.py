@@ -50,9 +50,9 @@ class Site:
         self.config = WorkerConfig(jobs_dir=folder / "containers", **{**usual, **config})
 
     @asynccontextmanager
-    async def worker(self, concurrency: int = 4) -> AsyncIterator[Engine]:
+    async def worker(self, concurrency: int = 4, **others: Any) -> AsyncIterator[Engine]:
         executor = ContainerExecutor(self.config, self.engine)
-        settings = Settings(data_dir=self.folder, concurrency=concurrency, http="")
+        settings = Settings(data_dir=self.folder, concurrency=concurrency, http="", **others)
         async with Engine(settings, [executor]) as engine:
             yield engine
 
@@ -163,6 +163,20 @@ async def test_a_busy_worker_reattaches_after_a_restart_before_it_begins_others(
         for n in range(3):
             await engine.api.cancel(f"b{n}", timeout=10)
     assert site.ran() == 2
+
+
+@run_async
+async def test_output_that_is_too_long_for_the_result_is_an_artifact(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    written = b"\0" * 300_000  # six bytes each in JSON
+    site.engine.registry["zeros:1"] = Script(says=(Say(written),))
+    async with site.worker(max_input=1 << 20, max_result=1 << 20) as engine:
+        await submit(engine, "a", "zeros:1")
+        job, result = await ended(engine, "a")
+        assert (job.state, result["exit_code"]) == (JobState.SUCCEEDED, 0)
+        assert job.result is not None
+        assert [(one.name, one.size) for one in job.result.artifacts] == [("stdout.log", 300_000)]
+        assert result["stdout_count"]["shown"] < len(written) == result["stdout_count"]["bytes"]
 
 
 @run_async

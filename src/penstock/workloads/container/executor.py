@@ -362,9 +362,12 @@ class ContainerRun:
             output.close()
 
     async def _outcome(self, end: End, output: Output) -> Outcome:
-        most = self._job.limits.max_output_bytes
-        texts = [await asyncio.to_thread(output.text, stream, most) for stream in Stream]
-        kept = Artifacts(self._host.blobs, end.skipped)
+        blobs, most = self._host.blobs, self._job.limits.max_output_bytes
+        texts = await asyncio.to_thread(_texts, output, most)
+        if blobs is not None and sum(map(_json_size, texts)) > blobs.max_size * 3 // 4:
+            most = blobs.max_size // 16  # so that the result can be stored; artifacts have it all
+            texts = await asyncio.to_thread(_texts, output, most)
+        kept = Artifacts(blobs, end.skipped)
         for left in end.artifacts:
             await kept.add(left.path, self._sandbox.open(left.path))
         for stream, text in zip(Stream, texts, strict=True):
@@ -425,6 +428,14 @@ class Artifacts:
         is_short = kept == len(shown)
         if not is_short or await asyncio.to_thread(output.reader(stream).read, kept) != shown:
             await self.add(name, output.reader(stream), _LOG)
+
+
+def _texts(output: Output, most: int) -> list[str]:
+    return [output.text(stream, most) for stream in Stream]
+
+
+def _json_size(text: str) -> int:
+    return len(msgspec.json.encode(text))
 
 
 def _shown(count: StreamCount, most: int) -> StreamCount:
