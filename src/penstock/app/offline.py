@@ -19,6 +19,7 @@ from penstock.control.shared_state import FactState
 from penstock.core.errors import NotFound, NotRunning, StoreFailed, WaitTimedOut
 from penstock.core.job import Job, chain_of
 from penstock.lifecycles.canonical import JobState
+from penstock.ports.blobs import BlobStat
 from penstock.ports.clock import SystemClock
 from penstock.ports.engine_api import JobUpdate, Logged
 from penstock.ports.store import LogLine, StepCount, StepPage, StepQuery
@@ -55,8 +56,11 @@ class OfflineEngineApi:
         if is_unmigrated(settings.data_dir):
             self.pipelines = _Closed(self._refuse_unmigrated)
         self.find, self.history, self.verify = reader.find, reader.history, reader.verify
-        blobs = open_blobs(settings)
-        self.get_blob, self.stat_blob, self.read_blob = blobs.get, blobs.stat, blobs.read
+        self._blobs = blobs = open_blobs(settings)
+        self.get_blob, self.read_blob = blobs.get, blobs.read
+
+    async def stat_blob(self, uri: str, *, job_id: str | None = None) -> BlobStat:
+        return await self._blobs.stat(uri)
 
     async def get(self, job_id: str) -> Job:
         job = await self._reader.get(job_id)
