@@ -54,6 +54,7 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     StageRecord,
     StageStatus,
+    by_name,
 )
 
 S = PipelineJobStatus
@@ -73,7 +74,12 @@ def a_step(name: str = "brief", **fields: Any) -> StageRecord:
 def a_run(*stages: StageRecord, **fields: Any) -> PipelineRecord:
     given = {"status": PipelineJobStatus.RUNNING, "started_at": 988.0, **fields}
     return PipelineRecord(
-        id=JOB, trace_id="t", pipeline="news", created_at=987.0, stages=stages, **given
+        id=JOB,
+        trace_id="t",
+        pipeline="news",
+        created_at=987.0,
+        stage_progress=by_name(stages),
+        **given,
     )
 
 

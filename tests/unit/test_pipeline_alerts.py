@@ -15,6 +15,7 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     StageRecord,
     StageStatus,
+    by_name,
 )
 from penstock.workloads.pipeline.summary import (
     BUILT_IN,
@@ -39,7 +40,12 @@ def a_run(*stages: StageRecord, seconds: float | None = 10.0, **fields: Any) -> 
     end = None if seconds is None else T + seconds
     defaults = {"started_at": T, "finished_at": end, "status": PipelineJobStatus.COMPLETED}
     return PipelineRecord(
-        id="j", trace_id="t", pipeline="p", created_at=T, stages=stages, **{**defaults, **fields}
+        id="j",
+        trace_id="t",
+        pipeline="p",
+        created_at=T,
+        stage_progress=by_name(stages),
+        **{**defaults, **fields},
     )
 
 

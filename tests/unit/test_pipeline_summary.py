@@ -16,6 +16,7 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     StageRecord,
     StageStatus,
+    by_name,
 )
 from penstock.workloads.pipeline.summary import closed, metrics_of, summarise
 
@@ -47,7 +48,7 @@ def a_run(**fields: Any) -> PipelineRecord:
     defaults: dict[str, Any] = {
         "started_at": T + 1,
         "status": PipelineJobStatus.RUNNING,
-        "stages": (INGEST, BRIEF),
+        "stage_progress": by_name((INGEST, BRIEF)),
     }
     return PipelineRecord(
         id="j", trace_id="trace", pipeline="p", created_at=T, **{**defaults, **fields}
@@ -114,7 +115,9 @@ def test_a_summary_says_what_set_the_run_off(fields: dict[str, Any], trigger: st
 )
 @pytest.mark.parametrize("was_open", [True, False])
 def test_a_summary_is_closed_whatever_the_end(status: PipelineJobStatus, was_open: bool) -> None:
-    before: RunSummary | None = summarise(a_run(stages=(INGEST,)), T + 6) if was_open else None
+    before: RunSummary | None = (
+        summarise(a_run(stage_progress=by_name([INGEST])), T + 6) if was_open else None
+    )
     record = a_run(status=status, finished_at=T + 11, summary=before)
     summary = closed(record, [an_alert("a"), an_alert("b"), an_alert("a")])
     assert (summary.status, summary.finished_at) == (status, T + 11)
@@ -130,7 +133,7 @@ def test_alerts_of_an_open_summary_are_not_kept_once_they_were_evaluated_anew() 
 
 def test_a_run_that_was_cancelled_before_it_began_has_a_summary_too() -> None:
     record = a_run(
-        status=PipelineJobStatus.CANCELLED, started_at=None, finished_at=T + 3, stages=()
+        status=PipelineJobStatus.CANCELLED, started_at=None, finished_at=T + 3, stage_progress={}
     )
     summary = closed(record, [])
     assert (summary.started_at, summary.duration_ms, summary.stages_ms) == (None, 0.0, 0.0)

@@ -14,7 +14,7 @@ from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import KeyRole
 from penstock.workloads.pipeline.interface import MAX_PAGE, RunQuery
-from penstock.workloads.pipeline.views import RunView, view_of
+from penstock.workloads.pipeline.records import PipelineRecord
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -30,7 +30,7 @@ class PipelineJobListing(Struct, frozen=True, kw_only=True):
 
 
 class PipelineJobList(Struct, frozen=True):
-    jobs: list[RunView]
+    jobs: list[PipelineRecord]
     """Newest first."""
     total: int
     """How many are in this answer."""
@@ -44,7 +44,7 @@ async def list_pipeline_jobs(call: Call) -> Reply:
     found = await pipelines.runs(RunQuery(statuses=statuses, limit=given.limit))
     running = RunQuery(statuses=(PipelineJobStatus.RUNNING,), limit=MAX_PAGE)
     count = len(await pipelines.runs(running))
-    return json_reply(PipelineJobList([view_of(one) for one in found], len(found), count))
+    return json_reply(PipelineJobList(found, len(found), count))
 
 
 class PipelineJobCancelled(Struct, frozen=True):
@@ -108,7 +108,7 @@ OPERATIONS = (
         "GET",
         f"{_JOBS}/{{job_id}}",
         get_run,
-        answer=RunView,
+        answer=PipelineRecord,
         refusals=(404,),
         summary="Get a run's record (seed 002)",
         name="get_pipeline_job",

@@ -5,45 +5,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from penstock.api.operation import Operation
 from penstock.api.reply import NO_STORE, Reply, encode, json_reply
 from penstock.api.submit import agreed_key, header_key
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import KeyRole
-from penstock.workloads.pipeline.records import Breaker, PipelineInfo, PipelineRecord, StageInfo
+from penstock.workloads.pipeline.records import Breaker, PipelineInfo, PipelineRecord
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
 
 
-class StageShown(StageInfo, frozen=True, kw_only=True, omit_defaults=False):
-    """A stage as it was declared."""
-
-
-class PipelineShown(PipelineInfo, frozen=True, kw_only=True, omit_defaults=False):
-    """A pipeline as it was declared: what can be listed, drawn and started."""
-
-    stages: tuple[StageShown, ...]
-    """In the order in which they run."""
-
-
 class PipelineList(Struct, frozen=True):
-    pipelines: list[PipelineShown]
-
-
-def _shown(info: PipelineInfo) -> PipelineShown:
-    stages = tuple(StageShown(**asdict(stage)) for stage in info.stages)
-    return PipelineShown(**{**asdict(info), "stages": stages})
+    pipelines: list[PipelineInfo]
 
 
 async def list_pipelines(call: Call) -> Reply:
-    return json_reply(PipelineList([_shown(info) for info in await call.api.pipelines.list()]))
+    return json_reply(PipelineList(await call.api.pipelines.list()))
 
 
 async def get_pipeline(call: Call) -> Reply:
-    return json_reply(_shown(await call.api.pipelines.show(call.params["name"])))
+    return json_reply(await call.api.pipelines.show(call.params["name"]))
 
 
 # -- starting ---------------------------------------------------------------------
@@ -99,22 +82,16 @@ def started(record: PipelineRecord, here: str = "") -> Reply:
 # -- breakers ---------------------------------------------------------------------
 
 
-class BreakerShown(Breaker, frozen=True, kw_only=True, omit_defaults=False):
-    """A circuit breaker, shared by every run of every pipeline that names it."""
-
-
 class BreakerList(Struct, frozen=True):
-    breakers: list[BreakerShown]
+    breakers: list[Breaker]
 
 
 async def list_breakers(call: Call) -> Reply:
-    breakers = await call.api.pipelines.breakers()
-    return json_reply(BreakerList([BreakerShown(**asdict(breaker)) for breaker in breakers]))
+    return json_reply(BreakerList(await call.api.pipelines.breakers()))
 
 
 async def reset_breaker(call: Call) -> Reply:
-    breaker = await call.api.pipelines.reset_breaker(call.params["name"])
-    return json_reply(BreakerShown(**asdict(breaker)))
+    return json_reply(await call.api.pipelines.reset_breaker(call.params["name"]))
 
 
 OPERATIONS = (
@@ -130,7 +107,7 @@ OPERATIONS = (
         "GET",
         "/v1/pipelines/{name}",
         get_pipeline,
-        answer=PipelineShown,
+        answer=PipelineInfo,
         refusals=(404,),
         summary="Get a pipeline's definition",
         description="Its stages in their order, and the JSON schema of its config.",
@@ -165,7 +142,7 @@ OPERATIONS = (
         "/v1/breakers/{name}/reset",
         reset_breaker,
         role=KeyRole.OPERATE,
-        answer=BreakerShown,
+        answer=Breaker,
         refusals=(404,),
         summary="Close a circuit breaker by hand",
     ),

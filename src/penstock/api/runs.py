@@ -17,9 +17,8 @@ from penstock.api.stream import cursor_of
 from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import KeyRole
-from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery
-from penstock.workloads.pipeline.records import ItemOutcome
-from penstock.workloads.pipeline.views import ItemView, RunView, item_view, view_of
+from penstock.workloads.pipeline.interface import CancelAnswer, ItemView, RunQuery, item_view
+from penstock.workloads.pipeline.records import ItemOutcome, PipelineRecord
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -46,7 +45,7 @@ class RunListing(Struct, frozen=True, kw_only=True):
 
 
 class RunPage(Struct, frozen=True):
-    runs: list[RunView]
+    runs: list[PipelineRecord]
     """Newest first."""
     next: str | None
     """The `cursor` of the next page; null on the last."""
@@ -66,7 +65,7 @@ async def list_runs(call: Call) -> Reply:
     shown, following = found[: given.limit], None
     if len(found) > given.limit:
         following = run_cursor(shown[-1].created_at, shown[-1].id)
-    return json_reply(RunPage([view_of(record) for record in shown], following))
+    return json_reply(RunPage(shown, following))
 
 
 def _before(given: RunListing) -> tuple[float, str] | None:
@@ -78,7 +77,7 @@ def _before(given: RunListing) -> tuple[float, str] | None:
 
 
 async def get_run(call: Call) -> Reply:
-    return json_reply(view_of(await call.api.pipelines.get(call.params["job_id"])))
+    return json_reply(await call.api.pipelines.get(call.params["job_id"]))
 
 
 # -- items ------------------------------------------------------------------------
@@ -166,7 +165,7 @@ OPERATIONS = (
         "GET",
         _PATH,
         get_run,
-        answer=RunView,
+        answer=PipelineRecord,
         refusals=(404,),
         summary="Get a run's record",
         description="Of one shape while it runs and after.",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from msgspec.structs import asdict
 
 from penstock.cli import pipeline_display as display
 from penstock.cli.exits import Exit
@@ -27,9 +26,8 @@ from penstock.cli.words import short_id
 from penstock.core.errors import InvalidRequest, NotFound, NotRunning, PenstockError, Unavailable
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
-from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery
+from penstock.workloads.pipeline.interface import CancelAnswer, RunQuery, item_view
 from penstock.workloads.pipeline.records import ItemOutcome, ItemRecord, PipelineRecord, pipeline_of
-from penstock.workloads.pipeline.views import item_view, view_of
 
 if TYPE_CHECKING:
     from penstock.workloads.pipeline.definition import Definition
@@ -204,7 +202,7 @@ def _attached(
         record = await begin(api)
         begun.append(record.id)
         if not follows:
-            print_json(view_of(record)) if json else echo(record.id)
+            print_json(record) if json else echo(record.id)
             return Exit.OK
         board = Board(record)
         async with ctrl_c_cancels(api.pipelines, board) if here else nullcontext():
@@ -324,7 +322,7 @@ def runs(place: Place, /, limit: int, quiet: bool, json: bool, **said: Any) -> N
 
     found = ask_engine(place, find, reading_at)
     if json:
-        print_json([view_of(record) for record in found])
+        print_json(found)
     elif quiet:
         echo("".join(f"{record.id}\n" for record in found), nl=False)
     elif not found:
@@ -403,7 +401,7 @@ def cancel(place: Place, job: str, reason: str, timeout: float, json: bool) -> i
     answer, record = ask_engine(place, ask)
     code, said = _won(answer, record)
     if json:
-        view = asdict(view_of(record))
+        view = msgspec.to_builtins(record)
         print_json({**view, "accepted": answer.accepted, "reason": answer.reason})
         return code
     echo(f"{record.id} {said}")
@@ -440,7 +438,7 @@ def status(place: Place, job: str, json: bool) -> None:
 
     record, why, config = ask_engine(place, look, reading_at)
     if json:
-        print_json(view_of(record))
+        print_json(record)
     else:
         emit(*display.status_page(record, why, config, place, time.time()))
 
@@ -461,7 +459,7 @@ def breakers(ctx: click.Context, json: bool) -> None:
         return
     found = ask_engine(ctx.obj, lambda api: api.pipelines.breakers(), reading_at)
     if json:
-        print_json([asdict(one) for one in found])
+        print_json(found)
     elif not found:
         echo("no breakers: none has counted a failure yet", err=True)
     else:
@@ -474,4 +472,4 @@ def breakers(ctx: click.Context, json: bool) -> None:
 def reset(place: Place, name: str, json: bool) -> None:
     """Close a breaker by hand: its items are tried again."""
     closed = ask_engine(place, lambda api: api.pipelines.reset_breaker(name))
-    print_json(asdict(closed)) if json else echo(f"{closed.name} is {closed.state}")
+    print_json(closed) if json else echo(f"{closed.name} is {closed.state}")

@@ -23,7 +23,6 @@ from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.engine_api import EngineApi
 from penstock.workloads.pipeline.interface import Pipelines
 from penstock.workloads.pipeline.records import PipelineEvent, PipelineEventKind, PipelineRecord
-from penstock.workloads.pipeline.views import view_of
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -75,7 +74,7 @@ async def follow(api: EngineApi, board: Board, json: Json = "") -> PipelineRecor
     if not ended.is_final:
         raise Unavailable(f"the events of job {job_id} broke off while it was {ended.status}")
     if json == "record":
-        print_json(view_of(ended))
+        print_json(ended)
     elif not json:
         ran = display.elapsed(ended, time.time())
         parts = (f"{ended.pipeline} ", display.status_text(ended.status))

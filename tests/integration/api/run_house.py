@@ -41,6 +41,7 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     StageRecord,
     StageStatus,
+    by_name,
 )
 
 _S, _K = PipelineJobStatus, PipelineEventKind
@@ -316,7 +317,7 @@ class RunHouse(House):
     ) -> None:
         record = self.store.records[job_id]
         if stage is not None:
-            fields["stages"] = tuple(stage if s.name == stage.name else s for s in record.stages)
+            fields["stage_progress"] = {**record.stage_progress, stage.name: stage}
         self.store.records[job_id] = replace(record, **fields)
         self.store.put(job_id, happened)
 
@@ -336,7 +337,7 @@ def _stages() -> tuple[StageRecord, ...]:
 
 
 def a_run(job_id: str, **fields: Any) -> PipelineRecord:
-    fields = {"created_at": T0, "stages": _stages(), "pipeline": "news", **fields}
+    fields = {"created_at": T0, "stage_progress": by_name(_stages()), "pipeline": "news", **fields}
     return PipelineRecord(id=job_id, trace_id=f"trace-{job_id}", **fields)
 
 

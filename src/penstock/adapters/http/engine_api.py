@@ -70,7 +70,13 @@ from penstock.ports.store import (
     StepQuery,
 )
 from penstock.workloads.llm.batches import Batches
-from penstock.workloads.pipeline.interface import CancelAnswer, Pipelines, RunQuery
+from penstock.workloads.pipeline.interface import (
+    CancelAnswer,
+    ItemView,
+    Pipelines,
+    RunQuery,
+    item_of,
+)
 from penstock.workloads.pipeline.records import (
     ItemOutcome,
     ItemRecord,
@@ -78,7 +84,6 @@ from penstock.workloads.pipeline.records import (
     PipelineEventKind,
     PipelineRecord,
 )
-from penstock.workloads.pipeline.views import ItemView, RunView, item_of, record_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -278,14 +283,13 @@ class HttpPipelines(_Part):
         return await self.get(await self._http.send("POST", path, str, field="job_id"))
 
     async def get(self, job_id: str) -> PipelineRecord:
-        return record_of(await self._http.send("GET", _run(job_id), RunView))
+        return await self._http.send("GET", _run(job_id), PipelineRecord)
 
     async def runs(self, query: RunQuery) -> builtins.list[PipelineRecord]:
         conditions = asdict(query)
         conditions["status"] = conditions.pop("statuses")
         conditions["before"], conditions["before_id"] = query.before or (None, None)
-        views = await self._http.pages("/v1/runs", RunView, conditions, "runs", _RUN_PAGE)
-        return [record_of(view) for view in views]
+        return await self._http.pages("/v1/runs", PipelineRecord, conditions, "runs", _RUN_PAGE)
 
     async def items(
         self,

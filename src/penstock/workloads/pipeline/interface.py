@@ -1,4 +1,4 @@
-"""What callers can ask about pipelines and their runs."""
+"""What callers can ask about pipelines and their runs, and items as JSON shows them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import builtins
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from msgspec import Struct
+import msgspec
+from msgspec import UNSET, Raw, Struct, UnsetType
 
+from penstock.core.errors import UnreadablePointer
+from penstock.core.pointer import JSON, data_media_type, decode_data, encode_data
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.workloads.pipeline.records import (
     Breaker,
@@ -94,3 +97,69 @@ class Pipelines(Protocol):
 
     async def reset_breaker(self, name: str) -> Breaker:
         """Close it by hand. NotFound."""
+
+
+# -- items as JSON ----------------------------------------------------------------
+
+INLINE = 4096
+"""Bytes of JSON that are shown as the value that they are."""
+_LONGEST = len(encode_data(b"#" * INLINE))
+
+
+class ItemView(ItemRecord, frozen=True, kw_only=True, omit_defaults=False):
+    """One item of one stage. Of a value and its pointer one is there; none if there is none."""
+
+    # The value itself stands where a record has its pointer.
+    input: Raw | UnsetType = UNSET  # type: ignore[assignment]
+    """What it was given, where that is JSON of at most 4 KiB."""
+    input_ptr: str | UnsetType = UNSET
+    """Where else it is: a `data:` URI or a blob."""
+    output: Raw | UnsetType = UNSET  # type: ignore[assignment]
+    """What it gave, where that is JSON of at most 4 KiB."""
+    output_ptr: str | UnsetType = UNSET
+    """Where else it is: a `data:` URI or a blob."""
+
+
+_ITEM_FIELDS = tuple(
+    name for name in ItemRecord.__struct_fields__ if name not in ("input", "output")
+)
+
+
+def item_view(item: ItemRecord) -> ItemView:
+    given, gave = _shown(item.input), _shown(item.output)
+    return ItemView(
+        input=UNSET if given is None else given,
+        input_ptr=item.input if given is None and item.input else UNSET,
+        output=UNSET if gave is None else gave,
+        output_ptr=item.output if gave is None and item.output else UNSET,
+        **{name: getattr(item, name) for name in _ITEM_FIELDS},
+    )
+
+
+def item_of(view: ItemView) -> ItemRecord:
+    """The record that a view was made of."""
+    return ItemRecord(
+        input=_pointer(view.input, view.input_ptr),
+        output=_pointer(view.output, view.output_ptr),
+        **{name: getattr(view, name) for name in _ITEM_FIELDS},
+    )
+
+
+def _shown(pointer: str) -> Raw | None:
+    """The value behind a pointer; None where there is none that can be shown."""
+    if not pointer.startswith("data:") or len(pointer) > _LONGEST:
+        return None
+    try:
+        data = decode_data(pointer) if data_media_type(pointer) == JSON else b""
+        if not 0 < len(data) <= INLINE:
+            return None
+        msgspec.json.decode(data)  # or the whole answer would be no JSON
+    except (UnreadablePointer, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return Raw(data)
+
+
+def _pointer(value: Raw | UnsetType, pointer: str | UnsetType) -> str:
+    if value is not UNSET:
+        return encode_data(bytes(value))
+    return "" if pointer is UNSET else pointer

@@ -107,7 +107,7 @@ class OnOrphan(StrEnum):
     FAIL = "fail"
 
 
-class StageInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StageInfo(Struct, frozen=True, kw_only=True):
     """A stage as it was declared."""
 
     name: str
@@ -149,7 +149,7 @@ class StageInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return "|".join((str(self.kind), self.over or self.of, self.version))
 
 
-class PipelineInfo(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PipelineInfo(Struct, frozen=True, kw_only=True):
     """A pipeline as it was declared: what can be listed, drawn and started."""
 
     name: str
@@ -193,7 +193,7 @@ class StageError(Struct, frozen=True):
     code: str = ""
 
 
-class StageRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StageRecord(Struct, frozen=True, kw_only=True):
     """How far one stage of one run is. The same shape while it runs and after."""
 
     name: str
@@ -259,11 +259,12 @@ class ItemRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
     duration_ms: float = 0.0
     finished_at: float | None = None
     reused: bool = False
+    """Whether it was taken over from the run that this one retries."""
 
 
-def first_stages(infos: Iterable[StageInfo]) -> tuple[StageRecord, ...]:
+def first_stages(infos: Iterable[StageInfo]) -> list[StageRecord]:
     """The stages of a run of which nothing has begun."""
-    return tuple(
+    return [
         StageRecord(
             name=info.name,
             index=index,
@@ -273,7 +274,11 @@ def first_stages(infos: Iterable[StageInfo]) -> tuple[StageRecord, ...]:
             form=info.form,
         )
         for index, info in enumerate(infos)
-    )
+    ]
+
+
+def by_name(stages: Iterable[StageRecord]) -> dict[str, StageRecord]:
+    return {stage.name: stage for stage in stages}
 
 
 class RunSummary(Struct, frozen=True, kw_only=True):
@@ -295,25 +300,18 @@ class RunSummary(Struct, frozen=True, kw_only=True):
     """manual, schedule, retry or child."""
 
 
-class PipelineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A run: the fold of its job and of the rows that the job checkpointed."""
+class PipelineRecord(Struct, frozen=True, kw_only=True):
+    """The record of one run of a pipeline: the fold of its job and of the rows that the job
+    checkpointed. As JSON it has one shape during the run and after it, with every field."""
 
-    id: str
-    """That of its job."""
+    id: str = field(name="job_id")
+    """That of its canonical job, too."""
     trace_id: str
     pipeline: str
-    fingerprint: str = ""
-    """Of the definition that it runs under."""
-    config: dict[str, Any] = field(default_factory=dict)
-    """As validated at the start."""
     status: PipelineJobStatus = PipelineJobStatus.PENDING
     current_stage: str | None = None
-    created_at: float
-    started_at: float | None = None
-    finished_at: float | None = None
-    progress_at: float | None = None
-    """When its rows last changed."""
-    stages: tuple[StageRecord, ...] = ()
+    stage_progress: dict[str, StageRecord] = field(default_factory=dict)
+    """By name, in their order."""
     errors: tuple[StageError, ...] = ()
     cancel_requested: bool = False
     cancel_effective: bool | None = None
@@ -321,14 +319,30 @@ class PipelineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     abandoned_items: tuple[str, ...] = ()
     """`stage/key` of work that did not stop within the grace time."""
     summary: RunSummary | None = None
+    """There once its work stages have ended."""
     alerts: tuple[Alert, ...] = ()
+    config: dict[str, Any] = field(default_factory=dict)
+    """As validated at the start, with all defaults."""
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    progress_at: float | None = None
+    """When it last made progress."""
     retry_of: str | None = None
     """The run whose finished items this one takes over."""
     tenant: str = "default"
     trigger: str = "manual"
+    """manual, schedule, retry or child."""
+    fingerprint: str = ""
+    """Of the pipeline's definition."""
     worker_id: str = ""
     """The worker that has it, or had it last."""
     attempt: int = 0
+    """How often it was dispatched: each attempt goes on where the one before stopped."""
+
+    @property
+    def stages(self) -> tuple[StageRecord, ...]:
+        return tuple(self.stage_progress.values())
 
     @property
     def is_final(self) -> bool:
@@ -345,11 +359,7 @@ class PipelineRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def stage(self, name: str) -> StageRecord | None:
-        return next((stage for stage in self.stages if stage.name == name), None)
-
-    @property
-    def stage_progress(self) -> dict[str, StageRecord]:
-        return {stage.name: stage for stage in self.stages}
+        return self.stage_progress.get(name)
 
 
 class PipelineEventKind(StrEnum):
@@ -380,8 +390,8 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
-class Breaker(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A circuit breaker as it is stored; `breakers` says how it moves."""
+class Breaker(Struct, frozen=True, kw_only=True):
+    """A circuit breaker, shared by every run of every pipeline that names it."""
 
     name: str
     state: BreakerState = BreakerState.CLOSED

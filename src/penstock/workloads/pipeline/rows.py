@@ -41,6 +41,7 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     StageRecord,
     StageStatus,
+    by_name,
     first_stages,
     pipeline_of,
     trace_of,
@@ -402,7 +403,7 @@ def fold(
     """The record of a run. `info` is its pipeline as declared, if anybody knows it; `retry_of`
     is the run that it retries (`retried`)."""
     state, request = state or RunState(), job.request
-    stages = tuple(stages) or (() if info is None else first_stages(info.stages))
+    stages = stages or (() if info is None else first_stages(info.stages))
     status = status_of(job)
     begun = [stage.name for stage in stages if stage.started_at is not None]
     trigger = "retry" if retry_of else "child" if request.parent_job_id else "manual"
@@ -418,7 +419,7 @@ def fold(
         started_at=job.started_at,
         finished_at=job.finished_at,
         progress_at=max(progress_at or 0.0, job.started_at or job.accepted_at),
-        stages=stages,
+        stage_progress=by_name(stages),
         errors=state.errors,
         cancel_requested=not was_stale(job)
         and (job.cancel_requested or status is PipelineJobStatus.CANCELLED),
@@ -456,7 +457,7 @@ def _without_runner(record: PipelineRecord, job: Job, info: PipelineInfo | None)
     error = StageError(record.current_stage or "", reason, code)
     record = replace(
         record,
-        stages=tuple(cut_short(stage, at, why) for stage in record.stages),
+        stage_progress=by_name(cut_short(stage, at, why) for stage in record.stages),
         errors=record.errors if error in record.errors else (*record.errors, error),
         summary=None,
     )

@@ -31,6 +31,7 @@ from penstock.workloads.pipeline.records import (
     StageKind,
     StageRecord,
     StageStatus,
+    by_name,
 )
 from penstock.workloads.pipeline.retrying import bounded
 from penstock.workloads.pipeline.rows import (
@@ -201,7 +202,7 @@ class RunLog:
         state = self.state
         return replace(
             self._base,
-            stages=self.stages,
+            stage_progress=by_name(self.stages),
             fingerprint=state.fingerprint,
             errors=state.errors,
             abandoned_items=state.abandoned_items,
