@@ -28,10 +28,12 @@ from penstock.ports.executor import Environment, Interrupted, Outcome, Task
 from penstock.ports.store import StepPage, StepQuery
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.context import RecordingContext
-from penstock.workloads.pipeline.context import RunScope
+from penstock.workloads.pipeline.breakers import Breakers
+from penstock.workloads.pipeline.calls import Pools
+from penstock.workloads.pipeline.context import RunOptions, RunScope
 from penstock.workloads.pipeline.definition import Definition
 from penstock.workloads.pipeline.executor import PipelineExecutor
-from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, RunOptions
+from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
 from penstock.workloads.pipeline.records import (
     ItemRecord,
     PipelineEvent,
@@ -329,11 +331,20 @@ class Place:
         """The next attempt of a run, without an executor."""
         self.attempt = attempt = Attempt(self, self.engine.begin(job_id))
         state, _, _ = await RunRows(self.engine.read_steps, job_id).head()
-        scope = self.scope(pipeline, await self.record(job_id), tell=attempt)
+        scope = self.scope(pipeline, await self.record(job_id))
         return AsyncPipelineOrchestrator(scope, state, attempt.checkpoint, **more)
 
-    def scope(self, pipeline: Definition, record: PipelineRecord, **more: Any) -> RunScope:
-        return RunScope(pipeline, record, self.environment, options=self.options, **more)
+    def scope(self, pipeline: Definition, record: PipelineRecord) -> RunScope:
+        """What a worker gives the last attempt."""
+        return RunScope(
+            pipeline,
+            record,
+            self.attempt,
+            self.environment,
+            options=self.options,
+            pools=Pools(self.options),
+            breakers=Breakers(self.state, self.clock),
+        )
 
     async def crash(self, attempt: Attempt) -> None:
         """The process of an attempt dies: nothing of it is written any more."""

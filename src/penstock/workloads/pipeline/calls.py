@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -26,7 +26,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock import values
-from penstock.core.job import IN_VAIN, Cancelled, JobRequest
+from penstock.core.job import IN_VAIN, Cancelled
 from penstock.core.pointer import JSON
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Context, Outcome, Task
@@ -58,7 +58,7 @@ class FailedElsewhere(Exception):
         self.in_vain = self.code in IN_VAIN
 
 
-class Order(msgspec.Struct, frozen=True):
+class CallSpec(msgspec.Struct, frozen=True):
     """What is to be called, and with what."""
 
     stage: Stage
@@ -125,24 +125,21 @@ class Calls:
     """The calls of one run."""
 
     def __init__(self, scope: RunScope) -> None:
-        self._clock, self._options, self._tell = scope.clock, scope.options, scope.tell
+        self._clock, self._options, self._pools = scope.clock, scope.options, scope.pools
+        self._scope = scope
         self._grace = min(scope.options.kill_grace, scope.pipeline.cancel_grace)
-        self._own = scope.pools is None
-        self._pools, self._scope = scope.pools or Pools(scope.options), scope
         self._most = 0
         self._left: dict[str, Callable[[], bool]] = {}
         self._stuck: list[Call[Any]] = []
         OUTPUT.open()
 
-    async def run(self, order: Order) -> Ended:
-        mode = order.stage.info.mode
+    def run(self, spec: CallSpec) -> Coroutine[Any, Any, Ended]:
+        mode, timeout = spec.stage.info.mode, spec.timeout
         if mode == "thread":
-            return await self._in_thread(order)
+            return self._in_thread(spec)
         if mode == "process":
-            return await self._in_process(order)
-        if order.timeout is None:
-            return await self._here(order)
-        return await self._here_in_time(order, order.timeout)
+            return self._in_process(spec)
+        return self._here(spec) if timeout is None else self._here_in_time(spec, timeout)
 
     async def in_thread(self, name: str, work: Callable[[], T]) -> T:
         """Have something done in a thread; given up, it is left under this name."""
@@ -157,26 +154,24 @@ class Calls:
         """`stage/key` of calls that were given up and still run."""
         return tuple(name for name, is_over in self._left.items() if not is_over())
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Give back what it has; what does not end is left to itself."""
         for call in self._stuck:
             self._pool().leave(call)
-        if self._own:
-            await self._pools.close()
         OUTPUT.close()
 
     # -- in the event loop --------------------------------------------------------
 
-    async def _here(self, order: Order) -> Ended:
-        ctx = cast(Context, order.ctx)
+    async def _here(self, spec: CallSpec) -> Ended:
+        ctx = cast(Context, spec.ctx)
         token = running.set(ctx)
         try:
-            result = order.begin()
-            if order.stage.shape.is_generator:
+            result = spec.begin()
+            if spec.stage.shape.is_generator:
                 value = await _drained(result, self._options.max_outputs)
             else:
                 value = await result
-            return order.stage.codec.output(value)
+            return spec.stage.codec.output(value)
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
@@ -188,8 +183,8 @@ class Calls:
         finally:
             leave(token, ctx)
 
-    async def _here_in_time(self, order: Order, timeout: float) -> Ended:
-        task = asyncio.ensure_future(self._here(order))
+    async def _here_in_time(self, spec: CallSpec, timeout: float) -> Ended:
+        task = asyncio.ensure_future(self._here(spec))
         try:
             if await self._in_time(task, timeout):
                 return task.result()
@@ -199,18 +194,18 @@ class Calls:
                 await asyncio.wait((task,))
             finally:
                 if not task.done():  # cancelled once more: nobody waits for it any longer
-                    self.leave(order.name, task.done)
+                    self.leave(spec.name, task.done)
             raise
-        order.ctx.cancel.request(_LATE)
+        spec.ctx.cancel.request(_LATE)
         task.cancel()
         if not await self._in_time(task, self._grace):
-            self.leave(order.name, task.done)
+            self.leave(spec.name, task.done)
         return _too_late(timeout)
 
     # -- in a thread --------------------------------------------------------------
 
-    async def _in_thread(self, order: Order) -> Ended:
-        work, timeout = partial(_perform, order, self._options.max_outputs), order.timeout
+    async def _in_thread(self, spec: CallSpec) -> Ended:
+        work, timeout = partial(_perform, spec, self._options.max_outputs), spec.timeout
         if timeout is None:
             call = self._pool().submit(work)
         else:
@@ -221,19 +216,19 @@ class Calls:
                 return cast(Ended, await call.done)
             if not await self._in_time(began, timeout) and self._pool().drop(call):
                 return _none_free("thread", timeout)
-            order.ctx.start_clock(timeout)
+            spec.ctx.start_clock(timeout)
             if await self._in_time(call.done, timeout):
                 return cast(Ended, await call.done)
         except asyncio.CancelledError:
-            self._give_up(order, call, "cancelled")
+            self._give_up(spec, call, "cancelled")
             raise
-        self._give_up(order, call, _LATE)
+        self._give_up(spec, call, _LATE)
         return _too_late(timeout)
 
-    def _give_up(self, order: Order, call: Call[Any], reason: str) -> None:
-        order.ctx.cancel.request(reason)
+    def _give_up(self, spec: CallSpec, call: Call[Any], reason: str) -> None:
+        spec.ctx.cancel.request(reason)
         call.done.cancel()
-        self._drop(order.name, call)
+        self._drop(spec.name, call)
 
     def _drop(self, name: str, call: Call[Any]) -> None:
         """Stop waiting for a call. One that has not begun never will."""
@@ -247,22 +242,22 @@ class Calls:
 
     # -- in a process -------------------------------------------------------------
 
-    async def _in_process(self, order: Order) -> Ended:
-        stage, timeout = order.stage, order.timeout
+    async def _in_process(self, spec: CallSpec) -> Ended:
+        stage, timeout = spec.stage, spec.timeout
         if (problem := _not_importable(stage)) is not None:
             return problem
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def begin() -> None:
             if timeout is not None:
-                order.ctx.start_clock(timeout)
+                spec.ctx.start_clock(timeout)
             release((began,))
 
         task = asyncio.ensure_future(
             self._pools.processes().run(
                 stage.fn,
-                _as_task(order),
-                cast(Context, order.ctx),
+                _as_task(spec),
+                cast(Context, spec.ctx),
                 kill_grace=self._grace,
                 began=begin,
             )
@@ -274,13 +269,13 @@ class Calls:
                 return _none_free("process", timeout)
             if timeout is not None and not await self._in_time(task, timeout):
                 late = True
-                order.ctx.cancel.request(_LATE)
+                spec.ctx.cancel.request(_LATE)
             outcome = await asyncio.shield(task)
         except asyncio.CancelledError:
             task.cancel()  # the pool asks, tells and kills; then it lets that pass
             await asyncio.wait((task,))
             raise
-        return _too_late(timeout) if late else _ended(order, outcome)
+        return _too_late(timeout) if late else _ended(spec, outcome)
 
     # -- time ---------------------------------------------------------------------
 
@@ -295,7 +290,7 @@ class Calls:
     def leave(self, name: str, is_over: Callable[[], bool]) -> None:
         """Report a call, `stage/key`, that does not end."""
         if name not in self._left:
-            self._tell.log(f"{name} does not end; it is left to itself", level="warning")
+            self._scope.context.log(f"{name} does not end; it is left to itself", level="warning")
         self._left[name] = is_over
 
 
@@ -312,17 +307,17 @@ def _begin(began: asyncio.Future[None], work: Callable[[], Ended]) -> Ended:
     return work()
 
 
-def _perform(order: Order, most: int) -> Ended:
+def _perform(spec: CallSpec, most: int) -> Ended:
     """A plain function's call, in its thread."""
-    ctx = cast(Context, order.ctx)
+    ctx = cast(Context, spec.ctx)
     token = running.set(ctx)
     try:
-        value = order.begin()
-        if order.stage.shape.is_generator:
+        value = spec.begin()
+        if spec.stage.shape.is_generator:
             generator, value = value, list(islice(value, most + 1))
             generator.close()
             _check_count(value, most)
-        return order.stage.codec.output(value)
+        return spec.stage.codec.output(value)
     except BaseException as error:
         return error
     finally:
@@ -372,8 +367,8 @@ def _not_importable(stage: Stage) -> Unfit | None:
     )
 
 
-def _as_task(order: Order) -> Task:
-    ctx, data = order.ctx, order.data
+def _as_task(spec: CallSpec) -> Task:
+    ctx, data = spec.ctx, spec.data
     payload = msgspec.json.encode(
         {
             "given": msgspec.Raw(b"null" if data is None else data),
@@ -386,19 +381,17 @@ def _as_task(order: Order) -> Task:
             },
         }
     )
-    request = JobRequest(job_id=ctx.job_id, topic=f"stage.{ctx.stage}")
-    if ctx.has_engine:
-        request = replace(ctx.request, topic=request.topic, context_ptr="")
+    request = replace(ctx.request, topic=f"stage.{ctx.stage}", context_ptr="")
     return Task(request, ctx.attempt, payload, deadline=sys.float_info.max)
 
 
-def _ended(order: Order, outcome: Outcome) -> Ended:
+def _ended(spec: CallSpec, outcome: Outcome) -> Ended:
     if outcome.status is JobState.SUCCEEDED:
         data = outcome.payload or b"null"
         if outcome.media_type != JSON:
             data = values.encode(data, "output")
         try:
-            return order.stage.codec.checked(data)
+            return spec.stage.codec.checked(data)
         except Unfit as error:
             return error
     if outcome.status is JobState.CANCELLED:

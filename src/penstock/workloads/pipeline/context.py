@@ -11,12 +11,12 @@ import inspect
 import math
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
-from penstock.core.errors import Misconfigured, NotFound
+from penstock.core.errors import NotFound
 from penstock.core.job import JobRequest
 from penstock.ports.executor import CancelToken, Context, Environment, WaitContext
 from penstock.workloads.pipeline.breakers import Breakers
@@ -84,24 +84,6 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 DEFAULTS = RunOptions()
 
 
-class Tell(Protocol):
-    """Where live news of a run goes. Safe to call from any thread."""
-
-    def log(self, text: str, level: str = "info") -> None: ...
-
-    def progress(self, fraction: float | None = None, message: str = "") -> None: ...
-
-
-class Silent:
-    """Tells nobody."""
-
-    def log(self, text: str, level: str = "info") -> None:
-        pass
-
-    def progress(self, fraction: float | None = None, message: str = "") -> None:
-        pass
-
-
 class Resources:
     """What the items of one job share: clients, models. Made when first asked for."""
 
@@ -119,8 +101,8 @@ class Resources:
                 self._made[name] = self._factories[name]()
             return self._made[name]
 
-    async def close(self, tell: Tell) -> None:
-        """Close what can be closed, the last made first. What goes wrong is told."""
+    async def close(self, ctx: Context) -> None:
+        """Close what can be closed, the last made first. What goes wrong is logged."""
         while self._made:
             name, made = self._made.popitem()
             close = getattr(made, "aclose", None) or getattr(made, "close", None)
@@ -128,7 +110,7 @@ class Resources:
                 if callable(close) and inspect.isawaitable(closing := close()):
                     await closing
             except Exception as error:
-                tell.log(f"resource {name} could not be closed: {error!r}", level="warning")
+                ctx.log(f"resource {name} could not be closed: {error!r}", level="warning")
 
 
 class RunScope:
@@ -138,22 +120,19 @@ class RunScope:
         self,
         pipeline: Definition,
         record: PipelineRecord,
+        context: Context,
         environment: Environment,
         *,
-        options: RunOptions = DEFAULTS,
-        context: Context | None = None,
-        tell: Tell | None = None,
-        pools: Pools | None = None,
-        breakers: Breakers | None = None,
+        options: RunOptions,
+        pools: Pools,
+        breakers: Breakers,
     ) -> None:
-        """`context` is that of the job that runs it. `pools` and `breakers` are shared with other
-        runs; it has its own if none are given."""
+        """`context` is that of the job that runs it; `pools` and `breakers` are shared with other
+        runs."""
         self.pipeline, self.record, self.options = pipeline, record, options
         self.clock, self.shared = environment.clock, environment.state
         self.rows = RunRows(environment.api.read_steps, record.id)
-        self.context, self.pools = context, pools
-        self.tell: Tell = tell or context or Silent()
-        self.breakers = breakers or Breakers(self.shared, self.clock)
+        self.context, self.pools, self.breakers = context, pools, breakers
         self.payloads = Payloads(environment.blobs, options.inline_limit, options.max_result)
         self.config = pipeline.config_of(record.config)
         self.stage: Callable[[str], StageRecord] = self._recorded
@@ -165,7 +144,7 @@ class RunScope:
         self.output_counts: dict[str, int] = {}
         """How many outputs the stages that have ended gave."""
         self.on_progress: Callable[[str, float | None, str], None] = (
-            lambda stage, fraction, message: self.tell.progress(fraction, message)
+            lambda stage, fraction, message: context.progress(fraction, message)
         )
         self.on_emit: Callable[[str, str, bytes], None] = lambda stage, key, data: None
 
@@ -208,22 +187,16 @@ class StageContext:
     @property
     def attempt_context(self) -> Context:
         """The Context of the job: what the function submits is a child of it."""
-        if self._run.context is None:
-            raise Misconfigured("this run has no engine behind it, so it can't submit jobs")
         return self._run.context
 
     @property
-    def has_engine(self) -> bool:
-        return self._run.context is not None
-
-    @property
     def request(self) -> JobRequest:
-        return self.attempt_context.request
+        return self._run.context.request
 
     @property
     def waits(self) -> WaitContext | None:
         """Lets the run give back its slot while the function waits for other jobs."""
-        return None if self._run.context is None else self._run.context.waits
+        return self._run.context.waits
 
     @property
     def trace_id(self) -> str:
@@ -263,7 +236,7 @@ class StageContext:
         self._run.on_progress(self.stage, known, bounded(str(message), _MAX_MESSAGE))
 
     def log(self, text: str, level: str = "info") -> None:
-        self._run.tell.log(text, level=level)
+        self._run.context.log(text, level=level)
 
     def metric(self, name: str, value: Metric = 1, *, set: bool = False) -> None:
         """Add to a metric of the stage, or set it."""

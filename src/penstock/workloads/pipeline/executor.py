@@ -8,6 +8,7 @@ dispatched again, and the next attempt goes on where the rows stand.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from penstock.lifecycles.pipeline import ENDS, PipelineJobStatus
 from penstock.ports.executor import Context, Environment, Outcome, Task
 from penstock.workloads.pipeline.breakers import Breakers
 from penstock.workloads.pipeline.calls import Pools
-from penstock.workloads.pipeline.context import DEFAULTS, RunOptions, RunScope, Silent
+from penstock.workloads.pipeline.context import DEFAULTS, RunOptions, RunScope
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.distributed import (
     DistributedItems,
@@ -34,7 +35,7 @@ from penstock.workloads.pipeline.distributed import (
     given_item,
 )
 from penstock.workloads.pipeline.items import ItemRunner
-from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, Stop, call_hooks
+from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator, call_hooks
 from penstock.workloads.pipeline.records import (
     STALE_MESSAGE,
     TOPIC,
@@ -46,6 +47,9 @@ from penstock.workloads.pipeline.records import (
 from penstock.workloads.pipeline.rows import RunRows, RunState, fold, retried, run_row
 from penstock.workloads.pipeline.run_config import read_config
 from penstock.workloads.pipeline.service import DECLARED
+from penstock.workloads.pipeline.stage_run import Stop
+
+log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 100
 """How often a run may lose its worker: it goes on where it was, so that costs little."""
@@ -126,7 +130,7 @@ class PipelineExecutor:
     async def call_hooks(self, record: PipelineRecord) -> None:
         """For a run that has ended without its runner, who would have called them."""
         if (pipeline := self._pipelines.get(TOPIC + record.pipeline)) is not None:
-            await call_hooks(pipeline, record, Silent())
+            await call_hooks(pipeline, record, log.error)
 
     # -- a run --------------------------------------------------------------------
 
@@ -144,7 +148,8 @@ class PipelineExecutor:
         else:  # an earlier attempt came to the end of the run, but not of its job
             record = replace(record, status=state.status)
         if not state.hooks_called and (pipeline.on_end or pipeline.on_alert):
-            await call_hooks(pipeline, _ended_now(record, environment, ctx), ctx)
+            report = partial(ctx.log, level="error")
+            await call_hooks(pipeline, _ended_now(record, environment, ctx), report)
             await ctx.checkpoint([run_row(replace(state, hooks_called=True))])
         if ctx.cancel.requested and record.status not in _FINISHED:
             raise asyncio.CancelledError  # the worker knows what the end counts as
@@ -159,9 +164,9 @@ class PipelineExecutor:
         return RunScope(
             pipeline,
             record,
+            ctx,
             environment,
             options=self._options,
-            context=ctx,
             pools=self._pools,
             breakers=self._breakers,
         )

@@ -12,6 +12,7 @@ import asyncio
 import builtins
 import random
 import traceback
+from collections.abc import Coroutine
 from typing import Any
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 from penstock.core.job import Cancelled
 from penstock.ports.executor import CancelToken
 from penstock.workloads.pipeline.breakers import BreakerSettings
-from penstock.workloads.pipeline.calls import Calls, FailedElsewhere, Order
+from penstock.workloads.pipeline.calls import Calls, CallSpec, FailedElsewhere
 from penstock.workloads.pipeline.context import AsyncStageContext, RunScope, StageContext, report_of
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.pacing import Pace, pause
@@ -67,23 +68,21 @@ class ItemRunner:
         self._paces: dict[str, Pace] = {}
         self._tracebacks = 0
 
-    async def perform(
+    def perform(
         self, stage: Stage, item: ItemRecord, cancel: CancelToken
-    ) -> tuple[ItemRecord, ItemReport | None]:
+    ) -> Coroutine[Any, Any, tuple[ItemRecord, ItemReport | None]]:
         """The item as it ended, and what its last attempt reported."""
-        return await _Item(self, stage, item, cancel).run()
+        return _Item(self, stage, item, cancel).run()
 
     async def close(self) -> None:
-        await self.calls.close()
-        await self.scope.resources.close(self.scope.tell)
+        self.calls.close()
+        await self.scope.resources.close(self.scope.context)
 
     # -- what the attempts share --------------------------------------------------
 
-    def pace(self, stage: Stage) -> Pace | None:
-        if stage.info.rate is None:
-            return None
+    def pace(self, stage: Stage, rate: float) -> Pace:
         if stage.name not in self._paces:
-            self._paces[stage.name] = Pace(stage.info.rate, self.clock)
+            self._paces[stage.name] = Pace(rate, self.clock)
         return self._paces[stage.name]
 
     def guard(self, stage: Stage, token: CancelToken) -> Any:
@@ -97,12 +96,10 @@ class ItemRunner:
             timeout=info.timeout,
         )
 
-    async def order(self, stage: Stage, item: ItemRecord, ctx: StageContext) -> Order:
-        if not stage.shape.takes_input:
-            return Order(stage, ctx, None)
+    async def with_input(self, stage: Stage, item: ItemRecord, ctx: StageContext) -> CallSpec:
         if stage.info.kind is StageKind.STEP:
-            return Order(stage, ctx, *await self._results(stage))
-        return Order(stage, ctx, await self.scope.payloads.get(item.input))
+            return CallSpec(stage, ctx, *await self._results(stage))
+        return CallSpec(stage, ctx, await self.scope.payloads.get(item.input))
 
     async def _results(self, stage: Stage) -> tuple[bytes | None, Any]:
         """What a step is given: results, or a list where it asks for one, or is far away."""
@@ -127,11 +124,6 @@ class ItemRunner:
         portal = None if shape.is_async else scope.portal
         return None, Results(scope.reader, info.of, count, kind=kind, portal=portal)
 
-    async def store(self, data: bytes) -> tuple[str, int]:
-        """A pointer to an output, and how many outputs it is to a stage that maps over it."""
-        many = outputs_of(data)
-        return await self.scope.payloads.put(data), 1 if many is None else len(many)
-
     def judge(self, error: BaseException) -> Failure:
         if isinstance(error, Unfit):
             return _failure(ErrorClass.PERMANENT, error.code, str(error))
@@ -149,7 +141,7 @@ class ItemRunner:
                 text = "".join(traceback.format_exception(error))
             except Exception:
                 text = f"{type(error).__name__}, whose traceback can't be shown"
-            self.scope.tell.log(bounded(text[-_MAX_TRACEBACK:], _MAX_TRACEBACK), level="error")
+            self.scope.context.log(bounded(text[-_MAX_TRACEBACK:], _MAX_TRACEBACK), level="error")
 
 
 class _Item(Struct):
@@ -177,63 +169,62 @@ class _Item(Struct):
             return self._cancelled(self.token.reason), self.report
 
     async def _try_until_it_ends(self) -> ItemRecord:
-        policy = self.stage.info.retry
+        info = self.stage.info
         while True:
+            self.token.raise_if_requested()
+            if info.rate is not None:
+                await self.runner.pace(self.stage, info.rate).turn(self.token)
             try:
-                ended = await self._attempt()
+                ended = await (self._call() if info.breaker is None else self._guarded_call())
             except BreakerOpen as closed:
                 return self._kept_out(closed)
             if isinstance(ended, ItemRecord):
                 return ended
-            delay = next_try(policy, ended, self.attempts, random.random())
+            delay = next_try(info.retry, ended, self.attempts, random.random())
             if delay is None:
                 return self._failed(ended)
             await pause(self.runner.clock, delay, self.token)
 
-    async def _attempt(self) -> ItemRecord | Failure:
-        self.token.raise_if_requested()
-        pace = self.runner.pace(self.stage)
-        if pace is not None:
-            await pace.turn(self.token)
-        if self.stage.info.breaker is None:
-            return await self._call()
+    async def _guarded_call(self) -> ItemRecord | Failure:
         async with self.runner.guard(self.stage, self.token) as call:
             ended = await self._call()
             call.ended(None if isinstance(ended, ItemRecord) else ended)
             return ended
 
     async def _call(self) -> ItemRecord | Failure:
-        runner, begun = self.runner, self.runner.clock.monotonic()
+        runner, stage, item = self.runner, self.stage, self.item
+        begun, scope = runner.clock.monotonic(), runner.scope
         self.attempts += 1
-        timeout = self.stage.info.timeout
+        timeout = stage.info.timeout
         token, forget = (self.token, None) if timeout is None else _chained(self.token)
-        kind = AsyncStageContext if self.stage.shape.is_async else StageContext
+        kind = AsyncStageContext if stage.shape.is_async else StageContext
         until = None if timeout is None else begun + timeout
-        item = self.item
-        ctx = kind(runner.scope, self.stage.name, item.key, self.attempts, token, until)
+        ctx = kind(scope, stage.name, item.key, self.attempts, token, until)
+        spec = CallSpec(stage, ctx, None)
         try:
-            ended = await runner.calls.run(await runner.order(self.stage, item, ctx))
+            if stage.shape.takes_input:
+                spec = await runner.with_input(stage, item, ctx)
+            ended = await runner.calls.run(spec)
             if not isinstance(ended, bytes):
                 return runner.judge(ended)
-            output, count = await runner.store(ended)
-            if (report := report_of(ctx)) is not None:
-                check_report(report)
+            many, output = outputs_of(ended), await scope.payloads.put(ended)
         except Exception as error:  # of its input or output: what it raises itself is returned
             return runner.judge(error)
         finally:
             self.spent += runner.clock.monotonic() - begun
-            self.report = report = report_of(ctx)
-            if report is not None and _is_too_large(report):
-                self.report = None
+            report = report_of(ctx)
+            self.report = None if report is not None and _is_too_large(report) else report
             if forget is not None:
                 forget()
+        if report is not self.report:
+            return runner.judge(_too_large())
         return ItemRecord(
             seq=item.seq,
             key=item.key,
             input=item.input,
             outcome=ItemOutcome.OK,
             output=output,
-            output_count=count,
+            output_count=1 if many is None else len(many),
             attempts=self.attempts,
             error="" if self.report is None else bounded("; ".join(self.report.errors)),
             duration_ms=self.spent * 1000,
@@ -262,16 +253,20 @@ class _Item(Struct):
         return ended
 
 
-def _is_too_large(report: ItemReport | None) -> bool:
+def _is_too_large(report: ItemReport) -> bool:
     return has_metrics(report) and report_size(report) > _MAX_REPORT
+
+
+def _too_large() -> Unfit:
+    return Unfit(
+        "REPORT_TOO_LARGE", f"its metrics take more than {_MAX_REPORT:,} bytes: count less"
+    )
 
 
 def check_report(report: ItemReport | None) -> None:
     """Raise Unfit for metrics that a row has no room for."""
-    if _is_too_large(report):
-        raise Unfit(
-            "REPORT_TOO_LARGE", f"its metrics take more than {_MAX_REPORT:,} bytes: count less"
-        )
+    if report is not None and _is_too_large(report):
+        raise _too_large()
 
 
 def _chained(token: CancelToken) -> tuple[CancelToken, Any]:

@@ -19,7 +19,7 @@ from penstock.core.errors import Superseded
 from penstock.lifecycles.pipeline import PipelineJobStatus
 from penstock.ports.executor import Interrupted
 from penstock.workloads.pipeline import reuse, status, summary
-from penstock.workloads.pipeline.context import RunOptions, RunScope, Tell
+from penstock.workloads.pipeline.context import RunScope
 from penstock.workloads.pipeline.definition import Definition, Stage
 from penstock.workloads.pipeline.distributed import DistributedItems
 from penstock.workloads.pipeline.items import ItemRunner
@@ -38,8 +38,6 @@ from penstock.workloads.pipeline.rows import STALE, WAS_CANCELLED, RunState, emi
 from penstock.workloads.pipeline.run_log import RunLog, Write, report_from
 from penstock.workloads.pipeline.stage_run import StageFailed, StageRun, Stop
 from penstock.workloads.pipeline.status import skip_of
-
-__all__ = ["AsyncPipelineOrchestrator", "RunOptions", "Stop", "Tell"]
 
 WhenCancelled = Callable[[], tuple[Stop, str]]
 """How to stop a run whose task is cancelled, and why."""
@@ -75,39 +73,28 @@ class AsyncPipelineOrchestrator:
         """`state` is what earlier attempts left; `write` adds to the rows of its job."""
         self._scope, self._distributed = scope, distributed
         self._pipeline, self._record, self._rows = scope.pipeline, scope.record, scope.rows
-        self._clock, self._tell = scope.clock, scope.tell
+        self._clock, self._ctx = scope.clock, scope.context
         self._log = RunLog(scope, state or RunState(), write)
         self._log.when_broken = self._stop_at_once
         self._positions = {name: index for index, name in enumerate(scope.pipeline.stages)}
         self._late_at = float("inf")
         """When it must have ended. Monotonic."""
+        self._is_fresh = scope.record.attempt <= 1
+        """Whether no stage of it has ended: then nothing that was done waits to be written."""
 
     # -- from outside -------------------------------------------------------------
 
-    async def run(self, when_cancelled: WhenCancelled | None = None) -> PipelineRecord:
+    async def run(self, when_cancelled: WhenCancelled) -> PipelineRecord:
         """The record as it ended. Raises Interrupted after `Stop.INTERRUPT`, and Superseded when
-        another attempt has taken over.
-
-        Cancelling it stops the run as CANCELLED and lets the cancellation pass; where a stop was
-        requested before, it only makes that shorter. With `when_cancelled`, a cancellation stops it
-        in the way that this says, and is waited out.
+        another attempt has taken over. Cancelling it stops the run in the way that
+        `when_cancelled` says; the end is waited for.
         """
         running = asyncio.ensure_future(self._run())
-        given_up = False
         while not running.done():
             try:
                 await asyncio.wait((running,))
             except asyncio.CancelledError:
-                if when_cancelled is not None:
-                    self.stop(*when_cancelled())
-                    continue
-                given_up = given_up or self._stopping is None
-                self.stop(Stop.CANCEL, "its task was cancelled")
-                if self._stage is not None and not given_up:
-                    self._stage.hurry()
-        if given_up:
-            running.exception()
-            raise asyncio.CancelledError
+                self.stop(*when_cancelled())
         return running.result()
 
     def stop(self, how: Stop, reason: str) -> None:
@@ -164,10 +151,10 @@ class AsyncPipelineOrchestrator:
         except Exception as error:
             failure = error
         if failure is None and self._stopping is not None and self._stopping[0] is Stop.INTERRUPT:
-            await self._log.commit()
+            await self._log.write()
             raise Interrupted(self._stopping[1])
         self._finish(failure)
-        await self._log.commit()
+        await self._log.write()
 
     async def _begin(self) -> None:
         pipeline, log, scope = self._pipeline, self._log, self._scope
@@ -178,20 +165,20 @@ class AsyncPipelineOrchestrator:
         scope.on_progress, scope.on_emit = self._progressed, self._emitted
         scope.stage = log.stage
         log.put_all(self._prepared())
-        if self._record.attempt > 1:
+        if not self._is_fresh:
             await self._take_up_output()
-        for stage in log.stages:
-            if stage.status is StageStatus.RUNNING:
-                await self._take_up(stage)
+            for stage in log.stages:
+                if stage.status is StageStatus.RUNNING:
+                    await self._take_up(stage)
         log.set(fingerprint=pipeline.fingerprint)
         self._reuse = await self._reused()
 
     def _prepared(self) -> tuple[StageRecord, ...]:
         record, pipeline = self._record, self._pipeline
-        if record.attempt == 1:
+        if self._is_fresh:
             return record.stages
         if pipeline.on_change is OnChange.RESTART and reuse.is_changed(record, pipeline):
-            self._tell.log("the pipeline was changed: every stage is run again", level="warning")
+            self._ctx.log("the pipeline was changed: every stage is run again", level="warning")
             return reuse.stages_anew(record, pipeline)
         return reuse.stages_to_go_on(record, pipeline)
 
@@ -199,7 +186,7 @@ class AsyncPipelineOrchestrator:
         """What the last step returned that succeeded in an earlier attempt."""
         steps = [one for one in self._log.stages if one.kind is StageKind.STEP and one.ok]
         if steps and (rows := await self._rows.ended(steps[-1], limit=1)) and rows[0].output:
-            self._log.assume(output=rows[0].output)
+            self._log.state.output = rows[0].output
 
     async def _take_up(self, stage: StageRecord) -> None:
         """A stage that an earlier attempt left. Its counters are made from its items; one that was
@@ -215,7 +202,7 @@ class AsyncPipelineOrchestrator:
             self._log.recount(stage.name, rows)
             after = rows[-1].n
             if stage.kind is StageKind.STEP and rows[-1].output:
-                self._log.assume(output=rows[-1].output)
+                self._log.state.output = rows[-1].output
 
     async def _reused(self) -> Reuse | None:
         if self._record.retry_of is None:
@@ -227,16 +214,15 @@ class AsyncPipelineOrchestrator:
     # -- stages -------------------------------------------------------------------
 
     async def _run_stages(self) -> None:
-        last = next(reversed(self._pipeline.stages))
         for name, stage in self._pipeline.stages.items():
             if not self._log.known[name].is_final:
                 await self._run_stage(stage)
                 if self._stopping is not None:
                     return
             self._scope.output_counts[name] = self._log.known[name].output_count
-            if name == (self._pipeline.summary_after or last):
+            if name == self._pipeline.summary_after:
                 self._log.set(summary=summary.summarise(self._log.record, self._clock.now()))
-        self._tell_progress(last, 1.0, "all stages have ended")
+        self._ctx.progress(1.0, "all stages have ended")
 
     async def _run_stage(self, stage: Stage) -> None:
         log, name = self._log, stage.name
@@ -252,36 +238,32 @@ class AsyncPipelineOrchestrator:
         if await self._check_cancelled():
             return
         before = log.known[name]
-        first = await self._start_stage(stage)
+        await self._start_stage(stage)
         # What an earlier attempt did is durable already, and so is the acceptance of the job.
-        if not first:
-            await log.commit()
+        if not self._is_fresh:
+            await log.write()
         if self._stopping is not None:
             log.put(before)
             return
         await self._perform(stage)
 
-    async def _start_stage(self, stage: Stage) -> bool:
-        """Whether it is the first of a run of which nothing was done before: then nothing that has
-        been done waits to be written."""
+    async def _start_stage(self, stage: Stage) -> None:
         log, name = self._log, stage.name
         known = log.known[name]
-        first = self._record.attempt <= 1 and not any(one.is_final for one in log.known.values())
         started = self._clock.now() if known.started_at is None else known.started_at
         is_new_step = stage.info.kind is StageKind.STEP and not known.listed
         # A step is a stage of one item, and has no row in the list.
         listing = {"total": 1, "listed": True} if is_new_step else {}
         log.begin(name, started_at=started, **listing)
-        log.assume(current_stage=name)
+        log.state.current_stage = name
         log.note(f"stage_start {name}")
         if is_new_step and self._reuse is not None:
             before = tuple(one for one in log.known.values() if one.index < known.index)
             if (item := await self._reuse.step(stage, before)) is not None:
                 report = report_from(self._reuse.counted(stage))
-                await log.end(name, item, report, soon=False)
-                log.assume(output=item.output)
+                log.end(name, item, report)
+                log.state.output = item.output
         self._tell_progress(name, 0.0, name)
-        return first
 
     async def _perform(self, stage: Stage) -> None:
         assert self._runner is not None
@@ -296,7 +278,7 @@ class AsyncPipelineOrchestrator:
             self._stage = None
         self._log.check()
         if stage.info.kind is StageKind.STEP and one.output:
-            self._log.assume(output=one.output)
+            self._log.state.output = one.output
         if self._stopping is None:
             self._conclude(stage)
 
@@ -324,7 +306,7 @@ class AsyncPipelineOrchestrator:
         self._end_stage(stage.name, ended, reason, empty=not now.total)
 
     def _end_stage(self, name: str, ended: StageStatus, reason: str = "", **more: Any) -> None:
-        now = self._log.known[name]
+        now, self._is_fresh = self._log.known[name], False
         was_run = ended is not StageStatus.SKIPPED or now.total > 0
         at = self._clock.now() if was_run else None
         reason = reason and bounded(reason, _LONGEST_REASON)
@@ -368,7 +350,7 @@ class AsyncPipelineOrchestrator:
         stage, code = ORCHESTRATOR, type(error).__name__
         if isinstance(error, reuse.DefinitionChanged):
             stage, code = error.stage, reuse.DEFINITION_CHANGED
-        self._tell.log(f"the run failed: {error!r}", level="error")
+        self._ctx.log(f"the run failed: {error!r}", level="error")
         self._log.complain(stage, str(error) or code, code)
         self._cut_short("the run failed")
         self._end(PipelineJobStatus.FAILED)
@@ -387,7 +369,7 @@ class AsyncPipelineOrchestrator:
         try:
             return summary.evaluate(self._pipeline.alerts, record)
         except Exception as error:
-            self._tell.log(f"the alert rules could not be evaluated: {error!r}", level="error")
+            self._ctx.log(f"the alert rules could not be evaluated: {error!r}", level="error")
             return ()
 
     def _stop_at_once(self) -> None:
@@ -409,8 +391,8 @@ class AsyncPipelineOrchestrator:
 
     def _tell_progress(self, stage: str, part: float, message: str) -> None:
         """How far the run is, if every stage is as long as the others."""
-        position = self._positions.get(stage, len(self._positions)) + min(max(part, 0.0), 1.0)
-        self._tell.progress(min(position / len(self._positions), 1.0), message)
+        position = self._positions[stage] + min(max(part, 0.0), 1.0)
+        self._ctx.progress(position / len(self._positions), message)
 
     async def _watch(self) -> None:
         """Tell of progress, and end a run that gets nowhere or takes too long."""
@@ -447,21 +429,17 @@ class AsyncPipelineOrchestrator:
         return self._log.progress_at + limit - self._clock.monotonic()
 
 
-async def call_hooks(pipeline: Definition, record: PipelineRecord, tell: Tell) -> None:
-    """After the end is durable. What goes wrong in them is logged, and changes nothing."""
-    if pipeline.on_alert is not None:
-        for alert in record.alerts:
-            await _call(pipeline.on_alert, tell, record, alert)
-    if pipeline.on_end is not None:
-        await _call(pipeline.on_end, tell, record)
-
-
-async def _call(hook: Callable[..., Any], tell: Tell, *arguments: Any) -> None:
-    try:
-        if inspect.isawaitable(answer := hook(*arguments)):
-            await answer
-    except Exception as error:
-        tell.log(f"a hook of the pipeline failed: {error!r}", level="error")
+async def call_hooks(
+    pipeline: Definition, record: PipelineRecord, report: Callable[[str], None]
+) -> None:
+    """After the end is durable. What goes wrong in them is reported, and changes nothing."""
+    calls = [(pipeline.on_alert, (record, alert)) for alert in record.alerts]
+    for hook, arguments in (*calls, (pipeline.on_end, (record,))):
+        try:
+            if hook is not None and inspect.isawaitable(answer := hook(*arguments)):
+                await answer
+        except Exception as error:
+            report(f"a hook of the pipeline failed: {error!r}")
 
 
 def _why_failed(stage: Stage, ok: int, failed: int, total: int) -> str:

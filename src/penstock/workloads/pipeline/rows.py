@@ -86,8 +86,8 @@ class _ItemInfo(Struct, frozen=True, array_like=True, gc=False):
     report: ItemReport | None = None
 
 
-class RunState(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The row of a run: what neither its job nor its stages know."""
+class RunState(Struct, kw_only=True, omit_defaults=True):
+    """The row of a run: what neither its job nor its stages know. A RunLog changes it in place."""
 
     fingerprint: str = ""
     status: PipelineJobStatus | None = None

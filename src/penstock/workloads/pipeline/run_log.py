@@ -187,8 +187,8 @@ class RunLog:
         """The stage whose time counts, since when, and if it is a map, its speed."""
         self._batch = _Batch()
         self._broken: BaseException | None = None
+        self._is_writing = self._closed = False
         self._writer: asyncio.Task[None] | None = None
-        self._closed = False
         self.when_broken: Callable[[], None] = lambda: None
         """Called when nothing can be written any more: whoever works should stop now."""
         self.progress_at = self._clock.monotonic()
@@ -214,16 +214,20 @@ class RunLog:
 
     def stage(self, name: str) -> StageRecord:
         stage = self.known[name]
+        if self._running is None or name != self._running[0]:
+            return stage
+        return replace(stage, **self._speed(stage))
+
+    def _speed(self, stage: StageRecord) -> dict[str, Any]:
+        """The fields of a stage that change with time while it runs."""
         if self._running is None or stage.status is not StageStatus.RUNNING:
-            return stage
-        running, began, meter = self._running
-        if name != running:
-            return stage
+            return {}
+        _, began, meter = self._running
         spent = stage.duration_ms + (self._clock.monotonic() - began) * 1000
         if meter is None:
-            return replace(stage, duration_ms=spent)
+            return {"duration_ms": spent}
         meter.mark(stage.done)
-        return replace(stage, duration_ms=spent, rate=meter.rate(), eta=meter.eta(stage.total))
+        return {"duration_ms": spent, "rate": meter.rate(), "eta": meter.eta(stage.total)}
 
     @property
     def stages(self) -> tuple[StageRecord, ...]:
@@ -254,18 +258,17 @@ class RunLog:
 
     def end_stage(self, stage: str, status: StageStatus, **changes: Any) -> None:
         """A stage has ended: its time does not grow any more."""
-        ended = self.stage(stage)
+        known = self.known[stage]
+        speed = self._speed(known) if self._running and self._running[0] == stage else {}
         self._running = None
-        self.put(replace(ended, status=status, eta=None, **changes))
+        self.put(replace(known, **{**speed, "status": status, "eta": None, **changes}))
 
     def set(self, **fields: Any) -> None:
-        """Fields of the run's own row."""
-        self.state = replace(self.state, **fields)
+        """Fields of the run's own row. One that other rows imply is set in `state` itself: it
+        needs no row of its own."""
+        for name, value in fields.items():
+            setattr(self.state, name, value)
         self._batch.run = True
-
-    def assume(self, **fields: Any) -> None:
-        """The same for fields that other rows imply: they need no row of their own."""
-        self.state = replace(self.state, **fields)
 
     def complain(self, stage: str, message: str, code: str) -> None:
         """An error of the run."""
@@ -282,7 +285,7 @@ class RunLog:
         rows.extend(list_rows(list_rows_name(known), items))
         for item in items:
             if item.outcome is not ItemOutcome.PENDING:
-                self._end(stage, item, None)
+                self.end(stage, item)
 
     def end_list(self, stage: str, report: ItemReport) -> None:
         """All items of a stage are known; `report` is what was counted meanwhile."""
@@ -304,19 +307,9 @@ class RunLog:
         for row in rows:
             self.known[stage] = with_item(self.known[stage], item_of(row), report_of(row))
 
-    async def end(
-        self, stage: str, item: ItemRecord, report: ItemReport | None = None, *, soon: bool = True
-    ) -> None:
-        """An item that has ended. Returns at once, unless too many wait to be written. One that
-        need not be written soon goes with whatever comes next."""
+    def end(self, stage: str, item: ItemRecord, report: ItemReport | None = None) -> None:
+        """An item that has ended. It is written with whatever comes next."""
         self.check()
-        self._end(stage, item, report)
-        if len(self._batch.rows) >= self._backlog:
-            await self.commit()
-        elif soon:
-            self.wake()
-
-    def _end(self, stage: str, item: ItemRecord, report: ItemReport | None) -> None:
         ended = with_item(self.known[stage], item, report)
         self.put(ended)
         self._batch.rows.append(item_row(item_rows_name(ended), item, report))
@@ -332,8 +325,23 @@ class RunLog:
         if self._broken is not None:
             raise self._broken
 
+    @property
+    def is_full(self) -> bool:
+        """Whether so many rows wait that nobody should bring more before they are written."""
+        return len(self._batch.rows) >= self._backlog
+
+    async def write(self) -> None:
+        """Write all that was gathered. For the run's own task, which nobody cancels."""
+        if self._is_writing:
+            await self.commit()
+            return
+        self._is_writing = self._batch.asked = True
+        await self._write_on()
+        self.check()
+
     async def commit(self) -> None:
-        """Have all that was gathered written, and wait for that."""
+        """Have all that was gathered written, and wait for that. It is written, too, where
+        whoever waits is cancelled."""
         self.check()
         saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._batch.waiting.append(saved)
@@ -351,7 +359,8 @@ class RunLog:
         if self._closed:
             return
         self._batch.asked = True
-        if self._writer is None:
+        if not self._is_writing:
+            self._is_writing = True
             self._writer = asyncio.get_running_loop().create_task(self._write_on())
 
     async def close(self) -> None:
@@ -363,22 +372,24 @@ class RunLog:
                 await self._writer
 
     async def _write_on(self) -> None:
-        """Until nothing waits. After a failure it stays the writer: nobody writes any more."""
+        """Until nothing waits. After a failure nobody writes any more."""
         while self._batch.asked:
             batch, self._batch = self._batch, _Batch()
             if not await self._write(batch):
                 return
-        self._writer = None
+        self._is_writing = False
 
     async def _write(self, batch: _Batch) -> bool:
         try:
             self.touch()
             # A long checkpoint that is cut off keeps its first rows. So a stage goes before its
             # items while it runs, and after them when it has ended.
-            stages = [self.stage(name) for name in batch.changed]
-            rows = [stage_row(stage) for stage in stages if not stage.is_final]
+            rows, ended = list[Step](), list[Step]()
+            for name in batch.changed:
+                stage = self.stage(name)
+                (ended if stage.is_final else rows).append(stage_row(stage))
             rows += batch.rows
-            rows += [stage_row(stage) for stage in stages if stage.is_final]
+            rows += ended
             if batch.run:
                 rows.append(run_row(self.state))
             notes = batch.notes  # the last ones go with the rows: a stage ends as it says

@@ -321,10 +321,9 @@ class StageRun:
 
     async def _work(self) -> None:
         """Run one item after the other, until there are none."""
-        task, stage, name = asyncio.current_task(), self._stage, self._stage.name
+        task, stage, log = asyncio.current_task(), self._stage, self._log
         assert task is not None
-        perform, end = self._runner.perform, self._log.end
-        soon = stage.info.kind is StageKind.MAP  # a step's end is its stage's
+        perform, is_map = self._runner.perform, stage.info.kind is StageKind.MAP
         try:
             while self.halted is None and (item := await self._next()) is not None:
                 self._at[task] = item
@@ -332,11 +331,16 @@ class StageRun:
                     ended, report = await perform(stage, item, self._token)
                 else:
                     ended, report = await self._distributed.run(
-                        stage, self._log.known[name], item, self._runner.scope.output_counts
+                        stage, log.known[stage.name], item, self._runner.scope.output_counts
                     )
                 self.output = ended.output
-                if (kept := self._kept(ended)) is not None:
-                    await end(name, kept, report if kept is ended else None, soon=soon)
+                kept = ended if self.halted is None else self._kept(ended)
+                if kept is not None:
+                    log.end(stage.name, kept, report if kept is ended else None)
+                    if is_map:  # a step's end is written with its stage's
+                        log.wake()
+                    if log.is_full:
+                        await log.commit()
         finally:
             self._at.pop(task, None)
 
@@ -360,9 +364,7 @@ class StageRun:
         return await self._rows.items(stage, after=after, limit=self._page_size, outcomes=outcomes)
 
     def _kept(self, ended: ItemRecord) -> ItemRecord | None:
-        """What is written of an item that ended, maybe while the stage was being halted."""
-        if self.halted is None:
-            return ended
+        """What is written of an item that ended while the stage was being halted."""
         if self._over:
             return None
         if ended.error_class is not ErrorClass.CANCELLED:
@@ -378,7 +380,7 @@ class StageRun:
         while page := await self._pending(after):
             after = page[-1].seq
             for item in page:
-                await self._log.end(name, self._too_late(item))
+                self._log.end(name, self._too_late(item))
             await self._log.commit()
 
     def _too_late(self, item: ItemRecord) -> ItemRecord:
@@ -412,9 +414,7 @@ class StageRun:
                 await self._wind_down(tasks, mode)
         finally:
             _cancel(tasks)
-        ended = [task for task in tasks if task.done() and not task.cancelled()]
-        error = next((error for task in ended if (error := task.exception()) is not None), None)
-        if error is not None:
+        if (error := _error_of(tasks)) is not None:
             self._token.request(str(error))
             await self._ended_within(tasks, self._grace)
             if self.halted is None or not isinstance(error, Cancelled):
@@ -484,6 +484,14 @@ def _all_done(tasks: Sequence[asyncio.Task[None]]) -> asyncio.Future[None]:
     for task in tasks:
         task.add_done_callback(one_less)
     return finished
+
+
+def _error_of(tasks: Sequence[asyncio.Task[None]]) -> BaseException | None:
+    """What the first of them that failed raised."""
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            return error
+    return None
 
 
 def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
