@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import replace
 
-from penstock.api.operation import Operation, Pace
-from penstock.api.pipelines import RunStarted, started
+from penstock.api.operation import Operation
+from penstock.api.pipelines import START, started
 from penstock.api.reply import Reply, json_reply
-from penstock.api.runs import CancelRunBody, RunStreamQuery, cancel_answer, get_run, stream_run
+from penstock.api.runs import CANCEL, GET, STREAM, cancel_answer
 from penstock.core.errors import InvalidRequest
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.ports.engine_api import KeyRole
 from penstock.workloads.pipeline.interface import MAX_PAGE, RunQuery
 from penstock.workloads.pipeline.records import PipelineRecord
 
@@ -77,17 +77,12 @@ async def start_scheduled_run(call: Call) -> Reply:
 
 
 OPERATIONS = (
-    Operation(
-        "POST",
-        "/v1/pipeline/scheduled-run-async",
-        start_scheduled_run,
-        role=KeyRole.SUBMIT,
+    replace(
+        START,
+        path="/v1/pipeline/scheduled-run-async",
+        handler=start_scheduled_run,
         query=ScheduledRunQuery,
         body=_Config,
-        may_be_empty=True,
-        answer=RunStarted,
-        status=202,
-        refusals=(404, 409, 415, 422, 429),
         summary="Start a pipeline (seed 002)",
         description=(
             "As `POST /v1/pipelines/{name}/runs`; the body is the config itself, and the URLs of "
@@ -104,40 +99,26 @@ OPERATIONS = (
         summary="List runs (seed 002)",
         description="The newest ones. `GET /v1/runs` has more conditions, and pages.",
     ),
-    Operation(
-        "GET",
-        f"{_JOBS}/{{job_id}}",
-        get_run,
-        answer=PipelineRecord,
-        refusals=(404,),
-        summary="Get a run's record (seed 002)",
+    replace(
+        GET,
+        path=f"{_JOBS}/{{job_id}}",
         name="get_pipeline_job",
+        summary="Get a run's record (seed 002)",
+        description="",
     ),
-    Operation(
-        "POST",
-        f"{_JOBS}/{{job_id}}/cancel",
-        cancel_pipeline_job,
-        role=KeyRole.SUBMIT,
-        body=CancelRunBody,
-        may_be_empty=True,
+    replace(
+        CANCEL,
+        path=f"{_JOBS}/{{job_id}}/cancel",
+        handler=cancel_pipeline_job,
         answer=PipelineJobCancelled,
-        refusals=(404, 415, 422),
-        pace=Pace.WAITS,
         summary="Cancel a run (seed 002)",
         description="`cancelled` is false for a run that had ended, and `reason` says so.",
     ),
-    Operation(
-        "GET",
-        f"{_JOBS}/{{job_id}}/stream",
-        stream_run,
-        query=RunStreamQuery,
-        answer=bytes,
-        answer_type="text/event-stream",
-        others={204: None},
-        refusals=(404, 422, 429),
-        pace=Pace.STREAMS,
+    replace(
+        STREAM,
+        path=f"{_JOBS}/{{job_id}}/stream",
+        name="stream_pipeline_job",
         summary="Follow a run (seed 002)",
         description="As `GET /v1/runs/{job_id}/stream`.",
-        name="stream_pipeline_job",
     ),
 )

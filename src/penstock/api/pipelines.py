@@ -94,6 +94,24 @@ async def reset_breaker(call: Call) -> Reply:
     return json_reply(await call.api.pipelines.reset_breaker(call.params["name"]))
 
 
+START = Operation(
+    "POST",
+    "/v1/pipelines/{name}/runs",
+    start_pipeline,
+    role=KeyRole.SUBMIT,
+    body=StartBody,
+    may_be_empty=True,
+    answer=RunStarted,
+    status=202,
+    refusals=(404, 409, 415, 422, 429),
+    summary="Start a pipeline",
+    description=(
+        "A canonical job, accepted durably. 422 names the field, as `config.max_items`. 409 "
+        "with the code PIPELINE_BUSY and the id of the job that runs, in `running`, for a "
+        "pipeline that runs once at a time."
+    ),
+)
+
 OPERATIONS = (
     Operation(
         "GET",
@@ -112,23 +130,7 @@ OPERATIONS = (
         summary="Get a pipeline's definition",
         description="Its stages in their order, and the JSON schema of its config.",
     ),
-    Operation(
-        "POST",
-        "/v1/pipelines/{name}/runs",
-        start_pipeline,
-        role=KeyRole.SUBMIT,
-        body=StartBody,
-        may_be_empty=True,
-        answer=RunStarted,
-        status=202,
-        refusals=(404, 409, 415, 422, 429),
-        summary="Start a pipeline",
-        description=(
-            "A canonical job, accepted durably. 422 names the field, as `config.max_items`. 409 "
-            "with the code PIPELINE_BUSY and the id of the job that runs, in `running`, for a "
-            "pipeline that runs once at a time."
-        ),
-    ),
+    START,
     Operation(
         "GET",
         "/v1/breakers",

@@ -147,6 +147,50 @@ async def stream_run(call: Call) -> AnyReply:
 
 _PATH = "/v1/runs/{job_id}"
 
+GET = Operation(
+    "GET",
+    _PATH,
+    get_run,
+    answer=PipelineRecord,
+    refusals=(404,),
+    summary="Get a run's record",
+    description="Of one shape while it runs and after.",
+)
+CANCEL = Operation(
+    "POST",
+    _PATH + "/cancel",
+    cancel_run,
+    role=KeyRole.SUBMIT,
+    body=CancelRunBody,
+    may_be_empty=True,
+    answer=CancelAnswer,
+    refusals=(404, 415, 422),
+    pace=Pace.WAITS,
+    summary="Cancel a run",
+    description=(
+        "Cancel and finish race; `status` says which won. `accepted` is false for a run that "
+        "had ended, and `reason` says so."
+    ),
+)
+STREAM = Operation(
+    "GET",
+    _PATH + "/stream",
+    stream_run,
+    query=RunStreamQuery,
+    answer=bytes,
+    answer_type="text/event-stream",
+    others={204: None},
+    refusals=(404, 422, 429),
+    pace=Pace.STREAMS,
+    summary="Follow a run",
+    description=(
+        "From its first event on, or after one: `job_start`, `stage_start`, `stage_progress`, "
+        "`stage_complete`, `custom`; ends after `job_complete`. Ids are those of the history "
+        "of the run's job; `stage_progress` is live only and has no id. 204 if nothing came "
+        "after the id that was given and nothing will, so that a browser does not come back."
+    ),
+)
+
 OPERATIONS = (
     Operation(
         "GET",
@@ -161,15 +205,7 @@ OPERATIONS = (
             "stable: a run that comes in between shifts nothing and is not shown twice."
         ),
     ),
-    Operation(
-        "GET",
-        _PATH,
-        get_run,
-        answer=PipelineRecord,
-        refusals=(404,),
-        summary="Get a run's record",
-        description="Of one shape while it runs and after.",
-    ),
+    GET,
     Operation(
         "GET",
         _PATH + "/stages/{stage}/items",
@@ -180,22 +216,7 @@ OPERATIONS = (
         summary="List the items of a stage",
         description="Each with its outcome, attempts and error.",
     ),
-    Operation(
-        "POST",
-        _PATH + "/cancel",
-        cancel_run,
-        role=KeyRole.SUBMIT,
-        body=CancelRunBody,
-        may_be_empty=True,
-        answer=CancelAnswer,
-        refusals=(404, 415, 422),
-        pace=Pace.WAITS,
-        summary="Cancel a run",
-        description=(
-            "Cancel and finish race; `status` says which won. `accepted` is false for a run that "
-            "had ended, and `reason` says so."
-        ),
-    ),
+    CANCEL,
     Operation(
         "POST",
         _PATH + "/retry-failed",
@@ -212,22 +233,5 @@ OPERATIONS = (
             "409 unless the run has ended; 422 if nothing failed in it."
         ),
     ),
-    Operation(
-        "GET",
-        _PATH + "/stream",
-        stream_run,
-        query=RunStreamQuery,
-        answer=bytes,
-        answer_type="text/event-stream",
-        others={204: None},
-        refusals=(404, 422, 429),
-        pace=Pace.STREAMS,
-        summary="Follow a run",
-        description=(
-            "From its first event on, or after one: `job_start`, `stage_start`, `stage_progress`, "
-            "`stage_complete`, `custom`; ends after `job_complete`. Ids are those of the history "
-            "of the run's job; `stage_progress` is live only and has no id. 204 if nothing came "
-            "after the id that was given and nothing will, so that a browser does not come back."
-        ),
-    ),
+    STREAM,
 )
