@@ -34,7 +34,7 @@ from penstock.workloads.pipeline.records import (
 )
 from penstock.workloads.pipeline.retrying import CANCELLED, bounded
 from penstock.workloads.pipeline.reuse import Reuse
-from penstock.workloads.pipeline.rows import STALE, WAS_CANCELLED, RunState, emit_note
+from penstock.workloads.pipeline.rows import STALE, WAS_CANCELLED, RunState, cut_short, emit_note
 from penstock.workloads.pipeline.run_log import RunLog, Write, report_from
 from penstock.workloads.pipeline.stage_run import StageFailed, StageRun, Stop
 from penstock.workloads.pipeline.status import skip_of
@@ -120,9 +120,7 @@ class AsyncPipelineOrchestrator:
     def _build_cancelled_result(self) -> None:
         """Gather what a cancelled run ends with: the stage that ran was cut short."""
         reason = self._stopping[1] if self._stopping is not None else WAS_CANCELLED
-        self._log.complain(self.state.current_stage or ORCHESTRATOR, reason, CANCELLED)
-        self._cut_short("cancelled")
-        self._end(PipelineJobStatus.CANCELLED)
+        self._end_early(PipelineJobStatus.CANCELLED, reason, CANCELLED, "cancelled")
 
     def _determine_overall_status(self) -> PipelineJobStatus:
         return status.overall(self._pipeline.policy, self._log.stages)
@@ -311,18 +309,11 @@ class AsyncPipelineOrchestrator:
         at = self._clock.now() if was_run else None
         reason = reason and bounded(reason, _LONGEST_REASON)
         self._log.end_stage(name, ended, reason=reason, finished_at=at, **more)
-        said = f": {now.ok} ok, {now.failed} failed" if now.total else ""
-        self._log.note(f"stage_complete {name} {ended}{said}")
+        self._note_end(self._log.known[name])
 
-    def _cut_short(self, reason: str) -> None:
-        """What had not ended when the run was stopped."""
-        for stage in self._log.stages:
-            if stage.status is StageStatus.RUNNING:
-                ended = StageStatus.PARTIAL if stage.ok else StageStatus.FAILED
-                self._end_stage(stage.name, ended, reason)
-            elif stage.status is StageStatus.PENDING:
-                reason = bounded(reason, _LONGEST_REASON)
-                self._log.change(stage.name, status=StageStatus.SKIPPED, reason=reason)
+    def _note_end(self, stage: StageRecord) -> None:
+        said = f": {stage.ok} ok, {stage.failed} failed" if stage.total else ""
+        self._log.note(f"stage_complete {stage.name} {stage.status}{said}")
 
     # -- the end ------------------------------------------------------------------
 
@@ -341,9 +332,7 @@ class AsyncPipelineOrchestrator:
             self._build_cancelled_result()
         else:
             reason = self._stopping[1]
-            self._log.complain(self.state.current_stage or ORCHESTRATOR, reason, STALE)
-            self._cut_short(reason)
-            self._end(PipelineJobStatus.FAILED)
+            self._end_early(PipelineJobStatus.FAILED, reason, STALE, reason)
 
     def _fail(self, error: Exception) -> None:
         """The orchestrator itself went wrong."""
@@ -351,9 +340,22 @@ class AsyncPipelineOrchestrator:
         if isinstance(error, reuse.DefinitionChanged):
             stage, code = error.stage, reuse.DEFINITION_CHANGED
         self._ctx.log(f"the run failed: {error!r}", level="error")
-        self._log.complain(stage, str(error) or code, code)
-        self._cut_short("the run failed")
-        self._end(PipelineJobStatus.FAILED)
+        why = str(error) or code
+        self._end_early(PipelineJobStatus.FAILED, why, code, "the run failed", stage)
+
+    def _end_early(
+        self, ended: PipelineJobStatus, error: str, code: str, reason: str, stage: str = ""
+    ) -> None:
+        """An end before that of its stages; `reason` is theirs."""
+        log, now = self._log, self._clock.now()
+        log.complain(stage or self.state.current_stage or ORCHESTRATOR, error, code)
+        for before in log.stages:
+            if not before.is_final:
+                after = cut_short(before, now, bounded(reason, _LONGEST_REASON))
+                log.put(after)
+                if before.status is StageStatus.RUNNING:
+                    self._note_end(after)
+        self._end(ended)
 
     def _end(self, ended: PipelineJobStatus) -> None:
         """The one end: status, summary and alerts."""

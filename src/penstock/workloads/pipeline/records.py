@@ -149,7 +149,7 @@ class StageInfo(Struct, frozen=True, kw_only=True):
         return "|".join((str(self.kind), self.over or self.of, self.version))
 
 
-class PipelineInfo(Struct, frozen=True, kw_only=True):
+class PipelineInfo(Struct, frozen=True, kw_only=True, dict=True):
     """A pipeline as it was declared: what can be listed, drawn and started."""
 
     name: str
@@ -165,6 +165,11 @@ class PipelineInfo(Struct, frozen=True, kw_only=True):
     stale_after: float | None = STALE_AFTER
     alerts: tuple[AlertRule, ...] = ()
     doc: str = ""
+
+    @functools.cached_property
+    def first_stages(self) -> list[StageRecord]:
+        """The stages of a run of which nothing has begun."""
+        return first_stages(self.stages)
 
 
 class AlertRule(Struct, frozen=True, kw_only=True, omit_defaults=True):

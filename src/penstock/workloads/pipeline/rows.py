@@ -42,7 +42,6 @@ from penstock.workloads.pipeline.records import (
     StageRecord,
     StageStatus,
     by_name,
-    first_stages,
     pipeline_of,
     trace_of,
 )
@@ -403,7 +402,7 @@ def fold(
     """The record of a run. `info` is its pipeline as declared, if anybody knows it; `retry_of`
     is the run that it retries (`retried`)."""
     state, request = state or RunState(), job.request
-    stages = stages or (() if info is None else first_stages(info.stages))
+    stages = stages or (() if info is None else info.first_stages)
     status = status_of(job)
     begun = [stage.name for stage in stages if stage.started_at is not None]
     trigger = "retry" if retry_of else "child" if request.parent_job_id else "manual"
