@@ -95,6 +95,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: one().map(when_open="panic")(fetch),
         "none of wait, skip, fail",
     ),
+    "an unknown setting of a breaker": (
+        lambda: one(breakers={"feeds": {"treshold": 2}}),
+        "breaker feeds: Object contains unknown field `treshold`",
+    ),
     "an unknown policy for a change": (lambda: one(on_change="hope"), "none of resume, restart"),
     "an unknown policy for an orphan": (lambda: one(on_orphan="adopt"), "none of resume, fail"),
     "a summary after no stage": (

@@ -90,13 +90,6 @@ async def test_a_newcomer_does_not_overtake_the_line(clock: LoopClock) -> None:
 
 
 @on_virtual_time
-async def test_without_a_rate_everybody_goes_at_once(clock: LoopClock) -> None:
-    pace = Pace(None, clock)
-    await asyncio.gather(*(pace.turn() for _ in range(100)))
-    assert clock.monotonic() == 0
-
-
-@on_virtual_time
 async def test_a_cancel_wakes_the_whole_line_at_once(clock: LoopClock) -> None:
     pace, cancel = Pace(0.1, clock), CancelToken()
     turns = [asyncio.ensure_future(pace.turn(cancel)) for _ in range(5)]

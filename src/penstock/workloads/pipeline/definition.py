@@ -35,6 +35,7 @@ from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.core.job import NO_RETRY, Retry, RetryPolicy
 from penstock.core.verdict import parse_duration
 from penstock.ports.executor import Context
+from penstock.workloads.pipeline.breakers import BreakerSettings
 from penstock.workloads.pipeline.payloads import Codec
 from penstock.workloads.pipeline.records import (
     STALE_AFTER,
@@ -289,8 +290,9 @@ class Definition:
         """Called with (record, alert) for each alert of a finished run, plain or async."""
         self.on_end = on_end
         """Called with the final record, once, plain or async."""
-        self.breakers = {key: dict(value) for key, value in (breakers or {}).items()}
-        """`threshold`, `cooldown` and `trials` of its breakers, by name."""
+        self.breakers = {
+            name: BreakerSettings.of(name, given) for name, given in (breakers or {}).items()
+        }
         self.resources = dict(resources or {})
         """Made once a job when first asked for by `ctx.resource(name)`; closed at its end."""
         self.summary_after = summary_after

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from penstock.core.job import Cancelled
 from penstock.ports.executor import CancelToken
-from penstock.workloads.pipeline.breakers import BreakerSettings
+from penstock.workloads.pipeline.breakers import DEFAULT
 from penstock.workloads.pipeline.calls import Calls, CallSpec, FailedElsewhere
 from penstock.workloads.pipeline.context import AsyncStageContext, RunScope, StageContext, report_of
 from penstock.workloads.pipeline.definition import Stage
@@ -61,9 +61,6 @@ class ItemRunner:
 
     def __init__(self, scope: RunScope) -> None:
         self.scope, self.clock = scope, scope.clock
-        self._settings = {
-            name: BreakerSettings.of(name, given) for name, given in scope.pipeline.breakers.items()
-        }
         self.calls = Calls(scope)
         self._paces: dict[str, Pace] = {}
         self._tracebacks = 0
@@ -90,7 +87,7 @@ class ItemRunner:
         assert info.breaker is not None
         return self.scope.breakers.call(
             info.breaker,
-            self._settings.get(info.breaker, BreakerSettings()),
+            self.scope.pipeline.breakers.get(info.breaker, DEFAULT),
             when_open=info.when_open,
             cancel=token,
             timeout=info.timeout,

@@ -58,7 +58,6 @@ _NOTHING_DONE: dict[str, Any] = {
 class AsyncPipelineOrchestrator:
     """Runs one attempt of a run."""
 
-    _runner: ItemRunner | None = None
     _reuse: Reuse | None = None
     _stage: StageRun | None = None
     _stopping: tuple[Stop, str] | None = None
@@ -76,6 +75,9 @@ class AsyncPipelineOrchestrator:
         self._clock, self._ctx = scope.clock, scope.context
         self._log = RunLog(scope, state or RunState(), write)
         self._log.when_broken = self._stop_at_once
+        self._runner = ItemRunner(scope)
+        scope.on_progress, scope.on_emit = self._progressed, self._emitted
+        scope.stage = self._log.stage
         self._positions = {name: index for index, name in enumerate(scope.pipeline.stages)}
         self._late_at = float("inf")
         """When it must have ended. Monotonic."""
@@ -134,8 +136,7 @@ class AsyncPipelineOrchestrator:
         finally:
             watchdog.cancel()
             await self._log.close()
-            if self._runner is not None:
-                await self._runner.close()
+            await self._runner.close()
         return self._log.record
 
     async def _go(self) -> None:
@@ -155,13 +156,10 @@ class AsyncPipelineOrchestrator:
         await self._log.write()
 
     async def _begin(self) -> None:
-        pipeline, log, scope = self._pipeline, self._log, self._scope
+        pipeline, log = self._pipeline, self._log
         if (limit := pipeline.timeout) is not None:
             began = self._record.started_at or self._clock.now()
             self._late_at = self._clock.monotonic() + began + limit - self._clock.now()
-        self._runner = ItemRunner(scope)
-        scope.on_progress, scope.on_emit = self._progressed, self._emitted
-        scope.stage = log.stage
         log.put_all(self._prepared())
         if not self._is_fresh:
             await self._take_up_output()
@@ -264,7 +262,6 @@ class AsyncPipelineOrchestrator:
         self._tell_progress(name, 0.0, name)
 
     async def _perform(self, stage: Stage) -> None:
-        assert self._runner is not None
         one = StageRun(stage, self._runner, self._log, self._distributed, self._reuse)
         self._stage = one
         try:
@@ -360,7 +357,7 @@ class AsyncPipelineOrchestrator:
     def _end(self, ended: PipelineJobStatus) -> None:
         """The one end: status, summary and alerts."""
         log, now = self._log, self._clock.now()
-        if self._runner is not None and (names := self._runner.calls.abandoned()):
+        if names := self._runner.calls.abandoned():
             log.set(abandoned_items=names)
         record = replace(log.record, status=ended, finished_at=now)
         found = self._alerts(record)

@@ -64,8 +64,8 @@ class Pace:
     Time that nobody used is not saved up for a burst. Who gives up waiting leaves no gap.
     """
 
-    def __init__(self, rate: float | None, clock: Clock) -> None:
-        self._gap = 0.0 if rate is None else 1.0 / rate
+    def __init__(self, rate: float, clock: Clock) -> None:
+        self._gap = 1.0 / rate
         self._clock = clock
         self._next = -float("inf")
         self._line: deque[asyncio.Future[None]] = deque()
@@ -74,8 +74,6 @@ class Pace:
         """Wait until it is the caller's turn. Raises `penstock.Cancelled` if asked to end."""
         if cancel is not None:
             cancel.raise_if_requested()
-        if not self._gap:
-            return
         due = self._due()
         if self._line or due > self._clock.monotonic():
             due = await self._stand_in_line(cancel)

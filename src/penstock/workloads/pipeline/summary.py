@@ -144,23 +144,18 @@ Value = float | int | str
 _RAN = frozenset({StageStatus.COMPLETED, StageStatus.PARTIAL, StageStatus.FAILED})
 
 
-def evaluate(
-    rules: Iterable[AlertRule], record: PipelineRecord, now: float | None = None
-) -> tuple[Alert, ...]:
-    """The alerts of a run with its final status, each code once.
-
-    `now` stands for `finished_at` in a record that has none yet.
-    """
+def evaluate(rules: Iterable[AlertRule], record: PipelineRecord) -> tuple[Alert, ...]:
+    """The alerts of a run with its final status and times, each code once."""
     alerts: dict[str, Alert] = {}
     for rule in rules:
-        alert = None if rule.code in alerts else _alert(rule, record, now)
+        alert = None if rule.code in alerts else _alert(rule, record)
         if alert is not None:
             alerts[rule.code] = alert
     return tuple(alerts.values())
 
 
-def _alert(rule: AlertRule, record: PipelineRecord, now: float | None) -> Alert | None:
-    value = _measured(rule, record, now)
+def _alert(rule: AlertRule, record: PipelineRecord) -> Alert | None:
+    value = _measured(rule, record)
     crossed = None if value is None else _crossed(rule, value)
     if value is None or crossed is None:
         return None
@@ -170,11 +165,11 @@ def _alert(rule: AlertRule, record: PipelineRecord, now: float | None) -> Alert 
     return Alert(code=rule.code, message=text, value=value, threshold=threshold)
 
 
-def _measured(rule: AlertRule, record: PipelineRecord, now: float | None) -> Value | None:
-    value = _metric(rule.metric, record, now)
+def _measured(rule: AlertRule, record: PipelineRecord) -> Value | None:
+    value = _metric(rule.metric, record)
     if not rule.of:
         return value
-    whole = _metric(rule.of, record, now)
+    whole = _metric(rule.of, record)
     if isinstance(value, str) or isinstance(whole, str) or value is None or not whole:
         return None
     return value / whole
@@ -193,11 +188,11 @@ def _crossed(rule: AlertRule, value: Value) -> tuple[str, float | str] | None:
     return None
 
 
-def _metric(name: str, record: PipelineRecord, now: float | None) -> Value | None:
+def _metric(name: str, record: PipelineRecord) -> Value | None:
     if name == "status":
         return str(record.status)
     if name == "duration_ms":
-        return _wall_ms(record, now)
+        return _wall_ms(record, None)
     stage, _, metric = name.partition(".")
     found = record.stage(stage)
     if found is None or found.status not in _RAN:
