@@ -357,7 +357,10 @@ class Spy:
     """Cancels a job from outside, just before a check; and sees what the orchestrator does by the
     seed's own names."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, at: int | None) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, at: int | None, *, waits: bool = True
+    ) -> None:
+        """Before check number `at`; with `waits`, until the orchestrator has been told of it."""
         self.told: list[tuple[str, bool | int]] = []
         self.made = 0
         check = AsyncPipelineOrchestrator._check_cancelled
@@ -367,7 +370,8 @@ class Spy:
             self.made += 1
             if self.made == at:
                 await self._mark(folder)
-                await soon(lambda: orchestrator._stopping is not None)
+                if waits:
+                    await soon(lambda: orchestrator._stopping is not None)
             answer = await check(orchestrator)
             self.told.append(("_check_cancelled", answer))
             return answer
@@ -400,7 +404,7 @@ async def test_the_first_check_finds_what_was_cancelled_before_it_began(
 
 @pytest.mark.parametrize("check", range(2, 7))
 @run_async
-async def test_each_check_reads_the_file_and_leads_to_cancelled(
+async def test_each_check_sees_a_cancel_from_outside_and_leads_to_cancelled(
     check: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     news, spy = News(), Spy(tmp_path, monkeypatch, check)
@@ -419,6 +423,18 @@ async def test_each_check_reads_the_file_and_leads_to_cancelled(
         ("_check_cancelled", True),
         ("_build_cancelled_result", check),
     ]
+
+
+@pytest.mark.parametrize("check", range(2, 7))
+@run_async
+async def test_no_stage_runs_after_a_cancel_that_is_in_the_database_before_its_check(
+    check: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news = News()
+    Spy(tmp_path, monkeypatch, check, waits=False)
+    ended = await run_to_its_end(tmp_path, news.pipeline, ALL)
+    assert ended.status is _S.CANCELLED
+    assert news.ran == list(STAGES[: check - 1])
 
 
 @run_async
