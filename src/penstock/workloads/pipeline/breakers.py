@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from enum import StrEnum
-from types import TracebackType
 from typing import Annotated, Any
 
 import msgspec
@@ -187,6 +187,22 @@ async def store_breaker(shared: SharedState, breaker: Breaker) -> bool:
     return await shared.replace(name, before, msgspec.json.encode(breaker))
 
 
+class Call(Struct):
+    """One call behind a breaker."""
+
+    name: str
+    settings: BreakerSettings
+    when_open: WhenOpen
+    cancel: CancelToken | None
+    timeout: float | None
+    trial: float | None = None
+    failure: Failure | None = None
+
+    def ended(self, failure: Failure | None) -> None:
+        """How the call ended, where no exception tells: None is a success."""
+        self.failure = failure
+
+
 class Breakers:
     """The breakers as one process sees them. Make one for all its jobs."""
 
@@ -197,7 +213,8 @@ class Breakers:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._waiting: defaultdict[str, list[asyncio.Future[None]]] = defaultdict(list)
 
-    def call(
+    @asynccontextmanager
+    async def call(
         self,
         name: str,
         settings: BreakerSettings = DEFAULT,
@@ -205,13 +222,20 @@ class Breakers:
         when_open: WhenOpen = WhenOpen.WAIT,
         cancel: CancelToken | None = None,
         timeout: float | None = None,
-    ) -> Call:
+    ) -> AsyncIterator[Call]:
         """One call behind a breaker. Entering it raises BreakerOpen, or waits, while the breaker
         is open, and `penstock.Cancelled` if the wait is to end. `timeout` is how long the call
         itself may take: a trial that is silent for longer is given up for lost."""
-        return Call(self, name, settings, when_open, cancel, timeout)
+        call = Call(name, settings, when_open, cancel, timeout)
+        call.trial = await self._enter(call)
+        try:
+            yield call
+        except BaseException as error:
+            await self._leave(call, judge(error))
+            raise
+        await self._leave(call, call.failure)
 
-    async def enter(self, call: Call) -> float | None:
+    async def _enter(self, call: Call) -> float | None:
         """Wait until the call may be made; the name of its slot if it is a trial."""
         while True:
             if call.cancel is not None:
@@ -224,7 +248,7 @@ class Breakers:
                 raise BreakerOpen(call.name, until, call.when_open)
             await self._wait(call, until)
 
-    async def leave(self, call: Call, failure: Failure | None) -> None:
+    async def _leave(self, call: Call, failure: Failure | None) -> None:
         """Tell the breaker how a call ended."""
         breaker, trial = self._fresh(call), call.trial
         if failure is not None:
@@ -291,32 +315,3 @@ class Breakers:
         finally:
             if not moved.done():
                 self._waiting[call.name].remove(moved)
-
-
-class Call(Struct):
-    """One call behind a breaker: an async context manager."""
-
-    breakers: Breakers
-    name: str
-    settings: BreakerSettings
-    when_open: WhenOpen
-    cancel: CancelToken | None
-    timeout: float | None
-    trial: float | None = None
-    failure: Failure | None = None
-
-    def ended(self, failure: Failure | None) -> None:
-        """How the call ended, where no exception tells: None is a success."""
-        self.failure = failure
-
-    async def __aenter__(self) -> Call:
-        self.trial = await self.breakers.enter(self)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.breakers.leave(self, self.failure if error is None else judge(error))

@@ -82,17 +82,6 @@ class ItemRunner:
             self._paces[stage.name] = Pace(rate, self.clock)
         return self._paces[stage.name]
 
-    def guard(self, stage: Stage, token: CancelToken) -> Any:
-        info = stage.info
-        assert info.breaker is not None
-        return self.scope.breakers.call(
-            info.breaker,
-            self.scope.pipeline.breakers.get(info.breaker, DEFAULT),
-            when_open=info.when_open,
-            cancel=token,
-            timeout=info.timeout,
-        )
-
     async def with_input(self, stage: Stage, item: ItemRecord, ctx: StageContext) -> CallSpec:
         if stage.info.kind is StageKind.STEP:
             return CallSpec(stage, ctx, *await self._results(stage))
@@ -172,7 +161,10 @@ class _Item(Struct):
             if info.rate is not None:
                 await self.runner.pace(self.stage, info.rate).turn(self.token)
             try:
-                ended = await (self._call() if info.breaker is None else self._guarded_call())
+                if info.breaker is None:
+                    ended = await self._call()
+                else:
+                    ended = await self._guarded_call(info.breaker)
             except BreakerOpen as closed:
                 return self._kept_out(closed)
             if isinstance(ended, ItemRecord):
@@ -182,8 +174,15 @@ class _Item(Struct):
                 return self._failed(ended)
             await pause(self.runner.clock, delay, self.token)
 
-    async def _guarded_call(self) -> ItemRecord | Failure:
-        async with self.runner.guard(self.stage, self.token) as call:
+    async def _guarded_call(self, breaker: str) -> ItemRecord | Failure:
+        info, scope = self.stage.info, self.runner.scope
+        async with scope.breakers.call(
+            breaker,
+            scope.pipeline.breakers.get(breaker, DEFAULT),
+            when_open=info.when_open,
+            cancel=self.token,
+            timeout=info.timeout,
+        ) as call:
             ended = await self._call()
             call.ended(None if isinstance(ended, ItemRecord) else ended)
             return ended

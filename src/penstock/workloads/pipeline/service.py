@@ -245,8 +245,7 @@ class RunReader:
 
 
 class PipelineService:
-    """Starts runs, and calls the hooks of those that end without their runner. It checks no
-    rights."""
+    """What all callers share; it calls the hooks of runs that end without their runner."""
 
     def __init__(
         self,
@@ -262,9 +261,8 @@ class PipelineService:
         """`executors` know the pipelines of this process: the defaults of their configs, and the
         hooks to call for a run that ends without its runner."""
         self.reader = RunReader(jobs, blobs, shared, clock)
-        self.jobs, self.gateway, self.clock = jobs, gateway, clock
-        self._blobs, self._shared, self._executors = blobs, shared, executors
-        self._ids = ids or IdSource()
+        self.jobs, self.gateway, self.blobs, self.shared = jobs, gateway, blobs, shared
+        self.clock, self.executors, self.ids = clock, executors, ids or IdSource()
         self._ended: asyncio.Queue[str] = asyncio.Queue()
         self._forgot_at = float("-inf")
 
@@ -275,14 +273,14 @@ class PipelineService:
         for stride in strides:
             if stride.path.after in TERMINAL:
                 for job in stride.jobs:
-                    if any(one.has_hooks(job.request.topic) for one in self._executors):
+                    if any(one.has_hooks(job.request.topic) for one in self.executors):
                         self._ended.put_nowait(job.job_id)
 
     async def restore(self) -> None:
         """Call hooks that an engine before this one did not get to."""
         since = self.clock.now() - _HOOK_WINDOW
         await self._forget_called(since)
-        for executor in self._executors:
+        for executor in self.executors:
             for topic in filter(executor.has_hooks, executor.topics):
                 query = JobQuery(topic=topic, states=tuple(TERMINAL), tries=True, limit=_RECENT)
                 for job in await self.jobs.find(query):
@@ -291,9 +289,9 @@ class PipelineService:
 
     async def _forget_called(self, before: float) -> None:
         """Drop the marks of hooks that no restarted engine would call again."""
-        for name, at in (await self._shared.read_all(_HOOKED)).items():
+        for name, at in (await self.shared.read_all(_HOOKED)).items():
             if float(at) < before:
-                await self._shared.write(name, None)
+                await self.shared.write(name, None)
         self._forgot_at = self.clock.now()
 
     async def run(self) -> None:
@@ -309,61 +307,15 @@ class PipelineService:
         state, _, _ = await RunRows(self.jobs.read_steps, job_id).head()
         job = await self.jobs.get(job_id)
         called = state is not None and state.hooks_called
-        if job is None or called or await self._shared.read(_HOOKED + job_id) is not None:
+        if job is None or called or await self.shared.read(_HOOKED + job_id) is not None:
             return
         record = await self.reader.record(job)
-        for executor in self._executors:
+        for executor in self.executors:
             await executor.call_hooks(record)
         now = self.clock.now()
-        await self._shared.write(_HOOKED + job_id, str(now).encode())
+        await self.shared.write(_HOOKED + job_id, str(now).encode())
         if self._forgot_at < now - _HOOK_WINDOW:
             await self._forget_called(now - _HOOK_WINDOW)
-
-    # -- asked by callers ---------------------------------------------------------
-
-    async def start(
-        self,
-        name: str,
-        config: dict[str, Any],
-        *,
-        by: str,
-        tenant: str,
-        idempotency_key: str | None = None,
-        retry_of: str | None = None,
-    ) -> PipelineRecord:
-        info = await self.reader.show(name)
-        check_depth(config)
-        check_fields("config", config, info.config_schema)
-        for executor in self._executors:
-            config = executor.plain_config(info.topic, config)
-        payload = msgspec.json.encode(config)
-        wanted = JobRequest(
-            job_id=self._ids.next(self.clock.now()),
-            topic=info.topic,
-            context_ptr=await self._blobs.put(payload),
-            tenant=tenant,
-            idempotency_key=idempotency_key,
-            parent_job_id=retry_of,
-        )
-        job = (await self.gateway.submit([wanted], by=by, fresh=True))[0]
-        is_repeat = idempotency_key is not None and job.request.idempotency_key == idempotency_key
-        if job.job_id != wanted.job_id and not is_repeat:
-            raise PipelineBusy(
-                f"pipeline {name} runs once at a time, and job {job.job_id} is {job.state}",
-                running=job.job_id,
-                hint="wait for it, or cancel it",
-            )
-        return await self.reader.record(job, None if job.job_id != wanted.job_id else config)
-
-    async def reset_breaker(self, name: str) -> Breaker:
-        while True:
-            breaker = await load_breaker(self._shared, name)
-            if breaker is None:
-                there = ", ".join(b.name for b in await self.reader.breakers()) or "none"
-                raise NotFound(f"no breaker {name!r}", hint=f"there are: {there}")
-            closed = reset(breaker)
-            if await store_breaker(self._shared, closed):
-                return closed
 
 
 class PipelineApi:
@@ -393,14 +345,29 @@ class PipelineApi:
             mine = self._mine(tenant)
             if old is not None and old.request.tenant != mine:
                 raise NotFound(f"no run {retry_of!r} of tenant {mine!r}", hint="name its tenant")
-            return await self._service.start(
-                name,
-                config or {},
-                by=self._guard.by,
+            info, given = await self._reader.show(name), config or {}
+            check_depth(given)
+            check_fields("config", given, info.config_schema)
+            for executor in self._service.executors:
+                given = executor.plain_config(info.topic, given)
+            wanted = JobRequest(
+                job_id=self._service.ids.next(self._service.clock.now()),
+                topic=info.topic,
+                context_ptr=await self._service.blobs.put(msgspec.json.encode(given)),
                 tenant=mine,
                 idempotency_key=idempotency_key,
-                retry_of=retry_of,
+                parent_job_id=retry_of,
             )
+            job = (await self._gateway.submit([wanted], by=self._guard.by, fresh=True))[0]
+            if job.job_id == wanted.job_id:
+                return await self._reader.record(job, given)
+            if idempotency_key is None or job.request.idempotency_key != idempotency_key:
+                raise PipelineBusy(
+                    f"pipeline {name} runs once at a time, and job {job.job_id} is {job.state}",
+                    running=job.job_id,
+                    hint="wait for it, or cancel it",
+                )
+            return await self._reader.record(job)
 
     def _mine(self, tenant: str) -> str:
         meant = self._guard.tenant(tenant)
@@ -494,7 +461,15 @@ class PipelineApi:
     async def reset_breaker(self, name: str) -> Breaker:
         with self._guard.doing("breaker.reset", name, role=None):
             self._guard.require_everywhere(KeyRole.OPERATE, "breaker.reset")
-            return await self._service.reset_breaker(name)
+            shared = self._service.shared
+            while True:
+                breaker = await load_breaker(shared, name)
+                if breaker is None:
+                    there = ", ".join(b.name for b in await load_breakers(shared)) or "none"
+                    raise NotFound(f"no breaker {name!r}", hint=f"there are: {there}")
+                closed = reset(breaker)
+                if await store_breaker(shared, closed):
+                    return closed
 
     async def _job(self, job_id: str) -> Job:
         job = self._guard.shown(await self._jobs.get(job_id), job_id)
