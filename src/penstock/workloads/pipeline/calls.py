@@ -134,7 +134,8 @@ class Calls:
         OUTPUT.open()
 
     def run(self, spec: CallSpec) -> Coroutine[Any, Any, Ended]:
-        mode, timeout = spec.stage.info.mode, spec.timeout
+        info = spec.stage.info
+        mode, timeout = info.mode, info.timeout
         if mode == "thread":
             return self._in_thread(spec)
         if mode == "process":
@@ -163,7 +164,7 @@ class Calls:
     # -- in the event loop --------------------------------------------------------
 
     async def _here(self, spec: CallSpec) -> Ended:
-        ctx = cast(Context, spec.ctx)
+        ctx: Any = spec.ctx
         token = running.set(ctx)
         try:
             result = spec.begin()
@@ -309,7 +310,7 @@ def _begin(began: asyncio.Future[None], work: Callable[[], Ended]) -> Ended:
 
 def _perform(spec: CallSpec, most: int) -> Ended:
     """A plain function's call, in its thread."""
-    ctx = cast(Context, spec.ctx)
+    ctx: Any = spec.ctx
     token = running.set(ctx)
     try:
         value = spec.begin()

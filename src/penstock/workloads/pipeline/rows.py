@@ -308,13 +308,17 @@ class RunRows:
             some = min(some * 4, limit)
             if not page.steps:
                 break
-            listed = (item for row in page.steps for item in listed_items(row))
-            listed = (item for item in listed if after < item.seq < stage.total)
             last = page.steps[-1].n
             ended = await self.ended(stage, after, last - after) if stage.done else []
             ends = {row.n: item_of(row) for row in ended if row.n <= last}
-            merged = [ends.get(item.seq, item) for item in listed]
-            found.extend(item for item in merged if not outcomes or item.outcome in outcomes)
+            found += [
+                item
+                for row in page.steps
+                for listed in listed_items(row)
+                if after < listed.seq < stage.total
+                and (item := ends.get(listed.seq, listed))
+                and (not outcomes or item.outcome in outcomes)
+            ]
             after = last
             if not page.more:
                 break

@@ -325,8 +325,10 @@ class StageRun:
         assert task is not None
         perform, is_map = self._runner.perform, stage.info.kind is StageKind.MAP
         try:
-            while self.halted is None and (item := await self._next()) is not None:
-                self._at[task] = item
+            while self.halted is None:
+                if not self._page and not await self._more():
+                    return
+                self._at[task] = item = self._page.popleft()
                 if self._distributed is None:
                     ended, report = await perform(stage, item, self._token)
                 else:
@@ -344,19 +346,16 @@ class StageRun:
         finally:
             self._at.pop(task, None)
 
-    async def _next(self) -> ItemRecord | None:
-        if not self._page and not self._drained:
-            async with self._turn:
-                if not self._page and not self._drained:
-                    await self._read()
-        return self._page.popleft() if self._page else None
-
-    async def _read(self) -> None:
-        page = await self._pending(self._after)
-        self._drained = len(page) < self._page_size
-        if page:
-            self._after = page[-1].seq
-            self._page.extend(page)
+    async def _more(self) -> bool:
+        """Read the next page of items; whether there are any."""
+        async with self._turn:
+            if not self._page and not self._drained:
+                page = await self._pending(self._after)
+                self._drained = len(page) < self._page_size
+                if page:
+                    self._after = page[-1].seq
+                    self._page.extend(page)
+        return bool(self._page)
 
     async def _pending(self, after: int) -> list[ItemRecord]:
         """A page of the items that have not ended."""
