@@ -1,6 +1,6 @@
 """What a stage's function knows of its job, as its parameter `ctx`.
 
-A context belongs to one attempt at one item. What the function counts and complains of is
+A context belongs to one attempt at one item. What the function counts and reports is
 kept there until the item ends, and written together with it: so an item that is run again,
 after a failure or a crash, is counted once.
 """

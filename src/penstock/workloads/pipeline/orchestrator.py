@@ -278,7 +278,7 @@ class AsyncPipelineOrchestrator:
             self._conclude(stage)
 
     def _fail_stage(self, stage: Stage, reason: str, code: str) -> None:
-        self._log.complain(stage.name, reason, code)
+        self._log.add_error(stage.name, reason, code)
         self._end_stage(stage.name, StageStatus.FAILED, reason)
 
     def _conclude(self, stage: Stage) -> None:
@@ -297,7 +297,7 @@ class AsyncPipelineOrchestrator:
         if ended is StageStatus.FAILED:
             reason = _why_failed(stage, now.ok, now.failed, now.total)
         for error in now.errors[:_ITEM_ERRORS]:
-            self._log.complain(stage.name, error, "")
+            self._log.add_error(stage.name, error, "")
         self._end_stage(stage.name, ended, reason, empty=not now.total)
 
     def _end_stage(self, name: str, ended: StageStatus, reason: str = "", **more: Any) -> None:
@@ -345,7 +345,7 @@ class AsyncPipelineOrchestrator:
     ) -> None:
         """An end before that of its stages; `reason` is theirs."""
         log, now = self._log, self._clock.now()
-        log.complain(stage or self.state.current_stage or ORCHESTRATOR, error, code)
+        log.add_error(stage or self.state.current_stage or ORCHESTRATOR, error, code)
         for before in log.stages:
             if not before.is_final:
                 after = cut_short(before, now, bounded(reason, _LONGEST_REASON))

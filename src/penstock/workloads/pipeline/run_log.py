@@ -270,7 +270,7 @@ class RunLog:
             setattr(self.state, name, value)
         self._batch.run = True
 
-    def complain(self, stage: str, message: str, code: str) -> None:
+    def add_error(self, stage: str, message: str, code: str) -> None:
         """An error of the run."""
         self.set(errors=(*self.state.errors, StageError(stage, bounded(message), code)))
 

@@ -207,10 +207,10 @@ class RunReader:
 
     async def event(self, job: Job, entry: Transition) -> PipelineEvent | None:
         """What an entry of a job's history says of its run."""
-        found = await self._told(job, entry)
+        found = await self._kind_and_data(job, entry)
         return None if found is None else PipelineEvent(entry.n, entry.job_id, entry.at, *found)
 
-    async def _told(
+    async def _kind_and_data(
         self, job: Job, entry: Transition
     ) -> tuple[PipelineEventKind, dict[str, Any]] | None:
         if entry.event is JobEvent.START:

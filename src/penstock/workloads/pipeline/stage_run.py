@@ -71,11 +71,7 @@ class Lister:
         """Raises StageFailed where the source is to blame."""
         page: list[ItemRecord] = []
         kind, _, name = self._stage.info.over.partition(":")
-        if kind == "stage":
-            items = self._outputs_of(name)
-        else:
-            items = self._from(self._given(name) if kind == "config" else self._source())
-        async for item in items:
+        async for item in self._outputs_of(name) if kind == "stage" else self._from_values(name):
             page.append(item)
             if len(page) >= self._page:
                 yield page
@@ -102,9 +98,9 @@ class Lister:
 
     # -- from values --------------------------------------------------------------
 
-    async def _from(self, values: AsyncIterator[Any]) -> AsyncIterator[ItemRecord]:
+    async def _from_values(self, field: str) -> AsyncIterator[ItemRecord]:
         index = 0
-        async for value in values:
+        async for value in self._values(field):
             try:
                 data = encode(value)
                 yield self._item(str(index), await self._payloads.put(data), data)
@@ -112,15 +108,15 @@ class Lister:
                 yield _unfit(str(index), problem)
             index += 1
 
-    async def _given(self, field: str) -> AsyncIterator[Any]:
-        config = self._runner.scope.config
-        found = config.get(field) if isinstance(config, Mapping) else getattr(config, field, None)
-        for value in self._iterable(found, f"config.{field}"):
-            yield value
-
-    async def _source(self) -> AsyncIterator[Any]:
-        source = self._stage.source
-        assert source is not None
+    async def _values(self, field: str) -> AsyncIterator[Any]:
+        """What its source gives; without one, what is in the field of the config."""
+        config, source = self._runner.scope.config, self._stage.source
+        if source is None:
+            is_dict = isinstance(config, Mapping)
+            found = config.get(field) if is_dict else getattr(config, field, None)
+            for value in self._iterable(found, f"config.{field}"):
+                yield value
+            return
         try:
             async for value in self._asked(source):
                 yield value
