@@ -25,6 +25,7 @@ from penstock.workloads.pipeline.records import (
     StageRecord,
     StageStatus,
 )
+from penstock.workloads.pipeline.run_config import resolved_schema
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -393,8 +394,8 @@ _NO_BOUNDS = ("type", "default", "title", "description")
 def config_fields(schema: Schema, whole: Schema | None = None, outer: str = "") -> Iterator[Row]:
     """A row a field; one inside an object is OUTER.INNER."""
     whole = schema if whole is None else whole
-    for name, given in _resolved(schema, whole).get("properties", {}).items():
-        field = _resolved(given, whole)
+    for name, given in resolved_schema(schema, whole).get("properties", {}).items():
+        field = resolved_schema(given, whole)
         if field.get("properties") and outer.count(".") < _DEEPEST:
             yield from config_fields(field, whole, f"{outer}{name}.")
             continue
@@ -410,7 +411,7 @@ def config_fields(schema: Schema, whole: Schema | None = None, outer: str = "") 
 
 def changed_fields(config: Mapping[str, Any], schema: Schema) -> dict[str, str]:
     """The fields of a config that are not at their defaults, as JSON."""
-    known = _resolved(schema, schema).get("properties", {})
+    known = resolved_schema(schema, schema).get("properties", {})
     return {
         name: msgspec.json.encode(value).decode()
         for name, value in config.items()
@@ -418,15 +419,9 @@ def changed_fields(config: Mapping[str, Any], schema: Schema) -> dict[str, str]:
     }
 
 
-def _resolved(schema: Schema, whole: Schema) -> Schema:
-    while "$ref" in schema:
-        schema = whole.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
-    return schema
-
-
 def _type(schema: Schema, whole: Schema) -> tuple[str, str]:
     """A type and its bounds, in the words of JSON schema."""
-    schema = _resolved(schema, whole)
+    schema = resolved_schema(schema, whole)
     if "anyOf" in schema:
         kinds, limits = zip(*(_type(one, whole) for one in schema["anyOf"]), strict=True)
         return " or ".join(dict.fromkeys(kinds)), ", ".join(filter(None, limits))

@@ -68,7 +68,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 def check_fields(field: str, value: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
     """Raise InvalidRequest, naming the field, for a config that its type would refuse."""
-    resolved = _resolved(schema, schema)
+    resolved = resolved_schema(schema, schema)
     known = resolved.get("properties")
     if known is not None:
         for name in value:
@@ -79,7 +79,7 @@ def check_fields(field: str, value: Mapping[str, Any], schema: Mapping[str, Any]
 
 
 def _check(field: str, value: Any, schema: Mapping[str, Any], root: Mapping[str, Any]) -> None:
-    schema = _resolved(schema, root)
+    schema = resolved_schema(schema, root)
     if "anyOf" in schema:
         _check_any(field, value, schema["anyOf"], root)
         return
@@ -118,7 +118,7 @@ def _check_any(
         try:
             _check(field, value, choice, root)
         except InvalidRequest as wrong:
-            is_kind = _is(value, str(_resolved(choice, root).get("type")))
+            is_kind = _is(value, str(resolved_schema(choice, root).get("type")))
             problem = wrong if problem is None or is_kind else problem
         else:
             return
@@ -149,7 +149,7 @@ def _is(value: Any, kind: str) -> bool:
     return isinstance(value, _TYPES.get(kind, (object,)))
 
 
-def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+def resolved_schema(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a `$ref` into the schema's own definitions stands for."""
     seen = 0
     while (reference := schema.get("$ref")) is not None and seen < 20:
