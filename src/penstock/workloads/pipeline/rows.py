@@ -311,14 +311,12 @@ class RunRows:
             last = page.steps[-1].n
             ended = await self.ended(stage, after, last - after) if stage.done else []
             ends = {row.n: item_of(row) for row in ended if row.n <= last}
-            found += [
-                item
-                for row in page.steps
-                for listed in listed_items(row)
-                if after < listed.seq < stage.total
-                and (item := ends.get(listed.seq, listed))
-                and (not outcomes or item.outcome in outcomes)
-            ]
+            for row in page.steps:
+                for listed in listed_items(row):
+                    item = ends.get(listed.seq, listed)
+                    is_meant = not outcomes or item.outcome in outcomes
+                    if is_meant and after < item.seq < stage.total:
+                        found.append(item)
             after = last
             if not page.more:
                 break
