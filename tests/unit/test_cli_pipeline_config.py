@@ -129,3 +129,8 @@ def test_only_what_was_said_is_told_of_a_config() -> None:
     assert changed_fields(config, SCHEMA).keys() >= {"name", "size"}
     assert not {"sources", "share", "kind", "maybe"} & changed_fields(config, SCHEMA).keys()
     assert changed_fields({"a": [1]}, {}) == {"a": "[1]"}
+
+
+def test_a_schema_that_refers_to_itself_shows_no_fields() -> None:
+    circle = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+    assert list(config_fields(circle)) == []

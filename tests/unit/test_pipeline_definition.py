@@ -99,6 +99,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: one(breakers={"feeds": {"treshold": 2}}),
         "breaker feeds: Object contains unknown field `treshold`",
     ),
+    "an unknown status policy": (lambda: one(policy="lenient"), "no status policy 'lenient'"),
     "an unknown policy for a change": (lambda: one(on_change="hope"), "none of resume, restart"),
     "an unknown policy for an orphan": (lambda: one(on_orphan="adopt"), "none of resume, fail"),
     "a summary after no stage": (

@@ -35,6 +35,7 @@ from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.core.job import NO_RETRY, Retry, RetryPolicy
 from penstock.core.verdict import parse_duration
 from penstock.ports.executor import Context
+from penstock.workloads.pipeline import status
 from penstock.workloads.pipeline.breakers import BreakerSettings
 from penstock.workloads.pipeline.payloads import Codec
 from penstock.workloads.pipeline.records import (
@@ -277,6 +278,7 @@ class Definition:
         self.config_type = config
         self.policy = policy
         """A name of `status.POLICIES`, or a function of the stages' records."""
+        status.policy_of(policy)
         self.single_flight = single_flight
         self.on_change = choice(OnChange, "on_change", on_change)
         self.on_orphan = choice(OnOrphan, "on_orphan", on_orphan)

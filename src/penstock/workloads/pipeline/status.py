@@ -24,14 +24,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from penstock.core.errors import Misconfigured
 from penstock.lifecycles.pipeline import PipelineJobStatus
-from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.records import StageKind, StageRecord, StageStatus
+
+if TYPE_CHECKING:
+    from penstock.workloads.pipeline.definition import Stage
 
 StagePolicy = Callable[[Sequence[StageRecord]], PipelineJobStatus]
 
