@@ -332,8 +332,7 @@ class StageRun:
                         stage, log.known[stage.name], item, self._runner.scope.output_counts
                     )
                 self.output = ended.output
-                kept = ended if self.halted is None else self._kept(ended)
-                if kept is not None:
+                if (kept := self._kept(ended)) is not None:
                     log.end(stage.name, kept, report if kept is ended else None)
                     if is_map:  # a step's end is written with its stage's
                         log.wake()
@@ -359,7 +358,9 @@ class StageRun:
         return await self._rows.items(stage, after=after, limit=self._page_size, outcomes=outcomes)
 
     def _kept(self, ended: ItemRecord) -> ItemRecord | None:
-        """What is written of an item that ended while the stage was being halted."""
+        """What is written of an item that ended, maybe while the stage was being halted."""
+        if self.halted is None:
+            return ended
         if self._over:
             return None
         if ended.error_class is not ErrorClass.CANCELLED:
