@@ -36,7 +36,7 @@ from penstock.workloads.function.processes import ProcessPool
 from penstock.workloads.function.threads import Call, ThreadPool
 from penstock.workloads.pipeline.context import RunOptions, RunScope, StageContext
 from penstock.workloads.pipeline.definition import Stage
-from penstock.workloads.pipeline.pacing import release
+from penstock.workloads.pipeline.pacing import pause, release
 from penstock.workloads.pipeline.payloads import TOO_MANY_OUTPUTS, Unfit
 
 NOT_IMPORTABLE = "NOT_IMPORTABLE"
@@ -281,11 +281,7 @@ class Calls:
     # -- time ---------------------------------------------------------------------
 
     async def _in_time(self, work: asyncio.Future[Any], seconds: float) -> bool:
-        alarm = asyncio.ensure_future(self._clock.sleep(seconds))
-        try:
-            await asyncio.wait((work, alarm), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            alarm.cancel()
+        await pause(self._clock, seconds, wake=work)
         return work.done()
 
     def leave(self, name: str, is_over: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
@@ -15,7 +16,7 @@ async def pause(
     clock: Clock,
     seconds: float | None,
     cancel: CancelToken | None = None,
-    wake: asyncio.Future[None] | None = None,
+    wake: asyncio.Future[Any] | None = None,
 ) -> None:
     """Sleep, or until `wake` is done; None: only until then. `wake` is left as it is.
 

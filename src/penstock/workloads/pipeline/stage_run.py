@@ -28,6 +28,7 @@ from penstock.workloads.pipeline.context import AsyncStageContext, StageContext,
 from penstock.workloads.pipeline.definition import Stage
 from penstock.workloads.pipeline.distributed import DistributedItems
 from penstock.workloads.pipeline.items import ItemRunner, check_report
+from penstock.workloads.pipeline.pacing import pause, release
 from penstock.workloads.pipeline.payloads import WRONG_TYPE, Unfit, encode, outputs_of
 from penstock.workloads.pipeline.records import ErrorClass, ItemOutcome, ItemRecord, StageKind
 from penstock.workloads.pipeline.retrying import TIMEOUT, bounded
@@ -246,8 +247,8 @@ class StageRun:
         self._token = CancelToken()
         self.halted: Stop | None = None
         self._driven: asyncio.Future[None] | None = None
-        """Done when the work is, or when the stage is halted."""
-        self._hurried: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """What is waited for: done when the work is, or when the stage is halted or hurried."""
+        self._is_hurried = False
         is_step = stage.info.kind is StageKind.STEP
         self._page = deque([ItemRecord(seq=0, key="")] if is_step else ())
         self._after, self._drained = -1, is_step
@@ -280,13 +281,16 @@ class StageRun:
         if self.halted is None:
             self.halted = why
             self._token.request(reason)
-            if self._driven is not None and not self._driven.done():
-                self._driven.set_result(None)
+            self._wait_no_longer()
 
     def hurry(self) -> None:
         """Wait for nothing any more that was asked to stop."""
-        if not self._hurried.done():
-            self._hurried.set_result(None)
+        self._is_hurried = True
+        self._wait_no_longer()
+
+    def _wait_no_longer(self) -> None:
+        if self._driven is not None:
+            release((self._driven,))
 
     # -- listing ------------------------------------------------------------------
 
@@ -426,12 +430,12 @@ class StageRun:
             await self._ended_within(tasks, moment)
         if mode != "thread":
             _cancel(tasks)
-        if mode == "thread" and self.halted is Stop.LOST:
-            await asyncio.wait(
-                (_all_done(tasks), self._hurried), return_when=asyncio.FIRST_COMPLETED
-            )
+        if mode == "process":  # they are killed, and so end soon
+            if alive := [task for task in tasks if not task.done()]:
+                await _all_done(alive)
         else:
-            await self._ended_within(tasks, None if mode == "process" else rest)
+            is_lost = mode == "thread" and self.halted is Stop.LOST
+            await self._ended_within(tasks, None if is_lost else rest)
         for task in tasks:
             if not task.done() and (item := self._at.get(task)) is not None:
                 self._runner.calls.leave(f"{self._stage.name}/{item.key}", task.done)
@@ -442,15 +446,12 @@ class StageRun:
     async def _ended_within(
         self, tasks: Sequence[asyncio.Task[None]], seconds: float | None
     ) -> None:
+        """Wait for them so long; None: as long as they take. Nobody waits once it is hurried."""
         alive = [task for task in tasks if not task.done()]
-        if not alive or (seconds is not None and seconds <= 0):
+        if not alive or self._is_hurried or (seconds is not None and seconds <= 0):
             return
-        waits: list[asyncio.Future[Any]] = [_all_done(alive)]
-        if seconds is not None:
-            waits += [asyncio.ensure_future(self._clock.sleep(seconds)), self._hurried]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if seconds is not None:
-            waits[1].cancel()
+        self._driven = _all_done(alive)
+        await pause(self._clock, seconds, wake=self._driven)
 
 
 def _fresh(page: list[ItemRecord], keys: set[str] | None) -> list[ItemRecord]:
