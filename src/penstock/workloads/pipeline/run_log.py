@@ -375,36 +375,35 @@ class RunLog:
         """Until nothing waits. After a failure nobody writes any more."""
         while self._batch.asked:
             batch, self._batch = self._batch, _Batch()
-            if not await self._write(batch):
+            try:
+                self.touch()
+                rows, notes = self._rows_of(batch), batch.notes
+                # The last notes go with the rows: a stage ends as they say.
+                while len(notes) > MAX_NOTES:
+                    await self._write_rows((), notes[:MAX_NOTES])
+                    notes = notes[MAX_NOTES:]
+                if rows or notes:
+                    await self._write_rows(rows, notes)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                self._broken = error
+                batch.settle(error)
+                self._batch.settle(error)
+                self.when_broken()
                 return
+            batch.settle()
         self._is_writing = False
 
-    async def _write(self, batch: _Batch) -> bool:
-        try:
-            self.touch()
-            # A long checkpoint that is cut off keeps its first rows. So a stage goes before its
-            # items while it runs, and after them when it has ended.
-            rows, ended = list[Step](), list[Step]()
-            for name in batch.changed:
-                stage = self.stage(name)
-                (ended if stage.is_final else rows).append(stage_row(stage))
-            rows += batch.rows
-            rows += ended
-            if batch.run:
-                rows.append(run_row(self.state))
-            notes = batch.notes  # the last ones go with the rows: a stage ends as it says
-            while len(notes) > MAX_NOTES:
-                await self._write_rows((), notes[:MAX_NOTES])
-                notes = notes[MAX_NOTES:]
-            if rows or notes:
-                await self._write_rows(rows, notes)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            self._broken = error
-            batch.settle(error)
-            self._batch.settle(error)
-            self.when_broken()
-            return False
-        batch.settle()
-        return True
+    def _rows_of(self, batch: _Batch) -> Sequence[Step]:
+        # A long checkpoint that is cut off keeps its first rows. So a stage goes before its
+        # items while it runs, and after them when it has ended.
+        rows, ended = list[Step](), list[Step]()
+        for name in batch.changed:
+            stage = self.stage(name)
+            (ended if stage.is_final else rows).append(stage_row(stage))
+        rows += batch.rows
+        rows += ended
+        if batch.run:
+            rows.append(run_row(self.state))
+        return rows

@@ -112,7 +112,7 @@ def stage_status(
 
 
 def _stopped(stages: Iterable[StageRecord]) -> bool:
-    return any(stage.critical and stage.status is StageStatus.FAILED for stage in stages)
+    return StageStatus.FAILED in {stage.status for stage in stages if stage.critical}
 
 
 def _checked(answer: Any) -> PipelineJobStatus:
