@@ -15,7 +15,6 @@ from collections.abc import (
     Callable,
     Coroutine,
     Generator,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
@@ -220,73 +219,37 @@ async def _close(values: AsyncIterator[T]) -> None:
 class _Caller:
     __slots__ = ()
     _engine: EngineCalls
+    _part = ""
+    """The part of the engine's API that its methods are passed on to; empty: the API itself."""
+
+    @property
+    def _awaited(self) -> tuple[str, ...]:
+        """The jobs that its methods wait for, those that wait."""
+        return ()
 
 
 def twins(
     method: Callable[Concatenate[S, EngineApi, P], Coroutine[Any, Any, T]],
+    told: Any = None,
+    *,
+    hidden: str = "api",
+    waits: bool = False,
 ) -> Twins[S, P, T]:
-    """A blocking method and its async twin, of a coroutine that is given the engine's API."""
-    return _made(method, method, "api")
+    """A blocking method and its async twin, of a coroutine that is given the engine's API.
 
-
-def passed_on(
-    method: Callable[Concatenate[EngineApi, P], Coroutine[Any, Any, T]],
-) -> Twins[_Caller, P, T]:
-    """A method of the engine, as it is."""
-    name = method.__name__
-
-    async def call(self: _Caller, api: EngineApi, /, *args: P.args, **given: P.kwargs) -> T:
-        return await getattr(api, name)(*args, **given)  # type: ignore[no-any-return]
-
-    return _made(call, method, "")
-
-
-def about_job(
-    method: Callable[Concatenate[EngineApi, str, P], Coroutine[Any, Any, T]],
-) -> Twins[JobHandle[Any], P, T]:
-    """A method of the engine that is given a job's id, for the job at hand."""
-    name = method.__name__
-
-    async def call(self: JobHandle[Any], api: EngineApi, /, *args: P.args, **given: P.kwargs) -> T:
-        return await getattr(api, name)(self.job_id, *args, **given)  # type: ignore[no-any-return]
-
-    return _made(call, method, "job_id")
-
-
-def _made(
-    call: Callable[Concatenate[S, EngineApi, P], Coroutine[Any, Any, T]], told: Any, hidden: str
-) -> Twins[S, P, T]:
-    """The twins of `call`, with name, text and parameters as `told` has them."""
+    They have name, text and parameters of `told`, without the `hidden` one; without `told`, of
+    `method`. `waits`: it waits for jobs.
+    """
 
     def run(self: S, /, *args: P.args, **given: P.kwargs) -> T:
-        return self._engine.run(lambda api: call(self, api, *args, **given))
+        engine, jobs = self._engine, self._awaited if waits else ()
+        return engine.wait(lambda api: method(self, api, *args, **given), jobs)
 
     async def arun(self: S, /, *args: P.args, **given: P.kwargs) -> T:
-        return await self._engine.arun(lambda api: call(self, api, *args, **given))
+        engine, jobs = self._engine, self._awaited if waits else ()
+        return await engine.await_(lambda api: method(self, api, *args, **given), jobs)
 
-    return _told(run, arun, told, hidden)
-
-
-def _waiting(
-    call: Callable[Concatenate[JobHandle[Any], EngineApi, P], Coroutine[Any, Any, T]],
-    told: Any,
-    hidden: str,
-) -> Twins[JobHandle[Any], P, T]:
-    """The same, of a coroutine that waits for the job at hand."""
-
-    def run(self: JobHandle[Any], /, *args: P.args, **given: P.kwargs) -> T:
-        return self._engine.wait(lambda api: call(self, api, *args, **given), self._awaited)
-
-    async def arun(self: JobHandle[Any], /, *args: P.args, **given: P.kwargs) -> T:
-        return await self._engine.await_(lambda api: call(self, api, *args, **given), self._awaited)
-
-    return _told(run, arun, told, hidden)
-
-
-def _told(
-    run: Method[S, P, T], arun: Method[S, P, Coroutine[Any, Any, T]], told: Any, hidden: str
-) -> Twins[S, P, T]:
-    """Twins, with name, text and parameters as `told` has them."""
+    told = told or method
     signature = inspect.signature(told)
     parameters = [one for name, one in signature.parameters.items() if name != hidden]
     made: Any
@@ -295,6 +258,33 @@ def _told(
         made.__doc__ = told.__doc__
         made.__signature__ = signature.replace(parameters=parameters)
     return run, arun
+
+
+def passed_on(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Twins[_Caller, P, T]:
+    """A method of the engine's API, or of a part of it, as it is."""
+    name = method.__name__
+
+    async def call(self: _Caller, api: EngineApi, /, *args: P.args, **given: P.kwargs) -> T:
+        target = getattr(api, self._part) if self._part else api
+        return await getattr(target, name)(*args, **given)  # type: ignore[no-any-return]
+
+    return twins(call, method, hidden="")
+
+
+def about_job(
+    method: Callable[Concatenate[EngineApi, str, P], Coroutine[Any, Any, T]],
+    *,
+    waits: bool = False,
+) -> Twins[JobHandle[Any], P, T]:
+    """A method of the engine that is given a job's id, for the job at hand."""
+    name = method.__name__
+
+    async def call(self: JobHandle[Any], api: EngineApi, /, *args: P.args, **given: P.kwargs) -> T:
+        return await getattr(api, name)(self.job_id, *args, **given)  # type: ignore[no-any-return]
+
+    return twins(call, method, hidden="job_id", waits=waits)
 
 
 # -- the engine's client ----------------------------------------------------------
@@ -385,17 +375,6 @@ class Client(_Caller):
         return await self._asubmit(
             *_requests(topic, payloads, request_fields(options, True, self._now))
         )
-
-    def _submit_lean(
-        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
-    ) -> list[JobHandle[Any]]:
-        """The same, with handles that hold no records."""
-        return _lean(self._submit_checked(topic, payloads, options))
-
-    async def _asubmit_lean(
-        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
-    ) -> list[JobHandle[Any]]:
-        return _lean(await self._asubmit_checked(topic, payloads, options))
 
     async def _request(
         self,
@@ -569,93 +548,79 @@ class ClientPart(_Caller):
     """A part of an EngineApi, as `client.schedules`, with blocking methods; each has an async twin
     with an `a` before its name."""
 
-    _part: str
-
     def __init__(self, engine: EngineCalls) -> None:
         self._engine = engine
-
-
-def of_part(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-) -> Twins[ClientPart, P, T]:
-    """A method of a part of the engine's API, as it is."""
-    name = method.__name__
-
-    async def call(self: ClientPart, api: EngineApi, /, *args: P.args, **given: P.kwargs) -> T:
-        return await getattr(getattr(api, self._part), name)(*args, **given)  # type: ignore[no-any-return]
-
-    return _made(call, method, "")
 
 
 class ApprovalsClient(ClientPart):
     """See `penstock.ports.engine_api.Approvals`."""
 
     _part = "approvals"
-    approve, aapprove = of_part(Approvals.approve)
-    reject, areject = of_part(Approvals.reject)
+    approve, aapprove = passed_on(Approvals.approve)
+    reject, areject = passed_on(Approvals.reject)
 
 
 class PolicyClient(ClientPart):
     """See `penstock.ports.engine_api.Policy`."""
 
     _part = "policy"
-    current, acurrent = of_part(Policy.current)
-    explain, aexplain = of_part(Policy.explain)
-    simulate, asimulate = of_part(Policy.simulate)
-    reload, areload = of_part(Policy.reload)
+    current, acurrent = passed_on(Policy.current)
+    explain, aexplain = passed_on(Policy.explain)
+    simulate, asimulate = passed_on(Policy.simulate)
+    reload, areload = passed_on(Policy.reload)
 
 
 class SchedulesClient(ClientPart):
     """See `penstock.ports.engine_api.Schedules`."""
 
     _part = "schedules"
-    put, aput = of_part(Schedules.put)
-    list, alist = of_part(Schedules.list)
-    get, aget = of_part(Schedules.get)
-    pause, apause = of_part(Schedules.pause)
-    fire, afire = of_part(Schedules.fire)
-    delete, adelete = of_part(Schedules.delete)
+    put, aput = passed_on(Schedules.put)
+    list, alist = passed_on(Schedules.list)
+    get, aget = passed_on(Schedules.get)
+    pause, apause = passed_on(Schedules.pause)
+    fire, afire = passed_on(Schedules.fire)
+    delete, adelete = passed_on(Schedules.delete)
 
 
 class LimitsClient(ClientPart):
     """See `penstock.ports.engine_api.Limits`."""
 
     _part = "limits"
-    put, aput = of_part(Limits.put)
-    list, alist = of_part(Limits.list)
-    delete, adelete = of_part(Limits.delete)
+    put, aput = passed_on(Limits.put)
+    list, alist = passed_on(Limits.list)
+    delete, adelete = passed_on(Limits.delete)
 
 
 class KeysClient(ClientPart):
     """See `penstock.ports.engine_api.Keys`."""
 
     _part = "keys"
-    create, acreate = of_part(Keys.create)
-    list, alist = of_part(Keys.list)
-    revoke, arevoke = of_part(Keys.revoke)
+    create, acreate = passed_on(Keys.create)
+    list, alist = passed_on(Keys.list)
+    revoke, arevoke = passed_on(Keys.revoke)
 
 
 class AuditClient(ClientPart):
     """See `penstock.ports.engine_api.Audit`."""
 
     _part = "audit"
-    read, aread = of_part(Audit.read)
+    read, aread = passed_on(Audit.read)
 
 
 class PipelinesClient(ClientPart):
     """See `penstock.workloads.pipeline.interface.Pipelines`."""
 
     _part = "pipelines"
-    list, alist = of_part(Pipelines.list)
-    show, ashow = of_part(Pipelines.show)
-    start, astart = of_part(Pipelines.start)
-    get, aget = of_part(Pipelines.get)
-    runs, aruns = of_part(Pipelines.runs)
-    items, aitems = of_part(Pipelines.items)
-    cancel, acancel = of_part(Pipelines.cancel)
-    retry_failed, aretry_failed = of_part(Pipelines.retry_failed)
-    breakers, abreakers = of_part(Pipelines.breakers)
-    reset_breaker, areset_breaker = of_part(Pipelines.reset_breaker)
+    list, alist = passed_on(Pipelines.list)
+    show, ashow = passed_on(Pipelines.show)
+    start, astart = passed_on(Pipelines.start)
+    get, aget = passed_on(Pipelines.get)
+    runs, aruns = passed_on(Pipelines.runs)
+    items, aitems = passed_on(Pipelines.items)
+    cancel, acancel = passed_on(Pipelines.cancel)
+    retry_failed, aretry_failed = passed_on(Pipelines.retry_failed)
+    breakers, abreakers = passed_on(Pipelines.breakers)
+    reset_breaker, areset_breaker = passed_on(Pipelines.reset_breaker)
 
     def stream(self, job_id: str, after: int = 0) -> Iterator[PipelineEvent]:
         """What happens to a run, from an event's id on, until it has ended."""
@@ -669,18 +634,18 @@ class BatchesClient(ClientPart):
     """See `penstock.workloads.llm.batches.Batches`."""
 
     _part = "batches"
-    begin_upload, abegin_upload = of_part(Batches.begin_upload)
-    write_upload, awrite_upload = of_part(Batches.write_upload)
-    keep_upload, akeep_upload = of_part(Batches.keep_upload)
-    drop_upload, adrop_upload = of_part(Batches.drop_upload)
-    file, afile = of_part(Batches.file)
-    files, afiles = of_part(Batches.files)
-    read_file, aread_file = of_part(Batches.read_file)
-    delete_file, adelete_file = of_part(Batches.delete_file)
-    create, acreate = of_part(Batches.create)
-    get, aget = of_part(Batches.get)
-    list, alist = of_part(Batches.list)
-    cancel, acancel = of_part(Batches.cancel)
+    begin_upload, abegin_upload = passed_on(Batches.begin_upload)
+    write_upload, awrite_upload = passed_on(Batches.write_upload)
+    keep_upload, akeep_upload = passed_on(Batches.keep_upload)
+    drop_upload, adrop_upload = passed_on(Batches.drop_upload)
+    file, afile = passed_on(Batches.file)
+    files, afiles = passed_on(Batches.files)
+    read_file, aread_file = passed_on(Batches.read_file)
+    delete_file, adelete_file = passed_on(Batches.delete_file)
+    create, acreate = passed_on(Batches.create)
+    get, aget = passed_on(Batches.get)
+    list, alist = passed_on(Batches.list)
+    cancel, acancel = passed_on(Batches.cancel)
 
 
 # -- requests ---------------------------------------------------------------------
@@ -769,6 +734,10 @@ class JobHandle(_Caller, Generic[T_co]):
         state = "" if self._record is None else f" {self._record.state}"
         return f"<job {self.job_id}{state}>"
 
+    def _by_id(self) -> JobHandle[T_co]:
+        """A handle of the same job that does not hold its record."""
+        return JobHandle(self._engine, self.job_id)
+
     def __await__(self) -> Generator[Any, None, T_co]:
         return self.aresult().__await__()
 
@@ -805,9 +774,6 @@ class JobHandle(_Caller, Generic[T_co]):
         function = self._engine.functions.get(outcome.topic)
         reader = values.PLAIN if function is None else function.returns
         return cast(T_co, reader.read(outcome.payload, media_type(outcome.pointer)))
-
-    async def _wait(self, api: EngineApi, timeout: float | None = None) -> Job:
-        return await api.wait(self.job_id, timeout)
 
     async def _refresh(self, api: EngineApi) -> Job:
         """Look at the record again."""
@@ -852,7 +818,7 @@ class JobHandle(_Caller, Generic[T_co]):
         """Submit it again as a new job, after its newest try ended badly."""
         return JobHandle(self._engine, await api.retry(self.job_id))
 
-    wait, await_end = _waiting(_wait, EngineApi.wait, "job_id")
+    wait, await_end = about_job(EngineApi.wait, waits=True)
     refresh, arefresh = twins(_refresh)
     why, awhy = about_job(EngineApi.why)
     history, ahistory = about_job(EngineApi.history)
@@ -861,7 +827,7 @@ class JobHandle(_Caller, Generic[T_co]):
     cancel, acancel = twins(_cancel)
     approve, aapprove = twins(_approve)
     reject, areject = twins(_reject)
-    artifacts, aartifacts = _waiting(_artifacts, _artifacts, "api")
+    artifacts, aartifacts = twins(_artifacts, waits=True)
     tries, atries = twins(_tries)
     retry, aretry = twins(_retry)
 
@@ -886,11 +852,6 @@ class JobHandle(_Caller, Generic[T_co]):
 
     def afollow(self) -> AsyncIterator[JobUpdate]:
         return self._engine.aeach(self._engine.api.follow(self.job_id))
-
-
-def _lean(handles: Iterable[JobHandle[T]]) -> list[JobHandle[T]]:
-    """Handles of the same jobs without their records."""
-    return [JobHandle(handle._engine, handle.job_id) for handle in handles]
 
 
 class Outcome(Struct, frozen=True, gc=False):

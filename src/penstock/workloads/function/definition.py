@@ -161,15 +161,6 @@ class Submitter(Protocol):
         self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
     ) -> Sequence[JobHandle[Any]]: ...
 
-    def _submit_lean(
-        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
-    ) -> Sequence[JobHandle[Any]]:
-        """The same, with handles that hold no records."""
-
-    async def _asubmit_lean(
-        self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
-    ) -> Sequence[JobHandle[Any]]: ...
-
 
 class _Takes1(Protocol[A_contra, R_co]):
     """What can be called with one argument: of this kind a function is for `map`."""
@@ -433,7 +424,8 @@ def _mapped(job: JobFunction[..., Any], items: Iterable[Any]) -> list[JobHandle[
     mapping = _Mapping(job, items)
     with mapping.interrupted():
         while payloads := mapping.next_chunk():
-            mapping.submitted += job._submitter()._submit_lean(job.topic, payloads, job._options)
+            made = job._submitter()._submit_checked(job.topic, payloads, job._options)
+            mapping.submitted += [handle._by_id() for handle in made]
     return mapping.submitted
 
 
@@ -441,8 +433,8 @@ async def _amapped(job: JobFunction[..., Any], items: Iterable[Any]) -> list[Job
     mapping = _Mapping(job, items)
     with mapping.interrupted():
         while payloads := mapping.next_chunk():
-            submitter = job._submitter()
-            mapping.submitted += await submitter._asubmit_lean(job.topic, payloads, job._options)
+            made = await job._submitter()._asubmit_checked(job.topic, payloads, job._options)
+            mapping.submitted += [handle._by_id() for handle in made]
     return mapping.submitted
 
 
