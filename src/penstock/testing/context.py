@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.app.client import request_fields
@@ -26,7 +26,7 @@ from penstock.ports.blobs import Source, keep_artifact
 from penstock.ports.executor import CancelToken, Environment
 from penstock.ports.steps import RunsSteps
 from penstock.workloads.function.context import running
-from penstock.workloads.function.definition import JobFunction, Mode
+from penstock.workloads.function.definition import Mode, Returns
 from penstock.workloads.function.outcomes import OUTPUT, leave
 from penstock.workloads.function.signature import Signature
 
@@ -64,17 +64,7 @@ class RecordingContext(RunsSteps):
         self._until = time.monotonic() + timeout
         self._reported = threading.Condition()
 
-    @overload
-    def run(
-        self,
-        function: JobFunction[P, Coroutine[Any, Any, T]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T: ...
-    @overload
-    def run(self, function: JobFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-    def run(self, function: JobFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Returns[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a job function here and now, with this as its Context.
 
         Arguments and result are checked, encoded and decoded as by an engine. What the function
@@ -94,19 +84,7 @@ class RecordingContext(RunsSteps):
             OUTPUT.close()
         return _round_trip(value, function.signature)
 
-    @overload
-    async def arun(
-        self,
-        function: JobFunction[P, Coroutine[Any, Any, T]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T: ...
-    @overload
-    async def arun(
-        self, function: JobFunction[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> T: ...
-    async def arun(self, function: JobFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def arun(self, function: Returns[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The same, in the running event loop; a plain function runs in a thread."""
         if function.mode is not Mode.ASYNC:
             return await asyncio.to_thread(self.run, function, *args, **kwargs)
@@ -121,7 +99,7 @@ class RecordingContext(RunsSteps):
         return _round_trip(value, function.signature)
 
     def _begin(
-        self, function: JobFunction[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+        self, function: Returns[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """The arguments as a worker would decode them."""
         payload = function.signature.bind(args, kwargs)
@@ -203,24 +181,12 @@ class RecordingContext(RunsSteps):
             return self._reported.wait_for(reported, timeout)
 
 
-@overload
-def run(
-    function: JobFunction[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
-) -> T: ...
-@overload
-def run(function: JobFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-def run(function: JobFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def run(function: Returns[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a job function here and now: `RecordingContext().run(function, ...)`."""
     return RecordingContext().run(function, *args, **kwargs)
 
 
-@overload
-async def arun(
-    function: JobFunction[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
-) -> T: ...
-@overload
-async def arun(function: JobFunction[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
-async def arun(function: JobFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+async def arun(function: Returns[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """The same in the running event loop."""
     return await RecordingContext().arun(function, *args, **kwargs)
 

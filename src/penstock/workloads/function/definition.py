@@ -155,35 +155,62 @@ class Submitter(Protocol):
 
     def _submit_checked(
         self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
-    ) -> Sequence[JobHandle[Any]]: ...
+    ) -> list[JobHandle[Any]]: ...
 
     async def _asubmit_checked(
         self, topic: str, payloads: Sequence[bytes], options: Mapping[str, Any]
-    ) -> Sequence[JobHandle[Any]]: ...
+    ) -> list[JobHandle[Any]]: ...
 
 
-class _Takes1(Protocol[A_contra, R_co]):
+class _Returns(Protocol[R_co]):
+    """A JobFunction whose jobs return `R_co`, whether it is an `async def` or not."""
+
+    @property
+    def signature(self) -> Signature: ...
+
+    def _returned(self) -> R_co: ...
+
+    def _submit(self, payloads: Sequence[bytes], keys: Keys = None) -> list[JobHandle[Any]]: ...
+
+    async def _asubmit(
+        self, payloads: Sequence[bytes], keys: Keys = None
+    ) -> list[JobHandle[Any]]: ...
+
+    def _bind_all(self, inputs: Arguments) -> list[bytes]: ...
+
+
+class Returns(_Returns[R_co], Protocol[P, R_co]):
+    """The same, with the arguments that a caller gives."""
+
+    fn: Callable[..., Any]
+    topic: str
+    mode: Mode
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
+
+
+class _Takes1(_Returns[R_co], Protocol[A_contra, R_co]):
     """What can be called with one argument: of this kind a function is for `map`."""
 
-    def __call__(self, a: A_contra, /) -> R_co: ...
+    def __call__(self, a: A_contra, /) -> Any: ...
 
 
-class _Takes2(Protocol[A_contra, B_contra, R_co]):
-    def __call__(self, a: A_contra, b: B_contra, /) -> R_co: ...
+class _Takes2(_Returns[R_co], Protocol[A_contra, B_contra, R_co]):
+    def __call__(self, a: A_contra, b: B_contra, /) -> Any: ...
 
 
-class _Takes3(Protocol[A_contra, B_contra, C_contra, R_co]):
-    def __call__(self, a: A_contra, b: B_contra, c: C_contra, /) -> R_co: ...
+class _Takes3(_Returns[R_co], Protocol[A_contra, B_contra, C_contra, R_co]):
+    def __call__(self, a: A_contra, b: B_contra, c: C_contra, /) -> Any: ...
 
 
-class _Takes4(Protocol[A_contra, B_contra, C_contra, D_contra, R_co]):
-    def __call__(self, a: A_contra, b: B_contra, c: C_contra, d: D_contra, /) -> R_co: ...
+class _Takes4(_Returns[R_co], Protocol[A_contra, B_contra, C_contra, D_contra, R_co]):
+    def __call__(self, a: A_contra, b: B_contra, c: C_contra, d: D_contra, /) -> Any: ...
 
 
-class _Takes5(Protocol[A_contra, B_contra, C_contra, D_contra, E_contra, R_co]):
+class _Takes5(_Returns[R_co], Protocol[A_contra, B_contra, C_contra, D_contra, E_contra, R_co]):
     def __call__(
         self, a: A_contra, b: B_contra, c: C_contra, d: D_contra, e: E_contra, /
-    ) -> R_co: ...
+    ) -> Any: ...
 
 
 class JobFunction(Generic[P, R_co]):
@@ -222,65 +249,37 @@ class JobFunction(Generic[P, R_co]):
             return self.fn(current(), *args, **kwargs)
         return self.fn(*args, **kwargs)
 
-    @overload
-    def submit(
-        self: JobFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
-    ) -> JobHandle[T]: ...
-    @overload
-    def submit(self: JobFunction[P, T], *args: P.args, **kwargs: P.kwargs) -> JobHandle[T]: ...
-    def submit(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
+    if TYPE_CHECKING:
+
+        @overload
+        def _returned(self: JobFunction[P, Coroutine[Any, Any, T]]) -> T: ...
+        @overload
+        def _returned(self: JobFunction[P, T]) -> T: ...
+        def _returned(self) -> Any:
+            """What its jobs return, for type checkers."""
+
+    def submit(self: Returns[P, T], *args: P.args, **kwargs: P.kwargs) -> JobHandle[T]:
         """Submit a job with these arguments. Raises InvalidRequest for a wrong one."""
-        payload = self.signature.bind(args, kwargs)
-        return self._submitter()._submit_checked(self.topic, (payload,), self._options)[0]
+        return self._submit((self.signature.bind(args, kwargs),))[0]
 
-    @overload
-    async def asubmit(
-        self: JobFunction[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
-    ) -> JobHandle[T]: ...
-    @overload
-    async def asubmit(
-        self: JobFunction[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> JobHandle[T]: ...
-    async def asubmit(self, *args: Any, **kwargs: Any) -> JobHandle[Any]:
-        payload = self.signature.bind(args, kwargs)
-        submitter = self._submitter()
-        return (await submitter._asubmit_checked(self.topic, (payload,), self._options))[0]
+    async def asubmit(self: Returns[P, T], *args: P.args, **kwargs: P.kwargs) -> JobHandle[T]:
+        return (await self._asubmit((self.signature.bind(args, kwargs),)))[0]
 
-    @overload
     def submit_many(
-        self: JobFunction[P, Coroutine[Any, Any, T]], inputs: Arguments, *, keys: Keys = None
-    ) -> Sequence[JobHandle[T]]: ...
-    @overload
-    def submit_many(
-        self: JobFunction[P, T], inputs: Arguments, *, keys: Keys = None
-    ) -> Sequence[JobHandle[T]]: ...
-    def submit_many(self, inputs: Arguments, *, keys: Keys = None) -> Sequence[JobHandle[Any]]:
+        self: _Returns[T], inputs: Arguments, *, keys: Keys = None
+    ) -> Sequence[JobHandle[T]]:
         """Submit a job for each tuple or dict of arguments; all are checked before any is.
 
         `keys` are their idempotency keys, one for each.
         """
-        payloads, options = self._bind_all(inputs), with_keys(self._options, keys)
-        return self._submitter()._submit_checked(self.topic, payloads, options)
+        return self._submit(self._bind_all(inputs), keys)
 
-    @overload
     async def asubmit_many(
-        self: JobFunction[P, Coroutine[Any, Any, T]], inputs: Arguments, *, keys: Keys = None
-    ) -> Sequence[JobHandle[T]]: ...
-    @overload
-    async def asubmit_many(
-        self: JobFunction[P, T], inputs: Arguments, *, keys: Keys = None
-    ) -> Sequence[JobHandle[T]]: ...
-    async def asubmit_many(
-        self, inputs: Arguments, *, keys: Keys = None
-    ) -> Sequence[JobHandle[Any]]:
-        payloads, options = self._bind_all(inputs), with_keys(self._options, keys)
-        return await self._submitter()._asubmit_checked(self.topic, payloads, options)
+        self: _Returns[T], inputs: Arguments, *, keys: Keys = None
+    ) -> Sequence[JobHandle[T]]:
+        return await self._asubmit(self._bind_all(inputs), keys)
 
-    @overload
-    def map(self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[A]) -> list[JobHandle[T]]: ...
-    @overload
-    def map(self: _Takes1[A, T], items: Iterable[A]) -> list[JobHandle[T]]: ...
-    def map(self: Any, items: Iterable[Any]) -> list[JobHandle[Any]]:
+    def map(self: _Takes1[A, T], items: Iterable[A]) -> list[JobHandle[T]]:
         """Submit a job for each item, which is its only argument.
 
         The items are read in chunks, and each chunk is submitted before the next is read. The
@@ -289,32 +288,14 @@ class JobFunction(Generic[P, R_co]):
         """
         return _mapped(self, ((item,) for item in items))
 
-    @overload
-    async def amap(
-        self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[A]
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    async def amap(self: _Takes1[A, T], items: Iterable[A]) -> list[JobHandle[T]]: ...
-    async def amap(self: Any, items: Iterable[Any]) -> list[JobHandle[Any]]:
+    async def amap(self: _Takes1[A, T], items: Iterable[A]) -> list[JobHandle[T]]:
         return await _amapped(self, ((item,) for item in items))
 
-    @overload
-    def starmap(
-        self: _Takes2[A, B, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B]]
-    ) -> list[JobHandle[T]]: ...
     @overload
     def starmap(self: _Takes2[A, B, T], items: Iterable[tuple[A, B]]) -> list[JobHandle[T]]: ...
     @overload
     def starmap(
-        self: _Takes3[A, B, C, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B, C]]
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    def starmap(
         self: _Takes3[A, B, C, T], items: Iterable[tuple[A, B, C]]
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    def starmap(
-        self: _Takes4[A, B, C, D, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B, C, D]]
     ) -> list[JobHandle[T]]: ...
     @overload
     def starmap(
@@ -322,16 +303,7 @@ class JobFunction(Generic[P, R_co]):
     ) -> list[JobHandle[T]]: ...
     @overload
     def starmap(
-        self: _Takes5[A, B, C, D, E, Coroutine[Any, Any, T]],
-        items: Iterable[tuple[A, B, C, D, E]],
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    def starmap(
         self: _Takes5[A, B, C, D, E, T], items: Iterable[tuple[A, B, C, D, E]]
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    def starmap(
-        self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[tuple[A]]
     ) -> list[JobHandle[T]]: ...
     @overload
     def starmap(self: _Takes1[A, T], items: Iterable[tuple[A]]) -> list[JobHandle[T]]: ...
@@ -341,15 +313,7 @@ class JobFunction(Generic[P, R_co]):
 
     @overload
     async def astarmap(
-        self: _Takes2[A, B, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B]]
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    async def astarmap(
         self: _Takes2[A, B, T], items: Iterable[tuple[A, B]]
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    async def astarmap(
-        self: _Takes3[A, B, C, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B, C]]
     ) -> list[JobHandle[T]]: ...
     @overload
     async def astarmap(
@@ -357,24 +321,11 @@ class JobFunction(Generic[P, R_co]):
     ) -> list[JobHandle[T]]: ...
     @overload
     async def astarmap(
-        self: _Takes4[A, B, C, D, Coroutine[Any, Any, T]], items: Iterable[tuple[A, B, C, D]]
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    async def astarmap(
         self: _Takes4[A, B, C, D, T], items: Iterable[tuple[A, B, C, D]]
     ) -> list[JobHandle[T]]: ...
     @overload
     async def astarmap(
-        self: _Takes5[A, B, C, D, E, Coroutine[Any, Any, T]],
-        items: Iterable[tuple[A, B, C, D, E]],
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    async def astarmap(
         self: _Takes5[A, B, C, D, E, T], items: Iterable[tuple[A, B, C, D, E]]
-    ) -> list[JobHandle[T]]: ...
-    @overload
-    async def astarmap(
-        self: _Takes1[A, Coroutine[Any, Any, T]], items: Iterable[tuple[A]]
     ) -> list[JobHandle[T]]: ...
     @overload
     async def astarmap(self: _Takes1[A, T], items: Iterable[tuple[A]]) -> list[JobHandle[T]]: ...
@@ -394,6 +345,14 @@ class JobFunction(Generic[P, R_co]):
 
     def __repr__(self) -> str:
         return f"<JobFunction {self.topic}: {getattr(self.fn, '__qualname__', self.fn)}>"
+
+    def _submit(self, payloads: Sequence[bytes], keys: Keys = None) -> list[JobHandle[Any]]:
+        options = with_keys(self._options, keys)
+        return self._submitter()._submit_checked(self.topic, payloads, options)
+
+    async def _asubmit(self, payloads: Sequence[bytes], keys: Keys = None) -> list[JobHandle[Any]]:
+        options = with_keys(self._options, keys)
+        return await self._submitter()._asubmit_checked(self.topic, payloads, options)
 
     def _bind_all(self, inputs: Arguments) -> list[bytes]:
         self._check_unnamed()
@@ -420,21 +379,19 @@ class JobFunction(Generic[P, R_co]):
 # -- mapping ----------------------------------------------------------------------
 
 
-def _mapped(job: JobFunction[..., Any], items: Iterable[Any]) -> list[JobHandle[Any]]:
+def _mapped(job: Any, items: Iterable[Any]) -> list[JobHandle[Any]]:
     mapping = _Mapping(job, items)
     with mapping.interrupted():
         while payloads := mapping.next_chunk():
-            made = job._submitter()._submit_checked(job.topic, payloads, job._options)
-            mapping.submitted += [handle._by_id() for handle in made]
+            mapping.add(job._submit(payloads))
     return mapping.submitted
 
 
-async def _amapped(job: JobFunction[..., Any], items: Iterable[Any]) -> list[JobHandle[Any]]:
+async def _amapped(job: Any, items: Iterable[Any]) -> list[JobHandle[Any]]:
     mapping = _Mapping(job, items)
     with mapping.interrupted():
         while payloads := mapping.next_chunk():
-            made = await job._submitter()._asubmit_checked(job.topic, payloads, job._options)
-            mapping.submitted += [handle._by_id() for handle in made]
+            mapping.add(await job._asubmit(payloads))
     return mapping.submitted
 
 
@@ -449,6 +406,9 @@ class _Mapping:
     def next_chunk(self) -> list[bytes]:
         bind = self._job._bind_one
         return [bind(f"items[{index}]", item) for index, item in islice(self._items, _CHUNK)]
+
+    def add(self, handles: Iterable[JobHandle[Any]]) -> None:
+        self.submitted += [handle._by_id() for handle in handles]
 
     @contextmanager
     def interrupted(self) -> Generator[None]:
