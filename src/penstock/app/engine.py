@@ -28,7 +28,7 @@ from penstock.adapters.sqlite.store import SqliteBackend
 from penstock.app.migration import migrate_runs
 from penstock.app.parts import assemble, open_blobs
 from penstock.config import Settings
-from penstock.config.rules import parse_host_port
+from penstock.config.loading import parse_host_port
 from penstock.control.engine_api import EngineAuthenticator, LocalEngineApi, load_paused_pools
 from penstock.control.ledger import Ledger
 from penstock.control.limits import load_limits

@@ -30,7 +30,7 @@ def _layers(ctx: click.Context, param: click.Parameter, value: str | None) -> st
 
 def _address(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """HOST:PORT, one or several; only who listens may leave the port open."""
-    from penstock.config.rules import parse_host_port
+    from penstock.config.loading import parse_host_port
 
     for one in value if isinstance(value, tuple) else (value or "",):
         try:

@@ -13,8 +13,7 @@ from typing import Any, get_type_hints
 
 from msgspec import NODEFAULT, Struct, structs
 
-from penstock.config.loading import PREFIX, RESERVED
-from penstock.config.rules import allowed
+from penstock.config.loading import PREFIX, RESERVED, allowed
 from penstock.config.settings import Pool, Settings
 
 INTRODUCTION = f"""\
