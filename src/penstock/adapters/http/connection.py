@@ -163,39 +163,32 @@ class Connection:
         return answer.read(kind, field)
 
     async def pages(
-        self, path: str, kind: type[T], query: Mapping[str, Any], field: str, size: int = _PAGE
-    ) -> list[T]:
-        """Up to `limit` values of a listing, page by page."""
-        found: list[T] = []
-        cursor: str | None = None
-        while (left := query["limit"] - len(found)) > 0:
-            page = {**query, "limit": min(left, size), "cursor": cursor}
-            response = await self.call("GET", path, query=page, again=True)
-            found += response.read(list[kind], field)  # type: ignore[valid-type]
-            cursor = response.read(_Next).next
-            if cursor is None:
-                break
-        return found
-
-    async def following(
         self,
         path: str,
         kind: type[T],
         query: Mapping[str, Any],
         field: str,
-        number: str,
         size: int = _PAGE,
+        *,
+        number: str = "",
     ) -> list[T]:
-        """The same of a list whose pages begin `after` the `number` of the last one."""
+        """Up to `limit` values of a listing, page by page: from the cursor that a page names on,
+        or, with `number`, `after` that number of its last value."""
         found: list[T] = []
-        after = query["after"]
+        page = dict(query)
         while (left := query["limit"] - len(found)) > 0:
-            page = {**query, "limit": min(left, size), "after": after}
-            some = await self.send("GET", path, list[kind], query=page, field=field)  # type: ignore[valid-type]
+            page["limit"] = min(left, size)
+            response = await self.call("GET", path, query=page, again=True)
+            some = response.read(list[kind], field)  # type: ignore[valid-type]
             found += some
-            if len(some) < page["limit"]:
-                break
-            after = getattr(some[-1], number)
+            if number:
+                if len(some) < page["limit"]:
+                    break
+                page["after"] = getattr(some[-1], number)
+            else:
+                page["cursor"] = response.read(_Next).next
+                if page["cursor"] is None:
+                    break
         return found
 
     async def call(

@@ -162,6 +162,18 @@ class _Part:
             if is_done(answer) or self._clock.monotonic() >= end:
                 return answer
 
+    def _post_waiting(
+        self, path: str, kind: type[T], body: Mapping[str, Any], field: str = ""
+    ) -> Callable[[float, float | None], Awaitable[T]]:
+        """A POST that waits for as long as its body says."""
+        return lambda patience, until: self._http.send(
+            *("POST", path, kind, {**body, "timeout": patience}),
+            wait=patience,
+            again=True,
+            until=until,
+            field=field,
+        )
+
 
 class HttpApprovals(_Part):
     """See `penstock.ports.engine_api.Approvals`."""
@@ -302,23 +314,19 @@ class HttpPipelines(_Part):
     ) -> builtins.list[ItemRecord]:
         path = f"{_run(job_id)}/stages/{segment(stage)}/items"
         query = {"outcome": outcomes, "after": after, "limit": limit}
-        views = await self._http.following(path, ItemView, query, "items", "seq", _RUN_PAGE)
+        views = await self._http.pages(path, ItemView, query, "items", _RUN_PAGE, number="seq")
         return [item_of(view) for view in views]
 
     async def cancel(self, job_id: str, *, reason: str = "", timeout: float = 10.0) -> CancelAnswer:
         answers: builtins.list[CancelAnswer] = []
 
-        async def ask(patience: float, until: float | None) -> CancelAnswer:
-            body, path = {"reason": reason, "timeout": patience}, f"{_run(job_id)}/cancel"
-            answers.append(
-                await self._http.send(
-                    "POST", path, CancelAnswer, body, wait=patience, again=True, until=until
-                )
-            )
-            return answers[-1]
+        def has_ended(answer: CancelAnswer) -> bool:
+            answers.append(answer)
+            return PIPELINE.is_final(answer.status)
 
-        await self._poll(ask, lambda answer: PIPELINE.is_final(answer.status), timeout)
-        first, last = answers[0], answers[-1]
+        ask = self._post_waiting(f"{_run(job_id)}/cancel", CancelAnswer, {"reason": reason})
+        last = await self._poll(ask, has_ended, timeout)
+        first = answers[0]
         # Asked again, a run that our own cancel ended is one that had ended.
         return last if last.accepted else replace(first, status=last.status)
 
@@ -474,21 +482,12 @@ class HttpEngineApi(_Part):
         timeout: float | None = None,
     ) -> list[Ended]:
         body = {"job_ids": job_ids, "count": count, "or_failure": or_failure}
-
-        def ask(patience: float, until: float | None) -> Awaitable[list[Ended]]:
-            return self._http.send(
-                *("POST", "/v1/jobs:wait", list[Ended], {**body, "timeout": patience}),
-                wait=patience,
-                again=True,
-                until=until,
-                field="ended",
-            )
-
+        ask = self._post_waiting("/v1/jobs:wait", list[Ended], body, "ended")
         return await self._poll(ask, bool, timeout, only_waits=True)
 
     async def read_log(self, job_id: str, after: int = 0, limit: int = 1000) -> list[LogLine]:
         query = {"after": after, "limit": limit}
-        return await self._http.following(f"{at(job_id)}/logs", LogLine, query, "lines", "n")
+        return await self._http.pages(f"{at(job_id)}/logs", LogLine, query, "lines", number="n")
 
     async def read_steps(self, job_id: str, query: StepQuery) -> StepPage:
         cursor = None if query.after is None else f"{query.after[1]}:{query.after[0]}"
@@ -536,13 +535,8 @@ class HttpEngineApi(_Part):
     async def cancel(
         self, job_id: str, *, reason: str = "", children: bool = False, timeout: float = 10.0
     ) -> Cancellation:
-        def ask(patience: float, until: float | None) -> Awaitable[Cancellation]:
-            body = {"reason": reason, "children": children, "timeout": patience}
-            path = f"{at(job_id)}/cancel"
-            return self._http.send(
-                "POST", path, Cancellation, body, wait=patience, again=True, until=until
-            )
-
+        body = {"reason": reason, "children": children}
+        ask = self._post_waiting(f"{at(job_id)}/cancel", Cancellation, body)
         return await self._poll(ask, lambda answer: answer.ended, timeout)
 
     async def cancel_many(self, query: JobQuery, *, reason: str = "") -> Bulk:
