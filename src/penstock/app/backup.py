@@ -67,11 +67,11 @@ _DATABASES: dict[str, Schema] = {
 }
 """In the order in which their states are taken. OLD_RUNS is there only until an engine has
 migrated it, and in backups of earlier versions."""
-_BLOBS = ("blobs",)
+_BLOBS = "blobs"
 _SECRETS = ("token", "pipe.key")
 _PLACES = (
     *(name for name in _DATABASES if name != _JOBS),
-    *_BLOBS,
+    _BLOBS,
     "openai",
     "files",
     "starts",
@@ -94,6 +94,7 @@ _OTHER_BOOT = b"restored 0\n"
 the backup have begun since, so all count as begun; see `penstock.adapters.files.start_log`."""
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _PIECE = 1 << 20
+_STOP = "stop it first"
 _TRIES = 20
 """How often a moment is looked for at which no record changes."""
 
@@ -182,9 +183,7 @@ class _Backup:
 
     def write(self, to: Path) -> BackupSummary:
         data = self._data
-        with ExitStack() as locks:
-            for blobs in _BLOBS:
-                locks.enter_context(_no_sweep(data / blobs))
+        with _no_sweep(data / _BLOBS):
             with ExitStack() as stack:  # closed soon: until then the write-ahead log grows
                 snapshots = {
                     name: stack.enter_context(closing(Snapshot(data / name, schema)))
@@ -196,8 +195,7 @@ class _Backup:
                 for name, snapshot in snapshots.items():
                     self._copy_database(name, snapshot)
             self._copy_records(records)
-            for folder in _BLOBS:
-                self._copy_tree(folder, _DIGEST)
+            self._copy_tree(_BLOBS, _DIGEST)
         self._copy_tree("files")
         for name in _SECRETS:
             self._copy(name)
@@ -354,9 +352,8 @@ def restore(settings: Settings, source: Path, *, replace: bool = False) -> Resto
             hint="move the backup elsewhere",
         )
     make_private(data)
-    with ExitStack() as stack:
-        for lock in _locks(settings):
-            stack.callback(lock.close)
+    with closing(WriterLock(settings.lock_file, advice=_STOP)), ExitStack() as stack:
+        _check_not_running(settings)
         used = sorted(_used(data))
         if used and not replace:
             raise Conflict(
@@ -429,14 +426,11 @@ def _is_expected(path: PurePosixPath) -> bool:
     return any(PurePosixPath(place) in (path, *path.parents) for place in _PLACES)
 
 
-def _locks(settings: Settings) -> Iterator[WriterLock]:
-    """Held while files are moved. Raises AlreadyRunning if an engine or a worker is there."""
-    advice = "stop it first"
-    yield WriterLock(settings.lock_file, advice=advice)
-    # An engine that keeps its jobs in memory holds no lock.
+def _check_not_running(settings: Settings) -> None:
+    """An engine that keeps its jobs in memory holds no lock. Raises AlreadyRunning."""
     with closing(socket.socket(socket.AF_UNIX)) as line, suppress(OSError):
         line.connect(str(settings.socket))
-        raise AlreadyRunning(f"an engine runs on {settings.data_dir}", hint=advice)
+        raise AlreadyRunning(f"an engine runs on {settings.data_dir}", hint=_STOP)
 
 
 def _used(data: Path) -> Iterator[str]:
