@@ -85,7 +85,8 @@ if TYPE_CHECKING:
     from penstock.ports.executor import Context
     from penstock.ports.store import AuditQuery, JobQuery, LogLine
     from penstock.workloads.function.context import current
-    from penstock.workloads.function.definition import JobFunction, JobOptions, Mode, SubmitOptions
+    from penstock.workloads.function.definition import JobFunction
+    from penstock.workloads.function.options import JobOptions, Mode, SubmitOptions
     from penstock.workloads.llm.answers import Answer
     from penstock.workloads.pipeline.interface import RunQuery
     from penstock.workloads.pipeline.orchestrator import AsyncPipelineOrchestrator
@@ -179,9 +180,9 @@ _HOMES = {
     "MapInterrupted": "penstock.core.errors",
     "Ended": "penstock.ports.engine_api",
     "JobFunction": "penstock.workloads.function.definition",
-    "JobOptions": "penstock.workloads.function.definition",
-    "Mode": "penstock.workloads.function.definition",
-    "SubmitOptions": "penstock.workloads.function.definition",
+    "JobOptions": "penstock.workloads.function.options",
+    "Mode": "penstock.workloads.function.options",
+    "SubmitOptions": "penstock.workloads.function.options",
     "Answer": "penstock.workloads.llm.answers",
     "AsyncPipelineOrchestrator": "penstock.workloads.pipeline.orchestrator",
     "AlertRule": "penstock.workloads.pipeline.records",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from penstock.workloads.function.options import Mode
 
 from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy, may_retry
 from penstock.core.verdict import Constraints
@@ -14,7 +15,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import Task
 from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
-from penstock.workloads.function.definition import Mode, make_function
+from penstock.workloads.function.definition import make_function
 from penstock.workloads.function.executor import FunctionExecutor
 from penstock.workloads.function.outcomes import is_offline, memory_within, refusal
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from penstock.workloads.function.options import Mode, kinds
 from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest, Misconfigured
@@ -14,7 +15,7 @@ from penstock.core.job import NO_RETRY, Priority, RetryPolicy
 from penstock.ports.executor import Context
 from penstock.testing.aio import run_async
 from penstock.workloads.function.context import running
-from penstock.workloads.function.definition import JobFunction, Mode, kinds, make_function
+from penstock.workloads.function.definition import JobFunction, make_function
 
 
 class Notebook:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import InvalidRequest, Misconfigured
 from penstock.ports.executor import Context
 from penstock.testing.context import RecordingContext
-from penstock.workloads.function.signature import Signature
+from penstock.workloads.function.definition import Signature
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTheChecker

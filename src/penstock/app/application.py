@@ -40,7 +40,8 @@ from penstock.ports.engine_api import EngineApi
 from penstock.ports.executor import Context, Executor
 from penstock.ports.store import Durability
 from penstock.workloads.container.config import executor_config
-from penstock.workloads.function.definition import JobFunction, JobOptions, make_function
+from penstock.workloads.function.definition import JobFunction, make_function
+from penstock.workloads.function.options import JobOptions
 from penstock.workloads.llm.config import model_config
 from penstock.workloads.pipeline.definition import Definition, load_pipeline
 from penstock.workloads.pipes.setup import pipe_config

@@ -66,7 +66,8 @@ from penstock.ports.engine_api import (
 )
 from penstock.ports.store import JobConditions, JobQuery, LogLine, StepQuery
 from penstock.workloads.function.context import awaiting, child_keys, running, waiting
-from penstock.workloads.function.definition import JobFunction, SubmitOptions, checked, with_keys
+from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.options import SubmitOptions, checked, with_keys
 from penstock.workloads.llm.batches import Batches
 from penstock.workloads.pipeline.interface import Pipelines
 from penstock.workloads.pipeline.records import PipelineEvent
@@ -426,8 +427,9 @@ class Client(_Caller):
         else:
             fields = {**function.submit_defaults, **fields}
             payloads = [function.signature.bind((), given or {}) for given in inputs]
-        fields = request_fields(with_keys(fields, keys), function is not None, self._now)
-        return _requests(topic, payloads, fields)
+        if keys is not None:
+            fields = with_keys(fields, keys)
+        return _requests(topic, payloads, request_fields(fields, function is not None, self._now))
 
     # -- jobs ---------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from penstock.app.client import DefaultClient
 from penstock.config import load
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.workloads.container.job import TOPIC, ContainerResult
-from penstock.workloads.function.definition import SubmitOptions
+from penstock.workloads.function.options import SubmitOptions
 
 if TYPE_CHECKING:
     from penstock.app.application import Session

@@ -15,7 +15,7 @@ from penstock.app.client import DefaultClient
 from penstock.config import load
 from penstock.core.errors import JobCancelled, Misconfigured, Unavailable
 from penstock.core.job import Priority
-from penstock.workloads.function.definition import SubmitOptions
+from penstock.workloads.function.options import SubmitOptions
 from penstock.workloads.llm.answers import Answer, TextStream, answer_of, question, topic_for
 from penstock.workloads.llm.values import model_of
 

@@ -115,7 +115,7 @@ async def _pointer(api: EngineApi, payload: dict[str, Any] | None) -> str:
 
 def _fields(said: dict[str, Any]) -> dict[str, Any]:
     """The command's options as fields of a JobRequest, without those not given."""
-    from penstock.workloads.function.definition import checked
+    from penstock.workloads.function.options import checked
 
     renamed = {"label": "labels"}
     options = {

@@ -26,9 +26,9 @@ from penstock.ports.blobs import Source, keep_artifact
 from penstock.ports.executor import CancelToken, Environment
 from penstock.ports.steps import RunsSteps
 from penstock.workloads.function.context import running
-from penstock.workloads.function.definition import Mode, Returns
+from penstock.workloads.function.definition import Returns, Signature
+from penstock.workloads.function.options import Mode
 from penstock.workloads.function.outcomes import OUTPUT, leave
-from penstock.workloads.function.signature import Signature
 
 P = ParamSpec("P")
 T = TypeVar("T")

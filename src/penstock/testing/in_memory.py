@@ -22,7 +22,7 @@ from penstock.core.errors import InvalidRequest, WaitTimedOut
 from penstock.testing.clock import LoopClock, SteppedLoop
 from penstock.worker.attempt import Attempt
 from penstock.workloads.function.context import running
-from penstock.workloads.function.definition import Mode
+from penstock.workloads.function.options import Mode
 
 T = TypeVar("T")
 

@@ -43,9 +43,9 @@ from penstock.ports.bus import Refusal
 from penstock.ports.executor import CancelToken, Outcome
 from penstock.ports.steps import RunsSteps
 from penstock.workloads.function import process_control
-from penstock.workloads.function.definition import JobFunction, Mode
+from penstock.workloads.function.definition import JobFunction, Signature
+from penstock.workloads.function.options import Mode
 from penstock.workloads.function.outcomes import OUTPUT, bounded, failure, not_enforced, perform
-from penstock.workloads.function.signature import Signature
 
 MAX_LINE = 1 << 20
 _ALLOW = "allow user namespaces on the worker's machine (test with: unshare -Un true)"

@@ -1,4 +1,4 @@
-"""A Python function that has become a job, and the options of its definition and submission.
+"""A Python function that has become a job: how it is submitted, what it takes and returns.
 
 @app.job("job.text.shout", timeout=30, retries=3)
 async def shout(text: str) -> str: ...
@@ -6,47 +6,54 @@ async def shout(text: str) -> str: ...
 shout("hello")                                     # the plain function
 shout.submit("hello")                              # a job
 shout.options(priority="interactive").submit("hello")
+
+The input of a job is a JSON object with an argument per parameter. A msgspec Struct made from
+the signature checks it twice by the same rules: at submit, so that a wrong call is refused
+before anything is stored, and at the worker, where it decodes straight into the arguments. A
+refusal names the argument: ``input.text: expected str, got int``. The return annotation is how a
+result is checked at the worker, and read by whoever asks for it.
 """
 
 from __future__ import annotations
 
 import copy
-import datetime as dt
 import functools
 import inspect
+import sys
+import typing
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from itertools import islice
+from types import FrameType, GenericAlias, SimpleNamespace
 from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
-    Literal,
     ParamSpec,
     Protocol,
     Self,
-    TypedDict,
     TypeVar,
     Unpack,
     cast,
     overload,
 )
 
-from msgspec.structs import asdict, replace
+import msgspec
+from msgspec.structs import asdict
 
-from penstock.core import check
-from penstock.core.errors import InvalidRequest, MapInterrupted, Misconfigured, did_you_mean
-from penstock.core.job import (
-    NO_RETRY,
-    ParentPolicy,
-    Priority,
-    RetryPolicy,
-    TopicDefaults,
-    Unique,
-)
+from penstock import values
+from penstock.core.errors import InvalidRequest, MapInterrupted, Misconfigured
+from penstock.core.job import TopicDefaults
+from penstock.ports.executor import Context
 from penstock.workloads.function.context import current
-from penstock.workloads.function.signature import Signature
+from penstock.workloads.function.options import (
+    JobOptions,
+    Mode,
+    SubmitOptions,
+    checked,
+    checked_definition,
+    with_keys,
+)
 
 if TYPE_CHECKING:
     from penstock.app.client import JobHandle
@@ -66,88 +73,20 @@ C_contra = TypeVar("C_contra", contravariant=True)
 D_contra = TypeVar("D_contra", contravariant=True)
 E_contra = TypeVar("E_contra", contravariant=True)
 
+INPUT = "input"
+
+_P = inspect.Parameter
+_UNRESOLVED: Any = object()
+"""The type of an annotation whose names can't be found."""
+_ANYTHING = (object, typing.NoReturn, typing.Never)
+"""Annotations that say nothing of a value."""
+_PLAIN = (bool, int, float, str, bytes, type(None))
 _CHUNK = 1_000
 """Jobs that `map` submits at once."""
-MIN_MEMORY, MAX_MEMORY = 1 << 20, 1 << 50
 
-Errors = tuple[type[BaseException] | str, ...] | type[BaseException] | str
 Arguments = Iterable[Sequence[Any] | Mapping[str, Any]]
 """For each job a tuple or a dict of arguments."""
 Keys = Sequence[str] | None
-
-
-class Mode(StrEnum):
-    """Where a function runs."""
-
-    ASYNC = "async"
-    """In the worker's event loop: an `async def`."""
-    THREAD = "thread"
-    """In a thread of the worker; it can be asked to end, but not made to."""
-    PROCESS = "process"
-    """In a process of its own, which can be killed."""
-
-
-class HasJobId(Protocol):
-    """Anything with the id of a job, such as a JobHandle or a Job."""
-
-    @property
-    def job_id(self) -> str: ...
-
-
-JobLike = str | HasJobId
-PriorityLike = Priority | Literal["critical", "interactive", "batch"]
-
-
-class JobOptions(TypedDict, total=False):
-    """What `@app.job` may say of a function and of every job that it makes."""
-
-    timeout: float | dt.timedelta | None
-    retries: int | RetryPolicy
-    retry_on: Errors
-    retry_never: Errors
-    priority: PriorityLike
-    idempotent: bool
-    mode: Mode | Literal["async", "thread", "process"] | None
-    """None: async for an `async def`, a thread for any other function."""
-    memory_limit: int | None
-    """Bytes that a job may take beyond what its process had before; process mode only."""
-
-
-class SubmitOptions(TypedDict, total=False):
-    """What a caller may say of one job."""
-
-    job_id: str
-    key: str
-    """An idempotency key: the same key, the same job."""
-    fresh: bool
-    """Inside a job: a new job each time, also if the same was submitted by an earlier attempt."""
-    priority: PriorityLike
-    timeout: float | dt.timedelta
-    run_at: float | dt.datetime
-    delay: float | dt.timedelta
-    deadline: float | dt.datetime
-    retry: RetryPolicy
-    idempotent: bool
-    labels: Mapping[str, str]
-    env: Mapping[str, str]
-    tenant: str
-    workflow_id: str
-    step_index: int
-    parent: JobLike
-    """The job that it is a child of: a job_id, or anything that has one."""
-    detached: bool
-    """It goes on when the job that it is a child of ends without success."""
-    adapter_id: str
-    dispatch_timeout: float | dt.timedelta
-    after: JobLike | Iterable[JobLike]
-    """Jobs that must have ended first: job_ids, or things that have one, or a list of such."""
-    if_parent_fails: ParentPolicy | Literal["cancel", "run"]
-    """What to do if one of them does not succeed: 'cancel' (the default) or 'run'."""
-    unique: Unique | str
-    """A key: while a job with it waits or runs, the same is answered with that job."""
-    capability: str
-    risk_tags: Iterable[str]
-    estimated_cost: float
 
 
 class Submitter(Protocol):
@@ -193,6 +132,10 @@ class _Takes1(_Returns[R_co], Protocol[A_contra, R_co]):
     """What can be called with one argument: of this kind a function is for `map`."""
 
     def __call__(self, a: A_contra, /) -> Any: ...
+
+
+class _Maps1(_Takes1[A_contra, R_co], Protocol[A_contra, R_co]):
+    """The same for `starmap`: after a wrong use of `map`, mypy would take the function for one."""
 
 
 class _Takes2(_Returns[R_co], Protocol[A_contra, B_contra, R_co]):
@@ -306,7 +249,7 @@ class JobFunction(Generic[P, R_co]):
         self: _Takes5[A, B, C, D, E, T], items: Iterable[tuple[A, B, C, D, E]]
     ) -> list[JobHandle[T]]: ...
     @overload
-    def starmap(self: _Takes1[A, T], items: Iterable[tuple[A]]) -> list[JobHandle[T]]: ...
+    def starmap(self: _Maps1[A, T], items: Iterable[tuple[A]]) -> list[JobHandle[T]]: ...
     def starmap(self: Any, items: Iterable[tuple[Any, ...]]) -> list[JobHandle[Any]]:
         """`map` for functions of several arguments: each item is a tuple of them."""
         return _mapped(self, items)
@@ -328,7 +271,7 @@ class JobFunction(Generic[P, R_co]):
         self: _Takes5[A, B, C, D, E, T], items: Iterable[tuple[A, B, C, D, E]]
     ) -> list[JobHandle[T]]: ...
     @overload
-    async def astarmap(self: _Takes1[A, T], items: Iterable[tuple[A]]) -> list[JobHandle[T]]: ...
+    async def astarmap(self: _Maps1[A, T], items: Iterable[tuple[A]]) -> list[JobHandle[T]]: ...
     async def astarmap(self: Any, items: Iterable[tuple[Any, ...]]) -> list[JobHandle[Any]]:
         return await _amapped(self, items)
 
@@ -347,11 +290,11 @@ class JobFunction(Generic[P, R_co]):
         return f"<JobFunction {self.topic}: {getattr(self.fn, '__qualname__', self.fn)}>"
 
     def _submit(self, payloads: Sequence[bytes], keys: Keys = None) -> list[JobHandle[Any]]:
-        options = with_keys(self._options, keys)
+        options = self._options if keys is None else with_keys(self._options, keys)
         return self._submitter()._submit_checked(self.topic, payloads, options)
 
     async def _asubmit(self, payloads: Sequence[bytes], keys: Keys = None) -> list[JobHandle[Any]]:
-        options = with_keys(self._options, keys)
+        options = self._options if keys is None else with_keys(self._options, keys)
         return await self._submitter()._asubmit_checked(self.topic, payloads, options)
 
     def _bind_all(self, inputs: Arguments) -> list[bytes]:
@@ -421,9 +364,6 @@ class _Mapping:
             raise MapInterrupted(self._job.topic, self.submitted, error) from error
 
 
-# -- defining ---------------------------------------------------------------------
-
-
 def make_function(
     fn: Callable[..., R],
     topic: str,
@@ -433,33 +373,15 @@ def make_function(
     **options: Unpack[JobOptions],
 ) -> JobFunction[..., R]:
     """Make a job of `fn`. Raises Misconfigured, naming what is wrong, while it is defined."""
-    known = JobOptions.__annotations__
+    name = getattr(fn, "__qualname__", repr(fn))
     try:
-        for name in options:
-            if name not in known:
-                raise InvalidRequest(name, "unexpected", hint=did_you_mean(name, known))
-        _topic("topic", topic)
-        mode = _mode(fn, options.get("mode"))
-        memory_limit = _memory(options.get("memory_limit"), mode)
-        timeout = options.get("timeout")
-        defaults = TopicDefaults(
-            timeout=None if timeout is None else _seconds("timeout", timeout),
-            retry=_retries(
-                options.get("retries", 0),
-                options.get("retry_on", ()),
-                options.get("retry_never", ()),
-            ),
-            priority=_priority("priority", options.get("priority", Priority.BATCH)),
-            idempotent=_flag("idempotent", options.get("idempotent", False)),
-        )
+        mode, memory_limit, defaults = checked_definition(fn, topic, options)
     except InvalidRequest as wrong:
-        name = getattr(fn, "__qualname__", repr(fn))
         raise Misconfigured(f"the job {name}: {wrong.message}", hint=wrong.hint) from None
     made: JobFunction[..., R] = JobFunction(
         fn, topic, mode, submitter, defaults, memory_limit, ctx=ctx
     )
     if ctx and made.signature.context is None:
-        name = getattr(fn, "__qualname__", repr(fn))
         raise Misconfigured(
             f"the job {name}: ctx=True, but its first parameter is not its Context",
             hint="annotate it: ctx: penstock.Context",
@@ -467,221 +389,209 @@ def make_function(
     return made
 
 
-def _mode(fn: Any, asked: Mode | str | None) -> Mode:
-    if not callable(fn) or inspect.isclass(fn):
-        raise InvalidRequest("function", f"a job is a function, not a {type(fn).__name__}")
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
-        raise InvalidRequest(
-            "function",
-            "a job returns its result and can't be a generator",
-            hint="return a list, or report parts with ctx.progress",
-        )
-    is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(fn.__call__)
-    if asked is None:
-        return Mode.ASYNC if is_async else Mode.THREAD
-    mode = Mode(_member(Mode, "mode")("mode", asked))
-    if is_async != (mode is Mode.ASYNC):
-        kind = "an async def runs in mode async" if is_async else "mode async needs an async def"
-        raise InvalidRequest("mode", f"{mode}: {kind}")
-    if mode is Mode.PROCESS and not (inspect.isfunction(fn) and "<" not in fn.__qualname__):
-        raise InvalidRequest(
-            "mode",
-            "process: another process can't import this",
-            hint="define the function with def at the top of a module",
-        )
-    return mode
+# -- what it takes and returns ---------------------------------------------------
 
 
-def _memory(limit: int | None, mode: Mode) -> int | None:
-    if limit is None:
-        return None
-    if mode is not Mode.PROCESS:
-        raise InvalidRequest("memory_limit", f"mode {mode} has none", hint="use mode='process'")
-    return int(_integer(MIN_MEMORY, MAX_MEMORY)("memory_limit", limit))
+class Signature:
+    """What a function takes, and how to get it from a call and from JSON."""
 
+    context: str | None
+    """The name of the parameter that is given the Context, if there is one."""
 
-def _retries(retries: int | RetryPolicy, on: Errors, never: Errors) -> RetryPolicy:
-    """The policy that a definition's `retries`, `retry_on` and `retry_never` describe."""
-    if isinstance(retries, RetryPolicy):
-        policy = retries
-    else:
-        policy = RetryPolicy(retries=_integer(0, check.MAX_RETRIES)("retries", retries))
-    if on or never:
-        policy = replace(
-            policy,
-            on=policy.on + _error_names("retry_on", on),
-            never=policy.never + _error_names("retry_never", never),
-        )
-    check.check_retry(policy)
-    return NO_RETRY if policy == NO_RETRY else policy
-
-
-def kinds(error: type[BaseException]) -> tuple[str, ...]:
-    """Every name by which a RetryPolicy may know an exception, most special first."""
-    names: list[str] = []
-    for cls in error.__mro__[:-1]:
-        names += (cls.__name__, f"{cls.__module__}.{cls.__qualname__}")
-    return tuple(dict.fromkeys(names))
-
-
-def _error_names(option: str, errors: Errors) -> tuple[str, ...]:
-    several: Iterable[Any] = errors if isinstance(errors, tuple | list | set) else (errors,)
-    return tuple(_error_name(option, error) for error in several)
-
-
-def _error_name(option: str, error: Any) -> str:
-    if isinstance(error, str):
-        return error
-    if isinstance(error, type) and issubclass(error, BaseException):
-        # A script's classes live in __main__ here and elsewhere in a worker.
-        if error.__module__ in ("builtins", "__main__", "__mp_main__"):
-            return error.__name__
-        return f"{error.__module__}.{error.__qualname__}"
-    raise InvalidRequest(option, f"{error!r} is neither an exception class nor an error code")
-
-
-# -- checking options -------------------------------------------------------------
-
-Checker = Callable[[str, Any], Any]
-"""Gives an option's value as a Submitter takes it; raises InvalidRequest with its name."""
-
-
-def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as a Submitter takes them: plain numbers, strings and dicts."""
-    result = {}
-    for name, value in options.items():
-        if (checker := _CHECKERS.get(name)) is None:
-            raise InvalidRequest(name, "unexpected", hint=did_you_mean(name, _CHECKERS))
-        result[name] = checker(name, value)
-    return result
-
-
-def with_keys(options: Mapping[str, Any], keys: Keys) -> Mapping[str, Any]:
-    """The options of many jobs, with a key for each."""
-    if keys is None:
-        return options
-    if isinstance(keys, str) or not isinstance(keys, Sequence):
-        raise _expected("keys", "a list of str", keys)
-    return {**options, "keys": [_text(f"keys[{n}]", key) for n, key in enumerate(keys)]}
-
-
-def _expected(field: str, what: str, value: Any) -> InvalidRequest:
-    return InvalidRequest(field, f"expected {what}, got {type(value).__name__}")
-
-
-def _instance(kind: type, check: Callable[[str, Any], None] | None = None) -> Checker:
-    def checker(field: str, value: Any) -> Any:
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise _expected(field, kind.__name__, value)
-        if check is not None:
-            check(field, value)
-        return str(value) if kind is str else value
-
-    return checker
-
-
-def _integer(low: int, high: int) -> Checker:
-    return _instance(int, lambda field, value: check.check_number(field, value, low, high))
-
-
-def _number(low: float, high: float) -> Checker:
-    """A number of seconds, or of anything else; a timedelta will do."""
-
-    def checker(field: str, value: Any) -> float:
-        if isinstance(value, dt.timedelta):
-            value = value.total_seconds()
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _expected(field, "a number", value)
-        check.check_number(field, value, low, high)
-        return value
-
-    return checker
-
-
-def _moment(field: str, value: Any) -> float:
-    if isinstance(value, dt.datetime):
-        if value.tzinfo is None:
-            raise InvalidRequest(field, f"{value} has no time zone")
-        value = value.timestamp()
-    seconds: float = _amount(field, value)
-    return seconds
-
-
-def _member(kind: type[StrEnum], what: str) -> Checker:
-    def checker(field: str, value: Any) -> StrEnum:
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self._name = getattr(fn, "__name__", type(fn).__name__)
         try:
-            return kind(value)
-        except ValueError:
-            hint = ", ".join(kind)
-            raise InvalidRequest(field, f"{value!r} is not a {what}", hint=hint) from None
+            signature = inspect.signature(fn)
+        except (TypeError, ValueError):
+            raise Misconfigured(f"{fn!r} has no signature that can be read") from None
+        parameters = list(signature.parameters.values())
+        type_of = _annotations(fn)
+        self.context = _context(parameters, type_of)
+        own = [p for p in parameters if p.name != self.context]
+        self._rest = next((p for p in own if p.kind is _P.VAR_KEYWORD), None)
+        own = [p for p in own if p is not self._rest]
+        if star := next((p for p in own if p.kind is _P.VAR_POSITIONAL), None):
+            raise Misconfigured(
+                f"{self._name}: *{star.name} can't be an input, as its arguments have no names",
+                hint=f"take a list instead: {star.name}: list[...]",
+            )
+        self.names = tuple(p.name for p in own)
+        self._positional = tuple(p.name for p in own if p.kind is not _P.KEYWORD_ONLY)
+        self._unnamed = tuple(p.name for p in parameters if p.kind is _P.POSITIONAL_ONLY)
+        self._fields = fields = [self._field(p, type_of) for p in own]
+        self._open_decoders: dict[frozenset[str], Callable[[bytes], Any]] = {}
+        self.input = msgspec.defstruct(
+            self._name, fields, kw_only=True, forbid_unknown_fields=self._rest is None
+        )
+        self._decode = values.decoder(self.input)
+        if self._rest is not None:
+            kind = self._checked_type(self._rest.name, self._rest.annotation, type_of)
+            self._rest_type: Any = GenericAlias(dict, (str, kind))
+        returned = self._checked_type("its result", signature.return_annotation, type_of)
+        self.returns = values.PLAIN if returned is Any else values.Reader(returned)
 
-    return checker
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+        """The payload of a call's arguments, checked as the worker will check it."""
+        arguments = dict(kwargs)
+        if args:
+            if len(args) > len(self._positional):
+                raise InvalidRequest(
+                    INPUT,
+                    f"{self._name} takes {len(self._positional)} positional arguments,"
+                    f" {len(args)} were given",
+                )
+            for name, value in zip(self._positional, args, strict=False):
+                if name in kwargs:
+                    raise InvalidRequest(f"{INPUT}.{name}", "is given twice")
+                arguments[name] = value
+        return self.encode(arguments)
+
+    def encode(self, arguments: Mapping[str, Any]) -> bytes:
+        """The JSON payload of these arguments, once the signature has accepted it."""
+        payload = values.encode_input(arguments, INPUT)
+        if isinstance(payload, values.Input) and payload.results_of:
+            self._check_around(payload)
+        else:
+            self.decode(payload)
+        return payload
+
+    def _check_around(self, payload: values.Input) -> None:
+        """Check all arguments but those that have results of other jobs."""
+        if self._rest is None:
+            decode = self._open_decoders.get(payload.open_names)
+            if decode is None:
+                fields = [
+                    (name, Any, *more) if name in payload.open_names else (name, kind, *more)
+                    for name, kind, *more in self._fields
+                ]
+                made = msgspec.defstruct(
+                    self._name, fields, kw_only=True, forbid_unknown_fields=True
+                )
+                decode = self._open_decoders[payload.open_names] = values.decoder(made)
+            try:
+                decode(payload)
+            except (ValueError, RecursionError) as error:
+                raise values.refusal(error, INPUT, self.names) from None
+
+    def decode(self, payload: bytes) -> dict[str, Any]:
+        """The arguments in a payload, defaults filled in. Raises InvalidRequest."""
+        try:
+            if self._rest is None:
+                return asdict(self._decode(payload or b"{}"))
+            given = msgspec.json.decode(payload or b"{}", type=dict[str, Any])
+            if self.context is not None and self.context in given:
+                raise values.unexpected(INPUT, self.context, self.names)
+            own = {name: given.pop(name) for name in self.names if name in given}
+            known = asdict(values.convert(own, self.input))
+            known.update(values.convert(given, self._rest_type))
+            return known
+        except InvalidRequest:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise values.refusal(error, INPUT, self.names) from None
+
+    def encode_result(self, value: Any) -> tuple[bytes, str]:
+        """What the function returned, as bytes with a media type.
+
+        Raises InvalidRequest for what can't be stored, and WrongResult for what the function
+        does not say it returns.
+        """
+        stored = values.encode_result(value)
+        if self.returns is not values.PLAIN:
+            try:
+                self.returns.read(*stored)
+            except InvalidRequest as wrong:
+                raise WrongResult(wrong.field, wrong.problem) from None
+        return stored
+
+    def call(self, fn: Callable[..., Any], arguments: dict[str, Any], ctx: Context) -> Any:
+        """Call `fn` with decoded arguments, and with the Context where it takes one."""
+        if self.context is not None:
+            arguments[self.context] = ctx
+        if self._unnamed:
+            first = [arguments.pop(name) for name in self._unnamed]
+            return fn(*first, **arguments)
+        return fn(**arguments)
+
+    def _field(self, p: inspect.Parameter, type_of: Callable[[Any], Any]) -> Any:
+        kind = self._checked_type(p.name, p.annotation, type_of)
+        if p.default is _P.empty:
+            return p.name, kind
+        if isinstance(p.default, _PLAIN):
+            return p.name, kind, p.default
+        return p.name, kind, msgspec.field(default_factory=lambda: p.default)
+
+    def _checked_type(self, name: str, annotation: Any, type_of: Callable[[Any], Any]) -> Any:
+        """The type of a parameter or result, if values of it can be read from JSON."""
+        kind = type_of(annotation)
+        if kind is _UNRESOLVED:
+            raise Misconfigured(
+                f"{self._name}: the annotation of {name}, {annotation!r}, can't be resolved",
+                hint="import its names where they exist at run time, not under TYPE_CHECKING",
+            )
+        try:
+            return values.readable(kind)
+        except TypeError as error:
+            raise Misconfigured(
+                f"{self._name}: {name} can't be read from JSON: {error}",
+                hint="penstock.values.register adds a type",
+            ) from None
 
 
-def _job(field: str, value: Any) -> str:
-    return str(_id(field, getattr(value, "job_id", value)))
+class WrongResult(InvalidRequest):
+    """A result of another type than the function says it returns."""
 
 
-def _jobs(field: str, value: Any) -> tuple[str, ...]:
-    many = value if isinstance(value, list | tuple | set | frozenset) else (value,)
-    return tuple(_job(f"{field}[{index}]", one) for index, one in enumerate(many))
+# -- annotations ------------------------------------------------------------------
 
 
-def _pairs(field: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, Mapping):
-        raise _expected(field, "a mapping", value)
-    for key, item in value.items():
-        _text(f"{field} key {key!r}", key)
-        _text(f"{field}.{key}", item)
-    check.check_pairs(field, value)
-    return dict(value)
+def _annotations(fn: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A function that resolves annotations of `fn`, also those that are strings.
+
+    With `from __future__ import annotations` a function carries the text of its types. The
+    names in it may live in its module, in what it closes over, or, when it was defined inside
+    another function, in the frames that are running its decorator right now.
+    """
+    plain = inspect.unwrap(fn)
+    module: dict[str, Any] = getattr(plain, "__globals__", {})
+    names = _local_names(plain, module)
+
+    def type_of(annotation: Any) -> Any:
+        """Any for no annotation, _UNRESOLVED for unknown names."""
+        if annotation is _P.empty or annotation in _ANYTHING:
+            return Any
+        holder = SimpleNamespace(__annotations__={"it": annotation})
+        try:
+            hints = typing.get_type_hints(holder, module, names, include_extras=True)
+        except (NameError, AttributeError, SyntaxError, TypeError):
+            return _UNRESOLVED
+        return Any if hints["it"] in _ANYTHING else hints["it"]
+
+    return type_of
 
 
-def _unique(field: str, value: Any) -> Unique:
-    if isinstance(value, str):
-        return Unique(value)
-    if not isinstance(value, Unique):
-        raise _expected(field, "str or Unique", value)
-    return value
+def _local_names(fn: Any, module: dict[str, Any]) -> dict[str, Any]:
+    """The local names in scope where `fn` is defined, the innermost winning."""
+    qualname = getattr(fn, "__qualname__", "")
+    try:
+        found = [dict(inspect.getclosurevars(fn).nonlocals)]
+    except (TypeError, ValueError):
+        found = []
+    frame: FrameType | None = sys._getframe(2) if "<locals>" in qualname else None
+    while frame is not None:
+        scope = frame.f_code.co_qualname + ".<locals>."
+        if frame.f_globals is module and qualname.startswith(scope):
+            found.append(frame.f_locals)
+        frame = frame.f_back
+    return {name: value for scope in reversed(found) for name, value in scope.items()}
 
 
-def _tags(field: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise _expected(field, "a list of str", value)
-    return tuple(_name(f"{field}[{index}]", tag) for index, tag in enumerate(value))
-
-
-_text, _flag = _instance(str), _instance(bool)
-_id, _name = _instance(str, check.check_id), _instance(str, check.check_name)
-_topic = _instance(str, lambda _, topic: check.check_topic(topic))
-_amount = _number(0, 1e12)
-_seconds = _number(0.001, check.MAX_TIMEOUT)
-_priority = _member(Priority, "priority")
-
-_CHECKERS: dict[str, Checker] = {
-    "job_id": _id,
-    "key": _text,
-    "fresh": _flag,
-    "priority": _priority,
-    "timeout": _seconds,
-    "run_at": _moment,
-    "delay": _number(0, check.MAX_WAIT),
-    "deadline": _moment,
-    "retry": _instance(RetryPolicy, lambda _, policy: check.check_retry(policy)),
-    "idempotent": _flag,
-    "labels": _pairs,
-    "env": _pairs,
-    "tenant": _name,
-    "workflow_id": _id,
-    "step_index": _integer(0, 1_000_000_000),
-    "parent": _job,
-    "detached": _flag,
-    "adapter_id": _name,
-    "dispatch_timeout": _seconds,
-    "after": _jobs,
-    "if_parent_fails": _member(ParentPolicy, "policy"),
-    "unique": _unique,
-    "capability": _name,
-    "risk_tags": _tags,
-    "estimated_cost": _amount,
-}
+def _context(parameters: list[inspect.Parameter], type_of: Callable[[Any], Any]) -> str | None:
+    """The first parameter, if it is annotated as the Context, or is just called `ctx`."""
+    if not parameters or parameters[0].kind in (_P.VAR_POSITIONAL, _P.VAR_KEYWORD):
+        return None
+    first = parameters[0]
+    kind = type_of(first.annotation)
+    if Context in getattr(kind, "__mro__", ()):
+        return first.name
+    return first.name if first.name == "ctx" and (kind is _UNRESOLVED or kind is Any) else None

@@ -16,7 +16,8 @@ from typing import Any
 from penstock.core.errors import InvalidRequest
 from penstock.ports.executor import Context, Outcome, Task
 from penstock.workloads.function.context import is_being_cancelled, running
-from penstock.workloads.function.definition import JobFunction, Mode
+from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.options import Mode
 from penstock.workloads.function.outcomes import (
     OUTPUT,
     bad_input,

@@ -35,8 +35,8 @@ from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.executor import IN_JOB_LOG, JOB_LOGGER, Context, Outcome
 from penstock.workloads.function.context import running
-from penstock.workloads.function.definition import Mode, kinds
-from penstock.workloads.function.signature import Signature, WrongResult
+from penstock.workloads.function.definition import Signature, WrongResult
+from penstock.workloads.function.options import Mode, kinds
 
 BAD_INPUT = "BAD_INPUT"
 CONSTRAINT_NOT_ENFORCED = "CONSTRAINT_NOT_ENFORCED"
