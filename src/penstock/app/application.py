@@ -298,13 +298,10 @@ class Session(ABC):
     def __enter__(self) -> Client:
         self._thread = LoopThread("penstock")
         try:
-            client = self._thread.run(self._open())
+            return self._thread.run(self.__aenter__())
         except BaseException:
-            self._unbind()
             self._thread.close()
             raise
-        self._bind(client)
-        return client
 
     def __exit__(
         self,

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -92,8 +92,7 @@ class Engine:
         self._failed: asyncio.Future[None] | None = None
         self._is_up = False
         self._stopping: asyncio.Task[None] | None = None
-        self._gave_up: asyncio.Event | None = None
-        """Set when jobs that still run are no longer waited for."""
+        self._drain = Drain()
         self.on_failure: Callable[[Unavailable], None] = lambda error: None
         """Called when a service fails; the engine stops by itself after that."""
         self.on_open: Callable[[], object] = lambda: None
@@ -273,15 +272,14 @@ class Engine:
 
         authenticator = EngineAuthenticator(self.parts.keys, self.api)
         options = http_options(self.settings)
-        self._http = HttpServer(authenticator, options, clock=self._clock, health=self._health)
-        try:
-            self.url = await self._http.start()
-        except AddressTaken:
-            if not self._any_port:
-                raise
-            options = replace(options, port=0)
+        while not self.url:
             self._http = HttpServer(authenticator, options, clock=self._clock, health=self._health)
-            self.url = await self._http.start()
+            try:
+                self.url = await self._http.start()
+            except AddressTaken:
+                if not self._any_port or not options.port:
+                    raise
+                options = replace(options, port=0)
 
     def _health(self) -> Health:
         from penstock.api.health import Health
@@ -317,24 +315,18 @@ class Engine:
         if patience is not None:
             if self._local is not None:
                 self._local.hurry()
-            self._give_up_after(patience)
+            self._drain.give_up_after(patience)
         await asyncio.shield(stopping)
-
-    def _give_up_after(self, seconds: float) -> None:
-        """Wait so long for running jobs, at most."""
-        assert self._gave_up is not None
-        asyncio.get_running_loop().call_later(seconds, self._gave_up.set)
 
     def _stop_once(self) -> asyncio.Task[None]:
         if self._stopping is None:
-            self._gave_up = asyncio.Event()
             self._stopping = asyncio.get_running_loop().create_task(self._stop())
         return self._stopping
 
     async def _stop(self) -> None:
         # Whatever fails on the way, the rest is closed as well.
         async with AsyncExitStack() as closing:
-            closing.callback(self._abandon_jobs)  # after the store: nothing is recorded of them
+            closing.callback(abandon, self._executors)  # after the store: nothing is recorded
             closing.callback(self._close_waiting)
             closing.push_async_callback(self.store.close)
             if hasattr(self, "parts"):
@@ -350,25 +342,11 @@ class Engine:
                 await self._take_in_results()
 
     async def _end_worker(self, running: asyncio.Task[None]) -> None:
-        """Let it drain; a job that can't be ended is not waited for after a failure or in a
-        hurry."""
-        running.cancel()
+        """A job that can't be ended is not waited for after a failure or in a hurry."""
         if self.failure is not None and self._local is not None:
             drain_timeout = self._local.options.drain_timeout
-            self._give_up_after(drain_timeout + self.settings.kill_grace + _LAST_WORDS)
-        assert self._gave_up is not None
-        gave_up = asyncio.ensure_future(self._gave_up.wait())
-        await asyncio.wait((running, gave_up), return_when=asyncio.FIRST_COMPLETED)
-        gave_up.cancel()
-        self.left_running = not running.done()
-        if self.left_running:
-            log.error("jobs still run that can't be ended; they are left to themselves")
-
-    def _abandon_jobs(self) -> None:
-        """Nobody waits any longer for jobs that still run."""
-        for executor in self._executors:
-            if (abandon := getattr(executor, "abandon", None)) is not None:
-                abandon()
+            self._drain.give_up_after(drain_timeout + self.settings.kill_grace + _LAST_WORDS)
+        self.left_running = not await self._drain.end(running)
 
     async def _close_doors(self) -> None:
         http, self._http = self._http, None
@@ -411,6 +389,35 @@ class Engine:
             log.warning("the local worker left jobs that it did not report on")
         finally:
             stop_listening()
+
+
+class Drain:
+    """Ends a worker whose jobs may take their time, or not end at all."""
+
+    def __init__(self) -> None:
+        self._gave_up = asyncio.Event()
+        """Set when jobs that still run are no longer waited for."""
+
+    def give_up_after(self, seconds: float) -> None:
+        """Wait so long for running jobs, at most."""
+        asyncio.get_running_loop().call_later(seconds, self._gave_up.set)
+
+    async def end(self, worker: asyncio.Task[None]) -> bool:
+        """Whether it has ended."""
+        worker.cancel()
+        gave_up = asyncio.ensure_future(self._gave_up.wait())
+        await asyncio.wait((worker, gave_up), return_when=asyncio.FIRST_COMPLETED)
+        gave_up.cancel()
+        if not worker.done():
+            log.error("jobs still run that can't be ended; they are left to themselves")
+        return worker.done()
+
+
+def abandon(executors: Iterable[Executor]) -> None:
+    """Nobody waits any longer for jobs that still run."""
+    for executor in executors:
+        if (give_up := getattr(executor, "abandon", None)) is not None:
+            give_up()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

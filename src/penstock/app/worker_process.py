@@ -25,7 +25,7 @@ from penstock.adapters.link.proxy import RemoteBlobs, remote_api, remote_state
 from penstock.adapters.sqlite.database import WriterLock
 from penstock.app.application import App, make_executors
 from penstock.app.client import Client
-from penstock.app.engine import Engine
+from penstock.app.engine import Drain, Engine, abandon
 from penstock.app.portal import Portal
 from penstock.config import Settings
 from penstock.core.errors import Misconfigured, PenstockError
@@ -90,12 +90,6 @@ class WorkerProcess:
         """When it drains, ask what runs to end at once."""
         if self._worker is not None:
             self._worker.hurry()
-
-    def abandon(self) -> None:
-        """Nobody waits any longer for jobs that still run."""
-        for executor in self.executors:
-            if (abandon := getattr(executor, "abandon", None)) is not None:
-                abandon()
 
     async def run(self) -> None:
         options, settings, executors = self.options, self._settings, self.executors
@@ -174,8 +168,7 @@ class Membership:
         self._working: asyncio.Task[None] | None = None
         self._standing_by: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._gave_up = asyncio.Event()
-        """Set when jobs that still run are no longer waited for."""
+        self._drain = Drain()
 
     @property
     def has_engine(self) -> bool:
@@ -230,24 +223,16 @@ class Membership:
             self._stopping = asyncio.create_task(self._stop())
         if patience is not None:
             self._worker_process.hurry()
-            asyncio.get_running_loop().call_later(patience, self._gave_up.set)
+            self._drain.give_up_after(patience)
         await asyncio.shield(self._stopping)
 
     async def _stop(self) -> None:
         try:
             if self._working is not None:
-                await self._end_worker(self._working)
+                # While it stands by, so that its results reach an engine if the others have left.
+                await self._drain.end(self._working)
         finally:
             if self._standing_by is not None:
                 self._standing_by.cancel()
                 await asyncio.gather(self._standing_by, return_exceptions=True)
-            self._worker_process.abandon()
-
-    async def _end_worker(self, working: asyncio.Task[None]) -> None:
-        """While it stands by, so that its results reach an engine if the others have left."""
-        working.cancel()
-        gave_up = asyncio.create_task(self._gave_up.wait())
-        await asyncio.wait((working, gave_up), return_when=asyncio.FIRST_COMPLETED)
-        gave_up.cancel()
-        if not working.done():
-            log.error("jobs still run that can't be ended; they are left to themselves")
+            abandon(self._worker_process.executors)
