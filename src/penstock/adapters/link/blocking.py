@@ -8,26 +8,25 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.frames import (
-    MAX_FRAME,
+    NOT_FRAMES,
     PROTOCOL,
     AnyFrame,
     Call,
     Failure,
     Frame,
+    FrameBuffer,
     Hello,
     Ping,
     Pong,
     Pub,
     Reply,
-    decode_frame,
     framed,
 )
 from penstock.adapters.link.proxy import Decode, remote_api
@@ -68,8 +67,7 @@ class BlockingLink:
         self._address, self._token = address, token
         self._reconnect_timeout = reconnect_timeout
         self._ping_interval = ping_interval(reconnect_timeout)
-        self._rest = b""
-        """What was received of later frames."""
+        self._buffer, self._frames = FrameBuffer(), deque[AnyFrame]()
         self._call_ids = itertools.count(1)
         self._job_ids = job_ids()
         self._socket: socket.socket | None = None
@@ -123,7 +121,8 @@ class BlockingLink:
 
     def _open(self, patience: float) -> None:
         until = time.monotonic() + patience
-        self._socket, self._rest = open_socket(self._address, patience), b""
+        self._buffer, self._frames = FrameBuffer(), deque()
+        self._socket = open_socket(self._address, patience)
         try:
             self._send(framed(Hello(PROTOCOL, self._token)), until)
             if isinstance(frame := self._receive(until), Failure):
@@ -160,26 +159,15 @@ class BlockingLink:
 
     def _receive(self, until: float | None) -> AnyFrame:
         """The next frame; the engine sends one for each of ours."""
-        data, self._rest = self._rest, b""
-        try:
-            while True:
-                while len(data) < 4:
-                    data += self._more(until)
-                size = 4 + int.from_bytes(data[:4], "big")
-                if size > MAX_FRAME:
-                    raise ValueError(f"a frame of {size} bytes")
-                if len(data) < size:
-                    whole = bytearray(data)
-                    while len(whole) < size:
-                        whole += self._more(until)
-                    data = bytes(whole)
-                frame: AnyFrame = decode_frame(data[4:size])
-                data = data[size:]
-                if not isinstance(frame, Pong):
-                    self._rest = data
+        while True:
+            while self._frames:
+                if not isinstance(frame := self._frames.popleft(), Pong):
                     return frame
-        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-            raise self._lost(error) from error
+            data = self._more(until)
+            try:
+                self._frames.extend(self._buffer.feed(data))
+            except NOT_FRAMES as error:
+                raise self._lost(error) from error
 
     def _send(self, data: bytes, until: float | None) -> None:
         """Raises TimeoutError at the end of the caller's time, ConnectionLost."""

@@ -320,7 +320,7 @@ class Link:
             call_id = next(self._call_ids)
             queue: asyncio.Queue[_Received] = asyncio.Queue()
             self._streams[call_id] = queue
-            protocol.send(Call.of(call_id, method, reading.params, stream=True))
+            protocol.send(Call.of(call_id, method, reading.params, True))
             try:
                 while not isinstance(frame := await queue.get(), ConnectionLost):
                     if isinstance(frame, End):

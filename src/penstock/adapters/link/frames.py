@@ -7,8 +7,8 @@ A frame is four bytes of length and then one of the values below. `Pub` carries 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, cast
 
 import msgspec
 from msgspec import Raw, Struct
@@ -24,7 +24,10 @@ MAX_GREETING = 4 << 10
 
 
 class Frame(Struct, frozen=True, array_like=True, tag=True):
-    pass
+    @classmethod
+    def of(cls, *fields: Any) -> Self:
+        """To be sent: what is given for a Raw field is encoded with the frame."""
+        return cls(*fields)
 
 
 class Hello(Frame, frozen=True):
@@ -68,20 +71,10 @@ class Call(Frame, frozen=True):
     params: Raw
     stream: bool = False
 
-    @classmethod
-    def of(cls, call_id: int, method: str, params: object, *, stream: bool = False) -> Call:
-        """To be sent: the parameters are encoded with the frame."""
-        return cls(call_id, method, cast(Raw, params), stream)
-
 
 class Reply(Frame, frozen=True):
     id: int
     value: Raw
-
-    @classmethod
-    def of(cls, call_id: int, value: object) -> Reply:
-        """To be sent: the value is encoded with the frame."""
-        return cls(call_id, cast(Raw, value))
 
 
 class Item(Frame, frozen=True):
@@ -89,10 +82,6 @@ class Item(Frame, frozen=True):
 
     id: int
     value: Raw
-
-    @classmethod
-    def of(cls, call_id: int, value: object) -> Item:
-        return cls(call_id, cast(Raw, value))
 
 
 class End(Frame, frozen=True):
@@ -121,7 +110,7 @@ class Failure(Frame, frozen=True):
     facts: Mapping[str, Any] = {}
 
     @classmethod
-    def of(cls, call_id: int, error: PenstockError) -> Failure:
+    def from_error(cls, call_id: int, error: PenstockError) -> Failure:
         return cls(call_id, error.code, error.message, error.hint, error.facts)
 
     def revive(self) -> PenstockError:
@@ -156,6 +145,38 @@ def framed(frame: Frame) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
+NOT_FRAMES = (ValueError, msgspec.MsgspecError, RecursionError)
+"""What a FrameBuffer raises for bytes that are none."""
+
+
+class FrameBuffer:
+    """Bytes as they arrive; whole frames as they are complete."""
+
+    def __init__(self) -> None:
+        self.max_frame = MAX_FRAME
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[AnyFrame]:
+        received: bytes | bytearray = data
+        if self._rest:
+            self._rest += data
+            received = self._rest
+        start, size = 0, len(received)
+        while size - start >= 4:
+            length = int.from_bytes(received[start : start + 4], "big")
+            if length > self.max_frame:
+                raise ValueError(f"a frame of {length} bytes")
+            end = start + 4 + length
+            if end > size:
+                break
+            yield decode_frame(bytes(received[start + 4 : end]))
+            start = end
+        if received is self._rest:
+            del self._rest[:start]
+        else:
+            self._rest += data[start:]
+
+
 class FrameProtocol(asyncio.Protocol):
     """Cuts a byte stream into frames and hands them over, in order."""
 
@@ -170,8 +191,7 @@ class FrameProtocol(asyncio.Protocol):
         self._unacknowledged = unacknowledged
         self.has_heard = False
         """Whether anything was received since this was last set to False."""
-        self._buffer = bytearray()
-        self.max_frame = MAX_FRAME
+        self.buffer = FrameBuffer()
         self._writable = asyncio.Event()
         self._writable.set()
         self.transport: asyncio.Transport | None = None
@@ -183,31 +203,16 @@ class FrameProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.has_heard = True
-        buffer = self._buffer
-        received: bytes | bytearray = data
-        if buffer:  # the rest of a frame
-            buffer += data
-            received = buffer
-        start, size = 0, len(received)
-        while size - start >= 4:
-            length = int.from_bytes(received[start : start + 4], "big")
-            if length > self.max_frame:
-                self.abort(ValueError(f"a frame of {length} bytes"))
-                return
-            end = start + 4 + length
-            if end > size:
-                break
+        frames = self.buffer.feed(data)
+        while True:
             try:
-                frame = decode_frame(bytes(received[start + 4 : end]))
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+                frame = next(frames, None)
+            except NOT_FRAMES as error:
                 self.abort(error)
                 return
-            start = end
+            if frame is None:
+                return
             self._on_frame(frame)
-        if received is buffer:
-            del buffer[:start]
-        elif start < size:
-            buffer += data[start:]
 
     def send(self, frame: Frame) -> None:
         if self.transport is not None and not self.transport.is_closing():
@@ -224,7 +229,6 @@ class FrameProtocol(asyncio.Protocol):
         self._writable.set()
 
     def abort(self, error: Exception) -> None:
-        self._buffer.clear()
         if self.transport is not None:
             self.transport.abort()
         self._on_lost(error)
