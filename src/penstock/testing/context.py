@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.app.client import request_fields
@@ -26,7 +26,7 @@ from penstock.ports.blobs import Source, keep_artifact
 from penstock.ports.executor import CancelToken, Environment
 from penstock.ports.steps import RunsSteps
 from penstock.workloads.function.context import running
-from penstock.workloads.function.definition import Returns, Signature
+from penstock.workloads.function.definition import Returns
 from penstock.workloads.function.options import Mode
 from penstock.workloads.function.outcomes import OUTPUT, leave
 
@@ -82,7 +82,7 @@ class RecordingContext(RunsSteps):
         finally:
             leave(token, self)
             OUTPUT.close()
-        return _round_trip(value, function.signature)
+        return _round_trip(value, function)
 
     async def arun(self, function: Returns[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """The same, in the running event loop; a plain function runs in a thread."""
@@ -96,7 +96,7 @@ class RecordingContext(RunsSteps):
         finally:
             leave(token, self)
             OUTPUT.close()
-        return _round_trip(value, function.signature)
+        return _round_trip(value, function)
 
     def _begin(
         self, function: Returns[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -191,9 +191,10 @@ async def arun(function: Returns[P, T], /, *args: P.args, **kwargs: P.kwargs) ->
     return await RecordingContext().arun(function, *args, **kwargs)
 
 
-def _round_trip(value: Any, signature: Signature) -> Any:
+def _round_trip(value: Any, function: Returns[..., T]) -> T:
     """A result as a caller of the job gets it.
 
     Raises InvalidRequest if it can't be stored, or is not what the function says it returns.
     """
-    return signature.returns.read(*signature.encode_result(value))
+    signature = function.signature
+    return cast(T, signature.returns.read(*signature.encode_result(value)))

@@ -125,6 +125,9 @@ class Returns(_Returns[R_co], Protocol[P, R_co]):
     topic: str
     mode: Mode
 
+    @property
+    def submit_defaults(self) -> SubmitOptions: ...
+
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
 
 
