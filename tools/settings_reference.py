@@ -1,6 +1,6 @@
 """The page docs/reference/settings.md, made from Settings itself.
 
-python -m penstock.config.reference > docs/reference/settings.md
+python tools/settings_reference.py > docs/reference/settings.md
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.config.settings import Pool, Settings
 INTRODUCTION = f"""\
 # Settings
 
-<!-- Made by `python -m penstock.config.reference`; a test keeps it in step. -->
+<!-- Made by `python tools/settings_reference.py`; a test keeps it in step. -->
 
 Settings come from three places; what comes later wins:
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.rows import every
+from tools.settings_reference import page, sentences
 
 from penstock.config import Pool, Settings, UnknownTopics, load
-from penstock.config.reference import page, sentences
 from penstock.core.errors import Misconfigured
 from penstock.ports.store import Durability
 
@@ -346,7 +346,7 @@ def test_every_setting_says_in_a_sentence_what_it_is() -> None:
 def test_the_reference_page_is_in_step_with_the_code() -> None:
     written = (DOCS / "reference" / "settings.md").read_text()
     assert written == page(), (
-        "run: python -m penstock.config.reference > docs/reference/settings.md"
+        "run: python tools/settings_reference.py > docs/reference/settings.md"
     )
 
 
