@@ -151,20 +151,7 @@ class App:
         submitted to that engine and run here as well, and if that process ends, one of those that
         joined takes the engine over. With `share=False` it raises AlreadyRunning instead.
         """
-        return self._session(data, settings, share, flags)
-
-    def _session(
-        self,
-        data: str | Path | None,
-        settings: Settings | None,
-        share: bool,
-        flags: dict[str, Any],
-    ) -> _Embedded:
-        if settings is None:
-            if data is not None:
-                flags["data_dir"] = str(data)
-            settings = load(flags=flags)
-        return _Embedded(self, settings, share)
+        return _Embedded(self, settings or load(flags={**flags, **_folder(data)}), share)
 
     def start(
         self,
@@ -179,7 +166,8 @@ class App:
         If it was started already, that client is returned; other settings are refused then.
         After a fork it starts anew.
         """
-        session = self._session(data, settings, share, flags)
+        session = self.run(data, settings=settings, share=share, **flags)
+        assert isinstance(session, _Embedded)
         with self._starting:
             running = self._started
             if running is not None and running.is_here:
@@ -593,8 +581,10 @@ def _is_here(url: str) -> bool:
 def _token_at_hand(url: str, data: str | Path | None) -> str:
     """The token of the engine on this machine, for that engine only: it goes nowhere else."""
     settings = load(flags=_folder(data))
-    if not _is_here(url):
-        return ""
+    return _read_token(settings) if _is_here(url) else ""
+
+
+def _read_token(settings: Settings) -> str:
     return settings.token_file.read_text().strip() if settings.token_file.is_file() else ""
 
 
@@ -602,9 +592,7 @@ def engine_address(address: str | None, data: str | Path | None, token: str) -> 
     """Where the engine of a data folder listens, and the token it wants."""
     settings = load(flags=_folder(data))
     where = Address.parse(address) if address else Address(path=settings.socket)
-    if where.path is None and not token and settings.token_file.is_file():
-        token = settings.token_file.read_text().strip()
-    return where, token
+    return where, token if token or where.path is not None else _read_token(settings)
 
 
 def make_executors(app: App | None, settings: Settings) -> list[Executor]:
