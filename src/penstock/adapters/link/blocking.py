@@ -15,19 +15,20 @@ from typing import Any, TypeVar
 
 from penstock.adapters.link.address import Address
 from penstock.adapters.link.frames import (
+    MAX_FRAME,
     NOT_FRAMES,
     PROTOCOL,
     AnyFrame,
     Call,
     Failure,
     Frame,
-    FrameBuffer,
     Hello,
     Ping,
     Pong,
     Pub,
     Reply,
-    framed,
+    decode_frame,
+    encoded,
 )
 from penstock.adapters.link.proxy import Decode, remote_api
 from penstock.adapters.link.renewal import (
@@ -44,11 +45,12 @@ from penstock.adapters.link.renewal import (
 from penstock.core.errors import NotRunning, Unavailable
 from penstock.ports.bus import HEARTBEAT, Heartbeat
 from penstock.ports.engine_api import ONCE, EngineApi
+from penstock.ports.frames import FrameBuffer
 from penstock.ports.process import CALLER_TIMEOUT, close_in_children, keep_alive
 
 log = logging.getLogger(__name__)
 
-_PING = framed(Ping())
+_PING = encoded(Ping())
 T = TypeVar("T")
 _READ = 1 << 16
 _INSTANT = 0.001
@@ -67,7 +69,7 @@ class BlockingLink:
         self._address, self._token = address, token
         self._reconnect_timeout = reconnect_timeout
         self._ping_interval = ping_interval(reconnect_timeout)
-        self._buffer, self._frames = FrameBuffer(), deque[AnyFrame]()
+        self._buffer, self._frames = FrameBuffer(MAX_FRAME), deque[AnyFrame]()
         self._call_ids = itertools.count(1)
         self._job_ids = job_ids()
         self._socket: socket.socket | None = None
@@ -121,10 +123,10 @@ class BlockingLink:
 
     def _open(self, patience: float) -> None:
         until = time.monotonic() + patience
-        self._buffer, self._frames = FrameBuffer(), deque()
+        self._buffer, self._frames = FrameBuffer(MAX_FRAME), deque()
         self._socket = open_socket(self._address, patience)
         try:
-            self._send(framed(Hello(PROTOCOL, self._token)), until)
+            self._send(encoded(Hello(PROTOCOL, self._token)), until)
             if isinstance(frame := self._receive(until), Failure):
                 raise frame.revive()
             self._socket.settimeout(self._ping_interval)
@@ -148,7 +150,7 @@ class BlockingLink:
         patience = sending.answer_timeout
         until = None if patience is None else time.monotonic() + patience
         try:
-            self._send(framed(frame), until)
+            self._send(encoded(frame), until)
             answer = self._receive(until)
         except TimeoutError:
             self.close()
@@ -165,7 +167,7 @@ class BlockingLink:
                     return frame
             data = self._more(until)
             try:
-                self._frames.extend(self._buffer.feed(data))
+                self._frames.extend(map(decode_frame, self._buffer.feed(data)))
             except NOT_FRAMES as error:
                 raise self._lost(error) from error
 
@@ -285,8 +287,8 @@ class Pulse:
 
     def __init__(self, address: Address, worker_id: str, *, token: str, interval: float) -> None:
         self._address, self._interval = address, interval
-        self._hello = framed(Hello(PROTOCOL, token))
-        self._beat = framed(Pub(HEARTBEAT, [Heartbeat(worker_id)])) + _PING
+        self._hello = encoded(Hello(PROTOCOL, token))
+        self._beat = encoded(Pub(HEARTBEAT, [Heartbeat(worker_id)])) + _PING
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-pulse", daemon=True)
 

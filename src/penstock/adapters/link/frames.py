@@ -7,7 +7,7 @@ A frame is four bytes of length and then one of the values below. `Pub` carries 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 import msgspec
@@ -15,6 +15,7 @@ from msgspec import Raw, Struct
 
 from penstock.core.errors import PenstockError, revived
 from penstock.ports.bus import AnyMessage
+from penstock.ports.frames import FrameBuffer, framed
 from penstock.ports.process import keep_alive
 
 PROTOCOL = 3
@@ -140,41 +141,12 @@ encode = msgspec.msgpack.Encoder().encode
 decode_frame = msgspec.msgpack.Decoder(AnyFrame).decode
 
 
-def framed(frame: Frame) -> bytes:
-    body = encode(frame)
-    return len(body).to_bytes(4, "big") + body
-
-
 NOT_FRAMES = (ValueError, msgspec.MsgspecError, RecursionError)
-"""What a FrameBuffer raises for bytes that are none."""
+"""Raised for bytes that are none."""
 
 
-class FrameBuffer:
-    """Bytes as they arrive; whole frames as they are complete."""
-
-    def __init__(self) -> None:
-        self.max_frame = MAX_FRAME
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[AnyFrame]:
-        received: bytes | bytearray = data
-        if self._rest:
-            self._rest += data
-            received = self._rest
-        start, size = 0, len(received)
-        while size - start >= 4:
-            length = int.from_bytes(received[start : start + 4], "big")
-            if length > self.max_frame:
-                raise ValueError(f"a frame of {length} bytes")
-            end = start + 4 + length
-            if end > size:
-                break
-            yield decode_frame(bytes(received[start + 4 : end]))
-            start = end
-        if received is self._rest:
-            del self._rest[:start]
-        else:
-            self._rest += data[start:]
+def encoded(frame: Frame) -> bytes:
+    return framed(encode(frame))
 
 
 class FrameProtocol(asyncio.Protocol):
@@ -191,7 +163,7 @@ class FrameProtocol(asyncio.Protocol):
         self._unacknowledged = unacknowledged
         self.has_heard = False
         """Whether anything was received since this was last set to False."""
-        self.buffer = FrameBuffer()
+        self.buffer = FrameBuffer(MAX_FRAME)
         self._writable = asyncio.Event()
         self._writable.set()
         self.transport: asyncio.Transport | None = None
@@ -203,20 +175,20 @@ class FrameProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.has_heard = True
-        frames = self.buffer.feed(data)
+        messages = self.buffer.feed(data)
         while True:
             try:
-                frame = next(frames, None)
+                if (message := next(messages, None)) is None:
+                    return
+                frame = decode_frame(message)
             except NOT_FRAMES as error:
                 self.abort(error)
-                return
-            if frame is None:
                 return
             self._on_frame(frame)
 
     def send(self, frame: Frame) -> None:
         if self.transport is not None and not self.transport.is_closing():
-            self.transport.write(framed(frame))
+            self.transport.write(encoded(frame))
 
     async def sendable(self) -> None:
         """Wait while the other side is too slow to read."""

@@ -150,7 +150,7 @@ class _Connection:
         self._begin_submit = methods.get(_BEGIN_SUBMIT)
         self._gone, self._known = gone, known
         self.protocol = FrameProtocol(self._take, self._lost, ENGINE_TIMEOUT)
-        self.protocol.buffer.max_frame = MAX_GREETING
+        self.protocol.buffer.max_size = MAX_GREETING
         self._late = asyncio.get_running_loop().call_later(
             _HANDSHAKE_TIMEOUT, self.drop, "handshake timeout"
         )
@@ -198,7 +198,7 @@ class _Connection:
             self._welcome = True
             self._late.cancel()
             self._known(self)
-            self.protocol.buffer.max_frame = MAX_FRAME
+            self.protocol.buffer.max_size = MAX_FRAME
             self.protocol.send(Welcome(PROTOCOL))
 
     def _refuse(self, code: str, message: str) -> None:

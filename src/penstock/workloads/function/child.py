@@ -41,6 +41,7 @@ from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import PART, Source
 from penstock.ports.bus import Refusal
 from penstock.ports.executor import CancelToken, Outcome
+from penstock.ports.frames import FrameBuffer, framed
 from penstock.ports.steps import RunsSteps
 from penstock.workloads.function import process_control
 from penstock.workloads.function.definition import JobFunction, Signature
@@ -158,31 +159,9 @@ Asked = Checkpoint | Leave | StepsWanted | Wait
 """What has a Reply."""
 FromChild = Began | Report | Checkpoint | Leave | StepsWanted | Wait | Done
 
-_encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder().encode
 decode_to_child = msgspec.msgpack.Decoder(ToChild).decode
 decode_from_child = msgspec.msgpack.Decoder(FromChild).decode
-
-
-def framed(frame: Frame) -> bytes:
-    body = _encode(frame)
-    return len(body).to_bytes(4, "big") + body
-
-
-class FrameBuffer:
-    """Bytes as they arrive; whole messages as they are complete."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        self._data += data
-        while len(self._data) >= 4:
-            end = 4 + int.from_bytes(self._data[:4], "big")
-            if len(self._data) < end:
-                return
-            body = bytes(self._data[4:end])
-            del self._data[:end]
-            yield body
 
 
 # -- the child --------------------------------------------------------------------
@@ -402,7 +381,7 @@ class Child:
                 OUTPUT.level = frame.log_level
 
     def _send(self, frame: Frame) -> None:
-        data = framed(frame)
+        data = framed(encode(frame))
         with self._sending:
             self._sock.sendall(data)
 

@@ -31,6 +31,7 @@ from penstock.core.ledger import Step, artifact_row
 from penstock.core.steps import MAX_PAGE_BYTES, MAX_PAGE_ROWS, size_of
 from penstock.ports.bus import Refusal
 from penstock.ports.executor import Context, Outcome, Task
+from penstock.ports.frames import FrameBuffer, framed
 from penstock.workloads.function import child, process_control
 from penstock.workloads.function.outcomes import (
     CONSTRAINT_NOT_ENFORCED,
@@ -329,7 +330,7 @@ class ChildProcess:
         self.began = False
         """Whether the code of the job it was given last has begun to run."""
         self.is_used = False
-        self._buffer = child.FrameBuffer()
+        self._buffer = FrameBuffer()
         self._unsent = bytearray()
         self._replies: set[asyncio.Task[None]] = set()
         self.gone: asyncio.Future[int] = self._loop.create_future()
@@ -406,7 +407,7 @@ class ChildProcess:
 
     def _send(self, frame: child.Frame) -> None:
         was_empty = not self._unsent
-        self._unsent += child.framed(frame)
+        self._unsent += framed(child.encode(frame))
         if was_empty:
             self._flush()
 
