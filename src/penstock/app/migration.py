@@ -36,14 +36,10 @@ from penstock.ports.store import Durability
 from penstock.workloads.pipeline.breakers import PREFIX as BREAKER
 from penstock.workloads.pipeline.context import memory_name
 from penstock.workloads.pipeline.records import (
-    Alert,
     Breaker,
-    ErrorClass,
     ItemOutcome,
     ItemRecord,
     PipelineInfo,
-    RunSummary,
-    StageError,
     StageKind,
     StageRecord,
     StageStatus,
@@ -86,10 +82,13 @@ SELECT place, key, input, outcome, output, fan, attempts, error_class, error_cod
 FROM item WHERE place > ? AND place < ? ORDER BY place LIMIT ?
 """
 
-_errors = msgspec.json.Decoder(tuple[StageError, ...]).decode
-_alerts = msgspec.json.Decoder(tuple[Alert, ...]).decode
-_texts = msgspec.json.Decoder(tuple[str, ...]).decode
-_summary = msgspec.json.Decoder(RunSummary).decode
+_RUN_TEXTS = ("errors", "alerts", "abandoned_items", "summary")
+"""Fields of a RunState that are JSON in the last columns of a run."""
+_ITEM_FIELDS = (
+    *("key", "input", "outcome", "output", "output_count", "attempts", "error_class"),
+    *("error_code", "error", "duration_ms", "finished_at", "reused"),
+)
+"""Fields of an ItemRecord, as the columns of an item after the first."""
 _stage = msgspec.json.Decoder(StageRecord).decode
 _breaker = msgspec.json.Decoder(Breaker).decode
 
@@ -301,15 +300,17 @@ def _state(
     texts: Sequence[str | None],
     output: str,
 ) -> RunState:
-    errors, alerts, abandoned, summary = texts
     ended = PIPELINE.is_final(status)
-    return RunState(
+    decoded = {
+        name: msgspec.json.decode(text)
+        for name, text in zip(_RUN_TEXTS, texts, strict=True)
+        if text
+    }
+    state = msgspec.convert(decoded, RunState)
+    return replace(
+        state,
         fingerprint=fingerprint,
         status=status if ended else None,
-        errors=_errors(errors) if errors else (),
-        alerts=_alerts(alerts) if alerts else (),
-        abandoned_items=_texts(abandoned) if abandoned else (),
-        summary=_summary(summary) if summary else None,
         current_stage=current_stage,
         output=output,
         hooks_called=ended,  # right after the end was written
@@ -317,23 +318,9 @@ def _state(
 
 
 def _item(seq: int, row: Row) -> ItemRecord:
-    _, key, given, outcome, output, fan, attempts, error_class, code, error, *rest = row
-    duration_ms, finished_at, reused = rest
-    return ItemRecord(
-        seq=seq,
-        key=key,
-        input=_pointer(given),
-        outcome=ItemOutcome(outcome),
-        output=_pointer(output),
-        output_count=fan,
-        attempts=attempts,
-        error_class=None if error_class is None else ErrorClass(error_class),
-        error_code=code,
-        error=error,
-        duration_ms=duration_ms,
-        finished_at=finished_at,
-        reused=reused == 1,
-    )
+    fields = dict(zip(_ITEM_FIELDS, row[1:], strict=True))
+    pointers = {name: _pointer(fields[name]) for name in ("input", "output")}
+    return msgspec.convert({**fields, **pointers, "seq": seq}, ItemRecord, strict=False)
 
 
 def _pointer(text: str) -> str:
