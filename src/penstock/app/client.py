@@ -165,7 +165,7 @@ class EngineCalls:
             return self.portal.run(work(self._api)) if on_loop else self.run(work)
         with waiting(jobs):
             portal = self.portal
-            return portal.run_until(work(self._api), ctx.cancel)
+            return portal.run(work(self._api), ctx.cancel)
 
     async def await_(self, work: Work[T], jobs: Sequence[str]) -> T:
         """The same, for code that awaits it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import importlib
 import logging
 import os
@@ -57,38 +56,32 @@ class Portal:
                 hint="connect or start an engine in this process: app.connect(), app.run()",
             )
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Block until it is done."""
+    def run(self, work: Coroutine[Any, Any, T], cancel: CancelToken | None = None) -> T:
+        """Block until it is done, or until the job that waits for it should end: then it raises
+        Cancelled."""
         create_task, context = self.loop.create_task, copy_context()
         began = False
 
         def begin() -> Begun[T]:
             nonlocal began
             began = True
-            return create_task(work, context=context), asyncio.Future.result
+            task = create_task(work, context=context)
+            if cancel is not None:
+                end = partial(self.loop.call_soon_threadsafe, task.cancel)
+                forget = cancel.when_requested(end)
+                task.add_done_callback(lambda _: forget())
+            return task, asyncio.Future.result
 
         try:
             return self.call(begin)
+        except asyncio.CancelledError:
+            if cancel is None:
+                raise
+            raise Cancelled(cancel.reason) from None
         except Exception:
             if not began:
                 work.close()
             raise
-
-    def run_until(self, work: Coroutine[Any, Any, T], cancel: CancelToken) -> T:
-        """Block until it is done, or until the job that waits for it should end."""
-        try:
-            self.check_process()
-        except BaseException:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(self._guarded(work), self.loop)
-        forget = cancel.when_requested(future.cancel)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise Cancelled(cancel.reason) from None
-        finally:
-            forget()
 
     def call(self, begin: Callable[[], Begun[T]]) -> T:
         """Call `begin` on the loop, and block until what it began is done."""
