@@ -906,13 +906,14 @@ async def test_an_engine_is_trusted_by_its_certificate_only(tmp_path: Path) -> N
         assert house.engine.url.startswith("https://")
         with pytest.raises(Misconfigured, match="can't be trusted"):
             await HttpEngineApi(house.engine.url, house.token).connect()
-        api = HttpEngineApi(house.engine.url, house.token, ca_file=cert)
+        api = HttpEngineApi(house.engine.url, house.token, options=ConnectionOptions(ca_file=cert))
         await api.connect()
         (job,) = await api.submit([a_job()])
         assert (await api.wait(job.job_id, 20)).state is JobState.SUCCEEDED
         await api.close()
+    options = ConnectionOptions(ca_file=tmp_path / "none.pem")
     with pytest.raises(Misconfigured, match="can't use the certificates"):
-        await HttpEngineApi("https://127.0.0.1:1", ca_file=tmp_path / "none.pem").connect()
+        await HttpEngineApi("https://127.0.0.1:1", options=options).connect()
 
 
 @at_home

@@ -345,9 +345,7 @@ def test_every_setting_says_in_a_sentence_what_it_is() -> None:
 
 def test_the_reference_page_is_in_step_with_the_code() -> None:
     written = (DOCS / "reference" / "settings.md").read_text()
-    assert written == page(), (
-        "run: python tools/settings_reference.py > docs/reference/settings.md"
-    )
+    assert written == page(), "run: python tools/settings_reference.py > docs/reference/settings.md"
 
 
 def test_the_example_on_the_reference_page_can_be_loaded() -> None:

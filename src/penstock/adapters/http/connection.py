@@ -37,7 +37,7 @@ from penstock.core.errors import (
     Unavailable,
     revived,
 )
-from penstock.ports.clock import Clock, SystemClock, backoff
+from penstock.ports.clock import SystemClock, backoff
 from penstock.ports.process import CALLER_TIMEOUT, keep_alive
 
 log = logging.getLogger(__name__)
@@ -110,11 +110,9 @@ class _Next(Struct, frozen=True):
 class Connection:
     """Calls one engine by its URL, with one key."""
 
-    def __init__(
-        self, url: str, token: str, options: ConnectionOptions, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, url: str, token: str, options: ConnectionOptions) -> None:
         self.url = checked_url(url)
-        self.options, self.clock = options, clock or SystemClock()
+        self.options, self.clock = options, SystemClock()
         self._token = token
         self._session: aiohttp.ClientSession | None = None
 

@@ -15,7 +15,6 @@ import re
 import typing
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from pathlib import Path
 from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import msgspec
@@ -38,7 +37,6 @@ from penstock.core.ledger import Step
 from penstock.core.pointer import data_media_type, decode_data
 from penstock.lifecycles.pipeline import PIPELINE
 from penstock.ports.blobs import BlobStat
-from penstock.ports.clock import Clock
 from penstock.ports.engine_api import (
     ONCE,
     Approvals,
@@ -203,19 +201,19 @@ class HttpSchedules(_Part):
         body = msgspec.to_builtins(schedule)
         name, tenant, job = body.pop("name"), body.pop("tenant"), body.pop("request")
         body["job"] = {key: value for key, value in job.items() if key not in _SET_BY_ENGINE}
-        return await self._send("PUT", name, tenant, "", body)
+        path, query = (
+            f"/v1/schedules/{segment(name)}",
+            {"tenant": _unless_default("tenant", tenant)},
+        )
+        return await self._http.send("PUT", path, ScheduleView, body, query=query, again=True)
 
     async def pause(
         self, name: str, tenant: str = "default", *, paused: bool = True
     ) -> ScheduleView:
-        return await self._send("POST", name, tenant, "/pause" if paused else "/resume")
+        return await (self._pause if paused else self._resume)(name, tenant)
 
-    async def _send(
-        self, method: str, name: str, tenant: str, action: str, body: object = None
-    ) -> ScheduleView:
-        path = f"/v1/schedules/{segment(name)}{action}"
-        query = {"tenant": _unless_default("tenant", tenant)}
-        return await self._http.send(method, path, ScheduleView, body, query=query, again=True)
+    _pause = operation(Schedules.get, "POST /v1/schedules/{name}/pause?tenant")
+    _resume = operation(Schedules.get, "POST /v1/schedules/{name}/resume?tenant")
 
 
 class HttpLimits(_Part):
@@ -369,16 +367,9 @@ class HttpEngineApi(_Part):
     """See `penstock.ports.engine_api.EngineApi`."""
 
     def __init__(
-        self,
-        url: str,
-        token: str = "",
-        *,
-        ca_file: Path | None = None,
-        options: ConnectionOptions | None = None,
-        clock: Clock | None = None,
+        self, url: str, token: str = "", *, options: ConnectionOptions | None = None
     ) -> None:
-        options = options or ConnectionOptions(ca_file=ca_file)
-        super().__init__(Connection(url, token, options, clock))
+        super().__init__(Connection(url, token, options or ConnectionOptions()))
         self._ids = IdSource()
         self.approvals = HttpApprovals(self._http)
         self.policy = HttpPolicy(self._http)
