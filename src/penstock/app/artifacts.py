@@ -6,7 +6,7 @@ import asyncio
 import io
 import os
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -49,10 +49,10 @@ class ArtifactHandle:
 
     def read(self) -> bytes:
         """All of its content, in memory. Raises UnreadablePointer if it is damaged."""
-        return b"".join(self._pieces())
+        return b"".join(self._engine.each(self._pieces()))
 
     async def aread(self) -> bytes:
-        return b"".join([piece async for piece in pieces_of(self._part, self.artifact)])
+        return b"".join([piece async for piece in self._engine.aeach(self._pieces())])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it to a file, or below a folder under the last part of its name; returns where.
@@ -61,23 +61,16 @@ class ArtifactHandle:
         """
         target = target_of(self.artifact, path)
         with _draft(target) as file:
-            for piece in self._pieces():
+            for piece in self._engine.each(self._pieces()):
                 file.write(piece)
         return target
 
     async def asave(self, path: str | os.PathLike[str]) -> Path:
-        return await save(self._part, self.artifact, target_of(self.artifact, path))
+        target = target_of(self.artifact, path)
+        return await save(self._engine.aeach(self._pieces()), target)
 
-    def _pieces(self) -> Iterator[bytes]:
-        check = _Check(self.artifact)
-        while check.left:
-            yield check.add(self._engine.run(lambda api: self._read(api, check.at)))
-
-    async def _part(self, start: int) -> bytes:
-        return await self._engine.arun(lambda api: self._read(api, start))
-
-    async def _read(self, api: EngineApi, start: int) -> bytes:
-        return await api.read_blob(self.artifact.pointer, start, PART)
+    def _pieces(self) -> AsyncIterator[bytes]:
+        return pieces_of(self._engine.api, self.artifact)
 
     def open(self) -> BinaryIO:
         """A file object that reads what is asked for, and can seek. It does not check the
@@ -131,41 +124,21 @@ def artifact_of(job: Job, name: str) -> Artifact:
     )
 
 
-Read = Callable[[int], Awaitable[bytes]]
-"""Reads a part of an artifact, from a place on."""
+async def pieces_of(api: EngineApi, artifact: Artifact) -> AsyncIterator[bytes]:
+    """The content in parts; the last one only after the SHA-256 of all was checked.
 
-
-def reader(api: EngineApi, artifact: Artifact) -> Read:
-    return lambda start: api.read_blob(artifact.pointer, start, PART)
-
-
-async def pieces_of(read: Read, artifact: Artifact) -> AsyncIterator[bytes]:
-    """The content in parts; the last one only after the SHA-256 of all was checked."""
-    check = _Check(artifact)
-    while check.left:
-        yield await asyncio.to_thread(check.add, await read(check.at))
-
-
-class _Check:
-    """Counts and hashes the parts of an artifact as they come."""
-
-    def __init__(self, artifact: Artifact) -> None:
-        self._artifact, self._seen = artifact, sha256()
-        self.at = 0
-
-    @property
-    def left(self) -> int:
-        return self._artifact.size - self.at
-
-    def add(self, piece: bytes) -> bytes:
-        """Raises UnreadablePointer if the content ends early, or is not what was left."""
-        self.at += len(piece)
-        self._seen.update(piece)
-        if not piece or (self.left <= 0 and self._seen.hexdigest() != self._artifact.sha256):
+    Raises UnreadablePointer if the content ends early, or is not what was left.
+    """
+    seen, at = sha256(), 0
+    while at < artifact.size:
+        piece = await api.read_blob(artifact.pointer, at, PART)
+        at += len(piece)
+        await asyncio.to_thread(seen.update, piece)
+        if not piece or (at >= artifact.size and seen.hexdigest() != artifact.sha256):
             raise UnreadablePointer(
-                "artifact", f"{self._artifact.name} is damaged: its SHA-256 does not match"
+                "artifact", f"{artifact.name} is damaged: its SHA-256 does not match"
             )
-        return piece
+        yield piece
 
 
 def target_of(artifact: Artifact, path: str | os.PathLike[str]) -> Path:
@@ -188,10 +161,10 @@ def targets(artifacts: Iterable[Artifact], folder: Path) -> dict[Artifact, Path]
     return found
 
 
-async def save(read: Read, artifact: Artifact, path: Path) -> Path:
+async def save(pieces: AsyncIterator[bytes], path: Path) -> Path:
     """Write an artifact to a file, whole or not at all."""
     with _draft(path) as file:
-        async for piece in pieces_of(read, artifact):
+        async for piece in pieces:
             await asyncio.to_thread(file.write, piece)
     return path
 

@@ -66,7 +66,6 @@ async def _artifacts(
     from penstock.app.artifacts import (
         artifact_of,
         pieces_of,
-        reader,
         save,
         target_of,
         targets,
@@ -84,17 +83,17 @@ async def _artifacts(
         try:
             if name is not None and output == "-":
                 artifact = artifact_of(job, name)
-                async for piece in pieces_of(reader(api, artifact), artifact):
+                async for piece in pieces_of(api, artifact):
                     await asyncio.to_thread(sys.stdout.buffer.write, piece)
                 sys.stdout.buffer.flush()
                 return Exit.OK
             if name is not None:
                 artifact = artifact_of(job, name)
                 left = (artifact,)
-                await save(reader(api, artifact), artifact, target_of(artifact, output or "."))
+                await save(pieces_of(api, artifact), target_of(artifact, output or "."))
             elif output is not None:
                 for artifact, path in targets(left, Path(output)).items():
-                    await save(reader(api, artifact), artifact, path)
+                    await save(pieces_of(api, artifact), path)
         except BrokenPipeError:
             raise
         except OSError as error:
