@@ -508,14 +508,9 @@ class _Connected(Session):
         atexit.register(self._let_go)
         return client
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         atexit.unregister(self._let_go)
-        super().__exit__(kind, error, traceback)
+        super().__exit__(*error)
 
     def _let_go(self) -> None:
         """Close what was never left, as in an interactive interpreter."""
