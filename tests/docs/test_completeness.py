@@ -9,8 +9,6 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.workloads.function.options import JobOptions, SubmitOptions
-
 import penstock
 from penstock import testing
 from penstock.control.safety import EFFECTS, Rule
@@ -25,6 +23,7 @@ from penstock.testing import InMemoryEngine
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.job import Code, Limits
 from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.options import JobOptions, SubmitOptions
 from penstock.workloads.llm.batches import Batches
 from penstock.workloads.pipeline.interface import Pipelines
 from penstock.workloads.pipeline.retrying import BREAKER_OPEN

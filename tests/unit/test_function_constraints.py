@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from penstock.workloads.function.options import Mode
 
 from penstock.core.job import Job, JobRequest, JobResult, RetryPolicy, may_retry
 from penstock.core.verdict import Constraints
@@ -17,6 +16,7 @@ from penstock.testing.aio import run_async
 from penstock.testing.context import RecordingContext
 from penstock.workloads.function.definition import make_function
 from penstock.workloads.function.executor import FunctionExecutor
+from penstock.workloads.function.options import Mode
 from penstock.workloads.function.outcomes import is_offline, memory_within, refusal
 
 ASYNC, THREAD, PROCESS = Mode

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from penstock.workloads.function.options import Mode, kinds
 from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest, Misconfigured
@@ -16,6 +15,7 @@ from penstock.ports.executor import Context
 from penstock.testing.aio import run_async
 from penstock.workloads.function.context import running
 from penstock.workloads.function.definition import JobFunction, make_function
+from penstock.workloads.function.options import Mode, kinds
 
 
 class Notebook:
