@@ -225,7 +225,7 @@ class _Caller:
 
     @property
     def _awaited(self) -> tuple[str, ...]:
-        """The jobs that its methods wait for, those that wait."""
+        """The jobs that its waiting methods wait for."""
         return ()
 
 

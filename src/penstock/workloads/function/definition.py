@@ -102,7 +102,8 @@ class Submitter(Protocol):
 
 
 class _Returns(Protocol[R_co]):
-    """A JobFunction whose jobs return `R_co`, whether it is an `async def` or not."""
+    """A JobFunction whose jobs return `R_co`, whether it is an `async def` or not: what type
+    checkers make of `JobFunction._returned`."""
 
     @property
     def signature(self) -> Signature: ...
@@ -138,7 +139,8 @@ class _Takes1(_Returns[R_co], Protocol[A_contra, R_co]):
 
 
 class _Maps1(_Takes1[A_contra, R_co], Protocol[A_contra, R_co]):
-    """The same for `starmap`: after a wrong use of `map`, mypy would take the function for one."""
+    """The same for `starmap`. A type of its own: after a wrong use of `map`, mypy accepts the
+    function as a `_Takes1`."""
 
 
 class _Takes2(_Returns[R_co], Protocol[A_contra, B_contra, R_co]):
