@@ -20,11 +20,11 @@ from penstock.workloads.container.engine import OWNER_LABEL, ContainerEngine
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
+from penstock.workloads.container.files.artifacts import ArtifactCollector, OutputFiles
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.sandbox import Sandbox
-from penstock.workloads.container.folders import JobFolders
-from penstock.workloads.container.job import ContainerJob, End, Limits
-from penstock.workloads.container.running.runner import Runner
+from penstock.workloads.container.files.sandbox import JobFolders, Sandbox
+from penstock.workloads.container.job import ContainerJob, ContainerResult, Limits
+from penstock.workloads.container.runner import Runner
 
 MIB = 1 << 20
 
@@ -42,7 +42,9 @@ class Shop:
         self.sandboxes = JobFolders(folder, InputRules())
         self.config = WorkerConfig(stop_grace=1, build=BuildRules(enabled=True, bases=(IMAGE,)))
         self.owner = f"owner-{secrets.token_hex(6)}"
-        self.output = Output(None, MIB)
+        self.output = Output(folder / "logs", MIB)
+        self.left: list[str] = []
+        """Files that the last job left in its output folder."""
         self.stop = CancelToken()
 
     @property
@@ -54,16 +56,19 @@ class Shop:
         most = {"memory_mb": 64, "max_runtime_seconds": 30, **(limits or {})}
         return ContainerJob(**{**usual, **fields}, limits=Limits(**most))
 
-    async def run(self, *cmd: str, **fields: Any) -> End:
+    async def run(self, *cmd: str, **fields: Any) -> ContainerResult:
         job = self.job(*cmd, **fields)
         end = await self.runner.run(job, self.sandbox(job), self.output, self.stop)
+        self.left = self.files(job)
         await self.remove(job)
         return end
 
-    async def shell(self, script: str, **fields: Any) -> End:
+    async def shell(self, script: str, **fields: Any) -> ContainerResult:
         return await self.run("sh", "-c", script, **fields)
 
-    async def begun(self, running: Coroutine[Any, Any, End]) -> asyncio.Task[End]:
+    async def begun(
+        self, running: Coroutine[Any, Any, ContainerResult]
+    ) -> asyncio.Task[ContainerResult]:
         """Until it has said something."""
         heard = asyncio.Event()
         self.output.listen(lambda stream, data: heard.set())
@@ -74,8 +79,17 @@ class Shop:
     def sandbox(self, job: ContainerJob) -> Sandbox:
         return self.sandboxes.sandbox(job.job_id)
 
+    def files(self, job: ContainerJob) -> list[str]:
+        collector = ArtifactCollector(None, MIB)
+        files = OutputFiles(self.sandbox(job).output, MIB, collector)
+        return [path for path, _ in files.files()]
+
     async def remove(self, job: ContainerJob) -> None:
-        assert await self.runner.remove(job.job_id, job) or self.engine_is_away
+        removed = await self.runner.remove(job.job_id)
+        assert removed or self.engine_is_away
+        if removed:
+            for image in await self.engine.images({OWNER_LABEL: self.owner}):
+                await self.engine.remove_image(image.id)
         await self.sandbox(job).delete()
 
 

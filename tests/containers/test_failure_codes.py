@@ -24,6 +24,7 @@ from tests.containers.shop import (
 
 from penstock.testing.aio import run_async
 from penstock.testing.engines import IMAGE, NOT_EXECUTABLE
+from penstock.workloads.container import monitor
 from penstock.workloads.container.config import (
     ImageRules,
     Pull,
@@ -31,78 +32,77 @@ from penstock.workloads.container.config import (
 from penstock.workloads.container.engine import OWNER_LABEL
 from penstock.workloads.container.engines.docker.engine import DockerEngine
 from penstock.workloads.container.engines.oci.engine import OciEngine
-from penstock.workloads.container.job import BuildSpec, End, InputFile, Mode, Stream
-from penstock.workloads.container.running import attending
+from penstock.workloads.container.job import BuildSpec, ContainerResult, InputFile, Mode, Stream
 
 NOBODY = "localhost:1/nothing:1"
 """An image of a registry that does not answer."""
 
 
-async def timeout(shop: Shop) -> End:
+async def timeout(shop: Shop) -> ContainerResult:
     return await shop.shell("trap '' TERM; while :; do sleep 1; done", limits=SHORT)
 
 
 SHORT = {"max_runtime_seconds": 1}
 
 
-async def memory(shop: Shop) -> End:
+async def memory(shop: Shop) -> ContainerResult:
     return await shop.shell("x=a; while :; do x=$x$x; done", limits={"memory_mb": 16})
 
 
-async def exit_code(shop: Shop) -> End:
+async def exit_code(shop: Shop) -> ContainerResult:
     return await shop.shell("exit 3")
 
 
-async def no_image(shop: Shop) -> End:
+async def no_image(shop: Shop) -> ContainerResult:
     shop.config = replace(shop.config, images=ImageRules(pull=Pull.NEVER))
     return await shop.run(image="nothing:1")
 
 
-async def no_registry(shop: Shop) -> End:
+async def no_registry(shop: Shop) -> ContainerResult:
     return await shop.run(image=NOBODY)
 
 
-async def not_allowed(shop: Shop) -> End:
+async def not_allowed(shop: Shop) -> ContainerResult:
     pinned = IMAGE.partition(":")[0] + f"@sha256:{'0' * 64}"
     shop.config = replace(shop.config, images=ImageRules(allowed=(pinned,)))
     return await shop.run("true")
 
 
-async def no_command(shop: Shop) -> End:
+async def no_command(shop: Shop) -> ContainerResult:
     return await shop.run("no-such-command")
 
 
-async def no_program(shop: Shop) -> End:
+async def no_program(shop: Shop) -> ContainerResult:
     return await shop.run(NOT_EXECUTABLE)
 
 
-async def too_much(shop: Shop) -> End:
+async def too_much(shop: Shop) -> ContainerResult:
     script = "i=0; while :; do i=$((i+1)); head -c 100000 /dev/zero > /output/$i; done"
     return await shop.shell(script, outputs=True, limits={"max_artifact_bytes": MIB})
 
 
-async def too_large(shop: Shop) -> End:
+async def too_large(shop: Shop) -> ContainerResult:
     script = "head -c 10000000 /dev/zero > /output/f"
     return await shop.shell(script, outputs=True, limits={"max_artifact_bytes": MIB})
 
 
-async def cancel(shop: Shop) -> End:
+async def cancel(shop: Shop) -> ContainerResult:
     running = await shop.begun(shop.shell("echo up; sleep 1000"))
     shop.stop.request("enough")
     return await running
 
 
-async def no_input(shop: Shop) -> End:
+async def no_input(shop: Shop) -> ContainerResult:
     missing = InputFile(path="f", pointer="blob://nowhere/f")
     return await shop.run("true", inputs=(missing,))
 
 
-async def failed_build(shop: Shop) -> End:
+async def failed_build(shop: Shop) -> ContainerResult:
     build = BuildSpec(dockerfile=f"FROM {IMAGE}\nRUN echo broken >&2; exit 9\n", bases=(IMAGE,))
     return await shop.run(image="", mode=Mode.BUILD, build=build)
 
 
-JOBS: dict[Callable[[Shop], Awaitable[End]], tuple[str, tuple[int | None, ...]]] = {
+JOBS: dict[Callable[[Shop], Awaitable[ContainerResult]], tuple[str, tuple[int | None, ...]]] = {
     timeout: ("TIMEOUT", (None,)),
     memory: ("OOM_KILLED", (137,)),
     exit_code: ("NON_ZERO_EXIT", (3,)),
@@ -128,7 +128,7 @@ class FailureCodes:
         self,
         open_engine: Open,
         tmp_path: Path,
-        fail: Callable[[Shop], Awaitable[End]],
+        fail: Callable[[Shop], Awaitable[ContainerResult]],
     ) -> None:
         code, exit_codes = JOBS[fail]
         async with shop_on(open_engine, tmp_path) as shop:
@@ -156,7 +156,7 @@ class FailureCodes:
             assert (end.error, end.exit_code) == (None, 0)
             assert shop.output.text(Stream.STDOUT) == "from stdin, from a file"
             assert shop.output.text(Stream.STDERR) == "warn\n"
-            assert [artifact.path for artifact in end.artifacts] == ["b"]
+            assert shop.left == ["b"]
 
     @run_async
     async def test_a_child_that_was_killed_for_memory_does_not_fail_who_copes(
@@ -210,14 +210,14 @@ class OverASocket(FailureCodes):
             assert end.error is not None
             assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 4), end.error
             assert shop.output.text(Stream.STDOUT) == "up\nafter\n"
-            assert not end.stdout.gap
+            assert not end.stdout_count.gap
 
     @run_async
     async def test_a_job_is_given_up_when_its_engine_stays_away(
         self, socket: Path, tmp_path: Path
     ) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attending, "ENGINE_PATIENCE", 1.0)
+            patch.setattr(monitor, "ENGINE_PATIENCE", 1.0)
             async with (
                 self.line(socket) as line,
                 shop_on(lambda: DockerEngine(line.address), tmp_path) as shop,

@@ -50,8 +50,8 @@ class LettingGo:
             assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 5)
             assert shop.output.text(Stream.STDOUT) == "up\nafter\n"
             assert shop.output.text(Stream.STDERR) == ""
-            assert not end.stdout.gap
-            assert [artifact.path for artifact in end.artifacts] == ["f"]
+            assert not end.stdout_count.gap
+            assert shop.files(job) == ["f"]
             assert end.image_id == (await shop.engine.image(job.image)).id
             await shop.remove(job)
 
@@ -71,8 +71,8 @@ class LettingGo:
             )
             assert end.error is not None
             assert (end.error.code, end.exit_code) == ("NON_ZERO_EXIT", 6)
-            assert [artifact.path for artifact in end.artifacts] == ["f"]
-            assert not end.stdout.gap
+            assert shop.files(job) == ["f"]
+            assert not end.stdout_count.gap
             await shop.remove(job)
 
     @run_async

@@ -468,7 +468,7 @@ async def test_the_api_is_spoken_in_a_version_that_both_know(folder: Path) -> No
     async with engine_that(folder, say) as engine:
         await engine.find({})
         versions["MinAPIVersion"] = "1.20"
-        engine._version = None
+        engine._api.version = None
         await engine.find({})
     assert [line.split("/")[1] for line in heard if "containers" in line] == ["v1.60", "v1.44"]
 
@@ -477,6 +477,39 @@ async def test_the_api_is_spoken_in_a_version_that_both_know(folder: Path) -> No
 async def test_usage_of_what_is_not_there_is_unknown(folder: Path) -> None:
     async with engine_that(folder, _by_path({})) as engine:
         assert await engine.usage("penstock-x") == Usage()
+
+
+@run_async
+async def test_usage_in_an_engine_elsewhere_is_asked_for_while_the_container_runs(
+    folder: Path,
+) -> None:
+    stats = {"cpu_stats": {"cpu_usage": {"total_usage": 0}}}
+    used = {
+        "cpu_stats": {"cpu_usage": {"total_usage": 15 * 10**8}},
+        "memory_stats": {"max_usage": 7},
+    }
+    answers = {
+        "/start": http(200, b""),
+        "/wait": http(200, {"StatusCode": 0}),
+        "/stats": http(200, used),
+        "/json": http(200, {"Id": "x", "State": {"Status": "running"}}),
+    }
+    asked = asyncio.Event()
+
+    def say(request: str) -> bytes:
+        if "/stats" in request:
+            asked.set()
+        return _by_path(answers)(request)
+
+    async with engine_that(folder, say) as engine:
+        await engine.start("penstock-x")
+        async with asyncio.timeout(10):
+            await asked.wait()
+            answers["/stats"] = http(200, stats)  # as after its end
+            while await engine.usage("penstock-x") != Usage(7, 1.5):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await engine.wait("penstock-x")
+        assert await engine.usage("penstock-x") == Usage(7, 1.5)
 
 
 # -- the attached connection ----------------------------------------------------------

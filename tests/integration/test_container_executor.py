@@ -21,12 +21,15 @@ from penstock.testing.containers import FakeEngine, Script
 from penstock.testing.context import RecordingContext
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.executor import ContainerExecutor
+from penstock.workloads.container.files.artifacts import ArtifactCollector
 from penstock.workloads.container.job import Limits
 from penstock.workloads.container.protocol.body import read_input
 
 SCRIPTS = {
     "echo:1": Script(echoes=True),
     "long:1": Script(seconds=0.3),
+    "leaves:1": Script(leaves={"f": b"12"}),
+    "fails:1": Script(leaves={"f": b"12"}, exit_code=3),
 }
 
 
@@ -89,3 +92,24 @@ async def test_a_time_limit_that_is_null_is_that_of_the_job(tmp_path: Path) -> N
     async with executing(tmp_path, defaults=Limits(max_runtime_seconds=0.05)) as executor:
         outcome = await run(executor, job)
     assert outcome.status is JobState.SUCCEEDED, outcome
+
+
+@run_async
+async def test_artifacts_that_can_t_be_stored_make_a_success_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(collector: ArtifactCollector, output: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ArtifactCollector, "add_folder", refuse)
+    for image, code, exit_code in (
+        ("leaves:1", "RUNTIME_ERROR", 0),
+        ("fails:1", "NON_ZERO_EXIT", 3),
+    ):
+        job = msgspec.json.encode({"runtime": {"image": image}, "outputs": True})
+        async with executing(tmp_path) as executor:
+            outcome = await run(executor, job)
+        result = result_of(outcome)
+        assert (outcome.status, outcome.error_code) == (JobState.FAILED, code)
+        assert result["exit_code"] == exit_code
+        assert result["skipped"] == ["/output: could not be collected: no space left"]

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.workloads.container.files import kept
+from penstock.workloads.container.files import output as kept
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.job import Stream
 
@@ -102,12 +102,12 @@ def test_pages_put_together_are_the_stream_without_its_middle(
     with TemporaryDirectory() as folder:
         smallest, kept.SMALLEST = kept.SMALLEST, segment
         try:
-            for output in (Output(None, limit), Output(Path(folder) / "logs", limit)):
-                for data in writes:
-                    output.write(OUT, data)
-                output.end()
-                check(output, stream, limit, size)
-                output.close()
+            output = Output(Path(folder) / "logs", limit)
+            for data in writes:
+                output.write(OUT, data)
+            output.end()
+            check(output, stream, limit, size)
+            output.close()
             again = Output.reopen(Path(folder) / "logs", limit)
             again.end()
             check(again, stream, limit, size)
@@ -141,9 +141,11 @@ def test_a_reopened_output_goes_on_as_if_nothing_had_been(
 def test_text_does_not_depend_on_how_the_bytes_were_cut_into_writes(
     stream: bytes, cuts: list[int], limit: int
 ) -> None:
-    output = Output(None, limit)
     edges = [0, *sorted(cuts), len(stream)]
-    for start, stop in pairwise(edges):
-        output.write(OUT, stream[start:stop])
-    output.end()
-    assert output.text(OUT) == expected_text(stream, limit)
+    with TemporaryDirectory() as folder:
+        output = Output(Path(folder), limit)
+        for start, stop in pairwise(edges):
+            output.write(OUT, stream[start:stop])
+        output.end()
+        assert output.text(OUT) == expected_text(stream, limit)
+        output.close()

@@ -123,7 +123,7 @@ def test_a_job_ends_once_and_leaves_nothing(
         rig.engine._faults.clear()
         assert await rig.remove()
         assert rig.engine.leftovers() == []
-        assert rig.input_folder_is_clear()
+        assert not rig.sandbox.folder.exists()
 
     with tempfile.TemporaryDirectory() as folder:
         virtually(Path(folder), body)

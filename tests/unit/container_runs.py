@@ -13,12 +13,12 @@ from penstock.ports.executor import CancelToken
 from penstock.testing.clock import LoopClock, VirtualLoop
 from penstock.testing.containers import FakeEngine, Script
 from penstock.workloads.container.config import InputRules, WorkerConfig
-from penstock.workloads.container.engine import ContainerSummary
+from penstock.workloads.container.engine import OWNER_LABEL, ContainerSummary
+from penstock.workloads.container.files.artifacts import ArtifactCollector, OutputFiles
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.sandbox import Sandbox
-from penstock.workloads.container.folders import JobFolders
-from penstock.workloads.container.job import ContainerJob, End, Limits, Stream
-from penstock.workloads.container.running.runner import Runner
+from penstock.workloads.container.files.sandbox import JobFolders, Sandbox
+from penstock.workloads.container.job import ContainerJob, ContainerResult, Limits, Stream
+from penstock.workloads.container.runner import Runner
 
 IMAGE = "tool:1"
 
@@ -47,7 +47,7 @@ class Rig:
         self.sandboxes = JobFolders(folder, InputRules())
         self.job = ContainerJob(job_id="job-1", image=IMAGE, limits=Limits(max_runtime_seconds=10))
         self.stop = CancelToken()
-        self.output = Output(None, 1 << 20)
+        self.output = Output(folder / "logs", 1 << 20)
 
     @property
     def sandbox(self) -> Sandbox:
@@ -73,17 +73,17 @@ class Rig:
     def text(self, stream: Stream = Stream.STDOUT) -> str:
         return self.output.text(stream)
 
-    async def run(self) -> End:
+    async def run(self) -> ContainerResult:
         return await self.runner.run(self.job, self.sandbox, self.output, self.stop)
 
-    def begin(self) -> asyncio.Task[End]:
+    def begin(self) -> asyncio.Task[ContainerResult]:
         return asyncio.ensure_future(self.run())
 
     async def found(self) -> ContainerSummary:
         (found,) = await self.engine.find({})
         return found
 
-    async def adopt(self, found: ContainerSummary, started_at: float) -> End:
+    async def adopt(self, found: ContainerSummary, started_at: float) -> ContainerResult:
         return await self.runner.adopt(
             self.job, found, self.sandbox, self.output, self.stop, started_at
         )
@@ -93,14 +93,18 @@ class Rig:
 
     async def remove(self) -> bool:
         """As a worker does when the end is recorded."""
-        await self.sandbox.clear()
-        return await self.runner.remove(self.job.job_id, self.job)
+        if not await self.runner.remove(self.job.job_id):
+            return False
+        for image in await self.engine.images({OWNER_LABEL: "owner"}):
+            await self.engine.remove_image(image.id)
+        await self.sandbox.delete()
+        return True
 
-    def input_folder_is_clear(self) -> bool:
-        """Only what is kept lies in its folder."""
-        folder = self.sandbox.folder
-        left = {path.name for path in folder.iterdir()} if folder.exists() else set()
-        return left <= {"artifacts", "logs"}
+    def left(self) -> list[tuple[str, int]]:
+        """Files in its output folder, and their sizes."""
+        collector = ArtifactCollector(None, self.job.limits.max_artifact_bytes)
+        files = OutputFiles(self.sandbox.output, self.job.limits.max_artifact_bytes, collector)
+        return [(path, len(file.read())) for path, file in files.files()]
 
 
 Body = Callable[[Rig], Coroutine[Any, Any, None]]
@@ -133,5 +137,5 @@ def with_rig(test: Body) -> Callable[[Path], None]:
     return run
 
 
-def code_of(end: End) -> str | None:
+def code_of(end: ContainerResult) -> str | None:
     return end.error.code if end.error is not None else None

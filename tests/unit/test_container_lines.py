@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.workloads.container.files.output import Lines
 from penstock.workloads.container.job import Stream
-from penstock.workloads.container.lines import Lines
 
 OUT, ERR = Stream.STDOUT, Stream.STDERR
 

@@ -19,16 +19,16 @@ from pathlib import Path
 import pytest
 
 from penstock.testing.aio import run_async
-from penstock.workloads.container.files import kept
+from penstock.workloads.container.files import output as kept
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.job import Stream, StreamCount
 
 OUT, ERR = Stream.STDOUT, Stream.STDERR
 
 
-@pytest.fixture(params=["memory", "folder"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    return tmp_path / "job" / "logs" if request.param == "folder" else None
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "job" / "logs"
 
 
 def on_disk(folder: Path) -> int:
@@ -38,7 +38,7 @@ def on_disk(folder: Path) -> int:
 # What is kept
 
 
-def test_the_two_streams_are_kept_apart(folder: Path | None) -> None:
+def test_the_two_streams_are_kept_apart(folder: Path) -> None:
     output = Output(folder, 100)
     output.write(OUT, b"one")
     output.write(ERR, b"two")
@@ -49,7 +49,7 @@ def test_the_two_streams_are_kept_apart(folder: Path | None) -> None:
 
 
 def test_the_start_and_the_end_are_kept_and_a_line_tells_what_lies_between(
-    folder: Path | None,
+    folder: Path,
 ) -> None:
     output = Output(folder, 20)
     for number in range(2000):
@@ -61,7 +61,7 @@ def test_the_start_and_the_end_are_kept_and_a_line_tells_what_lies_between(
     output.close()
 
 
-def test_a_stream_that_just_fits_is_kept_whole(folder: Path | None) -> None:
+def test_a_stream_that_just_fits_is_kept_whole(folder: Path) -> None:
     output = Output(folder, 7)
     output.write(OUT, b"1234")
     output.write(OUT, b"567")
@@ -70,7 +70,7 @@ def test_a_stream_that_just_fits_is_kept_whole(folder: Path | None) -> None:
     output.close()
 
 
-def test_a_limit_of_one_byte_keeps_the_first(folder: Path | None) -> None:
+def test_a_limit_of_one_byte_keeps_the_first(folder: Path) -> None:
     output = Output(folder, 1)
     output.write(OUT, b"abc")
     output.end()
@@ -79,23 +79,23 @@ def test_a_limit_of_one_byte_keeps_the_first(folder: Path | None) -> None:
     output.close()
 
 
-def test_a_character_at_a_cut_is_left_out_as_a_whole() -> None:
-    output = Output(None, 8)
+def test_a_character_at_a_cut_is_left_out_as_a_whole(folder: Path) -> None:
+    output = Output(folder, 8)
     output.write(OUT, "ab€xxxxxx€yz".encode())
     output.end()
     # Two of the three bytes of each '€' are within the kept ones.
     assert output.text(OUT) == "ab\n[… 12 bytes left out …]\nyz"
 
 
-def test_wrong_bytes_are_replaced_and_right_ones_are_not() -> None:
-    output = Output(None, 1000)
+def test_wrong_bytes_are_replaced_and_right_ones_are_not(folder: Path) -> None:
+    output = Output(folder, 1000)
     for byte in "naïve 😀 ".encode() + b"\xff\xe2\x82 end":
         output.write(OUT, bytes([byte]))
     assert output.text(OUT) == "naïve 😀 \ufffd\ufffd end"
 
 
-def test_an_unfinished_character_is_not_shown_until_it_is_certain() -> None:
-    output = Output(None, 1000)
+def test_an_unfinished_character_is_not_shown_until_it_is_certain(folder: Path) -> None:
+    output = Output(folder, 1000)
     output.write(OUT, "a😀".encode()[:-1])
     assert output.text(OUT) == "a"
     output.end()
@@ -128,23 +128,20 @@ def test_nobody_but_the_worker_can_read_the_files(tmp_path: Path) -> None:
 
 def test_a_gigabyte_takes_neither_memory_nor_disk(tmp_path: Path) -> None:
     limit = 1 << 20
-    outputs = [Output(None, limit), Output(tmp_path / "logs", limit)]
+    output = Output(tmp_path / "logs", limit)
     chunk = bytes(range(256)) * 256
     tracemalloc.start()
     try:
-        for output in outputs:
-            for _ in range((1 << 30) // len(chunk)):
-                output.write(OUT, chunk)
+        for _ in range((1 << 30) // len(chunk)):
+            output.write(OUT, chunk)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Of the one in memory: the head, and two segments of the tail, which grow by an eighth.
-    assert peak < 2 * limit
+    assert peak < limit
     assert on_disk(tmp_path / "logs") < 2 * limit
-    for output in outputs:
-        assert output.count(OUT) == StreamCount(1 << 30, limit, False)
-        assert output.page(OUT, -10, 10).data == chunk[-10:]
-        output.close()
+    assert output.count(OUT) == StreamCount(1 << 30, limit, False)
+    assert output.page(OUT, -10, 10).data == chunk[-10:]
+    output.close()
 
 
 def test_one_huge_write_is_cut_too(tmp_path: Path) -> None:
@@ -197,7 +194,7 @@ def test_a_full_disk_costs_bytes_and_stops_nobody(
 # Pages
 
 
-def test_a_page_is_found_by_the_offset_in_the_stream(folder: Path | None) -> None:
+def test_a_page_is_found_by_the_offset_in_the_stream(folder: Path) -> None:
     output = Output(folder, 10)
     output.write(OUT, b"0123456789abcdefghij")
     page = output.page(OUT, 2, 2)
@@ -209,7 +206,7 @@ def test_a_page_is_found_by_the_offset_in_the_stream(folder: Path | None) -> Non
     output.close()
 
 
-def test_a_negative_offset_counts_from_the_end(folder: Path | None) -> None:
+def test_a_negative_offset_counts_from_the_end(folder: Path) -> None:
     output = Output(folder, 10)
     output.write(OUT, b"0123456789abcdefghij")
     assert output.page(OUT, -3, 100).data == b"hij"
@@ -219,15 +216,15 @@ def test_a_negative_offset_counts_from_the_end(folder: Path | None) -> None:
     output.close()
 
 
-def test_a_page_beyond_the_end_leads_back_to_the_end() -> None:
-    output = Output(None, 10)
+def test_a_page_beyond_the_end_leads_back_to_the_end(folder: Path) -> None:
+    output = Output(folder, 10)
     output.write(OUT, b"abc")
     page = output.page(OUT, 10**20, 10)
     assert (page.offset, page.data, page.next, page.skipped) == (3, b"", 3, 0)
 
 
-def test_the_last_page_says_so_only_after_the_end() -> None:
-    output = Output(None, 10)
+def test_the_last_page_says_so_only_after_the_end(folder: Path) -> None:
+    output = Output(folder, 10)
     output.write(OUT, b"abc")
     assert not output.page(OUT, 0, 10).end
     output.end()
@@ -237,7 +234,7 @@ def test_the_last_page_says_so_only_after_the_end() -> None:
     assert output.page(ERR, 0, 10).end
 
 
-def test_what_is_kept_can_be_read_after_close(folder: Path | None) -> None:
+def test_what_is_kept_can_be_read_after_close(folder: Path) -> None:
     output = Output(folder, 10)
     output.write(OUT, b"abc")
     output.close()
@@ -258,7 +255,7 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
 
 
 def test_a_reader_in_another_thread_sees_no_wrong_byte(
-    folder: Path | None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept, "SMALLEST", 100)
     output = Output(folder, 1000)
@@ -289,8 +286,8 @@ def test_a_reader_in_another_thread_sees_no_wrong_byte(
 
 
 @run_async
-async def test_everyone_who_waits_is_woken_by_the_byte_they_wait_for() -> None:
-    output = Output(None, 100)
+async def test_everyone_who_waits_is_woken_by_the_byte_they_wait_for(folder: Path) -> None:
+    output = Output(folder, 100)
     early = [asyncio.create_task(output.more(OUT, 0, 30)) for _ in range(100)]
     late = asyncio.create_task(output.more(OUT, 5, 30))
     other = asyncio.create_task(output.more(ERR, 0, 30))
@@ -306,8 +303,8 @@ async def test_everyone_who_waits_is_woken_by_the_byte_they_wait_for() -> None:
 
 
 @run_async
-async def test_who_asks_for_what_is_there_does_not_wait() -> None:
-    output = Output(None, 100)
+async def test_who_asks_for_what_is_there_does_not_wait(folder: Path) -> None:
+    output = Output(folder, 100)
     output.write(OUT, b"abc")
     await output.more(OUT, 2, 30)
     await output.more(OUT, -1, 30)
@@ -317,8 +314,8 @@ async def test_who_asks_for_what_is_there_does_not_wait() -> None:
 
 
 @run_async
-async def test_patience_ends_and_leaves_nothing_behind() -> None:
-    output = Output(None, 100)
+async def test_patience_ends_and_leaves_nothing_behind(folder: Path) -> None:
+    output = Output(folder, 100)
     await output.more(OUT, 0, 0)
     await output.more(OUT, 0, 0.001)
     waiting = asyncio.create_task(output.more(OUT, 0, 30))
@@ -330,8 +327,8 @@ async def test_patience_ends_and_leaves_nothing_behind() -> None:
 
 
 @run_async
-async def test_close_wakes_who_waits() -> None:
-    output = Output(None, 100)
+async def test_close_wakes_who_waits(folder: Path) -> None:
+    output = Output(folder, 100)
     waiting = asyncio.create_task(output.more(OUT, 0, 30))
     await asyncio.sleep(0)
     output.close()
@@ -339,16 +336,16 @@ async def test_close_wakes_who_waits() -> None:
 
 
 @run_async
-async def test_a_write_in_another_thread_wakes_too() -> None:
-    output = Output(None, 100)
+async def test_a_write_in_another_thread_wakes_too(folder: Path) -> None:
+    output = Output(folder, 100)
     waiting = asyncio.create_task(output.more(OUT, 0, 30))
     await asyncio.sleep(0)
     await asyncio.to_thread(output.write, OUT, b"x")
     await waiting
 
 
-def test_a_listener_hears_also_what_is_not_kept_and_can_do_no_harm() -> None:
-    output = Output(None, 2)
+def test_a_listener_hears_also_what_is_not_kept_and_can_do_no_harm(folder: Path) -> None:
+    output = Output(folder, 2)
     heard: list[tuple[Stream, bytes]] = []
 
     def fail(stream: Stream, data: bytes) -> None:
@@ -364,29 +361,14 @@ def test_a_listener_hears_also_what_is_not_kept_and_can_do_no_harm() -> None:
 # After a restart
 
 
-def test_a_gap_is_remembered(folder: Path | None) -> None:
+def test_a_gap_is_remembered(folder: Path) -> None:
     output = Output(folder, 100)
     output.write(OUT, b"abc")
     assert not output.count(OUT).gap
     output.missed()
     assert output.count(OUT).gap
     output.close()
-    if folder is not None:
-        assert Output.reopen(folder, 100).count(ERR).gap
-
-
-def test_flush_makes_every_file_and_the_folder_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = Output(tmp_path / "logs", 10)
-    output.write(OUT, b"x" * 100)
-    output.write(ERR, b"y")
-    synced: set[int] = set()
-    monkeypatch.setattr(os, "fsync", lambda handle: synced.add(os.fstat(handle).st_ino))
-    output.flush()
-    paths = [tmp_path / "logs", *(tmp_path / "logs").iterdir()]
-    assert synced == {path.stat().st_ino for path in paths}
-    output.close()
+    assert Output.reopen(folder, 100).count(ERR).gap
 
 
 PATTERN = bytes(value * 7 % 251 for value in range(251)) * 5000
@@ -395,7 +377,7 @@ CHILD = """
 import mmap, random, struct, sys
 from pathlib import Path
 from penstock.workloads.container.job import Stream
-from penstock.workloads.container.files import kept
+from penstock.workloads.container.files import output as kept
 from penstock.workloads.container.files.output import Output
 
 folder, seed, limit, kept.SMALLEST = Path(sys.argv[1]), *map(int, sys.argv[2:])

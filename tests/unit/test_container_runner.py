@@ -34,7 +34,7 @@ async def test_a_job_that_exits_with_0_is_finished(rig: Rig) -> None:
     end = await rig.run()
     assert (end.state, end.exit_code, end.error) == (ContainerJobState.FINISHED, 0, None)
     assert (rig.text(), rig.text(Stream.STDERR)) == ("hello\n", "oh\n")
-    assert (end.stdout.bytes, end.stderr.bytes) == (6, 3)
+    assert (end.stdout_count.bytes, end.stderr_count.bytes) == (6, 3)
     assert end.image_id == image_of(IMAGE).id
     assert rig.clock.monotonic() == pytest.approx(3)
 
@@ -96,14 +96,14 @@ async def test_a_job_reads_its_input_to_the_end(rig: Rig) -> None:
     rig.asks(stdin_bytes=b'{"job_id":"job-1"}' * 10_000)
     end = await rig.run()
     assert end.exit_code == 0
-    assert end.stdout.bytes == 180_000
+    assert end.stdout_count.bytes == 180_000
 
 
 @with_rig
 async def test_input_that_is_empty_is_at_its_end_at_once(rig: Rig) -> None:
     rig.script(echoes=True)
     end = await rig.run()
-    assert (end.exit_code, end.stdout.bytes) == (0, 0)
+    assert (end.exit_code, end.stdout_count.bytes) == (0, 0)
 
 
 @with_rig
@@ -119,8 +119,8 @@ async def test_a_container_that_does_not_read_its_input_holds_up_nothing(rig: Ri
 async def test_more_output_than_is_kept_flows_all_the_same(rig: Rig) -> None:
     rig.script(says=tuple(Say(b"x" * 100_000) for _ in range(100)))
     end = await rig.run()
-    assert (end.exit_code, end.stdout.bytes) == (0, 10_000_000)
-    assert end.stdout.truncated
+    assert (end.exit_code, end.stdout_count.bytes) == (0, 10_000_000)
+    assert end.stdout_count.truncated
 
 
 @with_rig
@@ -132,7 +132,7 @@ async def test_output_that_can_t_be_kept_is_drained_and_told_as_missed(rig: Rig)
 
     rig.output.write = full  # type: ignore[method-assign]
     end = await rig.run()
-    assert (end.exit_code, end.stdout.gap) == (0, True)
+    assert (end.exit_code, end.stdout_count.gap) == (0, True)
 
 
 # -- ends -----------------------------------------------------------------------------------
@@ -354,13 +354,11 @@ async def test_a_job_can_run_what_it_builds_and_nothing_of_it_stays(rig: Rig) ->
 
 
 @with_rig
-async def test_the_log_of_a_build_is_an_artifact(rig: Rig) -> None:
+async def test_the_log_of_a_build_is_kept_in_the_folder_of_its_job(rig: Rig) -> None:
     builds(rig)
     rig.engine.recipe = Script()
-    (artifact,) = (await rig.run()).artifacts
-    assert artifact.path == "build.log"
-    with rig.sandbox.open("build.log") as file:
-        assert file.read() == rig.engine.build_log
+    await rig.run()
+    assert rig.sandbox.build_log.read_bytes() == rig.engine.build_log
 
 
 @with_rig
@@ -374,8 +372,7 @@ async def test_a_build_that_fails_says_how_its_log_ended(rig: Rig) -> None:
     assert "step 2 returned 1" in end.error.message
     assert end.error.message.endswith("RUN false")
     assert len(end.error.message) < 2200
-    assert [artifact.path for artifact in end.artifacts] == ["build.log"]
-    assert end.artifacts[0].size == 256 << 10
+    assert rig.sandbox.build_log.stat().st_size == 256 << 10
 
 
 @with_rig
@@ -405,23 +402,21 @@ async def test_a_cancel_ends_a_build(rig: Rig) -> None:
 
 
 @with_rig
-async def test_what_a_job_leaves_is_collected_and_stays_when_its_folders_go(rig: Rig) -> None:
+async def test_what_a_job_leaves_is_there_until_all_of_it_is_removed(rig: Rig) -> None:
     rig.asks(outputs=True, inputs=(InputFile(path="in.txt", text="x"),))
     rig.script(leaves={"out.txt": b"result"})
-    end = await rig.run()
-    assert [(one.path, one.size) for one in end.artifacts] == [("out.txt", 6)]
+    await rig.run()
+    assert rig.left() == [("out.txt", 6)]
     assert await rig.remove()
-    assert rig.input_folder_is_clear()
-    with rig.sandbox.open("out.txt") as file:
-        assert file.read() == b"result"
+    assert not rig.sandbox.folder.exists()
 
 
 @with_rig
-async def test_what_a_job_left_is_collected_also_when_it_failed(rig: Rig) -> None:
+async def test_what_a_job_left_is_there_also_when_it_failed(rig: Rig) -> None:
     rig.asks(outputs=True)
     rig.script(leaves={"out.txt": b"result"}, exit_code=1)
     end = await rig.run()
-    assert (code_of(end), len(end.artifacts)) == ("NON_ZERO_EXIT", 1)
+    assert (code_of(end), len(rig.left())) == ("NON_ZERO_EXIT", 1)
 
 
 @with_rig
@@ -447,7 +442,7 @@ async def test_as_much_as_it_may_leave_is_no_reason_to_end_a_job(rig: Rig) -> No
     rig.asks(outputs=True, limits={"max_artifact_bytes": 1000})
     rig.script(leaves={"big": b"x" * 1000}, seconds=5)
     end = await rig.run()
-    assert (end.exit_code, end.artifacts[0].size) == (0, 1000)
+    assert (end.exit_code, rig.left()) == (0, [("big", 1000)])
 
 
 @with_rig
@@ -458,23 +453,6 @@ async def test_input_that_can_t_be_had_is_told_and_nothing_runs(rig: Rig) -> Non
     assert "create" not in rig.engine.calls
 
 
-@with_rig
-async def test_artifacts_that_can_t_be_collected_make_a_success_a_failure(rig: Rig) -> None:
-    rig.asks(outputs=True)
-    sandbox = rig.sandbox
-
-    async def collect(limit: int) -> None:
-        raise OSError("no space left")
-
-    sandbox.collect = collect  # type: ignore[method-assign,assignment]
-    for exit_code, code in ((0, "RUNTIME_ERROR"), (3, "NON_ZERO_EXIT")):
-        rig.script(exit_code=exit_code)
-        end = await rig.runner.run(rig.job, sandbox, rig.output, rig.stop)
-        assert (code_of(end), end.exit_code) == (code, exit_code)
-        assert "no space left" in end.skipped[0]
-        assert await rig.remove()
-
-
 # -- usage ----------------------------------------------------------------------------------
 
 
@@ -483,12 +461,6 @@ async def test_what_a_container_used_is_told_by_an_engine_that_knows_it_afterwar
     rig: Rig,
 ) -> None:
     rig.script(usage=Usage(5_000_000, 1.5))
-    assert (await rig.run()).usage == Usage(5_000_000, 1.5)
-
-
-@with_rig
-async def test_an_engine_that_tells_only_while_it_runs_is_asked_then(rig: Rig) -> None:
-    rig.script(usage=Usage(5_000_000, 1.5), usage_after_end=False, seconds=1)
     assert (await rig.run()).usage == Usage(5_000_000, 1.5)
 
 

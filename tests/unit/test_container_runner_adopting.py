@@ -53,7 +53,7 @@ async def test_a_container_that_runs_is_taken_up(rig: Rig) -> None:
     end = await rig.adopt(found, began)
     assert (end.exit_code, code_of(end)) == (5, "NON_ZERO_EXIT")
     assert rig.text() == "ac"
-    assert end.stdout.gap
+    assert end.stdout_count.gap
     assert end.image_id == image_of(IMAGE).id
     assert await rig.remove()
     assert rig.engine.leftovers() == []
@@ -122,8 +122,8 @@ async def test_a_container_that_ended_meanwhile_has_its_exit_code_and_artifacts(
     assert found.state is ContainerState.EXITED
     end = await rig.adopt(found, rig.clock.now() - 101)
     assert (end.exit_code, code_of(end), rig.text()) == (6, "NON_ZERO_EXIT", "a")
-    assert [artifact.path for artifact in end.artifacts] == ["f"]
-    assert end.stdout.gap
+    assert rig.left() == [("f", 2)]
+    assert end.stdout_count.gap
 
 
 @pytest.mark.parametrize(
@@ -184,37 +184,14 @@ async def test_a_job_whose_end_nobody_can_tell_is_told_so(rig: Rig) -> None:
 
 
 @with_rig
-async def test_a_job_that_is_let_go_of_while_its_artifacts_are_collected_keeps_them(
-    rig: Rig,
-) -> None:
-    rig.asks(outputs=True)
-    rig.script(leaves={"f": b"12"})
-    sandbox = rig.sandbox
-    collect = sandbox.collect
-
-    async def slowly(limit: int) -> object:
-        await asyncio.sleep(5)
-        return await collect(limit)
-
-    sandbox.collect = slowly  # type: ignore[method-assign,assignment]
-    running = asyncio.ensure_future(rig.runner.run(rig.job, sandbox, rig.output, rig.stop))
-    await rig.passes(1)
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    end = await rig.adopt(await rig.found(), rig.clock.now())
-    assert [artifact.path for artifact in end.artifacts] == ["f"]
-
-
-@with_rig
 async def test_a_worker_that_dies_before_the_end_is_recorded_can_tell_it_again(rig: Rig) -> None:
     rig.asks(outputs=True)
     rig.script(says=(Say(b"said"),), leaves={"f": b"12"}, exit_code=9)
     first = await rig.run()
     again = await rig.adopt(await rig.found(), rig.clock.now())
     assert (again.state, again.exit_code, again.error) == (first.state, 9, first.error)
-    assert again.artifacts == first.artifacts
-    assert again.stdout.bytes == first.stdout.bytes
+    assert rig.left() == [("f", 2)]
+    assert again.stdout_count.bytes == first.stdout_count.bytes
 
 
 @with_rig

@@ -14,8 +14,8 @@ from penstock.workloads.container.engine import (
     EngineUnavailable,
     ImageNotFound,
 )
-from penstock.workloads.container.running.attending import ENGINE_PATIENCE
-from penstock.workloads.container.running.stopping import KILL_WAITS
+from penstock.workloads.container.monitor import ENGINE_PATIENCE
+from penstock.workloads.container.runner import KILL_WAITS
 
 METHODS = ("image", "create", "attach", "start", "wait", "usage", "signal", "kill")
 LONGEST = 10 + 5 + sum(KILL_WAITS) + 4 * 60
@@ -51,7 +51,7 @@ def test_a_fault_in_any_call_leaves_one_end_and_nothing_else(
         assert rig.clock.monotonic() <= LONGEST
         assert await rig.remove()
         assert rig.engine.leftovers() == []
-        assert rig.input_folder_is_clear()
+        assert not rig.sandbox.folder.exists()
 
     virtually(tmp_path, body)
 
@@ -239,7 +239,7 @@ def test_a_job_goes_on_when_its_engine_comes_back(tmp_path: Path, tells: bool) -
         end = await running
         assert (end.exit_code, code_of(end)) == (7, "NON_ZERO_EXIT")
         assert rig.text() == "before\nafter\n"
-        assert end.stdout.gap
+        assert end.stdout_count.gap
         assert rig.clock.monotonic() == pytest.approx(6)
 
     virtually(tmp_path, body)
@@ -355,7 +355,7 @@ async def test_streams_that_break_off_alone_are_taken_up_again(rig: Rig) -> None
     rig.engine.cut(rig.container)
     end = await running
     assert end.exit_code == 0
-    assert end.stdout.gap
+    assert end.stdout_count.gap
     assert rig.text() == "before\nlost\nafter\n"  # they were back before it spoke again
 
 

@@ -23,10 +23,9 @@ from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.testing.aio import run_async
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import EngineError, Mount
+from penstock.workloads.container.files.inputs import in_thread
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.files.placing import in_thread
-from penstock.workloads.container.files.sandbox import BadInput, Sandbox
-from penstock.workloads.container.folders import JobFolders
+from penstock.workloads.container.files.sandbox import BadInput, JobFolders, Sandbox
 from penstock.workloads.container.job import (
     BuildSpec,
     Code,
@@ -222,7 +221,6 @@ async def test_the_container_can_write_to_its_output(sandbox: Sandbox) -> None:
 async def test_what_an_earlier_attempt_left_is_gone(sandbox: Sandbox) -> None:
     await sandbox.prepare(job(text("old"), outputs=True))
     (sandbox.folder / "output" / "old").touch()
-    await sandbox.collect(1000)
     await sandbox.prepare(job(text("new"), outputs=True))
     assert found(sandbox.folder) == {"input/new": b"x"}
     assert sorted(os.listdir(sandbox.folder)) == ["input", "output"]
@@ -414,52 +412,19 @@ async def test_a_dockerfile_that_is_too_large_is_named(root: Path) -> None:
 
 
 @run_async
-async def test_artifacts_and_logs_stay_until_all_is_deleted(sandbox: Sandbox) -> None:
+async def test_all_of_it_stays_until_it_is_deleted(sandbox: Sandbox) -> None:
     output = Output(sandbox.logs, 1000)
     output.write(Stream.STDOUT, b"said")
     output.close()
     await sandbox.build_context(building())
+    sandbox.keep_build_log(b"Step 1")
     await sandbox.prepare(job(text("a"), outputs=True))
-    (sandbox.folder / "output" / "made").write_bytes(b"result")
-    (sandbox.folder / "output" / "link").symlink_to("made")
+    (sandbox.output / "made").write_bytes(b"result")
+    (sandbox.output / "link").symlink_to("made")
     assert sandbox.output_size() == 6
-    artifacts, skipped = await sandbox.collect(1000)
-    assert [artifact.path for artifact in artifacts] == ["made"]
-    assert skipped == ("link: is a link, not a file",)
-    await sandbox.clear()
-    await sandbox.clear()
-    assert sorted(os.listdir(sandbox.folder)) == ["artifacts", "logs"]
-    assert sandbox.output_size() == 0
-    assert (await sandbox.collect(1000))[0] == artifacts
-    with sandbox.open("made") as file:
-        assert file.read() == b"result"
-    with pytest.raises(FileNotFoundError):
-        sandbox.open("../logs/stdout.0")
+    left = ["build", "build.log", "input", "logs", "output"]
+    assert sorted(os.listdir(sandbox.folder)) == left
     await sandbox.delete()
     await sandbox.delete()
     assert not sandbox.folder.exists()
-    with pytest.raises(FileNotFoundError):
-        sandbox.open("made")
-    await sandbox.clear()
-    assert await sandbox.collect(1000) == ((), ())
-
-
-@run_async
-async def test_an_output_that_is_half_cleared_is_not_collected_again(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await sandbox.prepare(job(outputs=True))
-    for name in "abc":
-        (sandbox.folder / "output" / name).write_bytes(b"x")
-    artifacts, _ = await sandbox.collect(1000)
-
-    def interrupted(path: Path) -> None:
-        next(iter(path.iterdir())).unlink()
-        raise OSError("interrupted")
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="interrupted"):
-        patch.setattr("penstock.workloads.container.files.sandbox.remove_tree", interrupted)
-        await sandbox.clear()
-    assert (await sandbox.collect(1000))[0] == artifacts
-    await sandbox.clear()
-    assert os.listdir(sandbox.folder) == ["artifacts"]
+    assert sandbox.output_size() == 0

@@ -26,7 +26,7 @@ from penstock.cli.words import short_id
 from penstock.core.errors import Conflict, NotFound, NotRunning
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import JobUpdate, Streamed
-from penstock.workloads.container.lines import read_piece
+from penstock.workloads.container.files.output import read_piece
 
 if TYPE_CHECKING:
     from penstock.app.client import Client

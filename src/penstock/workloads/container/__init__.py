@@ -1,8 +1,7 @@
 """Jobs in containers: the worker of seed 003, as an executor of the engine.
 
-A submission is checked (`protocol/`), gets a folder (`files/`, `folders.py`), and is run by a
-`Runner` (`running/`) on a `ContainerEngine` (`engines/`): the API of Docker or Podman, or an OCI
-runtime.
+A submission is checked (`protocol/`), gets a folder (`files/`), and is run by a `Runner` on a
+`ContainerEngine` (`engines/`): the API of Docker or Podman, or an OCI runtime.
 `ContainerExecutor` does that for canonical jobs; `ContainerHost` knows what is on this machine.
 
 What makes a crash harmless: a job says durably where its container is before that is started, and

@@ -9,7 +9,7 @@ from msgspec import Struct
 from penstock.ports.clock import Clock
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.job import ContainerJob, Mode
-from penstock.workloads.container.running.patience import done_within
+from penstock.workloads.container.timeouts import done_within
 
 _SLACK = 1e-6
 """Sums of fractions of a processor are not exact."""

@@ -46,6 +46,13 @@ class EngineUnavailable(EngineError):
     exit_code = None
 
 
+class WorkerFailure(EngineError):
+    """The worker itself failed, not the engine."""
+
+    code = Code.RUNTIME_ERROR
+    exit_code = None
+
+
 class ImageNotFound(EngineError):
     code = Code.IMAGE_NOT_FOUND
 
@@ -279,8 +286,9 @@ class ContainerEngine(Protocol):
     `remove`, `signal` and `kill` of a container that does not exist do nothing.
     """
 
-    name: str
-    """`docker`, `podman`, `oci`, or a plug-in's."""
+    @property
+    def name(self) -> str:
+        """`docker`, `podman`, `oci`, or a plug-in's."""
 
     async def facts(self) -> EngineFacts: ...
 
@@ -313,8 +321,8 @@ class ContainerEngine(Protocol):
         """Until the main process has ended; at once if it has. Raises ContainerNotFound."""
 
     async def usage(self, name: str) -> Usage:
-        """Peak memory and processor time; None for what the engine can't tell, or can't tell any
-        more after the container's end. Raises only EngineUnavailable."""
+        """Peak memory and processor time, also after the container's end until it is removed; None
+        for what the engine can't tell. Raises only EngineUnavailable."""
 
     async def signal(self, name: str, number: int) -> None: ...
 

@@ -20,13 +20,11 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from penstock.core.artifact import MAX_ARTIFACTS, Artifact
-from penstock.core.errors import InvalidRequest, Misconfigured, NotPermitted, TooLarge
+from penstock.core.errors import InvalidRequest, Misconfigured, NotPermitted
 from penstock.core.job import TopicDefaults
 from penstock.core.verdict import Constraints
 from penstock.lifecycles.canonical import JobState
 from penstock.lifecycles.container import ContainerJobState, canonical_end
-from penstock.ports.blobs import Blobs, Source, keep_artifact
 from penstock.ports.executor import (
     PAUSED,
     REATTACHABLE,
@@ -50,25 +48,23 @@ from penstock.workloads.container.engine import (
     EngineError,
 )
 from penstock.workloads.container.engines.discovery import open_engine
-from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.artifacts import ArtifactCollector
+from penstock.workloads.container.files.output import Lines, Output, Pieces
 from penstock.workloads.container.host import STEP, ContainerHost, Started
 from penstock.workloads.container.job import (
+    OUTPUT_FOLDER,
     PROTOCOL_VERSION,
     TOPIC,
     Code,
     ContainerJob,
     ContainerResult,
-    End,
-    JobError,
     Rejected,
     Stream,
     StreamCount,
-    log_name,
 )
-from penstock.workloads.container.lines import Lines, Pieces
 from penstock.workloads.container.protocol.body import Unreadable, compact, encode, read_input
 from penstock.workloads.container.protocol.submission import check_job
-from penstock.workloads.container.running.patience import drop, to_its_end
+from penstock.workloads.container.timeouts import drop, to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +76,10 @@ _LARGE = 256 << 10
 """Bytes of an input that is read in a thread."""
 _MIB = 1 << 20
 _STOPPED = "the worker was stopped while the job ran (on_restart: end)"
+BUILD_LOG = "build.log"
+"""The artifact that a build's log becomes, unless the job left one of that name."""
 _RESTARTED = "the worker was restarted while the job ran (on_restart: end)"
 _VANISHED = "the worker was restarted, and the job's container is not there any more"
-_LOG = "text/plain"
 
 
 class ContainerExecutor:
@@ -172,7 +169,7 @@ class ContainerExecutor:
             return _failure("BAD_INPUT", str(wrong))
         except _NotEnforced as unmet:
             return _failure("CONSTRAINT_NOT_ENFORCED", str(unmet))
-        return await ContainerRun(await self._opened(ctx.environment), job, ctx).outcome()
+        return await ContainerAttempt(await self._opened(ctx.environment), job, ctx).outcome()
 
     def facts(self) -> Mapping[str, Any]:
         """What the engine is told of this worker: lost jobs to which it can reattach, and why it
@@ -198,7 +195,7 @@ def make(app: Any, options: Mapping[str, Any]) -> ContainerExecutor:
     return ContainerExecutor(options.get("containers"))
 
 
-class ContainerRun:
+class ContainerAttempt:
     """One attempt of one container job."""
 
     def __init__(self, host: ContainerHost, job: ContainerJob, ctx: Context) -> None:
@@ -256,8 +253,8 @@ class ContainerRun:
         if found is None and started is not None:
             return await self._gone()
         await self._admit(need)
-        end, output = await self._run(started, found)
-        return await self._ended(end, output)
+        result, output = await self._run(started, found)
+        return await self._ended(result, output)
 
     async def _left(self) -> tuple[Started | None, ContainerSummary | None]:
         """What an earlier attempt left here: its word that it started a container, and that."""
@@ -277,7 +274,7 @@ class ContainerRun:
 
     async def _run(
         self, started: Started | None, found: ContainerSummary | None
-    ) -> tuple[End, Output]:
+    ) -> tuple[ContainerResult, Output]:
         host, job = self._host, self._job
         limit = job.limits.max_log_bytes
         if found is not None and self._starting:
@@ -297,9 +294,9 @@ class ContainerRun:
         if job.attach:
             most = host.config.max_limits.max_output_bytes
             output.listen(Pieces(self._ctx.stream, most).hear)
-        end = await self._supervised(work)
+        result = await self._supervised(work)
         lines.end()
-        return end, output
+        return result, output
 
     async def _checkpoint(self) -> None:
         """Say where the container is started, durably; it is started next."""
@@ -309,7 +306,7 @@ class ContainerRun:
         await self._ctx.checkpoint([started.row()])
         failpoint("container-job-named")
 
-    async def _supervised(self, work: Coroutine[Any, Any, End]) -> End:
+    async def _supervised(self, work: Coroutine[Any, Any, ContainerResult]) -> ContainerResult:
         """Run it. A cancel or a time limit ends the container first; a worker that stops leaves it
         running, unless its configuration says otherwise."""
         ctx = self._ctx
@@ -333,109 +330,72 @@ class ContainerRun:
 
     # -- the end ----------------------------------------------------------------------------
 
-    async def _ended(self, end: End, output: Output) -> Outcome:
-        host, ctx, error = self._host, self._ctx, end.error
+    async def _ended(self, result: ContainerResult, output: Output) -> Outcome:
+        host, ctx = self._host, self._ctx
         failpoint("container-job-ended")
-        if error is not None and error.code == Code.ENGINE_UNAVAILABLE:
-            host.failed(error.message)  # nobody else starts before it has answered
+        if result.error_code == Code.ENGINE_UNAVAILABLE:
+            message = result.error_message or ""
+            host.failed(message)  # nobody else starts before it has answered
             if not self._starting:
-                raise TopicPaused(error.message)
+                raise TopicPaused(message)
         asked = ctx.cancel.requested and ctx.ended_as is not JobState.FAILED
-        if error is not None and error.code == Code.CANCELLED and not asked:
-            error = JobError(Code.WORKER_RESTARTED, error.message)
-            end = replace(end, error=error)
-        outcome = await self._outcome(end, output)
-        host.settle(self._job.job_id, ctx.attempt, end.image_id)
+        if result.error_code == Code.CANCELLED and not asked:
+            result = replace(result, error_code=Code.WORKER_RESTARTED)
+        outcome = await self._outcome(result, output)
+        host.settle(self._job.job_id, ctx.attempt, result.image_id)
         return outcome
 
     async def _gone(self) -> Outcome:
         """Its container was started here, and somebody removed it."""
-        error = JobError(Code.WORKER_RESTARTED, _VANISHED)
-        end = End(state=ContainerJobState.FAILED, error=error)
-        logs, limit = self._sandbox.logs, self._job.limits.max_log_bytes
-        output = Output.reopen(logs, limit) if logs.is_dir() else Output(None, limit)
+        output = Output.reopen(self._sandbox.logs, self._job.limits.max_log_bytes)
         output.end()
         stdout, stderr = map(output.count, Stream)
+        result = ContainerResult(
+            state=ContainerJobState.FAILED,
+            error_code=Code.WORKER_RESTARTED,
+            error_message=_VANISHED,
+            stdout_count=stdout,
+            stderr_count=stderr,
+        )
         try:
-            return await self._ended(replace(end, stdout=stdout, stderr=stderr), output)
+            return await self._ended(result, output)
         finally:
             output.close()
 
-    async def _outcome(self, end: End, output: Output) -> Outcome:
-        blobs, most = self._host.blobs, self._job.limits.max_output_bytes
-        texts = await asyncio.to_thread(_texts, output, most)
-        if blobs is not None and sum(map(_json_size, texts)) > blobs.max_size * 3 // 4:
-            most = blobs.max_size // 16  # so that the result can be stored; artifacts have it all
-            texts = await asyncio.to_thread(_texts, output, most)
-        kept = Artifacts(blobs, end.skipped)
-        for left in end.artifacts:
-            await kept.add(left.path, self._sandbox.open(left.path))
-        for stream, text in zip(Stream, texts, strict=True):
-            await kept.add_log(stream, text, output)
-        error = end.error
-        result = ContainerResult(
-            state=end.state,
-            exit_code=end.exit_code,
-            stdout=texts[0],
-            stderr=texts[1],
-            error_code=error.code if error else None,
-            error_message=error.message if error else None,
-            error_field=error.field if error else "",
-            skipped=tuple(kept.skipped),
-            usage=end.usage,
-            stdout_count=_shown(end.stdout, most),
-            stderr_count=_shown(end.stderr, most),
-            image_id=end.image_id,
+    async def _outcome(self, result: ContainerResult, output: Output) -> Outcome:
+        limits = self._job.limits
+        most = limits.max_output_bytes
+        stdout, stderr = [await asyncio.to_thread(output.text, stream, most) for stream in Stream]
+        collector = ArtifactCollector(self._host.blobs, limits.max_artifact_bytes)
+        try:
+            await collector.add_folder(self._sandbox.output)
+            if self._sandbox.build_log.exists():
+                await collector.add(BUILD_LOG, self._sandbox.build_log)
+            await collector.add_log(Stream.STDOUT, stdout, output)
+            await collector.add_log(Stream.STDERR, stderr, output)
+        except Exception as error:
+            log.exception("what job %s left can't be collected", self._job.job_id)
+            message = f"what it left in /output could not be collected: {error}"
+            collector.skip(OUTPUT_FOLDER, f"could not be collected: {error}")
+            if result.state is ContainerJobState.FINISHED:
+                failed, code = ContainerJobState.FAILED, Code.RUNTIME_ERROR
+                result = replace(result, state=failed, error_code=code, error_message=message)
+        result = replace(
+            result,
+            stdout=stdout,
+            stderr=stderr,
+            skipped=collector.skipped,
+            stdout_count=_shown(result.stdout_count, most),
+            stderr_count=_shown(result.stderr_count, most),
         )
-        counts_as = canonical_end(end.state, error.code if error else None)
+        counts_as = canonical_end(result.state, result.error_code)
         return Outcome(
             counts_as.state,
             msgspec.json.encode(result),
             error_code=counts_as.error_code,
-            error_message=error.message if error else None,
-            artifacts=tuple(kept.artifacts),
+            error_message=result.error_message,
+            artifacts=tuple(collector.artifacts),
         )
-
-
-class Artifacts:
-    """Files of a job, stored; and what could not be, with the reason."""
-
-    def __init__(self, blobs: Blobs | None, skipped: tuple[str, ...]) -> None:
-        self._blobs = blobs
-        self.artifacts: list[Artifact] = []
-        self.skipped = list(skipped)
-
-    async def add(self, name: str, source: Source, media_type: str | None = None) -> None:
-        try:
-            if self._blobs is None:
-                raise TooLarge("artifacts", "there is nowhere to keep it")
-            if len(self.artifacts) >= MAX_ARTIFACTS:
-                raise TooLarge("artifacts", f"a job may leave {MAX_ARTIFACTS:,} files")
-            self.artifacts.append(await keep_artifact(self._blobs, name, source, media_type))
-        except (InvalidRequest, TooLarge) as error:
-            self.skipped.append(f"{name}: {error.message}")
-        finally:
-            if hasattr(source, "close"):
-                source.close()
-
-    async def add_log(self, stream: Stream, text: str, output: Output) -> None:
-        """What was written, where the result's text does not have all of it as it was; not in the
-        place of a file that the job left."""
-        name, shown = log_name(stream), text.encode()
-        if any(one.name == name for one in self.artifacts):
-            return
-        kept = output.count(stream).kept
-        is_short = kept == len(shown)
-        if not is_short or await asyncio.to_thread(output.reader(stream).read, kept) != shown:
-            await self.add(name, output.reader(stream), _LOG)
-
-
-def _texts(output: Output, most: int) -> list[str]:
-    return [output.text(stream, most) for stream in Stream]
-
-
-def _json_size(text: str) -> int:
-    return len(msgspec.json.encode(text))
 
 
 def _shown(count: StreamCount, most: int) -> StreamCount:

@@ -33,12 +33,12 @@ from penstock.workloads.container.engine import (
     EngineFacts,
 )
 from penstock.workloads.container.files.output import Output
-from penstock.workloads.container.folders import JobFolders, owner_of
-from penstock.workloads.container.images import PulledImages, PullTracker
+from penstock.workloads.container.files.sandbox import JobFolders, owner_of
+from penstock.workloads.container.images import PulledImages
 from penstock.workloads.container.job import ContainerJob
 from penstock.workloads.container.machine import Machine, disk_of
-from penstock.workloads.container.running.patience import Late, done_within, drop, within
-from penstock.workloads.container.running.runner import Runner
+from penstock.workloads.container.runner import Runner
+from penstock.workloads.container.timeouts import Late, done_within, drop, set_within, within
 
 T = TypeVar("T")
 
@@ -92,8 +92,8 @@ class ContainerHost:
         self.folders = JobFolders(config.jobs_dir / "jobs", config.inputs, self.blobs)
         self.capacity = Capacity(config, machine.memory().total_mb, self.clock)
         self._images = PulledImages(config.jobs_dir / "pulled-images.json", self.clock)
-        self.engine: ContainerEngine = PullTracker(engine, self._images)
-        self.runner = Runner(self.engine, config, self.clock, self.owner)
+        self.engine = engine
+        self.runner = Runner(engine, config, self.clock, self.owner, self._images)
         self.facts: EngineFacts | None = None
         """What the engine said last; None until it has answered once."""
         self._problem = ""
@@ -188,11 +188,7 @@ class ContainerHost:
 
     async def next_change(self, seconds: float) -> None:
         """Until a job began or ended here, or the time is over."""
-        changed = asyncio.ensure_future(self._changed.wait())
-        try:
-            await done_within(self.clock, seconds, changed)
-        finally:
-            await drop(changed)
+        await set_within(self.clock, seconds, self._changed)
 
     def _change(self) -> None:
         self._changed.set()
@@ -296,12 +292,7 @@ class ContainerHost:
 
     async def _upkeep(self) -> None:
         while True:
-            soon = asyncio.ensure_future(self._soon.wait())
-            try:
-                await done_within(self.clock, _LOOK, soon)
-            finally:
-                await drop(soon)
-            if self._soon.is_set():
+            if await set_within(self.clock, _LOOK, self._soon):
                 self._soon.clear()
                 await self.clock.sleep(_SOON)
             await self._try(self.reconcile)
@@ -342,11 +333,7 @@ class ContainerHost:
 
     async def _watch(self) -> None:
         while True:
-            doubt = asyncio.ensure_future(self._doubt.wait())
-            try:
-                await done_within(self.clock, _WATCH, doubt)
-            finally:
-                await drop(doubt)
+            await set_within(self.clock, _WATCH, self._doubt)
             self._doubt.clear()
             try:
                 self.facts = await self._within(_ANSWER, self.engine.facts())

@@ -238,41 +238,17 @@ class StreamCount(Struct, frozen=True):
         return (self.kept if self.shown is None else self.shown) < self.bytes
 
 
-class OutputFile(Struct, frozen=True):
-    """A file that a job left in its output folder."""
-
-    path: str
-    size: int
-    sha256: str
-
-
-class End(Struct, frozen=True, kw_only=True):
-    """How a container job ended."""
+class ContainerResult(Struct, frozen=True, kw_only=True):
+    """What a container job returns, and leaves behind when it fails."""
 
     state: ContainerJobState
     exit_code: int | None = None
     """As the protocol has it: of the container; 125 for a missing image and other errors of the
     engine, 126 and 127 for a command that can't be run or found, 137 for a memory kill; None
     after a timeout, a cancel, a restart, and where no engine answers."""
-    error: JobError | None = None
-    usage: Usage = Usage()
-    stdout: StreamCount = StreamCount()
-    stderr: StreamCount = StreamCount()
-    artifacts: tuple[OutputFile, ...] = ()
-    skipped: tuple[str, ...] = ()
-    """What lay in the output folder and was not collected, each with its reason."""
-    image_id: str = ""
-    """What the image's name meant."""
-
-
-class ContainerResult(Struct, frozen=True, kw_only=True):
-    """What a container job returns, and leaves behind when it fails."""
-
-    state: ContainerJobState
-    exit_code: int | None
-    stdout: str
+    stdout: str = ""
     """Its first and its last bytes, up to `limits.max_output_bytes`."""
-    stderr: str
+    stderr: str = ""
     error_code: str | None = None
     error_message: str | None = None
     error_field: str = ""
@@ -283,6 +259,13 @@ class ContainerResult(Struct, frozen=True, kw_only=True):
     stdout_count: StreamCount = StreamCount()
     stderr_count: StreamCount = StreamCount()
     image_id: str = ""
+    """What the image's name meant."""
+
+    @property
+    def error(self) -> JobError | None:
+        if self.error_code is None:
+            return None
+        return JobError(self.error_code, self.error_message or "", self.error_field)
 
 
 def log_name(stream: Stream) -> str:

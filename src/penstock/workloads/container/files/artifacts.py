@@ -1,38 +1,39 @@
-"""What a job left in its output folder, taken over by the worker. Blocking code, for a thread.
+"""The artifacts of a job: what it left in its output folder, and logs that are not in its result.
 
 Only plain files are taken, with names that can be asked for. No link is followed, on no step of
-a path. The content is copied: nothing that the container had open, linked or mapped can change
-what was kept. What is not taken is told, with the reason.
+a path. The content is copied into the blob store: nothing that the container had open, linked or
+mapped can change what was kept. What is not taken is told, with the reason.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from hashlib import sha256
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-from penstock.core.artifact import MAX_ARTIFACTS
-from penstock.workloads.container.config import InputRules
-from penstock.workloads.container.files.clearing import remove_tree
-from penstock.workloads.container.files.kept import flush
-from penstock.workloads.container.files.tree import FOLDER, BadFile, Tree
-from penstock.workloads.container.job import OutputFile
+from penstock.core.artifact import MAX_ARTIFACTS, Artifact
+from penstock.core.errors import InvalidRequest, TooLarge
+from penstock.ports.blobs import Blobs, Source, keep_artifact
+from penstock.workloads.container.files.output import Output
+from penstock.workloads.container.files.tree import FOLDER
+from penstock.workloads.container.job import Stream, log_name
 from penstock.workloads.container.protocol.paths import checked_path
+from penstock.workloads.container.timeouts import in_thread
 
-MAX_FILES = MAX_ARTIFACTS
 MAX_ENTRIES = 100_000
 """Of all kinds, that are looked at."""
 _TOLD = 100
 """Of how many that were skipped the reason is told."""
 _SHOWN = 200
-_PIECE = 1 << 20
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LOG = "text/plain"
 
+_Found = tuple[str, BinaryIO]
 _KINDS = {
     stat.S_IFLNK: "a link",
     stat.S_IFIFO: "a pipe",
@@ -42,19 +43,22 @@ _KINDS = {
 }
 
 
-class Collected:
-    """What was taken and what was not, under caps."""
+class ArtifactCollector:
+    """Stores the files of one job in the blob store, if there is one. While the output folder is
+    there, all can be done again from the start."""
 
-    def __init__(self, limit: int) -> None:
-        self.artifacts: list[OutputFile] = []
+    def __init__(self, blobs: Blobs | None, limit: int) -> None:
+        """`limit`: bytes that may be taken from the output folder in all."""
+        self._blobs = blobs
         self._limit = limit
-        self._left = limit
+        self.artifacts: list[Artifact] = []
         self._skipped: list[str] = []
         self._untold = 0
 
-    def add(self, artifact: OutputFile) -> None:
-        self.artifacts.append(artifact)
-        self._left -= artifact.size
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """What was not taken, each with the reason."""
+        return (*self._skipped, *([f"and {self._untold} more"] if self._untold else []))
 
     def skip(self, path: str, reason: str) -> None:
         if len(self._skipped) < _TOLD:
@@ -62,142 +66,110 @@ class Collected:
         else:
             self._untold += 1
 
-    def problem(self, status: os.stat_result) -> str:
-        """Why a file of that kind and size is not taken; empty if it is."""
-        if not stat.S_ISREG(status.st_mode):
-            return f"is {_KINDS.get(stat.S_IFMT(status.st_mode), 'something')}, not a file"
-        if status.st_nlink != 1:
-            return "has more than one name (it is hard-linked)"
-        if len(self.artifacts) >= MAX_FILES:
-            return f"is one too many: at most {MAX_FILES} files are kept"
-        if status.st_size > self._left:
-            return f"is too large: of {self._limit} bytes in all {self._left} are left"
-        return ""
+    async def add_folder(self, output: Path) -> None:
+        """All files of the output folder. The container has ended."""
+        with closing(OutputFiles(output, self._limit, self).files()) as files:
+            while (found := await in_thread(next, files, None)) is not None:
+                await self.add(*found)
 
-    @property
-    def skipped(self) -> tuple[str, ...]:
-        return (*self._skipped, *([f"and {self._untold} more"] if self._untold else []))
+    async def add_log(self, stream: Stream, text: str, output: Output) -> None:
+        """What was written, where the result's text does not have all of it as it was."""
+        shown, kept = text.encode(), output.count(stream).kept
+        is_short = kept == len(shown)
+        if not is_short or await asyncio.to_thread(output.reader(stream).read, kept) != shown:
+            await self.add(log_name(stream), output.reader(stream), _LOG)
 
-
-def collect(output: Path, kept: Path, limit: int) -> Collected:
-    """Copy the files of `output` to the folder `kept`, which is durable when this returns.
-
-    While `output` is there this can be done again from the start; if it is not, what was kept
-    before is told again.
-    """
-    collected = Collected(limit)
-    try:
-        source = os.open(output, FOLDER)
-    except FileNotFoundError:
-        with suppress(FileNotFoundError), _opened(kept) as folder:
-            Walk(collected, None).go(folder)
-        return collected
-    try:
-        remove_tree(kept)
-        rules = InputRules(max_files=MAX_FILES, max_file_bytes=limit, max_bytes=limit)
-        with Tree(kept, rules) as tree:
-            Walk(collected, tree).go(source)
-    finally:
-        os.close(source)
-    _make_durable(kept, collected.artifacts)
-    return collected
+    async def add(self, name: str, source: Source, media_type: str | None = None) -> None:
+        """Store it; not in the place of another of that name."""
+        try:
+            if any(one.name == name for one in self.artifacts):
+                return
+            if self._blobs is None:
+                raise TooLarge("artifacts", "there is nowhere to keep it")
+            if len(self.artifacts) >= MAX_ARTIFACTS:
+                raise TooLarge("artifacts", f"a job may leave {MAX_ARTIFACTS:,} files")
+            self.artifacts.append(await keep_artifact(self._blobs, name, source, media_type))
+        except InvalidRequest as error:
+            self.skip(name, error.problem)
+        finally:
+            if hasattr(source, "close"):
+                source.close()
 
 
-class Walk:
-    """Through a folder, copying into a tree if there is one."""
+class OutputFiles:
+    """The files of an output folder, each opened safely. Blocking code, for a thread."""
 
-    def __init__(self, collected: Collected, tree: Tree | None) -> None:
-        self._collected = collected
-        self._tree = tree
-        self._looked_at = 0
+    def __init__(self, output: Path, limit: int, collector: ArtifactCollector) -> None:
+        self._output, self._limit, self._left = output, limit, limit
+        self._skip = collector.skip
+        self._entries = 0
 
-    def go(self, folder: int, above: str = "") -> None:
+    def files(self) -> Generator[_Found, None, None]:
+        """Each path, and the file; what can't be taken is skipped."""
+        with suppress(FileNotFoundError), _opened(self._output) as folder:
+            yield from self._walk(folder)
+
+    def _walk(self, folder: int, above: str = "") -> Generator[_Found, None, None]:
         for name in self._names(folder, above):
             path = above + name
             try:
                 checked_path(path)
             except ValueError as error:
-                self._collected.skip(path, f"its path {error}")
+                self._skip(path, f"its path {error}")
                 continue
             try:
-                self._take(folder, name, path)
-            except BadFile as error:
-                self._collected.skip(path, str(error))
+                yield from self._take(folder, name, path)
             except OSError as error:
-                self._collected.skip(path, f"can't be read: {error.strerror}")
+                self._skip(path, f"can't be read: {error.strerror}")
 
     def _names(self, folder: int, above: str) -> list[str]:
         with os.scandir(folder) as entries:
-            names = [entry.name for entry in islice(entries, MAX_ENTRIES - self._looked_at)]
-            self._looked_at += len(names)
-            if self._looked_at >= MAX_ENTRIES and next(entries, None) is not None:
-                self._collected.skip(above or ".", f"has more than {MAX_ENTRIES} entries in all")
+            names = [entry.name for entry in islice(entries, MAX_ENTRIES - self._entries)]
+            self._entries += len(names)
+            if self._entries >= MAX_ENTRIES and next(entries, None) is not None:
+                self._skip(above or ".", f"has more than {MAX_ENTRIES} entries in all")
         return sorted(names)
 
-    def _take(self, folder: int, name: str, path: str) -> None:
+    def _take(self, folder: int, name: str, path: str) -> Generator[_Found, None, None]:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             with _opened(name, folder) as inner:
-                self.go(inner, f"{path}/")
-        elif problem := self._collected.problem(status):
-            self._collected.skip(path, problem)
+                yield from self._walk(inner, f"{path}/")
+        elif problem := self._problem(status):
+            self._skip(path, problem)
         else:
-            self._keep(folder, name, path)
+            with open(os.open(name, _FILE, dir_fd=folder), "rb") as file:
+                # Of what is open now, whatever the name meant before.
+                status = os.fstat(file.fileno())
+                if problem := self._problem(status):
+                    self._skip(path, problem)
+                    return
+                self._left -= status.st_size
+                yield path, cast("BinaryIO", Sized(file, status.st_size))
 
-    def _keep(self, folder: int, name: str, path: str) -> None:
-        with open(os.open(name, _FILE, dir_fd=folder), "rb", buffering=0) as source:
-            # Of what is open now, whatever the name meant before.
-            if problem := self._collected.problem(os.fstat(source.fileno())):
-                self._collected.skip(path, problem)
-                return
-            digest, size = sha256(), 0
-            for piece in self._copied(source, path):
-                digest.update(piece)
-                size += len(piece)
-        self._collected.add(OutputFile(path, size, digest.hexdigest()))
-
-    def _copied(self, source: BinaryIO, path: str) -> Iterator[bytes]:
-        if self._tree is None:
-            yield from iter(lambda: source.read(_PIECE), b"")
-            return
-        with self._tree.file(path) as file:
-            while piece := source.read(_PIECE):
-                file.write(piece)
-                yield piece
+    def _problem(self, status: os.stat_result) -> str:
+        """Why a file of that kind and size is not taken; empty if it is."""
+        if not stat.S_ISREG(status.st_mode):
+            return f"is {_KINDS.get(stat.S_IFMT(status.st_mode), 'something')}, not a file"
+        if status.st_nlink != 1:
+            return "has more than one name (it is hard-linked)"
+        if status.st_size > self._left:
+            return f"is too large: of {self._limit} bytes in all {self._left} are left"
+        return ""
 
 
-def open_artifact(kept: Path, path: str) -> BinaryIO:
-    """A file that was collected. Raises FileNotFoundError for anything else."""
-    try:
-        *above, name = checked_path(path).split("/")
-        folder = os.open(kept, FOLDER)
-        for part in above:
-            try:
-                inner = os.open(part, FOLDER, dir_fd=folder)
-            finally:
-                os.close(folder)
-            folder = inner
-        try:
-            handle = os.open(name, _FILE, dir_fd=folder)
-        finally:
-            os.close(folder)
-    except (ValueError, OSError) as error:
-        raise FileNotFoundError(f"there is no artifact {path!r}") from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise FileNotFoundError(f"there is no artifact {path!r}")
-    return open(handle, "rb")
+class Sized:
+    """A file that must not have grown since it was measured."""
 
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._left = file, size
 
-def _make_durable(kept: Path, artifacts: list[OutputFile]) -> None:
-    # All after the last was written: most are then made durable together with the first.
-    folders = {kept.parent, kept}
-    for artifact in artifacts:
-        path = kept / artifact.path
-        flush(path)
-        folders.update(above for above in path.parents if above.is_relative_to(kept))
-    for folder in folders:
-        flush(folder)
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooLarge("artifacts", "grew while it was collected")
+        return data
 
 
 @contextmanager
@@ -213,3 +185,89 @@ def _readable(path: str) -> str:
     text = os.fsencode(path).decode(errors="backslashreplace")
     text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+# -- while the container runs ------------------------------------------------------------------
+
+MAX_LEVELS = 255
+ENDLESS = 1 << 62
+"""What a tree weighs that has more levels: nothing can be hidden down there."""
+FREE_ENTRIES = 10_000
+_BLOCK = 4096
+
+
+class Hidden(Exception):
+    """There is a folder that this process may not look into: its container's user made it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__("a folder can't be looked into")
+        self.size = size
+        """Bytes of all that can be seen."""
+
+
+def weight(path: Path) -> int:
+    """Bytes of all files, as long as they say they are; of a file that has far more room set
+    aside than it is long, that room. Entries beyond `FREE_ENTRIES` count a block each, for
+    they take room too. Follows no link, and what vanishes meanwhile does not count.
+    Raises Hidden if a folder can't be looked into."""
+    try:
+        folders = [os.open(path, FOLDER)]
+    except FileNotFoundError:
+        return 0
+    scale = Scale()
+    hidden = False
+    try:
+        levels = [_weigh(folders[-1], scale)]
+        while levels:
+            if not levels[-1]:
+                levels.pop()
+                os.close(folders.pop())
+            elif len(levels) == MAX_LEVELS:
+                return ENDLESS
+            else:
+                name = levels[-1].pop()
+                try:
+                    folders.append(os.open(name, FOLDER, dir_fd=folders[-1]))
+                    levels.append(_weigh(folders[-1], scale))
+                except PermissionError:
+                    hidden = True
+                except (FileNotFoundError, NotADirectoryError):
+                    pass
+    finally:
+        for folder in folders:
+            os.close(folder)
+    if hidden:
+        raise Hidden(scale.total)
+    return scale.total
+
+
+class Scale:
+    def __init__(self) -> None:
+        self.total = 0
+        self._entries = 0
+
+    def put(self, status: os.stat_result) -> None:
+        self._entries += 1
+        if self._entries > FREE_ENTRIES:
+            self.total += _BLOCK
+        if stat.S_ISREG(status.st_mode):
+            self.total += _room(status)
+
+
+def _room(status: os.stat_result) -> int:
+    room, size = status.st_blocks * 512, status.st_size
+    # Some file systems set aside as much again for a file that grows.
+    return room if room > 2 * size + (1 << 20) else size
+
+
+def _weigh(folder: int, scale: Scale) -> list[str]:
+    """Put its entries on the scale; the names of folders in it."""
+    inner = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                scale.put(status)
+                if stat.S_ISDIR(status.st_mode):
+                    inner.append(entry.name)
+    return inner

@@ -1,26 +1,39 @@
-"""What a container writes: both streams of one job, kept head and tail, read while they grow."""
+"""What a container writes: both streams of one job, kept head and tail, read while they grow.
+
+A stream is kept in segments. A segment is a run of the stream that knows the offset of its first
+byte. The first one holds the head; each later one is filled and followed by the next, and those
+that have fallen behind the tail are removed. So at any moment the segments alone tell how long the
+stream was and which bytes of it are there: nothing else has to be kept in step with them, and a
+process that is killed between any two instructions leaves no contradiction.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+import os
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 from typing import BinaryIO, cast
 
 from msgspec import Struct
 
-from penstock.workloads.container.files.decoding import decoded
-from penstock.workloads.container.files.kept import Folder, Kept, Memory, flush
 from penstock.workloads.container.job import Stream, StreamCount
 
-log = logging.getLogger(__name__)
-
+CHARACTER = 4
+"""Bytes of the longest character in UTF-8: whether one is cut can be told from the three bytes
+in front of a cut and the one behind it, so those are kept too."""
+SMALLEST = 64 << 10
+"""Bytes of a segment at least, so that a small limit does not mean a file per write."""
 _MISSED = "missed"
 _FAR = 1 << 62
+
+log = logging.getLogger(__name__)
 
 
 class LogPage(Struct, frozen=True):
@@ -40,24 +53,22 @@ class LogPage(Struct, frozen=True):
 
 class Output:
     """Half of the limit is kept from a stream's start and half from its end, whatever is written;
-    what lies between is counted. In a folder every write is in a file when it returns, so that
-    a worker that is killed loses nothing of what it took.
+    what lies between is counted. Every write is in a file when it returns, so that a worker that is
+    killed loses nothing of what it took.
 
     A write waits for nobody who reads. Reading is safe in any thread.
     """
 
-    def __init__(self, folder: Path | None, limit: int, *, go_on: bool = False) -> None:
-        if folder is not None:
-            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
-        self._folder = folder
-        self._kept = {
-            stream: Kept(Memory() if folder is None else Folder(folder, stream), limit)
-            for stream in Stream
-        }
+    def __init__(self, folder: Path, limit: int, *, go_on: bool = False) -> None:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        self._missed = folder / _MISSED
+        self._logs = {stream: HeadTailLog(folder, stream, limit) for stream in Stream}
         if not go_on:
-            self._forget()
-        self._gap = folder is not None and (folder / _MISSED).exists()
+            for kept in self._logs.values():
+                kept.remove()
+            self._missed.unlink(missing_ok=True)
+        self._gap = self._missed.exists()
         self._ended = self._closed = False
         self._listeners: list[Callable[[Stream, bytes], None]] = []
         self._lock = Lock()
@@ -69,16 +80,10 @@ class Output:
         is not known from the files: who knows that nothing does says `end`."""
         return cls(folder, limit, go_on=True)
 
-    def _forget(self) -> None:
-        for kept in self._kept.values():
-            kept.remove()
-        if self._folder is not None:
-            (self._folder / _MISSED).unlink(missing_ok=True)
-
     def write(self, stream: Stream, data: bytes) -> None:
         if self._closed:
             raise ValueError("the output is closed")
-        self._kept[stream].write(data)
+        self._logs[stream].write(data)
         for heard in self._listeners:
             try:
                 heard(stream, data)
@@ -91,29 +96,21 @@ class Output:
     def missed(self) -> None:
         """Note that bytes were lost while no worker was there."""
         self._gap = True
-        if self._folder is not None:
-            (self._folder / _MISSED).touch(mode=0o600)
+        self._missed.touch(mode=0o600)
 
     def end(self) -> None:
         """Nothing more comes: whoever waits is woken."""
         self._ended = True
         self._wake()
 
-    def flush(self) -> None:
-        """What was written is durable when this returns. It blocks: meant for a thread."""
-        for kept in self._kept.values():
-            kept.sync()
-        if self._folder is not None:
-            flush(self._folder)
-
     def count(self, stream: Stream) -> StreamCount:
-        kept = self._kept[stream]
+        kept = self._logs[stream]
         return StreamCount(kept.total, kept.kept(), self._gap)
 
     def page(self, stream: Stream, offset: int, limit: int) -> LogPage:
         """Up to `limit` bytes without a gap, the first that are kept at or after the offset;
         a negative one counts from the end, one beyond the end is the end."""
-        kept, ended = self._kept[stream], self._ended
+        kept, ended = self._logs[stream], self._ended
         asked = max(kept.total + offset, 0) if offset < 0 else min(offset, kept.total)
         at, data = kept.take(asked, limit)
         after = at + len(data)
@@ -136,7 +133,7 @@ class Output:
     def text(self, stream: Stream, most: int | None = None) -> str:
         """What is kept, or of that the first and the last bytes, as UTF-8; a line tells what was
         left out."""
-        return decoded(*self._kept[stream].pieces(most), ended=self._ended)
+        return decoded(*self._logs[stream].pieces(most), ended=self._ended)
 
     def reader(self, stream: Stream) -> BinaryIO:
         """All bytes that are kept, from the start and from the end, as a file."""
@@ -149,12 +146,12 @@ class Output:
     def close(self) -> None:
         """Let go of files and of whoever waits; what is kept can still be read."""
         self._closed = True
-        for kept in self._kept.values():
+        for kept in self._logs.values():
             kept.close()
         self._wake()
 
     def _ready(self, stream: Stream, offset: int) -> bool:
-        total = self._kept[stream].total
+        total = self._logs[stream].total
         return self._ended or self._closed or total > max(offset, 0)
 
     def _wake(self) -> None:
@@ -184,3 +181,354 @@ class OutputReader(io.RawIOBase):
 def _come(came: asyncio.Future[None]) -> None:
     if not came.done():
         came.set_result(None)
+
+
+# -- one stream ---------------------------------------------------------------------------------
+
+
+class Segment:
+    """A file `<name>.<offset of the first byte>`; its size is the segment's."""
+
+    def __init__(self, path: Path, start: int, size: int = 0) -> None:
+        self.start = start
+        self.size = size
+        self._path = path
+        self._handle = -1
+
+    @property
+    def end(self) -> int:
+        return self.start + self.size
+
+    def append(self, data: memoryview) -> None:
+        """Raises OSError; what was written before it counts."""
+        if self._handle < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._handle = os.open(self._path, flags, 0o600)
+        while data:
+            written = os.write(self._handle, data)
+            self.size += written
+            data = data[written:]
+
+    def opened(self, files: ExitStack) -> int:
+        """What it holds now, to be read although it may be removed meanwhile."""
+        handle = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        files.callback(os.close, handle)
+        return handle
+
+    def close(self) -> None:
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def remove(self) -> None:
+        self.close()
+        with suppress(FileNotFoundError):
+            self._path.unlink()
+
+
+class Piece(Struct, frozen=True):
+    """A run of bytes that is kept."""
+
+    start: int
+    data: bytes
+    before: bytes = b""
+    """Up to three bytes in front of it, though they don't count as kept."""
+    after: bytes = b""
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.data)
+
+
+_Part = tuple[int, int, int]
+"""An open file, an offset in it, and a number of bytes."""
+
+
+class HeadTailLog:
+    """The first and the last bytes of a stream: half of `limit` each, the odd one first.
+
+    Any thread may read while one writes. A disk that is full costs bytes, never an error: they
+    are counted, and missing.
+    """
+
+    def __init__(self, folder: Path, name: str, limit: int) -> None:
+        self._folder, self._name = folder, name
+        self._head = (max(limit, 1) + 1) // 2
+        self._tail = max(limit, 1) // 2
+        self._most = max(self._tail + CHARACTER - 1, SMALLEST)
+        self._segments = self._found()
+        self._lock = Lock()
+        self.total = max((segment.end for segment in self._segments), default=0)
+        """Bytes that the stream had so far."""
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            at, self.total = self.total, self.total + len(data)
+            try:
+                self._keep(at, memoryview(data))
+            except OSError as error:
+                log.warning("output of a job can't be kept: %s", error)
+                self._give_up()
+            self._drop()
+
+    def kept(self) -> int:
+        with self._lock:
+            return sum(stop - start for start, stop in self._ranges())
+
+    def take(self, offset: int, limit: int) -> tuple[int, bytes]:
+        """The first kept bytes at or after the offset, and where they begin."""
+        with ExitStack() as files:
+            with self._lock:
+                for start, stop in self._ranges():
+                    if stop > offset:
+                        at = max(start, offset)
+                        parts = self._opened(files, at, min(stop, at + max(limit, 0)))
+                        break
+                else:
+                    return self.total, b""
+            return at, _read(parts)
+
+    def pieces(self, most: int | None = None) -> tuple[int, list[Piece]]:
+        """How long the stream is, and all that is kept of it, or as much as a stream with that
+        limit would have kept."""
+        with ExitStack() as files:
+            with self._lock:
+                total = self.total
+                found = [
+                    (
+                        start,
+                        self._opened(files, start, stop),
+                        self._opened(files, max(start - CHARACTER + 1, 0), start),
+                        self._opened(files, stop, stop + 1),
+                    )
+                    for start, stop in self._ranges(most)
+                ]
+            return total, [Piece(start, *map(_read, parts)) for start, *parts in found]
+
+    def close(self) -> None:
+        with self._lock:
+            for segment in self._segments:
+                segment.close()
+
+    def remove(self) -> None:
+        with self._lock:
+            for segment in self._segments:
+                segment.remove()
+            self._segments, self.total = [], 0
+
+    def _found(self) -> list[Segment]:
+        pattern = re.compile(rf"{re.escape(self._name)}\.([0-9]+)", re.ASCII)
+        found = [
+            Segment(self._folder / entry.name, int(match[1]), entry.stat().st_size)
+            for entry in os.scandir(self._folder)
+            if (match := pattern.fullmatch(entry.name))
+        ]
+        return sorted(found, key=lambda segment: segment.start)
+
+    def _keep(self, at: int, data: memoryview) -> None:
+        while data:
+            if at > self._head and len(data) > self._most:
+                # What is in front of that would fall behind the tail at once.
+                at, data = at + len(data) - self._most, data[-self._most :]
+            segment, room = self._open_end(at)
+            segment.append(data[:room])
+            at, data = at + room, data[room:]
+
+    def _open_end(self, at: int) -> tuple[Segment, int]:
+        """The segment into which the byte at `at` goes, and how many go there."""
+        if self._segments and (last := self._segments[-1]).end == at:
+            if (room := self._capacity(last) - last.size) > 0:
+                return last, room
+            last.close()
+        segment = Segment(self._folder / f"{self._name}.{at}", at)
+        self._segments.append(segment)
+        return segment, self._capacity(segment)
+
+    def _capacity(self, segment: Segment) -> int:
+        return self._most if segment.start else self._head + 1
+
+    def _give_up(self) -> None:
+        """Let the next write begin a segment of its own."""
+        if self._segments:
+            self._segments[-1].close()
+            if not self._segments[-1].size:
+                self._segments.pop().remove()
+
+    def _drop(self) -> None:
+        first = self.total - self._tail - CHARACTER + 1
+        while len(self._segments) > 2 and (behind := self._segments[1]).end <= first:
+            behind.remove()
+            del self._segments[1]
+
+    def _ranges(self, most: int | None = None) -> list[tuple[int, int]]:
+        """Runs of bytes that are there and count as kept."""
+        runs: list[tuple[int, int]] = []
+        head, rest = self._head, self._tail
+        if most is not None:
+            head, rest = min(head, (max(most, 1) + 1) // 2), min(rest, max(most, 1) // 2)
+        tail = max(head, self.total - rest)
+        for segment in self._segments:
+            for low, high in ((0, head), (tail, self.total)):
+                start, stop = max(segment.start, low), min(segment.end, high)
+                if runs and runs[-1][1] == start < stop:
+                    runs[-1] = (runs[-1][0], stop)
+                elif start < stop:
+                    runs.append((start, stop))
+        return runs
+
+    def _opened(self, files: ExitStack, start: int, stop: int) -> list[_Part]:
+        return [
+            (segment.opened(files), low - segment.start, high - low)
+            for segment in self._segments
+            if (low := max(segment.start, start)) < (high := min(segment.end, stop))
+        ]
+
+
+def _read(parts: list[_Part]) -> bytes:
+    return b"".join(os.pread(handle, count, at) for handle, at, count in parts)
+
+
+# -- as text ------------------------------------------------------------------------------------
+
+_Decoder = getincrementaldecoder("utf-8")
+
+
+def decoded(total: int, pieces: Sequence[Piece], *, ended: bool) -> str:
+    """The text, with a line where bytes are missing. No character is cut, whatever was left out:
+    wrong bytes become U+FFFD exactly where a decoder that had read the whole stream would have put
+    it, and a character of which only a part is kept is left out as a whole. Before the end an
+    unfinished last character is not there yet."""
+    text: list[str] = []
+    shown = 0
+    for piece in pieces:
+        skip = _begun_before(piece.before, piece.data)
+        if skip == len(piece.data):
+            continue
+        _tell_gap(text, piece.start + skip - shown)
+        body, rest = _decode(piece.data[skip:])
+        text.append(body)
+        shown = piece.stop - len(rest)
+        if rest and (ended if piece.stop == total else _ends_in_front_of(piece.after, rest)):
+            text.append(rest.decode(errors="replace"))
+            shown = piece.stop
+        elif piece.stop == total:
+            shown = total
+    _tell_gap(text, total - shown)
+    return "".join(text)
+
+
+def _tell_gap(text: list[str], count: int) -> None:
+    if count:
+        if (last := next((part for part in reversed(text) if part), "")) and last[-1] != "\n":
+            text.append("\n")
+        text.append(f"[… {count:,} byte{'s' if count > 1 else ''} left out …]\n")
+
+
+def _decode(data: bytes) -> tuple[str, bytes]:
+    """The text, and the bytes of an unfinished character at its end."""
+    decoder = _Decoder("replace")
+    text, rest = decoder.decode(data), decoder.getstate()[0]
+    if len(wrong := rest.decode(errors="replace")) > 1:
+        # Half a surrogate: the decoder waits for its third byte, though none can mend it.
+        return text + wrong, b""
+    return text, rest
+
+
+def _begun_before(before: bytes, data: bytes) -> int:
+    """How many bytes at the start of `data` belong to a character that begins in `before`."""
+    # Three bytes are enough: no character is longer than four, and a byte that can begin one
+    # can't be inside another.
+    _, rest = _decode(before[_last_start(before) :])
+    if not rest:
+        return 0
+    count = 0
+    while count < len(data) and _may_go_on(rest, data[count : count + 1]):
+        rest += data[count : count + 1]
+        count += 1
+    return count
+
+
+def _last_start(before: bytes) -> int:
+    """Where the last byte is that is not inside a character."""
+    starts = (at for at in range(len(before) - 1, -1, -1) if before[at] & 0xC0 != 0x80)
+    return next(starts, len(before))
+
+
+def _ends_in_front_of(after: bytes, rest: bytes) -> bool:
+    """Whether an unfinished character is wrong already, by the byte that comes next."""
+    return bool(after) and not _may_go_on(rest, after)
+
+
+def _may_go_on(begun: bytes, byte: bytes) -> bool:
+    """Whether the byte can follow in a character that is not finished."""
+    return bool(_decode(begun)[1]) and len((begun + byte).decode(errors="replace")) == 1
+
+
+# -- for whoever follows the job ---------------------------------------------------------------
+
+_LONGEST_LINE = 8192
+"""Characters after which a line that does not end is told anyway."""
+
+
+class Lines:
+    """Tells whole lines of each stream, up to so many bytes of it; what ends without a newline is
+    told at the end."""
+
+    def __init__(self, tell: Callable[[str, str], None], most: int) -> None:
+        self._tell, self._most = tell, most
+        self._heard = {stream: _Half() for stream in Stream}
+
+    def hear(self, stream: Stream, data: bytes) -> None:
+        half = self._heard[stream]
+        if half.taken >= self._most:
+            return
+        half.taken += len(data)
+        half.text += half.decode(data)
+        *whole, half.text = half.text.split("\n")
+        while len(half.text) > _LONGEST_LINE:
+            whole.append(half.text[:_LONGEST_LINE])
+            half.text = half.text[_LONGEST_LINE:]
+        for line in whole:
+            self._tell(line.removesuffix("\r"), stream.value)
+        if half.taken >= self._most:
+            self._tell(
+                f"more than {self._most:,} bytes: of what follows only the end is kept",
+                "warning",
+            )
+
+    def end(self) -> None:
+        for stream, half in self._heard.items():
+            half.text += half.decode(b"", True)
+            if half.text:
+                self._tell(half.text, stream.value)
+                half.text = ""
+
+
+class _Half:
+    """What is known of a line that has not ended."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.taken = 0
+        self.decode = getincrementaldecoder("utf-8")("replace").decode
+
+
+class Pieces:
+    """Tells every byte of each stream, up to so many, to who is attached to the job."""
+
+    def __init__(self, stream: Callable[[str], None], most: int) -> None:
+        self._stream, self._left = stream, dict.fromkeys(Stream, most)
+
+    def hear(self, stream: Stream, data: bytes) -> None:
+        """After the limit nothing: who reads must not take what follows for what is next."""
+        if (left := self._left[stream]) >= len(data):
+            self._left[stream] = left - len(data)
+            self._stream(stream.value + " " + data.decode("latin-1"))
+        else:
+            self._left[stream] = 0
+
+
+def read_piece(text: str) -> tuple[str, bytes]:
+    """The stream, and its bytes."""
+    stream, _, data = text.partition(" ")
+    return stream, data.encode("latin-1", "replace")

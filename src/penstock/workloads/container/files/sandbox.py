@@ -1,40 +1,44 @@
-"""The folder of a job: what goes into its container, what comes out of it, what it wrote.
+"""The folders of jobs on one machine: what goes into a container, what comes out of it, what it
+wrote. Each is held by one process.
 
 <root>/<sha256 of the job's id>/    for the worker alone
     input/       the job's files; the container sees them as /input and can't change them
     output/      empty at first; the container may write to it, as /output
     build/       a Dockerfile and its context
-    artifacts/   what was collected from output/
+    build.log    the end of what the build said
     logs/        what it wrote to its two streams
+    lock         the job's id; the process that has its lock holds the folder
+
+A process holds the lock from before it makes the container until the job's end is recorded and
+nothing is left. A folder that no process holds was left by one that died, or that stopped and let
+its containers run.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import secrets
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
 
 from penstock.ports.blobs import Blobs
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import Mount
-from penstock.workloads.container.files.artifacts import collect, open_artifact
-from penstock.workloads.container.files.clearing import remove_tree
-from penstock.workloads.container.files.placing import BadInput as BadInput
-from penstock.workloads.container.files.placing import Placing, PointerCheck, in_thread
-from penstock.workloads.container.files.tree import Tree
-from penstock.workloads.container.files.weighing import weight
-from penstock.workloads.container.job import (
-    INPUT_FOLDER,
-    OUTPUT_FOLDER,
-    ContainerJob,
-    OutputFile,
-)
+from penstock.workloads.container.files.artifacts import weight
+from penstock.workloads.container.files.inputs import BadInput as BadInput
+from penstock.workloads.container.files.inputs import InputWriter
+from penstock.workloads.container.files.tree import Tree, remove_tree
+from penstock.workloads.container.job import INPUT_FOLDER, OUTPUT_FOLDER, ContainerJob
+from penstock.workloads.container.timeouts import in_thread
 
-_GONE = ".gone-"
+_LOCK = "lock"
+_OWNER = re.compile(r"worker-[0-9a-f]{32}")
+_LONGEST_ID = 4096
 
 
 class Sandbox:
@@ -58,19 +62,28 @@ class Sandbox:
         """For `Output`."""
         return self.folder / "logs"
 
+    @property
+    def output(self) -> Path:
+        """What the container sees as /output."""
+        return self.folder / "output"
+
+    @property
+    def build_log(self) -> Path:
+        return self.folder / "build.log"
+
     async def prepare(self, job: ContainerJob) -> tuple[Mount, ...]:
         """Make the folders that the container sees, and fill in its input. Raises BadInput, with
         nothing left of what this made."""
         mounts = []
-        async with self._whole("input", "output", "artifacts"):
+        async with self._whole("input", "output"):
             if job.inputs:
                 with Tree(self.folder / "input", self._rules) as tree:
-                    await self._placing(tree).place("inputs", job.inputs)
+                    await self._writer(tree).place("inputs", job.inputs)
                     await in_thread(tree.seal)
                 mounts.append(Mount(self.folder / "input", INPUT_FOLDER))
             if job.outputs:
                 await in_thread(self._make_output, job.user)
-                mounts.append(Mount(self.folder / "output", OUTPUT_FOLDER, read_only=False))
+                mounts.append(Mount(self.output, OUTPUT_FOLDER, read_only=False))
         return tuple(mounts)
 
     async def build_context(self, job: ContainerJob) -> Path:
@@ -79,39 +92,28 @@ class Sandbox:
         assert job.build is not None
         async with self._whole("build"):
             with Tree(self.folder / "build", self._rules, read_only=False) as tree:
-                placing = self._placing(tree)
-                await placing.write("runtime.build.dockerfile", "Dockerfile", job.build.dockerfile)
-                await placing.place("runtime.build.context", job.build.context)
+                writer = self._writer(tree)
+                await writer.write("runtime.build.dockerfile", "Dockerfile", job.build.dockerfile)
+                await writer.place("runtime.build.context", job.build.context)
                 await in_thread(tree.seal)
         return self.folder / "build"
 
     def output_size(self) -> int:
         """Bytes that are in the output folder now. Raises Hidden. It blocks: meant for a
         thread."""
-        return weight(self.folder / "output")
+        return weight(self.output)
 
-    async def collect(self, limit: int) -> tuple[tuple[OutputFile, ...], tuple[str, ...]]:
-        """Take over what is in the output folder, up to so many bytes, and say what was not
-        taken. The container has ended. Durable when this returns; may be asked again."""
-        collected = await in_thread(
-            collect, self.folder / "output", self.folder / "artifacts", limit
-        )
-        return tuple(collected.artifacts), collected.skipped
-
-    def open(self, path: str) -> BinaryIO:
-        """An artifact. Raises FileNotFoundError for everything else."""
-        return open_artifact(self.folder / "artifacts", path)
-
-    async def clear(self) -> None:
-        """Remove all but the artifacts and what it wrote. Raises OSError if something stays."""
-        await in_thread(self._clear, "input", "output", "build")
+    def keep_build_log(self, data: bytes) -> None:
+        if data:
+            with suppress(OSError):  # a full disk costs the log, not the job
+                self.build_log.write_bytes(data)
 
     async def delete(self) -> None:
         """Remove everything. Raises OSError if something stays."""
         await in_thread(remove_tree, self.folder)
 
-    def _placing(self, tree: Tree) -> Placing:
-        return Placing(tree, self._rules, self._blobs, self.folder, self._check)
+    def _writer(self, tree: Tree) -> InputWriter:
+        return InputWriter(tree, self._rules, self._blobs, self.folder)
 
     @asynccontextmanager
     async def _whole(self, *names: str) -> AsyncIterator[None]:
@@ -136,7 +138,7 @@ class Sandbox:
 
     def _make_output(self, user: tuple[int, int]) -> None:
         self._make_folder()
-        output = self.folder / "output"
+        output = self.output
         output.mkdir()
         if os.geteuid() == 0:
             os.chown(output, *user)
@@ -147,16 +149,7 @@ class Sandbox:
         output.chmod(0o777)
 
     def _clear(self, *names: str) -> None:
-        """Each is there as a whole or not at all, also when this is interrupted."""
-        try:
-            present = set(os.listdir(self.folder))
-        except FileNotFoundError:
-            return
-        doomed = [name for name in present if name.startswith(_GONE)]
-        for name in present.intersection(names):
-            doomed.append(_GONE + secrets.token_hex(8))
-            os.rename(self.folder / name, self.folder / doomed[-1])
-        for name in doomed:
+        for name in names:
             remove_tree(self.folder / name)
 
 
@@ -169,3 +162,104 @@ def _access_for(user: int) -> bytes:
     return struct.pack("<I", 2) + b"".join(
         struct.pack("<HHI", *entry) for entry in (*entries, (others, 5, nobody))
     )
+
+
+class JobFolders:
+    def __init__(self, root: Path, rules: InputRules, blobs: Blobs | None = None) -> None:
+        self._root, self._rules, self._blobs = root, rules, blobs
+        self._held: dict[str, int] = {}
+        """Open lock files, by job id."""
+
+    def sandbox(self, job_id: str) -> Sandbox:
+        """A job's folder, whether or not it is there."""
+        return Sandbox(self._root / _name(job_id), self._rules, self._blobs)
+
+    def hold(self, job_id: str) -> bool:
+        """Hold a job's folder, which is made if need be; False if another process holds it."""
+        if job_id in self._held:
+            return True
+        folder = self._root / _name(job_id)
+        while True:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                handle = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue  # removed just now
+            try:
+                # A lock of this kind is not passed on to forked children, which may outlive us.
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(handle)
+                return False
+            if os.fstat(handle).st_nlink:
+                break
+            os.close(handle)
+        if not os.fstat(handle).st_size:
+            os.pwrite(handle, job_id.encode(), 0)
+        self._held[job_id] = handle
+        return True
+
+    def holds(self, job_id: str) -> bool:
+        return job_id in self._held
+
+    def release(self, job_id: str) -> None:
+        """Let another process have it; nothing is removed."""
+        if (handle := self._held.pop(job_id, None)) is not None:
+            os.close(handle)
+
+    def job_ids(self) -> list[str]:
+        """The jobs whose folders are there and not held by another process of which this one
+        knows; some may be held by others."""
+        mine = {_name(job_id): job_id for job_id in self._held}
+        found = []
+        try:
+            names = sorted(os.listdir(self._root))
+        except FileNotFoundError:
+            return []
+        for name in names:
+            # To open and close a file that we hold would give up its lock.
+            job_id = mine.get(name) or self._read(name)
+            if job_id and _name(job_id) == name:
+                found.append(job_id)
+        return found
+
+    def close(self) -> None:
+        for job_id in list(self._held):
+            self.release(job_id)
+
+    def _read(self, name: str) -> str:
+        try:
+            with open(self._root / name / _LOCK, "rb") as file:
+                return file.read(_LONGEST_ID).decode()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+
+def _name(job_id: str) -> str:
+    """Nothing of a job's id is ever in a path."""
+    return sha256(job_id.encode(errors="surrogatepass")).hexdigest()
+
+
+def owner_of(folder: Path) -> str:
+    """The id by which the containers of all processes on this folder are known; made once."""
+    path = folder / "owner"
+    while True:
+        try:
+            known = path.read_text().strip()
+            if _OWNER.fullmatch(known):
+                return known
+        except FileNotFoundError:
+            pass
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new = folder / f".owner-{secrets.token_hex(8)}"
+        with open(new, "w") as file:
+            file.write(f"worker-{secrets.token_hex(16)}")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(new, path)  # another process may be first
+        except FileExistsError:
+            if not _OWNER.fullmatch(path.read_text().strip()):
+                os.replace(new, path)
+                continue
+        new.unlink(missing_ok=True)

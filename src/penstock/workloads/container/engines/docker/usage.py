@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import chain, repeat
 from pathlib import Path
 
 from penstock.workloads.container.engine import EngineError
@@ -18,6 +19,8 @@ from penstock.workloads.container.engines.docker.answers import ContainerAnswer,
 from penstock.workloads.container.engines.docker.api import Api, Refused, container
 from penstock.workloads.container.job import Usage
 
+_PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Seconds between two questions to an engine elsewhere; the last again and again."""
 SAMPLE_EVERY = 0.2
 """Seconds; only where the kernel (before 5.19, cgroups of version 2) keeps no peak."""
 
@@ -151,6 +154,8 @@ class Meters:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._meters: dict[str, Meter] = {}
+        self._asked: dict[str, Usage] = {}
+        """What the engine said of containers that have no meter."""
         self._over: set[str] = set()
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -160,18 +165,11 @@ class Meters:
             self._tasks[name] = asyncio.create_task(self._follow(name, known))
 
     async def usage(self, name: str) -> Usage:
-        meter = self._meters.get(name)
-        if meter is not None:
+        if (meter := self._meters.get(name)) is not None:
             return meter.read()
-        if name in self._over:
-            return Usage()
-        try:
-            query = {"stream": 0, "one-shot": 1}
-            answer = await self._api.tell("GET", container(name, "/stats"), query)
-        except Refused:
-            return Usage()
-        # Podman has nothing at all to say of one that has ended.
-        return self._api.decoded(Stats, answer).value() if answer else Usage()
+        if name not in self._over:
+            await self._ask(name)
+        return self._asked.get(name, Usage())
 
     def saw_a_memory_kill(self, name: str) -> bool:
         meter = self._meters.get(name)
@@ -186,6 +184,7 @@ class Meters:
         """It is removed."""
         self._over.discard(name)
         self._meters.pop(name, None)
+        self._asked.pop(name, None)
         task = self._tasks.pop(name, None)
         if task is not None:
             task.cancel()
@@ -206,3 +205,23 @@ class Meters:
         if meter is not None:
             self._meters[name] = meter
             await follow(meter, found.state.pid)
+            return
+        for pause in chain(_PAUSES, repeat(_PAUSES[-1])):
+            if name in self._over:
+                return
+            with suppress(EngineError):
+                await self._ask(name)
+            await asyncio.sleep(pause)
+
+    async def _ask(self, name: str) -> None:
+        """The engine tells what a container uses as long as it runs; the most counts."""
+        try:
+            query = {"stream": 0, "one-shot": 1}
+            answer = await self._api.tell("GET", container(name, "/stats"), query)
+        except Refused:
+            return
+        if answer:  # Podman has nothing at all to say of one that has ended
+            now, before = self._api.decoded(Stats, answer).value(), self._asked.get(name, Usage())
+            memory = max(now.peak_memory_bytes or 0, before.peak_memory_bytes or 0)
+            seconds = max(now.cpu_seconds or 0, before.cpu_seconds or 0)
+            self._asked[name] = Usage(memory or None, seconds or None)

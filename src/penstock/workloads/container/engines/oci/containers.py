@@ -47,7 +47,7 @@ from penstock.workloads.container.engines.oci.life import (
 from penstock.workloads.container.engines.oci.machine import SANDBOX, Machine, Runtime, output_of
 from penstock.workloads.container.engines.oci.rootfs import resolve
 from penstock.workloads.container.engines.oci.streams import AttachedStreams, Streams, layered
-from penstock.workloads.container.files.clearing import remove_tree
+from penstock.workloads.container.files.tree import remove_tree
 
 _STUCK = 1.0
 """Seconds after a kill within which a runtime should have ended by itself."""

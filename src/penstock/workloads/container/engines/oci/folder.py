@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from penstock.workloads.container.files.clearing import remove_tree
+from penstock.workloads.container.files.tree import remove_tree
 
 PLAN, CONFIG, LOG = "plan.json", "config.json", "log"
 PID, LAUNCHER, STATUS = "pid", "launcher", "status"

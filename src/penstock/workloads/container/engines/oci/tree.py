@@ -18,7 +18,7 @@ from typing import IO, cast
 from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.engines.oci.bundle import MOUNT_POINTS
 from penstock.workloads.container.engines.oci.rootfs import OutOfReach, resolve
-from penstock.workloads.container.files.unpacking import Forward, check_shared
+from penstock.workloads.container.files.archives import Forward, check_shared
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _COPY = 1 << 20

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from penstock.workloads.container.config import InputRules
+from penstock.workloads.container.files.archives import unpack
 from penstock.workloads.container.files.tree import BadFile, Tree
-from penstock.workloads.container.files.unpacking import unpack
 
 Packer = Callable[[dict[str, bytes]], tuple[str, bytes]]
 

@@ -1,28 +1,24 @@
-"""A job's files, as it gives them, written where its container will see them."""
+"""The input files of a job: written where its container will see them."""
 
 from __future__ import annotations
 
-import asyncio
 from binascii import a2b_base64
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, ParamSpec, TypeVar
+from typing import Any, BinaryIO
 
 from penstock.core.errors import TooLarge
 from penstock.ports.blobs import Blobs
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import EngineError
+from penstock.workloads.container.files.archives import unpack
 from penstock.workloads.container.files.tree import BadFile, Tree
-from penstock.workloads.container.files.unpacking import unpack
 from penstock.workloads.container.job import Code, InputFile
 from penstock.workloads.container.protocol.paths import checked_folder, checked_path
-from penstock.workloads.container.running.patience import to_its_end
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from penstock.workloads.container.timeouts import in_thread
 
 PointerCheck = Callable[[str], Awaitable[object]]
 """Raises an error if the job may not follow a pointer."""
@@ -40,8 +36,8 @@ class BadInput(EngineError):
         """Its path in the job, as `inputs[2].path`."""
 
 
-class Placing:
-    """Puts the files of one list of a job into a tree."""
+class InputWriter:
+    """Writes the files of one list of a job into a tree."""
 
     def __init__(
         self,
@@ -190,8 +186,3 @@ def _telling(where: str, path_field: str, path: str) -> Iterator[None]:
     except OSError as error:
         said = f"({path[:60]!r}) can't be written: {error.strerror or error}"
         raise BadInput(said, field=where, code=Code.INPUT_UNAVAILABLE) from error
-
-
-async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Also when that is cancelled the thread has ended when this returns."""
-    return await to_its_end(asyncio.to_thread(call, *args, **kwargs))

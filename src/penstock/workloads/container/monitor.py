@@ -1,7 +1,7 @@
-"""One container from its start to its end: what it writes is read, whatever else happens.
+"""Follows one container from its start to its end: reads what it writes, whatever else happens.
 
 An engine that goes away does not take its containers along for certain. It is looked for again
-for a while; what the container wrote meanwhile is lost, and the output says so.
+for a while; what the container wrote meanwhile may be lost, and the output says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.job import Stream
-from penstock.workloads.container.running.patience import Late, done_within, drop, within
+from penstock.workloads.container.timeouts import Late, done_within, drop, within
 
 ENGINE_PATIENCE = 30.0
 """Seconds for which an engine may be away without its jobs being given up."""
@@ -46,7 +46,7 @@ class Lost(EngineUnavailable):
     """Nobody can tell what became of the container."""
 
 
-class Attendance:
+class ContainerMonitor:
     """Call `attach`, then `exit`, then `finish`; `close` at any time, and always at last."""
 
     def __init__(

@@ -1,15 +1,16 @@
-"""Waiting that has an end, by the clock."""
+"""Waiting with a time limit, by the clock; and for a job's stop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from penstock.ports.clock import Clock
 from penstock.ports.executor import CancelToken
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -31,6 +32,15 @@ async def done_within(clock: Clock, seconds: float, *futures: asyncio.Future[Any
     finally:
         await drop(alarm)
     return any(future.done() for future in futures)
+
+
+async def set_within(clock: Clock, seconds: float, event: asyncio.Event) -> bool:
+    """Wait until it is set; False if it is not by then."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        return await done_within(clock, seconds, waiting)
+    finally:
+        await drop(waiting)
 
 
 async def within(clock: Clock, seconds: float, work: Coroutine[Any, Any, T]) -> T:
@@ -67,15 +77,20 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-class Asked:
-    """A job's token, for one event loop: who waits is woken when the end is asked for."""
+async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Also when that is cancelled the thread has ended when this returns."""
+    return await to_its_end(asyncio.to_thread(call, *args, **kwargs))
+
+
+class StopSignal:
+    """A job's token, for one event loop: wakes whoever waits when the end is asked for."""
 
     def __init__(self, token: CancelToken) -> None:
         self._token = token
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> StopSignal:
         self._forget = self._token.when_requested(self._hear)
         return self
 

@@ -1,4 +1,4 @@
-"""How a job ended, told truthfully from what was seen.
+"""What was seen of a container, and the result that follows from it.
 
 In this order:
 
@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.engine import EngineError, ExitStatus
-from penstock.workloads.container.job import Code, ContainerJob, End, JobError
+from penstock.workloads.container.job import Code, ContainerJob, ContainerResult
 
 _FILE_TOO_LARGE = 128 + signal.SIGXFSZ
 _MEMORY_KILL = 128 + signal.SIGKILL
@@ -32,17 +32,7 @@ class Cause(StrEnum):
     OUTPUT_LIMIT = "OUTPUT_LIMIT"
 
 
-class Trouble(Struct, frozen=True):
-    """What kept a job from running, or from being seen to its end."""
-
-    code: Code
-    exit_code: int | None
-    message: str
-    field: str = ""
-    """Of the job, if that is what is wrong."""
-
-
-class Story(Struct, frozen=True, kw_only=True):
+class Observation(Struct, frozen=True, kw_only=True):
     """What was seen of a job."""
 
     exit: ExitStatus | None = None
@@ -50,7 +40,8 @@ class Story(Struct, frozen=True, kw_only=True):
     cause: Cause | None = None
     reason: str = ""
     """Of a cancel."""
-    trouble: Trouble | None = None
+    failure: EngineError | None = None
+    """What kept the job from running, or from being seen to its end."""
     too_much_output: bool = False
     hidden: bool = False
     """The output folder has a folder that the worker can't look into; that counts as too much."""
@@ -58,30 +49,33 @@ class Story(Struct, frozen=True, kw_only=True):
     """The container withstood every attempt to end it."""
 
 
-def trouble_of(job: ContainerJob, error: EngineError) -> Trouble:
-    """What an engine's error means to who submitted the job."""
-    said = str(error) or type(error).__name__
+def result_of(job: ContainerJob, seen: Observation) -> ContainerResult:
+    """The state, the exit code and the error of a job; the rest is filled in elsewhere."""
+    if seen.cause is not None:
+        return _ended_by_worker(job, seen, seen.cause)
+    if (failure := seen.failure) is not None:
+        field = getattr(failure, "field", "")
+        return _failed(failure.code, _message(job, failure), failure.exit_code, field)
+    if seen.exit is None:
+        return _failed(Code.RUNTIME_ERROR, "nobody saw how the container ended")
+    return _exited(job, seen.exit, seen)
+
+
+def _message(job: ContainerJob, failure: EngineError) -> str:
+    """What an engine's error means to the caller who submitted the job."""
+    message = str(failure) or type(failure).__name__
     command = f"{job.cmd[0]!r} (runtime.cmd)" if job.cmd else "the image's own command"
     image = f"image {job.image!r}" if job.image else "the image that was built"
-    if error.code is Code.COMMAND_NOT_FOUND:
-        said = f"{command} was not found in {image}: {said}"
-    elif error.code is Code.COMMAND_NOT_RUNNABLE:
-        said = f"{command} can't be executed in {image}; is it a program for this machine?: {said}"
-    return Trouble(error.code, error.exit_code, said, getattr(error, "field", ""))
+    if failure.code is Code.COMMAND_NOT_FOUND:
+        return f"{command} was not found in {image}: {message}"
+    if failure.code is Code.COMMAND_NOT_RUNNABLE:
+        return (
+            f"{command} can't be executed in {image}; is it a program for this machine?: {message}"
+        )
+    return message
 
 
-def ending(job: ContainerJob, story: Story) -> End:
-    """`state`, `exit_code` and `error`; the rest of an End is not for this to say."""
-    if story.cause is not None:
-        return _ended_by_worker(job, story, story.cause)
-    if (trouble := story.trouble) is not None:
-        return _failed(trouble.code, trouble.message, trouble.exit_code, trouble.field)
-    if story.exit is None:
-        return _failed(Code.RUNTIME_ERROR, "nobody saw how the container ended")
-    return _exited(job, story.exit, story)
-
-
-def _ended_by_worker(job: ContainerJob, story: Story, cause: Cause) -> End:
+def _ended_by_worker(job: ContainerJob, seen: Observation, cause: Cause) -> ContainerResult:
     exit_code = None
     if cause is Cause.TIMEOUT:
         seconds = number(job.limits.max_runtime_seconds)
@@ -90,16 +84,16 @@ def _ended_by_worker(job: ContainerJob, story: Story, cause: Cause) -> End:
             "the container was ended"
         )
     elif cause is Cause.OUTPUT_LIMIT:
-        message = _too_much_output(job, story) + "; the container was ended"
-        exit_code = story.exit.code if story.exit is not None else None
+        message = _too_much_output(job, seen) + "; the container was ended"
+        exit_code = seen.exit.code if seen.exit is not None else None
     else:
-        message = story.reason or "cancelled"
-    if story.stuck:
+        message = seen.reason or "cancelled"
+    if seen.stuck:
         message += " (the engine has not yet said that it is gone; this worker keeps trying)"
     return _failed(Code(cause), message, exit_code)
 
 
-def _exited(job: ContainerJob, exit: ExitStatus, story: Story) -> End:
+def _exited(job: ContainerJob, exit: ExitStatus, seen: Observation) -> ContainerResult:
     known = exit.code is not None and not (exit.code == 0 and exit.error)
     if not known and exit.oom:
         return _failed(Code.OOM_KILLED, _out_of_memory(job), _MEMORY_KILL)
@@ -107,10 +101,10 @@ def _exited(job: ContainerJob, exit: ExitStatus, story: Story) -> End:
         why = exit.error or "it gave no reason"
         message = f"the container engine can't tell how the container ended: {why}"
         return _failed(Code.ENGINE_ERROR, message)
-    if story.too_much_output or (job.outputs and exit.code == _FILE_TOO_LARGE):
-        return _failed(Code.OUTPUT_LIMIT, _too_much_output(job, story), exit.code)
+    if seen.too_much_output or (job.outputs and exit.code == _FILE_TOO_LARGE):
+        return _failed(Code.OUTPUT_LIMIT, _too_much_output(job, seen), exit.code)
     if exit.code == 0:
-        return End(state=ContainerJobState.FINISHED, exit_code=0)
+        return ContainerResult(state=ContainerJobState.FINISHED, exit_code=0)
     if exit.oom:
         return _failed(Code.OOM_KILLED, _out_of_memory(job), exit.code)
     return _failed(Code.NON_ZERO_EXIT, _non_zero(exit), exit.code)
@@ -141,8 +135,8 @@ def _out_of_memory(job: ContainerJob) -> str:
     )
 
 
-def _too_much_output(job: ContainerJob, story: Story) -> str:
-    if story.hidden:
+def _too_much_output(job: ContainerJob, seen: Observation) -> str:
+    if seen.hidden:
         return (
             "made a folder in /output that this worker can't look into; leave it readable for "
             "everybody, or run the worker as root"
@@ -151,9 +145,16 @@ def _too_much_output(job: ContainerJob, story: Story) -> str:
     return f"left more than {most} bytes in /output (runtime.limits.max_artifact_bytes)"
 
 
-def _failed(code: Code, message: str, exit_code: int | None = None, field: str = "") -> End:
-    error = JobError(code, message, field)
-    return End(state=ContainerJobState.FAILED, exit_code=exit_code, error=error)
+def _failed(
+    code: Code, message: str, exit_code: int | None = None, field: str = ""
+) -> ContainerResult:
+    return ContainerResult(
+        state=ContainerJobState.FAILED,
+        exit_code=exit_code,
+        error_code=code,
+        error_message=message,
+        error_field=field,
+    )
 
 
 def number(value: float) -> str:

@@ -19,18 +19,16 @@ from penstock.workloads.container.engine import (
     PullFailed,
 )
 from penstock.workloads.container.job import Code, ContainerJob, Limits
-from penstock.workloads.container.running.ending import (
+from penstock.workloads.container.observation import (
     Cause,
-    Story,
-    Trouble,
-    ending,
+    Observation,
     number,
-    trouble_of,
+    result_of,
 )
 
 LIMITS = Limits(memory_mb=64, max_runtime_seconds=2.5, max_artifact_bytes=1000)
 JOB = ContainerJob(job_id="j", image="alpine", cmd=("serve",), limits=LIMITS, outputs=True)
-LOST = Trouble(Code.ENGINE_UNAVAILABLE, None, "away")
+LOST = EngineUnavailable("away")
 
 # What was seen of the exit, and what that alone comes to: code and exit_code of the record.
 EXITS = {
@@ -52,81 +50,83 @@ EXITS = {
 }
 
 
-def expected(seen: ExitStatus | None, story: Story) -> tuple[Code | None, int | None]:
-    if story.cause is Cause.OUTPUT_LIMIT:
+def expected(seen: ExitStatus | None, observed: Observation) -> tuple[Code | None, int | None]:
+    if observed.cause is Cause.OUTPUT_LIMIT:
         return Code.OUTPUT_LIMIT, seen.code if seen is not None else None
-    if story.cause is not None:
-        return Code(story.cause), None
-    if story.trouble is not None:
-        return story.trouble.code, story.trouble.exit_code
+    if observed.cause is not None:
+        return Code(observed.cause), None
+    if observed.failure is not None:
+        return observed.failure.code, observed.failure.exit_code
     code, exit_code = EXITS[seen]
     known = seen is not None and seen.code is not None and not (seen.code == 0 and seen.error)
-    return (Code.OUTPUT_LIMIT, exit_code) if story.too_much_output and known else (code, exit_code)
+    return (
+        (Code.OUTPUT_LIMIT, exit_code) if observed.too_much_output and known else (code, exit_code)
+    )
 
 
 @every("stuck", [False, True])
 @every("too_much", [False, True])
-@every("trouble", [None, LOST, Trouble(Code.IMAGE_NOT_FOUND, 125, "none")])
+@every("failure", [None, LOST, ImageNotFound("none")])
 @every("cause", [None, *Cause])
-def test_every_combination_of_what_was_seen_has_one_end(
-    cause: Cause | None, trouble: Trouble | None, too_much: bool, stuck: bool
+def test_every_combination_of_what_was_observedhas_one_end(
+    cause: Cause | None, failure: EngineError | None, too_much: bool, stuck: bool
 ) -> None:
     for seen in EXITS:
-        story = Story(
-            exit=seen, cause=cause, trouble=trouble, too_much_output=too_much, stuck=stuck
+        observed = Observation(
+            exit=seen, cause=cause, failure=failure, too_much_output=too_much, stuck=stuck
         )
-        end = ending(JOB, story)
-        code, exit_code = expected(seen, story)
-        assert (end.error.code if end.error else None, end.exit_code) == (code, exit_code), story
+        end = result_of(JOB, observed)
+        code, exit_code = expected(seen, observed)
+        assert (end.error.code if end.error else None, end.exit_code) == (code, exit_code), observed
         finished = end.state is ContainerJobState.FINISHED
         assert finished is (code is None)
         assert finished or end.state is ContainerJobState.FAILED
         assert end.error is None or end.error.message
 
 
-def said(story: Story, job: ContainerJob = JOB) -> str:
-    error = ending(job, story).error
+def said(observed: Observation, job: ContainerJob = JOB) -> str:
+    error = result_of(job, observed).error
     assert error is not None
     return error.message
 
 
 def test_a_stranger_is_told_which_limit_it_was() -> None:
-    assert said(Story(exit=ExitStatus(137, oom=True))) == (
+    assert said(Observation(exit=ExitStatus(137, oom=True))) == (
         "used more than 64 MB of memory (runtime.limits.memory_mb); the container was killed"
     )
-    assert said(Story(exit=ExitStatus(143), cause=Cause.TIMEOUT)) == (
+    assert said(Observation(exit=ExitStatus(143), cause=Cause.TIMEOUT)) == (
         "ran longer than 2.5 s (runtime.limits.max_runtime_seconds); the container was ended"
     )
-    assert said(Story(exit=ExitStatus(0), too_much_output=True)) == (
+    assert said(Observation(exit=ExitStatus(0), too_much_output=True)) == (
         "left more than 1000 bytes in /output (runtime.limits.max_artifact_bytes)"
     )
 
 
 def test_a_cancel_says_who_asked_for_it() -> None:
-    assert said(Story(cause=Cause.CANCELLED, reason="deleted by its owner")) == (
+    assert said(Observation(cause=Cause.CANCELLED, reason="deleted by its owner")) == (
         "deleted by its owner"
     )
-    assert said(Story(cause=Cause.CANCELLED)) == "cancelled"
+    assert said(Observation(cause=Cause.CANCELLED)) == "cancelled"
 
 
 def test_a_signal_is_called_by_its_name() -> None:
-    assert said(Story(exit=ExitStatus(139))) == "killed by SIGSEGV (exit code 139)"
-    assert said(Story(exit=ExitStatus(137))) == (
+    assert said(Observation(exit=ExitStatus(139))) == "killed by SIGSEGV (exit code 139)"
+    assert said(Observation(exit=ExitStatus(137))) == (
         "killed by SIGKILL (exit code 137); neither this worker nor its memory limit did that"
     )
-    assert said(Story(exit=ExitStatus(3))) == "exited with 3"
-    assert said(Story(exit=ExitStatus(3, error="odd"))) == "exited with 3: odd"
-    assert said(Story(exit=ExitStatus(128))) == "exited with 128"
+    assert said(Observation(exit=ExitStatus(3))) == "exited with 3"
+    assert said(Observation(exit=ExitStatus(3, error="odd"))) == "exited with 3: odd"
+    assert said(Observation(exit=ExitStatus(128))) == "exited with 128"
 
 
 def test_a_file_that_was_cut_off_is_no_output_limit_without_an_output_folder() -> None:
     job = ContainerJob(job_id="j", image="alpine")
-    assert said(Story(exit=ExitStatus(153)), job) == "killed by SIGXFSZ (exit code 153)"
+    assert said(Observation(exit=ExitStatus(153)), job) == "killed by SIGXFSZ (exit code 153)"
 
 
 def test_a_container_that_would_not_end_is_told() -> None:
     for cause in Cause:
-        assert "keeps trying" in said(Story(cause=cause, stuck=True))
+        assert "keeps trying" in said(Observation(cause=cause, stuck=True))
 
 
 @pytest.mark.parametrize(
@@ -144,23 +144,23 @@ def test_a_container_that_would_not_end_is_told() -> None:
 def test_an_engines_error_is_the_jobs(
     error: EngineError, code: Code, exit_code: int | None
 ) -> None:
-    trouble = trouble_of(JOB, error)
-    assert (trouble.code, trouble.exit_code) == (code, exit_code)
-    assert trouble.message.endswith("x")
+    result = result_of(JOB, Observation(failure=error))
+    assert (result.error_code, result.exit_code) == (code, exit_code)
+    assert said(Observation(failure=error)).endswith("x")
 
 
 def test_a_command_that_is_missing_is_named_with_its_image() -> None:
-    assert trouble_of(JOB, CommandNotFound("no such file")).message == (
+    assert said(Observation(failure=CommandNotFound("no such file"))) == (
         "'serve' (runtime.cmd) was not found in image 'alpine': no such file"
     )
     built = ContainerJob(job_id="j")
-    assert trouble_of(built, CommandNotRunnable("exec format")).message.startswith(
+    assert said(Observation(failure=CommandNotRunnable("exec format")), built).startswith(
         "the image's own command can't be executed in the image that was built"
     )
 
 
 def test_an_error_without_words_is_told_by_its_kind() -> None:
-    assert trouble_of(JOB, EngineError()).message == "EngineError"
+    assert said(Observation(failure=EngineError())) == "EngineError"
 
 
 def test_numbers_are_written_as_people_write_them() -> None:

@@ -1,1 +1,0 @@
-"""One container, from its image to its one end."""
