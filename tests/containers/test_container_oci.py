@@ -32,8 +32,8 @@ from penstock.workloads.container.engine import (
 )
 from penstock.workloads.container.engines.oci import machine as machine_module
 from penstock.workloads.container.engines.oci.engine import OciEngine
+from penstock.workloads.container.engines.oci.folder import children_of
 from penstock.workloads.container.engines.oci.images import ImageStore
-from penstock.workloads.container.engines.oci.life import children_of
 
 RUNTIMES = ("runc", "crun")
 

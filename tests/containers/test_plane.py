@@ -304,13 +304,21 @@ def test_run_takes_the_flags_of_docker(data: Path) -> None:
     assert "already" in again.stderr
 
 
+def test_run_takes_another_entrypoint(data: Path) -> None:
+    ended = run(data, "--entrypoint", "echo", IMAGE, "in place of the image's own")
+    assert (ended.stdout, ended.returncode) == ("in place of the image's own\n", 0), ended.stderr
+    assert run(data, "--entrypoint", "", IMAGE, "echo", "none").stdout == "none\n"
+    missing = run(data, "--entrypoint", "no-such-program", IMAGE)
+    assert missing.returncode == 127
+    assert "'no-such-program' (runtime.entrypoint) was not found in image" in missing.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["-it"], "-t/--tty is not supported: a job has no terminal"),
         (["-p", "80:80"], "-p/--publish is not supported"),
         (["--privileged"], "--privileged is not supported"),
-        (["--entrypoint", "sh"], "--entrypoint is not supported"),
         (["-m", "64"], "write 64m"),
         (["-v", "/data:/data"], "write /data:/data:ro"),
         (["-v", "cache:/data:ro"], "no named volumes"),

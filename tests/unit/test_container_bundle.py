@@ -20,6 +20,7 @@ from penstock.workloads.container.engine import (
     Unsupported,
 )
 from penstock.workloads.container.engines import seccomp
+from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.bundle import (
     INIT,
     MOUNT_POINTS,
@@ -28,7 +29,6 @@ from penstock.workloads.container.engines.oci.bundle import (
     compiled,
     process_of,
 )
-from penstock.workloads.container.engines.oci.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.machine import Runtime
 from penstock.workloads.container.engines.oci.rootfs import (
     OutOfReach,
@@ -130,6 +130,14 @@ def test_the_environment_is_the_images_then_the_plans_and_none_of_ours(
     monkeypatch.setenv("PENSTOCK_SECRET", "x")
     env = made(env={"COLOUR": "blue=1"})["process"]["env"]
     assert env == ["PATH=/bin", "COLOUR=blue=1", "EMPTY=", "HOME=/tmp"]
+
+
+def test_an_entrypoint_of_the_plan_replaces_the_images_entrypoint_and_command() -> None:
+    image = Image(id="x", entrypoint=("/bin/tool",), cmd=("--help",))
+    assert planned(cmd=()).args(image) == ("/bin/tool", "--help")
+    assert planned(cmd=("a",)).args(image) == ("/bin/tool", "a")
+    assert planned(cmd=(), entrypoint=("sh",)).args(image) == ("sh",)
+    assert planned(cmd=("a",), entrypoint=()).args(image) == ("a",)
 
 
 def test_the_folder_is_the_plans_or_the_images() -> None:

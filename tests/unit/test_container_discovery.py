@@ -21,7 +21,7 @@ from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
 from penstock.testing.containers import FakeEngine
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engines import discovery, sockets
+from penstock.workloads.container.engines import discovery
 from penstock.workloads.container.engines.discovery import Candidate, candidates, open_engine
 from penstock.workloads.container.engines.docker import podman
 
@@ -41,10 +41,10 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             "podman": (f"{name}/podman.sock",),
         }
         (folder / "var").symlink_to(folder)
-        monkeypatch.setattr(sockets, "SYSTEM", system)
+        monkeypatch.setattr(discovery, "SYSTEM", system)
         monkeypatch.setenv("XDG_RUNTIME_DIR", f"{name}/own")
         monkeypatch.setenv("PATH", f"{name}/bin")
-        for variable in sockets.VARIABLES.values():
+        for variable in discovery.VARIABLES.values():
             monkeypatch.delenv(variable, raising=False)
         yield folder
 
@@ -266,7 +266,7 @@ async def test_podman_behind_dockers_socket_is_called_podman(place: Path) -> Non
 async def test_the_variable_of_its_tools_names_an_engine_and_no_other(
     place: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setenv(sockets.VARIABLES[name], f"unix://{place}/named.sock")
+    monkeypatch.setenv(discovery.VARIABLES[name], f"unix://{place}/named.sock")
     async with listening(place / f"{name}.sock", engine(name)):
         assert f"{place}/named.sock" in (await refusal(place, engine=name)).message
         async with listening(place / "named.sock", engine(name)):
@@ -315,7 +315,7 @@ async def test_what_speaks_rubbish_is_no_engine(place: Path, words: bytes) -> No
 async def test_what_says_nothing_is_not_waited_for(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "PATIENCE", 0.1)
+    monkeypatch.setattr(discovery, "PATIENCE", 0.1)
     async with listening(place / "docker.sock", silence):
         docker = (await found(place))["docker"]
         assert "does not answer within 0.1 s" in docker.problem
@@ -326,7 +326,7 @@ async def test_what_says_nothing_is_not_waited_for(
 async def test_a_socket_that_takes_no_more_callers_is_not_waited_for(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sockets, "PATIENCE", 0.1)
+    monkeypatch.setattr(discovery, "PATIENCE", 0.1)
     with socket.socket(socket.AF_UNIX) as full, socket.socket(socket.AF_UNIX) as first:
         full.bind(f"{place}/docker.sock")
         full.listen(0)

@@ -22,8 +22,8 @@ from penstock.workloads.container.engine import (
     Gpus,
     Mount,
 )
-from penstock.workloads.container.engines import gpus
 from penstock.workloads.container.engines.docker import podman
+from penstock.workloads.container.engines.docker import spec as docker_spec
 from penstock.workloads.container.engines.docker.answers import (
     ImageAnswer,
     ImageConfig,
@@ -364,7 +364,7 @@ def test_docker_is_asked_for_gpus_as_its_own_command_asks() -> None:
 def test_podman_is_asked_for_gpus_by_their_cdi_names(
     wanted: Gpus, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "_FOLDERS", (str(tmp_path),))
+    monkeypatch.setattr(docker_spec, "_CDI_FOLDERS", (str(tmp_path),))
     assert "nvidia-ctk" in podman.gpus_problem("5.1.0")
     (tmp_path / "net.yaml").write_text("cdiVersion: 0.6.0\nkind: vendor.test/net\n")
     (tmp_path / "broken.json").write_text("{")

@@ -22,7 +22,7 @@ from penstock.workloads.container.engine import ImageNotFound, RegistryAuth
 from penstock.workloads.container.engines.oci.bundle import MOUNT_POINTS
 from penstock.workloads.container.engines.oci.engine import OciEngine
 from penstock.workloads.container.engines.oci.images import ImageStore
-from penstock.workloads.container.engines.oci.tree import BadImage
+from penstock.workloads.container.engines.oci.rootfs import BadImage
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="owners can be set by root only")
 pytestmark = needs_root

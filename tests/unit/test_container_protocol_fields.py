@@ -273,6 +273,23 @@ def test_a_user_that_is_no_number_is_an_invalid_field(bad: Any) -> None:
     assert code_and_field(runtime(user=bad)) == (Code.INVALID_FIELD, "runtime.user")
 
 
+def test_an_entrypoint_is_a_list_of_words_of_which_the_first_is_not_empty() -> None:
+    assert accept(runtime()).job.entrypoint is None
+    assert accept(runtime(entrypoint=None)).job.entrypoint is None
+    assert accept(runtime(entrypoint=["sh", "-c", 5])).job.entrypoint == ("sh", "-c", "5")
+    assert accept(runtime(entrypoint=[], cmd=["a"])).job.entrypoint == ()
+    field = "runtime.entrypoint"
+    for bad, where in (
+        ("sh", field),
+        ([""], f"{field}[0]"),
+        (["\0"], f"{field}[0]"),
+        ([{}], f"{field}[0]"),
+    ):
+        assert code_and_field(runtime(entrypoint=bad)) == (Code.INVALID_FIELD, where)
+    assert code_and_field(runtime(entrypoint=[], cmd=[])) == (Code.INVALID_FIELD, field)
+    assert code_and_field(runtime(entrypoint=["x" * (200 << 10)])) == (Code.INVALID_FIELD, field)
+
+
 def test_a_workdir_is_an_absolute_path() -> None:
     assert accept(runtime(workdir="/a//b/./c/")).job.workdir == "/a/b/c"
     assert accept(runtime(workdir="//")).job.workdir == "/"

@@ -183,7 +183,7 @@ def container(
     worker's machine, by the path that they have in the container, read-only and from the worker's
     list. With `attach`, whoever follows the job gets its output byte for byte, too. Limits
     (`memory_mb`, `cpus`, `pids`, `tmp_mb`, `shm_mb`, `max_output_bytes` …) and other fields of
-    `runtime` (`user`, `network`, `workdir`, `gpus`, `runtime`) can be given by name.
+    `runtime` (`entrypoint`, `user`, `network`, `workdir`, `gpus`, `runtime`) can be given by name.
     """
     limits = {name: others.pop(name) for name in _LIMITS & others.keys()}
     if timeout is not None:

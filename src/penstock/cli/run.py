@@ -47,7 +47,6 @@ _ENDS = {
 _MIB = 1 << 20
 _REFUSED = {
     ("-t", "--tty"): "a job has no terminal; leave it out (-i passes standard input on)",
-    ("--entrypoint",): "the image's own entrypoint is always used; CMD comes after it",
     ("-p", "--publish"): "ports can't be published; a job ends, it does not serve",
     ("-P", "--publish-all"): "ports can't be published; a job ends, it does not serve",
     ("--privileged",): "jobs have no capabilities, and can't be given any",
@@ -172,6 +171,11 @@ _BYTES = _Bytes()
 )
 @click.option("-u", "--user", metavar="UID[:GID]", help="Run as another user than 65534.")
 @click.option("-w", "--workdir", metavar="PATH", help="Run in another folder than the image's.")
+@click.option(
+    "--entrypoint",
+    metavar="PROGRAM",
+    help="Run this instead of the image's entrypoint and command; '' for none but CMD.",
+)
 @click.option("--runtime", metavar="NAME", help="Another runtime, as runsc.")
 @click.option("--name", metavar="ID", help="The id of the job, which no other job may have.")
 @click.option(
@@ -211,7 +215,7 @@ def run(
 ) -> int:
     """Run a command in a container, as a job.
 
-    IMAGE is an image's name; CMD is put after its entrypoint, as in
+    IMAGE is an image's name; CMD is put after the entrypoint, as in
     'penstock run alpine:latest echo hello'. Options are those of 'docker run' where they mean the
     same, and come before IMAGE. Its output is shown as it comes, into a pipe byte for byte, and its
     exit code is this command's; without one: 1 failed, 5 cancelled, 6 denied, 7 out of time.
@@ -244,6 +248,7 @@ def _container(image: str, cmd: tuple[str, ...], outputs: bool, said: dict[str, 
         "mounts": dict(map(_mount, said.pop("volume"))) or None,
         "network": _NETWORKS.get(said["network"], said.pop("network")),
         "gpus": _gpus(said.pop("gpus")),
+        "entrypoint": _entrypoint(said.pop("entrypoint")),
         "stdin": sys.stdin.buffer.read() if said.pop("stdin") else b"",
         "inputs": dict(map(_input, said.pop("inputs"))) or None,
         **said,
@@ -275,6 +280,11 @@ def _mebibytes(size: int | None) -> float | None:
 def _gpus(text: str | None) -> str | None:
     """As Docker has it: `all`, a number, or `device=` with ids, maybe in quotes."""
     return None if text is None else text.strip("\"'").removeprefix("device=")
+
+
+def _entrypoint(program: str | None) -> list[str] | None:
+    """As Docker has it: one word, and an empty one for none."""
+    return None if program is None else [program] if program else []
 
 
 def _mount(text: str) -> tuple[str, Path]:

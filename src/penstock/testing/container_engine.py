@@ -581,6 +581,21 @@ class EngineContract:
             assert ran.stdout.split() == [b"1234", b"99", b"/work"]
 
     @run_async
+    async def test_an_entrypoint_takes_the_place_of_the_images_own_and_of_its_command(
+        self, make: MakeEngine
+    ) -> None:
+        async with self.lab(make) as lab:
+            for cmd, entrypoint, said in (
+                (("b",), ("echo", "a"), b"a b\n"),
+                ((), ("echo", "alone"), b"alone\n"),
+                (("echo", "whole"), (), b"whole\n"),
+            ):
+                ran = await lab.run(lab.plan(*cmd, entrypoint=entrypoint))
+                assert (ran.stdout, ran.exit) == (said, ExitStatus(0))
+            with pytest.raises(CommandNotFound):
+                await lab.run(lab.plan("x", entrypoint=("no-such-program",)))
+
+    @run_async
     async def test_the_root_file_system_is_writable_if_asked_for_and_the_image_stays_as_it_is(
         self, make: MakeEngine
     ) -> None:

@@ -157,7 +157,9 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
     image: str
     """Its id, as resolved."""
     cmd: tuple[str, ...] = ()
-    """After the image's entrypoint; empty means the image's own command."""
+    """After the entrypoint; empty means the image's own command."""
+    entrypoint: tuple[str, ...] | None = None
+    """In place of the image's entrypoint and of its command; None means the image's own."""
     env: Mapping[str, str] = {}
     user: tuple[int, int] = (65534, 65534)
     user_namespace: bool = False
@@ -186,6 +188,12 @@ class ContainerSpec(Struct, frozen=True, kw_only=True):
     runtime: str = ""
     """Empty means the engine's default."""
     labels: Mapping[str, str] = {}
+
+    def args(self, image: Image) -> tuple[str, ...]:
+        """The whole command of the container."""
+        if self.entrypoint is not None:
+            return (*self.entrypoint, *self.cmd)
+        return (*image.entrypoint, *(self.cmd or image.cmd))
 
 
 class BuildRequest(Struct, frozen=True, kw_only=True):

@@ -166,7 +166,9 @@ class ContainerJob(Struct, frozen=True, kw_only=True):
     image: str = ""
     """As it was given; empty for a build."""
     cmd: tuple[str, ...] = ()
-    """Put after the image's entrypoint; none means the image's own."""
+    """Put after the entrypoint; none means the image's own."""
+    entrypoint: tuple[str, ...] | None = None
+    """In place of the image's entrypoint and of its command; None means the image's own."""
     env: dict[str, str] = {}
     limits: Limits = Limits()
     stdin: StdinMode = StdinMode.JOB

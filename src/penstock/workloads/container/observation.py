@@ -65,6 +65,8 @@ def _message(job: ContainerJob, failure: EngineError) -> str:
     """What an engine's error means to the caller who submitted the job."""
     message = str(failure) or type(failure).__name__
     command = f"{job.cmd[0]!r} (runtime.cmd)" if job.cmd else "the image's own command"
+    if job.entrypoint:
+        command = f"{job.entrypoint[0]!r} (runtime.entrypoint)"
     image = f"image {job.image!r}" if job.image else "the image that was built"
     if failure.code is Code.COMMAND_NOT_FOUND:
         return f"{command} was not found in {image}: {message}"

@@ -283,6 +283,7 @@ class ContainerRun:
             name=self._name,
             image=image.id,
             cmd=job.cmd,
+            entrypoint=job.entrypoint,
             env=job.env,
             user=job.user,
             workdir=job.workdir,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import os
 import shutil
+import stat
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,17 +19,11 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.engine import NO_INIT, ContainerEngine, EngineFacts
-from penstock.workloads.container.engines.sockets import (
-    SCHEME,
-    Absent,
-    Opened,
-    Unusable,
-    first_of,
-    greeted,
-    merged,
-    open_socket,
-    sockets,
+from penstock.workloads.container.engine import (
+    NO_INIT,
+    ContainerEngine,
+    EngineError,
+    EngineFacts,
 )
 
 ORDER = ("docker", "podman", "oci")
@@ -61,6 +57,33 @@ _PACKAGES = {
     "runc": "apt-get install runc",
     GVISOR: "apt-get install runsc",
 }
+
+
+PATIENCE = 2.0
+"""Seconds that an engine has to say who it is."""
+SCHEME = "unix://"
+VARIABLES = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}
+"""What the engine's own tools read: whoever sets it means that engine and no other."""
+SYSTEM = {
+    "docker": ("/run/docker.sock", "/var/run/docker.sock"),
+    "podman": ("/run/podman/podman.sock",),
+}
+_OWN = {"docker": "docker.sock", "podman": "podman/podman.sock"}
+"""Below the user's runtime folder."""
+
+Opened = tuple[ContainerEngine, EngineFacts]
+
+
+class Unusable(Exception):
+    """An engine that can't be used: why, and what to do about it."""
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(problem)
+        self.problem, self.advice = problem, advice
+
+
+class Absent(Unusable):
+    """There is no such socket."""
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -123,24 +146,28 @@ async def open_engine(config: WorkerConfig) -> ContainerEngine:
     """The engine that a worker is configured for, ready. Raises Misconfigured, which says of
     each that was tried why it can't be used, and what to do."""
     names = ORDER if config.engine == "auto" else (config.engine,)
-    reasons: list[Unusable] = []
-    for name in names:
-        try:
-            engine, _ = await _open(name, config)
-        except Unusable as error:
-            reasons.append(Unusable(f"{name}: {error.problem}", error.advice))
-        else:
-            return engine
-    refused = merged(reasons)
-    what = "no engine for containers works here" if len(names) > 1 else "the engine does not work"
-    raise Misconfigured(f"{what}: {refused.problem}", hint=refused.advice)
+    try:
+        engine, _ = await _first(_named(name, config) for name in names)
+    except Unusable as error:
+        many = len(names) > 1
+        what = "no engine for containers works here" if many else "the engine does not work"
+        raise Misconfigured(f"{what}: {error.problem}", hint=error.advice) from None
+    return engine
+
+
+async def _named(name: str, config: WorkerConfig) -> Opened:
+    try:
+        return await _open(name, config)
+    except Unusable as error:
+        raise Unusable(f"{name}: {error.problem}", error.advice) from None
 
 
 async def _open(name: str, config: WorkerConfig) -> Opened:
     root, runtime = config.jobs_dir / "oci", config.runtime
     if name == "oci":
         runtimes = (runtime,) if runtime else OCI_RUNTIMES
-        return await _first_runtime(root, runtimes, config.images.max_bytes)
+        limit = config.images.max_bytes
+        return await _first(_open_runtime(root, one, limit) for one in runtimes)
     if name in _DAEMONS or name.startswith(SCHEME):
         opening = open_socket(name.removeprefix(SCHEME)) if ":" in name else _open_daemon(name)
         opened = await _with_runtime(await opening, runtime)
@@ -155,7 +182,113 @@ async def _open(name: str, config: WorkerConfig) -> Opened:
     )
 
 
+async def _first(openings: Iterable[Coroutine[Any, Any, Opened]]) -> Opened:
+    """The first that can be opened. Raises Unusable with what is wrong with each; of those that are
+    there, if some are."""
+    reasons: list[Unusable] = []
+    for opening in openings:
+        try:
+            return await opening
+        except Unusable as error:
+            reasons.append(error)
+    there = [reason for reason in reasons if not isinstance(reason, Absent)]
+    problems = "; ".join(reason.problem for reason in there or reasons)
+    advice = dict.fromkeys(reason.advice for reason in reasons if reason.advice)
+    raise (Unusable if there else Absent)(problems, ", or ".join(advice))
+
+
 # -- Docker and Podman ----------------------------------------------------------------
+
+
+def sockets(name: str, environ: Mapping[str, str]) -> list[str]:
+    """Where to look for Docker, or for Podman, each place once. Raises Unusable."""
+    variable = VARIABLES[name]
+    if address := environ.get(variable, ""):
+        if not address.startswith(SCHEME):
+            raise Unusable(
+                f"{variable} is {address}, but only a Unix socket of this machine can be used",
+                f"unset {variable}, or set it to {SCHEME} and the path of a socket",
+            )
+        return [address.removeprefix(SCHEME)]
+    own = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
+    places: dict[str, str] = {}
+    for path in (*SYSTEM[name], f"{own}/{_OWN[name]}"):
+        places.setdefault(os.path.realpath(path), path)
+    return list(places.values())
+
+
+async def first_of(name: str, paths: Sequence[str]) -> Opened:
+    """The first that is the engine of this name. Raises Absent if there is no socket at all,
+    Unusable with what is wrong with those that are there."""
+
+    async def named(path: str) -> Opened:
+        engine, facts = await open_socket(path)
+        if facts.name == name:
+            return engine, facts
+        await engine.close()
+        raise Unusable(f"{path} is {facts.name}'s")
+
+    return await _first(named(path) for path in paths)
+
+
+async def open_socket(path: str) -> Opened:
+    """Whoever listens there, be it Docker or Podman. Raises Unusable."""
+    from penstock.workloads.container.engines.docker.engine import DockerEngine
+
+    await _knock(path)
+    return await greeted(DockerEngine(path), path)
+
+
+async def greeted(engine: ContainerEngine, where: str, patience: float | None = None) -> Opened:
+    """The engine, once it has said who it is; it is closed otherwise. Raises Unusable."""
+    patience = patience or PATIENCE
+    try:
+        async with asyncio.timeout(patience):
+            return engine, await engine.facts()
+    except BaseException as error:
+        await engine.close()
+        if isinstance(error, TimeoutError):
+            problem = f"{where} does not answer within {patience:g} s"
+            raise Unusable(problem, "restart it, and look into its log") from None
+        if isinstance(error, EngineError):
+            raise Unusable(f"{where} does not work: {error}") from error
+        raise
+
+
+async def _knock(path: str) -> None:
+    """Raises Unusable if nobody opens."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            _, writer = await asyncio.open_unix_connection(path)
+    except FileNotFoundError:
+        raise Absent(f"there is no {path}") from None
+    except PermissionError:
+        raise Unusable(f"this user may not use {path}", _way_in(path)) from None
+    except ConnectionRefusedError:
+        raise _nobody(path) from None
+    except TimeoutError:
+        raise Unusable(f"{path} takes no connection", "restart the engine") from None
+    except OSError as error:
+        raise Unusable(f"can't connect to {path}: {error.strerror or error}") from error
+    writer.close()
+    await writer.wait_closed()
+
+
+def _nobody(path: str) -> Unusable:
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        return Unusable(f"{path} is not a socket", "give the path of the engine's socket")
+    return Unusable(f"nobody listens at {path}", "start the engine again: it has ended")
+
+
+def _way_in(path: str) -> str:
+    """What gives one the right to a socket."""
+    try:
+        group = grp.getgrgid(os.stat(path).st_gid).gr_name
+    except (OSError, KeyError):
+        return "run as root"
+    if group == "root":
+        return "run as root"
+    return f"run as root, or join the group {group} (usermod -aG) and log in again"
 
 
 async def _open_daemon(name: str) -> Opened:
@@ -206,16 +339,6 @@ async def _confined(opened: Opened) -> Opened:
 
 
 # -- runtimes without an engine ---------------------------------------------------------
-
-
-async def _first_runtime(root: Path, runtimes: tuple[str, ...], max_image: int) -> Opened:
-    reasons: list[Unusable] = []
-    for runtime in runtimes:
-        try:
-            return await _open_runtime(root, runtime, max_image)
-        except Unusable as error:
-            reasons.append(error)
-    raise merged(reasons)
 
 
 async def _open_runtime(root: Path, runtime: str, max_image: int) -> Opened:

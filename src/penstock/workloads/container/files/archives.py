@@ -143,7 +143,7 @@ def _sound(steps: Iterable[T]) -> Iterator[T]:
 
 
 def _tar_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iterator[Member]:
-    stream = Forward(_decompressed(archive), outcome.count, most_extended=4 * rules.max_files)
+    stream = Forward(decompressed(archive), outcome.count, most_extended=4 * rules.max_files)
     with tarfile.TarFile(fileobj=cast("IO[bytes]", stream)) as tar:
         while (found := tar.next()) is not None:
             check_shared(tar)
@@ -254,7 +254,8 @@ def _check_pax(data: bytes) -> None:
         raise BadFile("has an extended header with an endless number")
 
 
-def _decompressed(archive: BinaryIO) -> BinaryIO:
+def decompressed(archive: BinaryIO) -> BinaryIO:
+    """The archive itself, or what it unpacks to; what damage raises is left to the caller."""
     start = archive.read(6)
     archive.seek(0)
     if start.startswith(b"\x1f\x8b"):

@@ -84,7 +84,10 @@ class RuntimeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     image: str | None = None
     """Required for mode `image`."""
     cmd: Annotated[list[Word], Meta(max_length=MAX_CMD_PARTS)] | None = None
-    """Put after the image's entrypoint; none means the image's own command."""
+    """Put after the entrypoint; none means the image's own command."""
+    entrypoint: Annotated[list[Word], Meta(max_length=MAX_CMD_PARTS)] | None = None
+    """In place of the image's entrypoint and of its command; an empty list: `cmd` is the whole
+    command."""
     env: dict[str, Word | None] | None = None
     """A variable that is null is left out."""
     limits: LimitsBody | None = None

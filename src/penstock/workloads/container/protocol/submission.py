@@ -186,7 +186,8 @@ class _Check:
             job_id=job_id,
             mode=mode,
             image=image,
-            cmd=_read_cmd(asked.cmd or ()),
+            cmd=_read_words("runtime.cmd", asked.cmd or ()),
+            entrypoint=_read_entrypoint(asked),
             env=_read_env(asked.env or {}, self._config.images.env),
             limits=self._limits(asked.limits),
             stdin=stdin,
@@ -457,12 +458,23 @@ def _word(field: str, value: Word) -> str:
     return repr(value)
 
 
-def _read_cmd(parts: Collection[Word]) -> tuple[str, ...]:
-    field = "runtime.cmd"
-    cmd = tuple(_word(f"{field}[{index}]", part) for index, part in enumerate(parts))
-    if sum(len(part.encode()) + 1 for part in cmd) > MAX_CMD_BYTES:
+def _read_words(field: str, parts: Collection[Word]) -> tuple[str, ...]:
+    words = tuple(_word(f"{field}[{index}]", part) for index, part in enumerate(parts))
+    if sum(len(word.encode()) + 1 for word in words) > MAX_CMD_BYTES:
         _refuse(field, f"is larger than {MAX_CMD_BYTES} bytes")
-    return cmd
+    return words
+
+
+def _read_entrypoint(asked: RuntimeBody) -> tuple[str, ...] | None:
+    field = "runtime.entrypoint"
+    if asked.entrypoint is None:
+        return None
+    words = _read_words(field, asked.entrypoint)
+    if words[:1] == ("",):
+        _refuse(f"{field}[0]", "is empty; write an empty list for no entrypoint")
+    if not words and not asked.cmd:
+        _refuse(field, "is empty, and there is no runtime.cmd")
+    return words
 
 
 def _read_env(given: Mapping[str, Word | None], allowed: Collection[str]) -> dict[str, str]:

@@ -121,18 +121,9 @@ class State(Answer, frozen=True):
     oom_killed: bool = field(default=False, name="OOMKilled")
 
 
-class LogConfig(Answer, frozen=True):
-    type: str = ""
-
-
-class HostConfig(Answer, frozen=True):
-    log_config: LogConfig = LogConfig()
-
-
 class ContainerAnswer(Answer, frozen=True):
     id: str
     state: State
-    host_config: HostConfig = HostConfig()
 
 
 class ListedContainer(Answer, frozen=True):

@@ -38,6 +38,8 @@ _LONGEST_LINE = 4 << 20
 _UNCHANGED = 304
 VERSION_PATH = "/version"
 """Which versions an engine speaks is asked without one."""
+NEWEST = (1, 44)
+"""The newest version of the API that this was written for."""
 _NO_LIMIT = aiohttp.ClientTimeout(total=None)
 
 
@@ -56,11 +58,31 @@ class Api:
     def __init__(self, socket: str, timeout: float) -> None:
         self.socket = socket
         self.timeout = timeout
+        self.version: Version | None = None
         self.prefix = ""
         """`/v1.41`, once the engine's version is known."""
         self._session: aiohttp.ClientSession | None = None
         self._answers: set[aiohttp.ClientResponse] = set()
         self._limits: set[asyncio.Timeout] = set()
+
+    async def greeted(self) -> Version:
+        """Who the engine is; asked once, before the first request."""
+        return self.version or await self.greet()
+
+    async def greet(self) -> Version:
+        """Ask, and speak that version from now on."""
+        version = await self.ask(Version, "GET", VERSION_PATH)
+        ours = min(NEWEST, self._numbers(version.api_version))
+        if version.min_api_version:
+            ours = max(ours, self._numbers(version.min_api_version))
+        self.prefix, self.version = f"/v{ours[0]}.{ours[1]}", version
+        return version
+
+    def _numbers(self, text: str) -> tuple[int, int]:
+        major, _, minor = text.partition(".")
+        if not (major.isdigit() and minor.isdigit()):
+            raise self.nonsense(f"{text!r} as its version")
+        return int(major), int(minor)
 
     async def ask(
         self,
@@ -129,6 +151,8 @@ class Api:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """An answer whose head has come, and is no refusal."""
         limit = None if patient else timeout or self.timeout
+        if path != VERSION_PATH:
+            await self.greeted()
         prefix = self.prefix if path != VERSION_PATH else ""
         async with self._within(limit):
             answer = await self._opened().request(
@@ -251,27 +275,6 @@ def _headers(body: Any) -> dict[str, str]:
         return {}
     kind = "application/json" if isinstance(body, bytes) else "application/x-tar"
     return {"Content-Type": kind}
-
-
-NEWEST = (1, 44)
-"""The newest version of the API that this was written for."""
-
-
-async def greet(api: Api) -> Version:
-    """Ask, and speak that version from now on."""
-    version = await api.ask(Version, "GET", VERSION_PATH)
-    ours = min(NEWEST, _numbers(api, version.api_version))
-    if version.min_api_version:
-        ours = max(ours, _numbers(api, version.min_api_version))
-    api.prefix = f"/v{ours[0]}.{ours[1]}"
-    return version
-
-
-def _numbers(api: Api, text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
-        raise api.nonsense(f"{text!r} as its version")
-    return int(major), int(minor)
 
 
 NOT_FOUND = 404

@@ -146,11 +146,6 @@ class Attachment(asyncio.Protocol):
 
     # -- for the engine -----------------------------------------------------------
 
-    def begin_with_gap(self) -> None:
-        """Nobody knows what was written before."""
-        self._chunks.appendleft(Chunk(Stream.STDERR, b"", gap=True))
-        self._more.set()
-
     def unblock(self) -> None:
         """Read on from now, and drop what nobody takes."""
         self._never_pause = True
@@ -276,10 +271,9 @@ class Attachment(asyncio.Protocol):
         self._fail(EngineUnavailable(why))
 
 
-async def attach(
-    api: Api, name: str, *, stdin: bool, gone: Callable[[Attachment], None]
-) -> Attachment:
+async def attach(api: Api, name: str, *, gone: Callable[[Attachment], None]) -> Attachment:
     """Become the streams of that container, from now on."""
+    await api.greeted()
     attachment = Attachment(api, gone)
     loop = asyncio.get_running_loop()
     try:
@@ -288,13 +282,13 @@ async def attach(
     except (OSError, TimeoutError) as error:
         why = f"the engine at {api.socket} can't be reached: {error}"
         raise EngineUnavailable(why) from error
-    transport.write(_request(api, name, stdin))
+    transport.write(_request(api, name))
     await attachment.upgraded()
     return attachment
 
 
-def _request(api: Api, name: str, stdin: bool) -> bytes:
-    query = urlencode({"stream": 1, "stdin": int(stdin), "stdout": 1, "stderr": 1})
+def _request(api: Api, name: str) -> bytes:
+    query = urlencode({"stream": 1, "stdin": 1, "stdout": 1, "stderr": 1})
     return (
         f"POST {api.prefix}{container(name, '/attach')}?{query} HTTP/1.1\r\n"
         "Host: engine\r\nConnection: Upgrade\r\nUpgrade: tcp\r\nContent-Length: 0\r\n\r\n"

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 import stat
 import tarfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,10 +22,10 @@ from penstock.workloads.container.engine import (
     Image,
     ImageNotFound,
 )
+from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.docker.answers import ListedContainer, ListedImage
 from penstock.workloads.container.engines.docker.api import Api, Query, Refused, container
 from penstock.workloads.container.engines.docker.images import Images, by_labels
-from penstock.workloads.container.engines.docker.usage import hierarchies
 from penstock.workloads.container.protocol.dockerfile import SCRATCH, bases_of, labelled
 
 _CPU_PERIOD = 100_000
@@ -257,13 +256,5 @@ class PodmanBuild:
 
     def kill(self) -> None:
         """Everything that runs in it now, on this machine."""
-        for pid in set(self._processes()):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-    def _processes(self) -> Iterator[int]:
-        for folder in {Path(where, self._cgroup) for where in hierarchies().values()}:
-            if self._cgroup and folder.is_dir():
-                for file in folder.rglob("cgroup.procs"):
-                    with suppress(OSError):
-                        yield from (int(pid) for pid in file.read_text().split() if int(pid) > 0)
+        if self._cgroup:
+            Cgroups.here().kill(self._cgroup)

@@ -33,7 +33,6 @@ from penstock.workloads.container.engine import (
     RegistryAuth,
     Unsupported,
 )
-from penstock.workloads.container.engines import gpus
 from penstock.workloads.container.engines import seccomp as seccomp_rules
 from penstock.workloads.container.engines.docker import podman
 from penstock.workloads.container.engines.docker.answers import (
@@ -41,7 +40,6 @@ from penstock.workloads.container.engines.docker.answers import (
     Created,
     Info,
     ListedContainer,
-    Version,
     Waited,
     condition,
 )
@@ -51,7 +49,6 @@ from penstock.workloads.container.engines.docker.api import (
     Api,
     Refused,
     container,
-    greet,
     means_no_init,
     means_that_nothing_runs,
     of_container,
@@ -66,7 +63,7 @@ from penstock.workloads.container.engines.docker.attach import (
 )
 from penstock.workloads.container.engines.docker.build import Builder, PodmanBuild
 from penstock.workloads.container.engines.docker.images import Commands, Images, by_labels
-from penstock.workloads.container.engines.docker.spec import create_body
+from penstock.workloads.container.engines.docker.spec import NO_GPU, create_body, has_gpu
 from penstock.workloads.container.engines.docker.usage import Meters
 from penstock.workloads.container.job import Stream, Usage
 
@@ -78,27 +75,17 @@ log = logging.getLogger(__name__)
 
 
 class DockerEngine:
-    """One engine, through its Unix socket; implements `ContainerEngine`.
+    """One engine, through its Unix socket; implements `ContainerEngine`."""
 
-    `seccomp` is a profile as JSON. Without one Docker's own holds, and for Podman, whose own
-    allows user namespaces, that of `engines.seccomp`.
-    """
-
-    def __init__(
-        self, socket: Path | str, *, seccomp: str | None = None, timeout: float = 60
-    ) -> None:
-        path = str(socket).removeprefix("unix://")
-        self.name = "docker"
-        self._api = Api(path, timeout)
+    def __init__(self, socket: Path | str, *, timeout: float = 60) -> None:
+        self._api = Api(str(socket).removeprefix("unix://"), timeout)
         self._images = Images(self._api)
         self._builder = Builder(self._api, self._images)
         self._commands = Commands(self._api)
         self._meters = Meters(self._api)
-        self._seccomp = seccomp
         self._init = True
         """False once Podman has said that it has none."""
         self._profile: tempfile._TemporaryFileWrapper[bytes] | None = None
-        self._version: Version | None = None
         self._info: Info | None = None
         self._created: dict[str, ContainerSpec] = {}
         """Containers made here and not yet started."""
@@ -106,9 +93,13 @@ class DockerEngine:
 
     # -- itself -------------------------------------------------------------------
 
+    @property
+    def name(self) -> str:
+        return "podman" if self._is_podman else "docker"
+
     async def facts(self) -> EngineFacts:
         # Other calls go on meanwhile: what they use is replaced, and never taken away.
-        version = self._version = await self._greet()
+        version = await self._api.greet()
         info = self._info = await self._api.ask(Info, "GET", "/info")
         runtimes = [name for name in info.runtimes or () if not name.startswith("io.containerd.")]
         return EngineFacts(
@@ -128,10 +119,10 @@ class DockerEngine:
     def _gpus_problem(self) -> str:
         """Why containers can't have GPUs; empty if they can, as far as is known."""
         if self._is_podman:
-            return podman.gpus_problem(self._version.version if self._version else "")
-        if "nvidia" in ((self._info and self._info.runtimes) or ()) or gpus.has_device():
+            return podman.gpus_problem(self._api.version.version if self._api.version else "")
+        if "nvidia" in ((self._info and self._info.runtimes) or ()) or has_gpu():
             return ""
-        return gpus.NONE
+        return NO_GPU
 
     def _has_user_namespaces(self) -> bool:
         options = (self._info and self._info.security_options) or ()
@@ -152,16 +143,6 @@ class DockerEngine:
             self._profile.close()
             self._profile = None
 
-    async def _greeted(self) -> Version:
-        if self._version is None:
-            self._version = await self._greet()
-        return self._version
-
-    async def _greet(self) -> Version:
-        version = await greet(self._api)
-        self.name = "podman" if version.is_podman else "docker"
-        return version
-
     async def _asked_info(self) -> Info:
         if self._info is None:
             self._info = await self._api.ask(Info, "GET", "/info")
@@ -169,20 +150,18 @@ class DockerEngine:
 
     @property
     def _is_podman(self) -> bool:
-        return self.name == "podman"
+        return self._api.version is not None and self._api.version.is_podman
 
     # -- images -------------------------------------------------------------------
 
     async def image(self, reference: str) -> Image:
-        await self._greeted()
         return await self._images.image(reference)
 
     async def pull(self, reference: str, auth: RegistryAuth | None = None) -> Image:
-        await self._greeted()
         return await self._images.pull(reference, auth)
 
     async def build(self, request: BuildRequest, on_log: Callable[[bytes], None]) -> Image:
-        await self._greeted()
+        await self._api.greeted()
         if not self._is_podman:
             return await self._builder.on_docker(request, on_log)
         security = (await self._asked_info()).security_options or ()
@@ -192,17 +171,15 @@ class DockerEngine:
         return await self._builder.on_podman(request, on_log, podman_build)
 
     async def images(self, labels: Mapping[str, str]) -> list[Image]:
-        await self._greeted()
         return await self._images.listed(labels)
 
     async def remove_image(self, reference: str) -> None:
-        await self._greeted()
         await self._images.remove(reference)
 
     # -- a container's life -------------------------------------------------------
 
     async def create(self, spec: ContainerSpec) -> None:
-        await self._greeted()
+        await self._api.greeted()
         image = await self._images.known(spec.image)
         await self._check(spec)
         profile = await self._profile_text()
@@ -251,21 +228,20 @@ class DockerEngine:
             raise
 
     async def attach(self, name: str, *, stdin: bool) -> AttachSession:
-        await self._greeted()
-        return await self._attach(name, stdin=stdin)
+        try:
+            attachment = await attach(self._api, name, gone=self._forget(name))
+        except Refused as refused:
+            raise of_container(refused) from None
+        self._attached.setdefault(name, set()).add(attachment)
+        if not stdin:
+            await attachment.end_input()
+        return attachment
 
     async def reattach(self, name: str, received: Mapping[Stream, int]) -> AttachSession:
-        await self._greeted()
         found = await self._inspect(name)
         if found is None:
             raise ContainerNotFound(f"no such container: {name}")
-        running = condition(found.state.status) is ContainerState.RUNNING
-        if running and found.host_config.log_config.type == "none":
-            # Made by an earlier version of Penstock.
-            attachment = await self._attach(name, stdin=False)
-            attachment.begin_with_gap()
-            return attachment
-        if running and found.state.pid:
+        if condition(found.state.status) is ContainerState.RUNNING and found.state.pid:
             self._meters.begin(name, found)
         session = LogSession(
             self._api,
@@ -273,39 +249,15 @@ class DockerEngine:
             received,
             of_docker=not self._is_podman,
             limit=podman.LOG_BYTES if self._is_podman else LOG_BYTES,
-            gone=lambda gone: self._attached.get(name, set()).discard(gone),
+            gone=self._forget(name),
         )
         self._attached.setdefault(name, set()).add(session)
         return session
 
-    async def _attach(self, name: str, *, stdin: bool) -> Attachment:
-        new = name in self._created
-        try:
-            attachment = await attach(
-                self._api,
-                name,
-                stdin=stdin or new,
-                gone=lambda gone: self._attached.get(name, set()).discard(gone),
-            )
-        except Refused as refused:
-            raise of_container(refused) from None
-        self._attached.setdefault(name, set()).add(attachment)
-        if new and not stdin:
-            await attachment.end_input()
-        if not new:
-            await self._adopt(name, attachment)
-        return attachment
-
-    async def _adopt(self, name: str, attachment: Attachment) -> None:
-        """What ended before we were there would never say so."""
-        found = await self._inspect(name)
-        if found is None or condition(found.state.status) is ContainerState.EXITED:
-            attachment.close()
-        elif found.state.pid:
-            self._meters.begin(name, found)
+    def _forget(self, name: str) -> Callable[[Attachment | LogSession], None]:
+        return lambda session: self._attached.get(name, set()).discard(session)
 
     async def start(self, name: str) -> None:
-        await self._greeted()
         spec = self._created.pop(name, None)
         if spec is not None:
             await self._commands.check(spec, (await self._images.known(spec.image)).value())
@@ -316,7 +268,7 @@ class DockerEngine:
         self._meters.begin(name)
 
     async def wait(self, name: str) -> ExitStatus:
-        await self._greeted()
+        await self._api.greeted()
         try:
             if self._is_podman:
                 waited = await podman.wait(self._api, name, self._silent(name))
@@ -344,17 +296,14 @@ class DockerEngine:
         return found is not None and found.state.oom_killed
 
     async def usage(self, name: str) -> Usage:
-        await self._greeted()
         return await self._meters.usage(name)
 
     # -- ending -------------------------------------------------------------------
 
     async def signal(self, name: str, number: int) -> None:
-        await self._greeted()
         await self._signal(name, number)
 
     async def kill(self, name: str) -> None:
-        await self._greeted()
         for attachment in list(self._attached.get(name, ())):
             attachment.unblock()
         await self._signal(name, signal.SIGKILL)
@@ -376,7 +325,6 @@ class DockerEngine:
                 raise
 
     async def remove(self, name: str) -> None:
-        await self._greeted()
         self._let_go(name)
         await self._meters.end(name)
         self._created.pop(name, None)
@@ -390,6 +338,7 @@ class DockerEngine:
         self._attached.pop(name, None)
 
     async def _removed(self, name: str) -> bool:
+        await self._api.greeted()
         query = {"force": 1, "v": 1} | (podman.REMOVE if self._is_podman else {})
         try:
             await self._api.tell("DELETE", container(name), query)
@@ -411,7 +360,6 @@ class DockerEngine:
     # -- finding ------------------------------------------------------------------
 
     async def find(self, labels: Mapping[str, str]) -> list[ContainerSummary]:
-        await self._greeted()
         query: dict[str, str | int] = {"all": 1, **by_labels(labels)}
         found = await self._api.ask(list[ListedContainer], "GET", "/containers/json", query)
         return [one.value() for one in found]
@@ -429,7 +377,7 @@ class DockerEngine:
     async def _profile_text(self) -> str:
         """Empty for an engine without seccomp, which only a worker's settings allow."""
         if any("seccomp" in word for word in (await self._asked_info()).security_options or ()):
-            return self._seccomp or msgspec.json.encode(seccomp_rules.profile()).decode()
+            return msgspec.json.encode(seccomp_rules.profile()).decode()
         return ""
 
     def _profile_file(self, text: str) -> str:

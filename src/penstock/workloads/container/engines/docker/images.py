@@ -135,7 +135,7 @@ class Commands:
 
     async def check(self, spec: ContainerSpec, image: Image) -> None:
         """Raises CommandNotFound, CommandNotRunnable."""
-        command = (image.entrypoint + (spec.cmd or image.cmd))[:1]
+        command = spec.args(image)[:1]
         if not command:
             raise CommandNotFound("neither the job nor the image names a command")
         places = _places(command[0], spec, image)

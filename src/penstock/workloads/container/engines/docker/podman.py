@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.workloads.container.engine import ContainerSpec, Unsupported
-from penstock.workloads.container.engines import gpus
 from penstock.workloads.container.engines.docker.answers import Waited, WaitError
 from penstock.workloads.container.engines.docker.api import Api, container
+from penstock.workloads.container.engines.docker.spec import NO_CDI, cdi_kind
 
 REMOVE = {"timeout": 0}
 """A forced removal would else give the container ten seconds to end by itself."""
@@ -54,7 +54,7 @@ def _owned(options: str) -> str:
 def _cdi_ids(request: Mapping[str, Any]) -> list[str]:
     count = request["Count"]
     names = request["DeviceIDs"] or (["all"] if count < 0 else [f"{n}" for n in range(count)])
-    return [f"{gpus.cdi_kind()}={name}" for name in names]
+    return [f"{cdi_kind()}={name}" for name in names]
 
 
 def _processes() -> int:
@@ -71,7 +71,7 @@ def gpus_problem(version: str) -> str:
     """Why a container can't have GPUs; older versions ignore a request for them."""
     if int(version.partition(".")[0] or 0) < _CDI_VERSION:
         return f"Podman {version} passes no GPUs on through its API; Podman {_CDI_VERSION} does"
-    return "" if gpus.cdi_kind() else gpus.NO_CDI
+    return "" if cdi_kind() else NO_CDI
 
 
 def check_runtime(spec: ContainerSpec, default: str) -> None:

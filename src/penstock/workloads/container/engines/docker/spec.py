@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from penstock.workloads.container.engine import NO_NETWORK, ContainerSpec, Mount
 from penstock.workloads.container.engines.docker.attach import LOG_BYTES
@@ -44,6 +47,8 @@ def create_body(
     }
     if spec.cmd:
         body["Cmd"] = list(spec.cmd)
+    if spec.entrypoint is not None:
+        body["Entrypoint"] = list(spec.entrypoint) or [""]  # engines take an empty list for none
     if spec.workdir:
         body["WorkingDir"] = spec.workdir
     return body
@@ -112,3 +117,37 @@ def _mount(mount: Mount) -> dict[str, Any]:
         "ReadOnly": mount.read_only,
         "BindOptions": {"Propagation": "rprivate"},
     }
+
+
+# -- GPUs of this machine, as container engines find them --------------------------------------
+
+NO_GPU = (
+    "this machine has no GPU that containers could use: install the driver and the NVIDIA Container"
+    " Toolkit"
+)
+NO_CDI = "no GPU is described in /etc/cdi or /run/cdi: run nvidia-ctk cdi generate"
+_CDI_FOLDERS = ("/etc/cdi", "/run/cdi", "/var/run/cdi")
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+
+
+def has_gpu() -> bool:
+    return any(Path(path).exists() for path in _GPU_DEVICES) or cdi_kind() != ""
+
+
+def cdi_kind() -> str:
+    """What the specifications of the Container Device Interface call GPUs, as `nvidia.com/gpu`;
+    empty if there is none."""
+    for folder in _CDI_FOLDERS:
+        for path in sorted(Path(folder).glob("*")):
+            if path.suffix in (".json", ".yaml", ".yml") and (kind := _kind(path)):
+                return kind
+    return ""
+
+
+def _kind(path: Path) -> str:
+    try:
+        found: Any = yaml.safe_load(path.read_text())  # JSON is YAML, too
+        kind = str(found["kind"])
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError):
+        return ""
+    return kind if kind.endswith("/gpu") else ""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 
 from penstock.workloads.container.engine import EngineError
+from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.docker.answers import ContainerAnswer, Stats
 from penstock.workloads.container.engines.docker.api import Api, Refused, container
 from penstock.workloads.container.job import Usage
@@ -95,13 +96,12 @@ def open_meter(pid: int, container_id: str) -> Meter | None:
             paths.update(dict.fromkeys(controllers.split(","), path))
     if not paths:
         return None
-    mounts = hierarchies()
+    cgroups = Cgroups.here()
+    mounts = {**cgroups.controllers, "": cgroups.unified}
 
     def folder(controller: str) -> Path | None:
         named = controller if controller in paths and controller in mounts else ""
-        if named not in paths or named not in mounts:
-            return None
-        return Path(mounts[named] + paths[named])
+        return Path(mounts[named] + paths[named]) if named in paths and mounts[named] else None
 
     return Meter(folder)
 
@@ -130,22 +130,6 @@ async def follow(meter: Meter, pid: int) -> None:
         meter.close()
         loop.remove_reader(handle)
         os.close(handle)
-
-
-def hierarchies() -> dict[str, str]:
-    """Where each controller of cgroups is mounted; that of version 2 is called ''."""
-    return dict(_mounts())
-
-
-def _mounts() -> Iterator[tuple[str, str]]:
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        mount, _, rest = line.partition(" - ")
-        where, (kind, _, options) = mount.split()[4], rest.split(" ", 2)
-        if kind == "cgroup2":
-            yield "", where
-        elif kind == "cgroup":
-            for controller in options.split(","):
-                yield controller, where
 
 
 class Meters:

@@ -72,8 +72,7 @@ def process_of(spec: ContainerSpec, image: Image) -> Process:
     env = {"PATH": _PATH}
     env.update(item.partition("=")[::2] for item in image.env)
     env.update({"HOME": spec.home, **spec.env})
-    args = (*image.entrypoint, *(spec.cmd or image.cmd))
-    return Process(args, env, spec.workdir or image.workdir or "/")
+    return Process(spec.args(image), env, spec.workdir or image.workdir or "/")
 
 
 def bundle(

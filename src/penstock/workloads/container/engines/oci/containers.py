@@ -32,10 +32,8 @@ from penstock.workloads.container.engines.oci.folder import (
     STREAMS,
     ContainerManifest,
     Gone,
-    RunFolder,
-)
-from penstock.workloads.container.engines.oci.life import (
     Life,
+    RunFolder,
     Watch,
     children_of,
     end_group,

@@ -1,17 +1,24 @@
-"""What is on disk of one container, and what can be told from it after any crash."""
+"""One container on disk: what can be told from its folder after any crash, and when it has started
+and is over, whoever started it. The kernel tells, nothing is polled."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import ctypes
 import os
 import secrets
+import signal
+import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from penstock.workloads.container.engine import ContainerState, ExitStatus
+from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.files.tree import remove_tree
 
 PLAN, CONFIG, LOG = "plan.json", "config.json", "log"
@@ -34,7 +41,7 @@ class ContainerManifest(Struct, frozen=True, kw_only=True):
     created: float = 0
 
 
-_NOTE = msgspec.json.Decoder(ContainerManifest)
+_MANIFEST = msgspec.json.Decoder(ContainerManifest)
 _ENOUGH = 1 << 20
 
 
@@ -78,7 +85,7 @@ class RunFolder:
 
     def manifest(self) -> ContainerManifest | None:
         try:
-            return _NOTE.decode(self._read(PLAN))
+            return _MANIFEST.decode(self._read(PLAN))
         except (OSError, msgspec.DecodeError):
             return None
 
@@ -167,3 +174,224 @@ class Gone:
                 failed.append(error)
         if failed:
             raise failed[0]
+
+
+# -- when it starts and ends -------------------------------------------------------------------
+
+_CLOSE_WRITE, _MOVED_TO = 0x08, 0x80
+_HEAD = struct.Struct("iIII")
+
+
+class Watch:
+    """Files that are complete in some folders: written and closed, or moved there."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        self._heard: dict[int, Callable[[str], None]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self._read)
+
+    def add(self, folder: Path, heard: Callable[[str], None]) -> int:
+        """From now on `heard` gets the name of each file. Returns what `forget` takes."""
+        watch: int = self._libc.inotify_add_watch(
+            self._fd, os.fsencode(folder), _CLOSE_WRITE | _MOVED_TO
+        )
+        if watch < 0:
+            raise OSError(ctypes.get_errno(), "inotify_add_watch", str(folder))
+        self._heard[watch] = heard
+        return watch
+
+    def forget(self, watch: int) -> None:
+        """For a folder that will be deleted: the kernel drops its watch then, and to ask for
+        it beforehand takes milliseconds."""
+        self._heard.pop(watch, None)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._fd)
+        os.close(self._fd)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._fd, 1 << 16)
+            at = 0
+            while at < len(data):
+                watch, _, _, length = _HEAD.unpack_from(data, at)
+                name = data[at + _HEAD.size : at + _HEAD.size + length].rstrip(b"\0")
+                at += _HEAD.size + length
+                if heard := self._heard.get(watch):
+                    heard(os.fsdecode(name))
+
+
+async def process_end(fd: int, timeout: float | None = None) -> bool:
+    """Until the process of this pidfd has ended; False if it has not within the time."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        async with asyncio.timeout(timeout):
+            await ended.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(fd)
+    return True
+
+
+_PATIENCE = 5.0
+
+
+class Life:
+    """One container, followed through its folder and its launcher."""
+
+    def __init__(self, folder: RunFolder, cgroups: Cgroups, watch: Watch) -> None:
+        self.folder = folder
+        self.begun = asyncio.Event()
+        """It runs, or never will."""
+        self.over = asyncio.Event()
+        self._cgroups = cgroups
+        self._watch = watch
+        self._added = watch.add(folder.path, self._heard)
+        self._loop = asyncio.get_running_loop()
+        self._fds: set[int] = set()
+        self._closed = False
+        if folder.status is not None:
+            self.end()
+        elif folder.launcher is not None:
+            self._adopt()
+
+    def follow(self, spawned: asyncio.Future[int]) -> None:
+        """A launcher that was just spawned, or could not be."""
+        if spawned.exception() is not None:
+            self.end()
+        elif not self._closed:
+            self._await(os.pidfd_open(spawned.result()))
+
+    def end(self) -> None:
+        self.begun.set()
+        self.over.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._watch.forget(self._added)
+        for fd in self._fds:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+        self._fds.clear()
+
+    def _adopt(self) -> None:
+        if self.folder.pid is not None:
+            self.begun.set()
+        fd = self.folder.launcher_fd()
+        if fd is None:
+            self._launcher_gone()
+        else:
+            self._await(fd)
+
+    def _heard(self, name: str) -> None:
+        if name == STATUS and self.folder.status is not None:
+            self.end()
+        elif name == PID:
+            self.begun.set()
+
+    def _await(self, fd: int) -> None:
+        self._fds.add(fd)
+        self._loop.add_reader(fd, self._process_gone, fd)
+
+    def _process_gone(self, fd: int) -> None:
+        self._loop.remove_reader(fd)
+        self._fds.discard(fd)
+        os.close(fd)
+        self._launcher_gone()
+
+    def _launcher_gone(self) -> None:
+        """Somebody ended it: the container may go on, but its exit code will not be known."""
+        fd = first_process(self.folder, self._cgroups)
+        if self.folder.status is None and fd is not None:
+            self._await(fd)
+            return
+        if fd is not None:
+            os.close(fd)
+        self.end()
+
+
+def state_of(folder: RunFolder, cgroups: Cgroups) -> ContainerState:
+    if folder.launcher is None:
+        return ContainerState.CREATED
+    if folder.status is None:
+        for fd in (folder.launcher_fd(), first_process(folder, cgroups)):
+            if fd is not None:
+                os.close(fd)
+                return ContainerState.RUNNING
+    return ContainerState.EXITED
+
+
+def exit_of(folder: RunFolder, cgroups: Cgroups) -> ExitStatus:
+    """How it ended; call it when it has."""
+    oom = cgroups.oom_kills(folder.name) > 0
+    code = folder.status
+    if code is None:
+        return ExitStatus(
+            None, oom, "Nobody was there when it ended, so its exit code is not known."
+        )
+    if folder.pid is None:
+        return ExitStatus(None, oom, folder.complaint() or f"The runtime ended with {code}.")
+    fd = first_process(folder, cgroups)
+    if fd is not None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+        os.close(fd)
+        if not oom:
+            return ExitStatus(None, oom, "Somebody ended the runtime while the container ran.")
+    return ExitStatus(code, oom)
+
+
+def first_process(folder: RunFolder, cgroups: Cgroups) -> int | None:
+    """A pidfd of the container's first process, if it lives."""
+    pid = folder.pid
+    if pid is None:
+        return None
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if cgroups.is_in(folder.name, pid):
+        return fd
+    os.close(fd)
+    return None
+
+
+async def end_process(fd: int) -> None:
+    """Kill it, and wait a while for its end."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    await process_end(fd, _PATIENCE)
+
+
+async def end_group(leader: int) -> None:
+    """Kill a process group, and wait a while for the end of its leader and what it started."""
+    fds = []
+    with contextlib.suppress(ProcessLookupError):
+        # Nobody who has to stop can fork any more, so none is missed.
+        os.killpg(leader, signal.SIGSTOP)
+        for pid in (leader, *children_of(leader)):
+            with contextlib.suppress(ProcessLookupError):
+                fds.append(os.pidfd_open(pid))
+        os.killpg(leader, signal.SIGKILL)
+    try:
+        for fd in fds:
+            await process_end(fd, _PATIENCE)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(leader, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
+
+
+def children_of(pid: int) -> list[int]:
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from penstock.workloads.container.engine import ContainerSpec, EngineUnavailable, Unsupported
 from penstock.workloads.container.engines import seccomp
+from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.bundle import ANNOTATION, SandboxOptions, compiled
-from penstock.workloads.container.engines.oci.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.rootfs import needs_loader
 from penstock.workloads.container.engines.oci.streams import Launch
 

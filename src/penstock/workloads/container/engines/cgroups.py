@@ -135,7 +135,7 @@ class Cgroups:
                 self._set(name, "cgroup.kill", 1)
                 return
         for pid in self.processes(name):
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
     def remove(self, name: str) -> bool:
