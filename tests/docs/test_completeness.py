@@ -21,9 +21,8 @@ from penstock.ports.engine_api import PARTS, EngineApi
 from penstock.ports.executor import CancelToken, Context
 from penstock.testing import InMemoryEngine
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.job import Code, Limits
-from penstock.workloads.function.definition import JobFunction
-from penstock.workloads.function.options import JobOptions, SubmitOptions
+from penstock.workloads.container.job import ErrorCode, Limits
+from penstock.workloads.function.definition import JobFunction, JobOptions, SubmitOptions
 from penstock.workloads.llm.batches import Batches
 from penstock.workloads.pipeline.interface import Pipelines
 from penstock.workloads.pipeline.retrying import BREAKER_OPEN
@@ -224,7 +223,7 @@ def test_the_glossary_has_the_words_of_the_engine(pages: dict[str, str]) -> None
 
 def test_every_code_of_a_container_job_is_on_the_page(pages: dict[str, str]) -> None:
     told = first_cells(section(pages["docs/reference/containers.md"], "## Codes"))
-    assert sorted(set(Code) - set(told)) == []
+    assert sorted(set(ErrorCode) - set(told)) == []
 
 
 def test_every_limit_of_a_container_job_is_on_the_page(pages: dict[str, str]) -> None:

@@ -20,7 +20,7 @@ from penstock.ports.clock import SystemClock
 from penstock.testing.aio import run_async
 from penstock.testing.containers import FakeEngine, Fault, Say, Script
 from penstock.workloads.container import host
-from penstock.workloads.container.config import WorkerConfig
+from penstock.workloads.container.config import BuildRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.job import Rejected, Stream
 
@@ -226,3 +226,21 @@ async def test_the_whole_output_is_an_artifact_where_the_record_has_only_some(
         assert (await facade.read_artifact(log, 2999, 100)) == b"x\n\xff\n"
         count = record.count(Stream.STDOUT)
         assert (count.bytes, count.kept, count.truncated) == (3003, 3003, True)
+
+
+@run_async
+async def test_the_log_of_a_build_is_an_artifact_and_what_was_built_is_removed(
+    tmp_path: Path, engine: FakeEngine
+) -> None:
+    engine.recipe = Script(leaves={"made": b"12"})
+    async with serving(tmp_path, engine, build=BuildRules(enabled=True)) as facade:
+        runtime = {"mode": "build", "build": {"dockerfile": "FROM scratch\n"}}
+        await submit(facade, "a", "", runtime=runtime, outputs=True)
+        record = await ended(facade, "a")
+        assert record.state == "finished", record.error
+        made, log = record.artifacts
+        assert (made.name, made.size) == ("made", 2)
+        assert (log.name, log.media_type) == ("build.log", "text/plain")
+        assert await facade.read_artifact(log, 0, 1000) == engine.build_log
+    assert engine.leftovers() == []
+    assert not any((tmp_path / "containers" / "jobs").iterdir())

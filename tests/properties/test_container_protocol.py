@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.workloads.container.config import BuildRules, Compat, ImageRules, WorkerConfig
 from penstock.workloads.container.job import Limits, Rejected
 from penstock.workloads.container.protocol.dockerfile import bases_of
+from penstock.workloads.container.protocol.image_rules import parse_reference
 from penstock.workloads.container.protocol.paths import checked_folder
-from penstock.workloads.container.protocol.reference import parse_reference
 from penstock.workloads.container.protocol.submission import (
     Accepted,
     check_job,

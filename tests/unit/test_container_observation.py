@@ -18,7 +18,7 @@ from penstock.workloads.container.engine import (
     ImageNotFound,
     PullFailed,
 )
-from penstock.workloads.container.job import Code, ContainerJob, Limits
+from penstock.workloads.container.job import ContainerJob, ErrorCode, Limits
 from penstock.workloads.container.observation import (
     Cause,
     Observation,
@@ -32,35 +32,37 @@ LOST = EngineUnavailable("away")
 
 # What was seen of the exit, and what that alone comes to: code and exit_code of the record.
 EXITS = {
-    None: (Code.RUNTIME_ERROR, None),
+    None: (ErrorCode.RUNTIME_ERROR, None),
     ExitStatus(0): (None, 0),
     ExitStatus(0, oom=True): (None, 0),
-    ExitStatus(0, error="lost"): (Code.ENGINE_ERROR, None),
-    ExitStatus(None): (Code.ENGINE_ERROR, None),
-    ExitStatus(None, error="lost"): (Code.ENGINE_ERROR, None),
-    ExitStatus(None, oom=True): (Code.OOM_KILLED, 137),
-    ExitStatus(1): (Code.NON_ZERO_EXIT, 1),
-    ExitStatus(1, oom=True): (Code.OOM_KILLED, 1),
-    ExitStatus(125): (Code.NON_ZERO_EXIT, 125),
-    ExitStatus(137): (Code.NON_ZERO_EXIT, 137),
-    ExitStatus(137, oom=True): (Code.OOM_KILLED, 137),
-    ExitStatus(143): (Code.NON_ZERO_EXIT, 143),
-    ExitStatus(153): (Code.OUTPUT_LIMIT, 153),
-    ExitStatus(255): (Code.NON_ZERO_EXIT, 255),
+    ExitStatus(0, error="lost"): (ErrorCode.ENGINE_ERROR, None),
+    ExitStatus(None): (ErrorCode.ENGINE_ERROR, None),
+    ExitStatus(None, error="lost"): (ErrorCode.ENGINE_ERROR, None),
+    ExitStatus(None, oom=True): (ErrorCode.OOM_KILLED, 137),
+    ExitStatus(1): (ErrorCode.NON_ZERO_EXIT, 1),
+    ExitStatus(1, oom=True): (ErrorCode.OOM_KILLED, 1),
+    ExitStatus(125): (ErrorCode.NON_ZERO_EXIT, 125),
+    ExitStatus(137): (ErrorCode.NON_ZERO_EXIT, 137),
+    ExitStatus(137, oom=True): (ErrorCode.OOM_KILLED, 137),
+    ExitStatus(143): (ErrorCode.NON_ZERO_EXIT, 143),
+    ExitStatus(153): (ErrorCode.OUTPUT_LIMIT, 153),
+    ExitStatus(255): (ErrorCode.NON_ZERO_EXIT, 255),
 }
 
 
-def expected(seen: ExitStatus | None, observed: Observation) -> tuple[Code | None, int | None]:
+def expected(seen: ExitStatus | None, observed: Observation) -> tuple[ErrorCode | None, int | None]:
     if observed.cause is Cause.OUTPUT_LIMIT:
-        return Code.OUTPUT_LIMIT, seen.code if seen is not None else None
+        return ErrorCode.OUTPUT_LIMIT, seen.code if seen is not None else None
     if observed.cause is not None:
-        return Code(observed.cause), None
+        return ErrorCode(observed.cause), None
     if observed.failure is not None:
         return observed.failure.code, observed.failure.exit_code
     code, exit_code = EXITS[seen]
     known = seen is not None and seen.code is not None and not (seen.code == 0 and seen.error)
     return (
-        (Code.OUTPUT_LIMIT, exit_code) if observed.too_much_output and known else (code, exit_code)
+        (ErrorCode.OUTPUT_LIMIT, exit_code)
+        if observed.too_much_output and known
+        else (code, exit_code)
     )
 
 
@@ -68,7 +70,7 @@ def expected(seen: ExitStatus | None, observed: Observation) -> tuple[Code | Non
 @every("too_much", [False, True])
 @every("failure", [None, LOST, ImageNotFound("none")])
 @every("cause", [None, *Cause])
-def test_every_combination_of_what_was_observedhas_one_end(
+def test_every_combination_of_what_was_seen_has_one_end(
     cause: Cause | None, failure: EngineError | None, too_much: bool, stuck: bool
 ) -> None:
     for seen in EXITS:
@@ -132,17 +134,17 @@ def test_a_container_that_would_not_end_is_told() -> None:
 @pytest.mark.parametrize(
     ("error", "code", "exit_code"),
     [
-        (EngineError("x"), Code.ENGINE_ERROR, 125),
-        (EngineUnavailable("x"), Code.ENGINE_UNAVAILABLE, None),
-        (ImageNotFound("x"), Code.IMAGE_NOT_FOUND, 125),
-        (PullFailed("x"), Code.IMAGE_PULL_FAILED, 125),
-        (BuildFailed("x"), Code.BUILD_FAILED, None),
-        (CommandNotFound("x"), Code.COMMAND_NOT_FOUND, 127),
-        (CommandNotRunnable("x"), Code.COMMAND_NOT_RUNNABLE, 126),
+        (EngineError("x"), ErrorCode.ENGINE_ERROR, 125),
+        (EngineUnavailable("x"), ErrorCode.ENGINE_UNAVAILABLE, None),
+        (ImageNotFound("x"), ErrorCode.IMAGE_NOT_FOUND, 125),
+        (PullFailed("x"), ErrorCode.IMAGE_PULL_FAILED, 125),
+        (BuildFailed("x"), ErrorCode.BUILD_FAILED, None),
+        (CommandNotFound("x"), ErrorCode.COMMAND_NOT_FOUND, 127),
+        (CommandNotRunnable("x"), ErrorCode.COMMAND_NOT_RUNNABLE, 126),
     ],
 )
 def test_an_engines_error_is_the_jobs(
-    error: EngineError, code: Code, exit_code: int | None
+    error: EngineError, code: ErrorCode, exit_code: int | None
 ) -> None:
     result = result_of(JOB, Observation(failure=error))
     assert (result.error_code, result.exit_code) == (code, exit_code)

@@ -26,7 +26,7 @@ from penstock.workloads.container.config import (
     InputRules,
     WorkerConfig,
 )
-from penstock.workloads.container.job import Code, Mode, Priority, Rejected, StdinMode
+from penstock.workloads.container.job import ErrorCode, Mode, Priority, Rejected, StdinMode
 from penstock.workloads.container.protocol.submission import (
     body_limit,
     check_job,
@@ -68,7 +68,11 @@ from penstock.workloads.container.protocol.submission import (
 )
 def test_a_body_that_is_no_clean_json_object_is_an_invalid_body(body: bytes) -> None:
     refused = refuse(body)
-    assert (refused.error.code, refused.status, refused.job_id) == (Code.INVALID_BODY, 400, None)
+    assert (refused.error.code, refused.status, refused.job_id) == (
+        ErrorCode.INVALID_BODY,
+        400,
+        None,
+    )
 
 
 def test_a_key_that_comes_twice_is_named() -> None:
@@ -78,14 +82,14 @@ def test_a_key_that_comes_twice_is_named() -> None:
 @pytest.mark.parametrize("body", [b"[]", b"[1]", b"{}", b'[{"protocol_version":1}]'])
 def test_an_array_is_an_object_without_a_protocol_version(body: bytes) -> None:
     refused = refuse(body)
-    assert refused.error.code == Code.UNSUPPORTED_PROTOCOL_VERSION
+    assert refused.error.code == ErrorCode.UNSUPPORTED_PROTOCOL_VERSION
     assert refused.job_id is None
 
 
 @pytest.mark.parametrize("version", ["1", True, 2, 0, 1.5, None, [1], {}, ..., -1])
 def test_a_protocol_version_that_is_not_the_number_1_is_refused(version: Any) -> None:
     refused = refuse(job(protocol_version=version))
-    assert refused.error.code == Code.UNSUPPORTED_PROTOCOL_VERSION
+    assert refused.error.code == ErrorCode.UNSUPPORTED_PROTOCOL_VERSION
     assert refused.job_id == "job-1"
 
 
@@ -102,14 +106,14 @@ def test_every_way_to_write_the_number_1_is_a_protocol_version(version: bytes) -
 @pytest.mark.parametrize("bad", ["", None, 5, True, ["a"], {"a": "b"}])
 def test_an_id_that_is_no_text_is_missing_and_comes_back_as_it_was(bad: Any) -> None:
     refused = refuse(job(job_id=bad))
-    assert refused.error.code == Code.MISSING_JOB_ID
+    assert refused.error.code == ErrorCode.MISSING_JOB_ID
     assert refused.job_id == bad
     assert type(refused.job_id) is type(bad)
 
 
 def test_an_absent_id_is_missing_and_comes_back_as_null() -> None:
     refused = refuse(job(job_id=...))
-    assert (refused.error.code, refused.job_id) == (Code.MISSING_JOB_ID, None)
+    assert (refused.error.code, refused.job_id) == (ErrorCode.MISSING_JOB_ID, None)
 
 
 @every(
@@ -131,7 +135,7 @@ def test_an_absent_id_is_missing_and_comes_back_as_null() -> None:
 )
 def test_an_id_that_is_more_than_a_plain_name_is_invalid(bad: str) -> None:
     refused = refuse(job(job_id=bad))
-    assert (refused.error.code, refused.error.field) == (Code.INVALID_JOB_ID, "job_id")
+    assert (refused.error.code, refused.error.field) == (ErrorCode.INVALID_JOB_ID, "job_id")
     assert refused.job_id == bad.replace("\ud800", "\ufffd")
     assert len(refused.error.message) < 300
 
@@ -148,12 +152,12 @@ def test_strict_compat_takes_any_id_that_can_be_hashed(given: str) -> None:
 
 @pytest.mark.parametrize("bad", ["x" * 201, "a\nb", "a\0", "\ud800", "\x7f"])
 def test_strict_compat_takes_no_id_that_can_not_be_shown(bad: str) -> None:
-    assert code_and_field(job(job_id=bad), STRICT) == (Code.INVALID_JOB_ID, "job_id")
+    assert code_and_field(job(job_id=bad), STRICT) == (ErrorCode.INVALID_JOB_ID, "job_id")
 
 
 @pytest.mark.parametrize("bad", [..., None, "", "image", 0, 1, True, False])
 def test_a_runtime_that_is_no_object_is_missing(bad: Any) -> None:
-    assert refuse(job(runtime=bad)).error.code == Code.MISSING_RUNTIME
+    assert refuse(job(runtime=bad)).error.code == ErrorCode.MISSING_RUNTIME
 
 
 @pytest.mark.parametrize(
@@ -164,21 +168,21 @@ def test_a_runtime_that_is_no_object_is_missing(bad: Any) -> None:
     ],
 )
 def test_a_mode_that_is_unknown_is_bad_even_of_an_array(bad: Any) -> None:
-    assert refuse(job(runtime=bad)).error.code == Code.BAD_RUNTIME_MODE
+    assert refuse(job(runtime=bad)).error.code == ErrorCode.BAD_RUNTIME_MODE
 
 
 def test_build_is_not_supported_unless_it_is_enabled_and_the_engine_can() -> None:
     asked = building("FROM scratch\n")
     for config, can_build in ((CONFIG, True), (CONFIG, False), (BUILDING, False)):
         error = refuse(asked, config, can_build=can_build).error
-        assert error.code == Code.RUNTIME_NOT_SUPPORTED
+        assert error.code == ErrorCode.RUNTIME_NOT_SUPPORTED
         assert error.message == "runtime.mode=build not supported on this worker"
     assert accept(asked, BUILDING, can_build=True).job.mode is Mode.BUILD
 
 
 @pytest.mark.parametrize("bad", [..., None, "", 5, True, ["alpine"], {}])
 def test_an_image_that_is_no_text_is_missing(bad: Any) -> None:
-    assert refuse(runtime(image=bad)).error.code == Code.MISSING_IMAGE
+    assert refuse(runtime(image=bad)).error.code == ErrorCode.MISSING_IMAGE
 
 
 @every(
@@ -215,14 +219,14 @@ def test_an_image_that_is_no_text_is_missing(bad: Any) -> None:
     ],
 )
 def test_an_image_that_is_no_name_of_one_never_reaches_an_engine(bad: str) -> None:
-    assert code_and_field(runtime(image=bad)) == (Code.INVALID_IMAGE, "runtime.image")
+    assert code_and_field(runtime(image=bad)) == (ErrorCode.INVALID_IMAGE, "runtime.image")
 
 
 def test_the_injected_option_of_the_protocols_own_worker_is_refused() -> None:
     asked = runtime(image="--volume=/:/host", cmd=["alpine", "cat", "/host/etc/shadow"])
     refused = refuse(asked)
     assert (refused.error.code, refused.status, refused.job_id) == (
-        Code.INVALID_IMAGE,
+        ErrorCode.INVALID_IMAGE,
         400,
         "job-1",
     )
@@ -233,28 +237,28 @@ def test_an_image_that_is_not_on_the_list_is_not_allowed() -> None:
     for allowed in ("alpine", "alpine:3.18", "tool:1", f"alpine@{DIGEST}"):
         assert accept(runtime(image=allowed), config).job.image == allowed
     for other in ("tool", "tool:2", "alpinex", "x/alpine", DIGEST, f"tool@{DIGEST}"):
-        assert refuse(runtime(image=other), config).error.code == Code.IMAGE_NOT_ALLOWED
+        assert refuse(runtime(image=other), config).error.code == ErrorCode.IMAGE_NOT_ALLOWED
 
 
 def test_what_a_digest_pins_is_decided_when_the_image_is_known() -> None:
     config = WorkerConfig(images=ImageRules(allowed=(f"alpine@{DIGEST}",)))
     assert accept(runtime(image="alpine"), config)
-    assert refuse(runtime(image="other"), config).error.code == Code.IMAGE_NOT_ALLOWED
+    assert refuse(runtime(image="other"), config).error.code == ErrorCode.IMAGE_NOT_ALLOWED
     by_id = WorkerConfig(images=ImageRules(allowed=(DIGEST,)))
     assert accept(runtime(image="anything"), by_id)
 
 
 ORDER: list[tuple[str, str]] = [
-    (Code.UNSUPPORTED_PROTOCOL_VERSION, ""),
-    (Code.MISSING_JOB_ID, ""),
-    (Code.MISSING_RUNTIME, ""),
-    (Code.BAD_RUNTIME_MODE, ""),
-    (Code.RUNTIME_NOT_SUPPORTED, ""),
-    (Code.MISSING_IMAGE, ""),
-    (Code.INVALID_IMAGE, "runtime.image"),
-    (Code.INVALID_FIELD, "runtime.cmd"),
-    (Code.NOT_ALLOWED, "runtime.env.PATH"),
-    (Code.IMAGE_NOT_ALLOWED, "runtime.image"),
+    (ErrorCode.UNSUPPORTED_PROTOCOL_VERSION, ""),
+    (ErrorCode.MISSING_JOB_ID, ""),
+    (ErrorCode.MISSING_RUNTIME, ""),
+    (ErrorCode.BAD_RUNTIME_MODE, ""),
+    (ErrorCode.RUNTIME_NOT_SUPPORTED, ""),
+    (ErrorCode.MISSING_IMAGE, ""),
+    (ErrorCode.INVALID_IMAGE, "runtime.image"),
+    (ErrorCode.INVALID_FIELD, "runtime.cmd"),
+    (ErrorCode.NOT_ALLOWED, "runtime.env.PATH"),
+    (ErrorCode.IMAGE_NOT_ALLOWED, "runtime.image"),
 ]
 
 
@@ -337,7 +341,7 @@ def test_unknown_fields_are_kept_and_mean_nothing() -> None:
     ],
 )
 def test_what_can_not_be_honoured_is_refused_with_a_hint(given: Any, field: str) -> None:
-    assert code_and_field(runtime(**given)) == (Code.INVALID_FIELD, field)
+    assert code_and_field(runtime(**given)) == (ErrorCode.INVALID_FIELD, field)
 
 
 def test_a_misspelt_limit_is_answered_with_the_right_name() -> None:
@@ -372,7 +376,7 @@ def test_a_decoded_value_gives_the_same_job_as_its_bytes() -> None:
 def test_a_value_that_json_does_not_have_is_an_invalid_body(value: Any) -> None:
     with pytest.raises(Rejected) as caught:
         check_job(value, CONFIG)
-    assert caught.value.error.code == Code.INVALID_BODY
+    assert caught.value.error.code == ErrorCode.INVALID_BODY
 
 
 def test_a_value_that_is_nested_too_deep_is_an_invalid_body() -> None:
@@ -381,7 +385,7 @@ def test_a_value_that_is_nested_too_deep_is_an_invalid_body() -> None:
         deep = {"job_id": deep}
     with pytest.raises(Rejected) as caught:
         check_job(deep, CONFIG)
-    assert caught.value.error.code == Code.INVALID_BODY
+    assert caught.value.error.code == ErrorCode.INVALID_BODY
 
 
 # --- size ---
@@ -390,7 +394,7 @@ def test_a_value_that_is_nested_too_deep_is_an_invalid_body() -> None:
 def test_a_body_over_the_cap_is_answered_413() -> None:
     config = WorkerConfig(max_body_bytes=1000)
     refused = refuse(job(task={"payload": "x" * 1000}), config)
-    assert (refused.error.code, refused.status) == (Code.INVALID_BODY, 413)
+    assert (refused.error.code, refused.status) == (ErrorCode.INVALID_BODY, 413)
     with_files = job(inputs=[{"path": "a", "text": "x" * 1000}])
     assert accept(with_files, config).job.inputs[0].path == "a"
     with_context = building("FROM scratch", context=[{"path": "a", "text": "x" * 1000}])

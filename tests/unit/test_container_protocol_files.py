@@ -17,7 +17,7 @@ from tests.unit.container_submissions import (
 )
 
 from penstock.workloads.container.config import BuildRules, ImageRules, InputRules, WorkerConfig
-from penstock.workloads.container.job import Code, InputFile
+from penstock.workloads.container.job import ErrorCode, InputFile
 from penstock.workloads.container.protocol.dockerfile import bases_of
 
 # --- inputs ---
@@ -51,7 +51,7 @@ def test_a_file_is_given_as_text_as_base64_or_by_a_pointer() -> None:
 )
 def test_a_file_that_would_lie_elsewhere_is_an_invalid_field(path: str) -> None:
     asked = job(inputs=[{"path": "ok", "text": ""}, {"path": path, "text": ""}])
-    assert code_and_field(asked) == (Code.INVALID_FIELD, "inputs[1].path")
+    assert code_and_field(asked) == (ErrorCode.INVALID_FIELD, "inputs[1].path")
 
 
 @every(
@@ -83,12 +83,12 @@ def test_a_file_that_would_lie_elsewhere_is_an_invalid_field(path: str) -> None:
     ],
 )
 def test_a_file_that_is_not_whole_is_an_invalid_field(entry: Any, field: str) -> None:
-    assert code_and_field(job(inputs=[entry])) == (Code.INVALID_FIELD, field)
+    assert code_and_field(job(inputs=[entry])) == (ErrorCode.INVALID_FIELD, field)
 
 
 @pytest.mark.parametrize("inputs", ["a", {}, 5, True, {"path": "a"}])
 def test_inputs_that_are_no_list_are_an_invalid_field(inputs: Any) -> None:
-    assert code_and_field(job(inputs=inputs)) == (Code.INVALID_FIELD, "inputs")
+    assert code_and_field(job(inputs=inputs)) == (ErrorCode.INVALID_FIELD, "inputs")
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_inputs_that_are_no_list_are_an_invalid_field(inputs: Any) -> None:
 )
 def test_two_files_are_never_in_each_others_way(paths: list[str]) -> None:
     asked = job(inputs=[{"path": path, "text": ""} for path in paths])
-    assert code_and_field(asked) == (Code.INVALID_FIELD, "inputs[1].path")
+    assert code_and_field(asked) == (ErrorCode.INVALID_FIELD, "inputs[1].path")
 
 
 def test_archives_may_share_a_folder_but_not_with_a_file() -> None:
     archive = {"path": "a", "text": "", "archive": "tar"}
     assert len(accept(job(inputs=[archive, archive, {"path": "a/b", "text": ""}])).job.inputs) == 3
     for inputs in ([archive, {"path": "a", "text": ""}], [{"path": "a", "text": ""}, archive]):
-        assert code_and_field(job(inputs=inputs)) == (Code.INVALID_FIELD, "inputs[1].path")
+        assert code_and_field(job(inputs=inputs)) == (ErrorCode.INVALID_FIELD, "inputs[1].path")
 
 
 def test_files_beyond_what_the_worker_allows_are_not_allowed() -> None:
@@ -121,13 +121,13 @@ def test_files_beyond_what_the_worker_allows_are_not_allowed() -> None:
         return job(inputs=[{"path": f"f{n}", "text": "x" * size} for n, size in enumerate(sizes)])
 
     assert accept(files(10, 5), config)
-    assert code_and_field(files(1, 1, 1), config) == (Code.NOT_ALLOWED, "inputs")
-    assert code_and_field(files(1, 11), config) == (Code.NOT_ALLOWED, "inputs[1].text")
-    assert code_and_field(files(8, 8), config) == (Code.NOT_ALLOWED, "inputs")
+    assert code_and_field(files(1, 1, 1), config) == (ErrorCode.NOT_ALLOWED, "inputs")
+    assert code_and_field(files(1, 11), config) == (ErrorCode.NOT_ALLOWED, "inputs[1].text")
+    assert code_and_field(files(8, 8), config) == (ErrorCode.NOT_ALLOWED, "inputs")
     coded = job(inputs=[{"path": "a", "base64": b64encode(b"x" * 11).decode()}])
-    assert code_and_field(coded, config) == (Code.NOT_ALLOWED, "inputs[0].base64")
+    assert code_and_field(coded, config) == (ErrorCode.NOT_ALLOWED, "inputs[0].base64")
     pointed = job(inputs=[{"path": "a", "pointer": "data:,12345678901"}])
-    assert code_and_field(pointed, config) == (Code.NOT_ALLOWED, "inputs[0].pointer")
+    assert code_and_field(pointed, config) == (ErrorCode.NOT_ALLOWED, "inputs[0].pointer")
 
 
 # --- Dockerfiles ---
@@ -253,7 +253,7 @@ def test_a_build_brings_a_dockerfile_and_its_context() -> None:
 def test_a_build_that_is_not_whole_is_an_invalid_field(build: Any, field: str) -> None:
     asked = building("")
     asked["runtime"]["build"] = build
-    assert code_and_field(asked, BUILDING, can_build=True) == (Code.INVALID_FIELD, field)
+    assert code_and_field(asked, BUILDING, can_build=True) == (ErrorCode.INVALID_FIELD, field)
 
 
 def test_a_build_is_based_on_listed_images_only() -> None:
@@ -261,7 +261,7 @@ def test_a_build_is_based_on_listed_images_only() -> None:
         config = WorkerConfig(build=BuildRules(enabled=True, bases=bases))
         return code_and_field(building(text), config, can_build=True)
 
-    refused = (Code.IMAGE_NOT_ALLOWED, "runtime.build.dockerfile")
+    refused = (ErrorCode.IMAGE_NOT_ALLOWED, "runtime.build.dockerfile")
     assert answered("FROM other", "scratch") == refused
     assert answered("FROM scratch\nCOPY --from=other /a /a", "scratch") == refused
     assert answered("FROM later AS x\nFROM scratch AS later", "scratch") == refused
@@ -278,7 +278,10 @@ def test_what_is_built_gets_no_grant_that_is_meant_for_a_named_image() -> None:
         build=BUILDING.build,
         images=ImageRules(root=("trusted", "alpine:*"), network=("trusted",)),
     )
-    assert code_and_field(asked, trusting, can_build=True) == (Code.NOT_ALLOWED, "runtime.user")
+    assert code_and_field(asked, trusting, can_build=True) == (
+        ErrorCode.NOT_ALLOWED,
+        "runtime.user",
+    )
 
 
 def test_what_is_built_on_a_sandboxed_image_is_sandboxed() -> None:
@@ -286,4 +289,4 @@ def test_what_is_built_on_a_sandboxed_image_is_sandboxed() -> None:
     asked = building("FROM alpine")
     asked["runtime"]["runtime"] = "runc"
     answered = code_and_field(asked, config, can_build=True, runtimes=("runc", "runsc"))
-    assert answered == (Code.NOT_ALLOWED, "runtime.runtime")
+    assert answered == (ErrorCode.NOT_ALLOWED, "runtime.runtime")

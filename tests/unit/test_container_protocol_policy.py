@@ -11,16 +11,14 @@ from tests.unit.container_submissions import accept, code_and_field, runtime
 
 from penstock.workloads.container.config import ImageRules, WorkerConfig
 from penstock.workloads.container.engine import EngineError, Image
-from penstock.workloads.container.job import BuildSpec, Code, ContainerJob
-from penstock.workloads.container.protocol.policy import (
+from penstock.workloads.container.job import BuildSpec, ContainerJob, ErrorCode
+from penstock.workloads.container.protocol.image_rules import (
     NotAllowedImage,
+    Reference,
+    check_pattern,
     check_resolved,
     chosen_runtime,
     matches,
-)
-from penstock.workloads.container.protocol.reference import (
-    Reference,
-    check_pattern,
     parse_reference,
 )
 from penstock.workloads.container.protocol.submission import MAX_ENV_BYTES as MAX_BYTES
@@ -145,7 +143,7 @@ def test_an_image_that_is_not_what_the_list_pins_does_not_run() -> None:
     with pytest.raises(NotAllowedImage, match=TWO) as caught:
         check_resolved(rules, "alpine", Image(id=TWO))
     assert isinstance(caught.value, EngineError)
-    assert (caught.value.code, caught.value.exit_code) == (Code.IMAGE_NOT_ALLOWED, 125)
+    assert (caught.value.code, caught.value.exit_code) == (ErrorCode.IMAGE_NOT_ALLOWED, 125)
 
 
 def test_a_name_that_an_engine_took_for_the_start_of_an_id_does_not_run() -> None:
@@ -211,7 +209,7 @@ def test_variables_are_texts_or_numbers_as_in_javascript() -> None:
 
 @pytest.mark.parametrize("bad", ["PATH=/", "x", "", 5, True, [], ["A=b"]])
 def test_an_env_that_is_no_map_is_an_invalid_field(bad: Any) -> None:
-    assert code_and_field(runtime(env=bad)) == (Code.INVALID_FIELD, "runtime.env")
+    assert code_and_field(runtime(env=bad)) == (ErrorCode.INVALID_FIELD, "runtime.env")
 
 
 @pytest.mark.parametrize(
@@ -219,7 +217,7 @@ def test_an_env_that_is_no_map_is_an_invalid_field(bad: Any) -> None:
 )
 def test_a_variable_needs_a_name(name: str) -> None:
     code, field = code_and_field(runtime(env={name: "x"}))
-    assert code == Code.INVALID_FIELD
+    assert code == ErrorCode.INVALID_FIELD
     assert field.startswith("runtime.env")
     field.encode()
 
@@ -227,7 +225,7 @@ def test_a_variable_needs_a_name(name: str) -> None:
 @pytest.mark.parametrize("value", [{}, {"a": 1}, [], ["x"], "a\0b", "\ud800"])
 def test_a_variable_that_is_no_text_is_an_invalid_field(value: Any) -> None:
     code, field = code_and_field(runtime(env={"A": value}))
-    assert code == Code.INVALID_FIELD
+    assert code == ErrorCode.INVALID_FIELD
     assert field.startswith("runtime.env")
 
 
@@ -241,7 +239,10 @@ DENIED = [
 
 @every("name", DENIED)
 def test_a_variable_that_changes_what_a_program_is_is_not_allowed(name: str) -> None:
-    assert code_and_field(runtime(env={name: "x"})) == (Code.NOT_ALLOWED, f"runtime.env.{name}")
+    assert code_and_field(runtime(env={name: "x"})) == (
+        ErrorCode.NOT_ALLOWED,
+        f"runtime.env.{name}",
+    )
     config = WorkerConfig(images=ImageRules(env=(name,)))
     assert accept(runtime(env={name: "x"}), config).job.env == {name: "x"}
 
@@ -255,8 +256,8 @@ def test_all_variables_together_have_a_cap() -> None:
     room = MAX_BYTES - len("A") - 2
     assert accept(runtime(env={"A": "x" * room})).job.env["A"]
     assert code_and_field(runtime(env={"A": "x" * (room + 1)})) == (
-        Code.INVALID_FIELD,
+        ErrorCode.INVALID_FIELD,
         "runtime.env",
     )
-    assert code_and_field(runtime(env={"A": "é" * (room // 2 + 1)}))[0] == Code.INVALID_FIELD
+    assert code_and_field(runtime(env={"A": "é" * (room // 2 + 1)}))[0] == ErrorCode.INVALID_FIELD
     assert code_and_field(runtime(env={f"A{n}": "" for n in range(20_000)}))[1] == "runtime.env"

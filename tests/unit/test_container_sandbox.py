@@ -28,8 +28,8 @@ from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import BadInput, JobFolders, Sandbox
 from penstock.workloads.container.job import (
     BuildSpec,
-    Code,
     ContainerJob,
+    ErrorCode,
     InputFile,
     Mode,
     Stream,
@@ -264,7 +264,7 @@ async def test_bad_input_names_its_field_and_leaves_nothing(
     with pytest.raises(BadInput, match=said) as caught:
         await sandbox.prepare(job(*inputs, outputs=True))
     assert isinstance(caught.value, EngineError)
-    assert (caught.value.code, caught.value.field) == (Code.INVALID_FIELD, field)
+    assert (caught.value.code, caught.value.field) == (ErrorCode.INVALID_FIELD, field)
     assert str(caught.value).startswith(field)
     assert not sandbox.folder.exists()
 
@@ -283,7 +283,7 @@ async def test_a_pointer_that_leads_nowhere_is_input_that_can_not_be_had(
     ):
         with pytest.raises(BadInput) as caught:
             await box.prepare(job(text("first"), file))
-        assert caught.value.code == Code.INPUT_UNAVAILABLE
+        assert caught.value.code == ErrorCode.INPUT_UNAVAILABLE
         assert caught.value.field == "inputs[1].pointer"
         assert caught.value.exit_code is None
         assert not box.folder.exists()
@@ -299,7 +299,7 @@ async def test_a_pointer_that_leads_to_too_much_is_not_followed_to_its_end(
     sandbox = JobFolders(root, rules, blobs).sandbox("j")
     with pytest.raises(BadInput, match="too large") as caught:
         await sandbox.prepare(job(InputFile(path="a", pointer="blob:x", archive=archive)))
-    assert caught.value.code == Code.INVALID_FIELD
+    assert caught.value.code == ErrorCode.INVALID_FIELD
     assert blobs.given == 101_000
     assert not sandbox.folder.exists()
 
@@ -314,7 +314,7 @@ async def test_a_full_disk_leaves_nothing(
     with monkeypatch.context() as patch, pytest.raises(BadInput, match="No space left") as caught:
         patch.setattr(os, "write", full)
         await sandbox.prepare(job(text("a")))
-    assert caught.value.code == Code.INPUT_UNAVAILABLE
+    assert caught.value.code == ErrorCode.INPUT_UNAVAILABLE
     assert not sandbox.folder.exists()
 
 

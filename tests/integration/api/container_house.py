@@ -36,8 +36,8 @@ from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.files.output import LogPage
 from penstock.workloads.container.job import (
     TOPIC,
-    Code,
     ContainerResult,
+    ErrorCode,
     JobError,
     Priority,
     Rejected,
@@ -227,15 +227,15 @@ class MemoryFacade:
         try:
             job = json.loads(body)
         except ValueError:
-            raise Rejected(Code.INVALID_BODY, "body must be a JSON object") from None
+            raise Rejected(ErrorCode.INVALID_BODY, "body must be a JSON object") from None
         if not isinstance(job, dict):
-            raise Rejected(Code.INVALID_BODY, "body must be a JSON object")
+            raise Rejected(ErrorCode.INVALID_BODY, "body must be a JSON object")
         job_id: Any = job.get("job_id")
         self._check(job, job_id)
         try:
             fields = msgspec.convert(job, Labelled)
         except msgspec.ValidationError as error:
-            raise Rejected(Code.INVALID_FIELD, str(error), job_id=job_id) from None
+            raise Rejected(ErrorCode.INVALID_FIELD, str(error), job_id=job_id) from None
         if key and key in self.keys:
             known = self.runs[self.keys[key]].record
             return Receipt(known.job_id, known.state)
@@ -253,26 +253,26 @@ class MemoryFacade:
     def _check(self, job: dict[str, Any], job_id: Any) -> None:
         if job.get("protocol_version") != 1:
             raise Rejected(
-                Code.UNSUPPORTED_PROTOCOL_VERSION, "protocol_version must be 1", job_id=job_id
+                ErrorCode.UNSUPPORTED_PROTOCOL_VERSION, "protocol_version must be 1", job_id=job_id
             )
         if not isinstance(job_id, str) or not job_id:
-            raise Rejected(Code.MISSING_JOB_ID, "job_id is missing", job_id=job_id)
+            raise Rejected(ErrorCode.MISSING_JOB_ID, "job_id is missing", job_id=job_id)
         runtime = job.get("runtime")
         if not isinstance(runtime, dict):
-            raise Rejected(Code.MISSING_RUNTIME, "runtime is missing", job_id=job_id)
+            raise Rejected(ErrorCode.MISSING_RUNTIME, "runtime is missing", job_id=job_id)
         if runtime.get("mode") != "image":
             raise Rejected(
-                Code.RUNTIME_NOT_SUPPORTED,
+                ErrorCode.RUNTIME_NOT_SUPPORTED,
                 "runtime.mode=build not supported on this worker",
                 job_id=job_id,
             )
         if not isinstance(runtime.get("image"), str) or not runtime["image"]:
-            raise Rejected(Code.MISSING_IMAGE, "runtime.image is missing", job_id=job_id)
+            raise Rejected(ErrorCode.MISSING_IMAGE, "runtime.image is missing", job_id=job_id)
         limits = runtime.get("limits")
         memory = limits.get("memory_mb") if isinstance(limits, dict) else None
         if isinstance(memory, int | float) and memory < 6:
             raise Rejected(
-                Code.INVALID_FIELD,
+                ErrorCode.INVALID_FIELD,
                 "is less than 6",
                 field="runtime.limits.memory_mb",
                 job_id=job_id,
@@ -281,13 +281,13 @@ class MemoryFacade:
     def _check_room(self, job_id: str) -> None:
         if job_id in self.runs:
             message = f"job {job_id} is here already"
-            raise Rejected(Code.JOB_ID_ALREADY_EXISTS, message, job_id=job_id, status=409)
+            raise Rejected(ErrorCode.JOB_ID_ALREADY_EXISTS, message, job_id=job_id, status=409)
         if self.draining:
             raise Rejected(
-                Code.DRAINING, "no jobs now", job_id=job_id, status=503, retry_after=29.5
+                ErrorCode.DRAINING, "no jobs now", job_id=job_id, status=503, retry_after=29.5
             )
         if sum(run.record.state is _S.QUEUED for run in self.runs.values()) >= self.most_queued:
-            raise Rejected(Code.QUEUE_FULL, "full", job_id=job_id, status=429, retry_after=3)
+            raise Rejected(ErrorCode.QUEUE_FULL, "full", job_id=job_id, status=429, retry_after=3)
 
     async def get(self, job_id: str) -> ContainerRecord | None:
         run = self.runs.get(job_id)
@@ -328,7 +328,7 @@ class MemoryFacade:
     async def cancel(self, job_id: str) -> ContainerRecord | None:
         run = self.runs[job_id]
         if run.record.state is _S.QUEUED:
-            self.end(job_id, None, JobError(Code.CANCELLED, "cancelled while queued"))
+            self.end(job_id, None, JobError(ErrorCode.CANCELLED, "cancelled while queued"))
         return run.record.record(run)
 
     async def logs(

@@ -21,7 +21,7 @@ from tests.support.waiting import soon
 from penstock.api.container.views import ENDS, REFUSALS, moment
 from penstock.testing.aio import run_async
 from penstock.workloads.container.config import Compat
-from penstock.workloads.container.job import Code, JobError
+from penstock.workloads.container.job import ErrorCode, JobError
 
 NINE = [
     "job_id",
@@ -235,7 +235,7 @@ async def test_a_record_has_the_protocols_nine_keys_first_and_to_the_byte_when_s
             b'"started_at":"2023-11-14T22:13:21.123Z","finished_at":null,"exit_code":null,'
             b'"stdout":"","stderr":"","error":null}'
         )
-        house.api.end("job-1", 3, JobError(Code.NON_ZERO_EXIT, "exit code 3"))
+        house.api.end("job-1", 3, JobError(ErrorCode.NON_ZERO_EXIT, "exit code 3"))
         assert (await house.call("GET", "/jobs/job-1")).body == (
             '{"job_id":"job-1","state":"failed","created_at":"2023-11-14T22:13:20.123Z",'
             '"started_at":"2023-11-14T22:13:21.123Z","finished_at":"2023-11-14T22:13:22.623Z",'
@@ -277,17 +277,19 @@ async def test_a_timeout_is_marked_by_a_line_in_stderr() -> None:
         house.api.add("late")
         house.api.start("late")
         house.api.write("late", "stderr", b"working")
-        house.api.end("late", None, JobError(Code.TIMEOUT, "stopped after 10 s"))
+        house.api.end("late", None, JobError(ErrorCode.TIMEOUT, "stopped after 10 s"))
         told = (await house.call("GET", "/jobs/late")).json
         assert told["stderr"] == "working\n[worker] stopped after 10 s"
         assert (told["exit_code"], told["error"]["code"]) == (None, "TIMEOUT")
 
 
-@every("code", [*Code])
+@every("code", [*ErrorCode])
 @run_async
-async def test_strict_says_every_end_in_the_protocols_codes(code: Code) -> None:
+async def test_strict_says_every_end_in_the_protocols_codes(code: ErrorCode) -> None:
     known = {"TIMEOUT", "DOCKER_ERROR", "NON_ZERO_EXIT", "CANCELLED"}
-    refusals = {*list(Code)[: list(Code).index(Code.TIMEOUT)]} - {Code.INVALID_FIELD}
+    refusals = {*list(ErrorCode)[: list(ErrorCode).index(ErrorCode.TIMEOUT)]} - {
+        ErrorCode.INVALID_FIELD
+    }
     if code in refusals:
         assert REFUSALS.get(code, code) in {*_REFUSALS_OF_THE_PROTOCOL}
         return
@@ -322,7 +324,7 @@ async def test_strict_keeps_the_exit_code_of_a_memory_kill() -> None:
     async with container_house(compat=Compat.STRICT) as house:
         house.api.add("job")
         house.api.start("job")
-        house.api.end("job", 137, JobError(Code.OOM_KILLED, "over 256 MB"))
+        house.api.end("job", 137, JobError(ErrorCode.OOM_KILLED, "over 256 MB"))
         told = (await house.call("GET", "/jobs/job")).json
         assert (told["exit_code"], told["error"]["code"]) == (137, "NON_ZERO_EXIT")
 
@@ -470,7 +472,7 @@ async def test_a_delete_that_waits_is_answered_when_the_container_is_gone() -> N
         assert (early.status, early.json["state"]) == (202, "running")
         asked = asyncio.create_task(house.call("DELETE", "/jobs/job-1?wait=60"))
         await soon(lambda: house.api.waiters)
-        house.api.end("job-1", None, JobError(Code.CANCELLED, "cancelled"))
+        house.api.end("job-1", None, JobError(ErrorCode.CANCELLED, "cancelled"))
         answer = await asked
         assert (answer.status, answer.json["state"]) == (200, "failed")
 
@@ -522,7 +524,7 @@ async def test_jobs_are_found_by_state_label_image_and_code() -> None:
         await house.submit("blue", labels={"team": "blue", "url": "http://x:1/"})
         await house.submit("red", labels={"team": "red"}, runtime={"mode": "image", "image": "b:1"})
         house.api.start("blue")
-        house.api.end("blue", 1, JobError(Code.OOM_KILLED, "no"))
+        house.api.end("blue", 1, JobError(ErrorCode.OOM_KILLED, "no"))
         assert await _ids(house, "?state=queued") == ["red"]
         assert await _ids(house, "?state=queued&state=failed") == ["red", "blue"]
         assert await _ids(house, "?label=team:blue") == ["blue"]

@@ -16,7 +16,7 @@ from tests.integration.api.container_house import (
 from tests.support.waiting import soon
 
 from penstock.testing.aio import run_async
-from penstock.workloads.container.job import Code, JobError
+from penstock.workloads.container.job import ErrorCode, JobError
 
 EURO = "€".encode()
 
@@ -280,7 +280,7 @@ async def test_output_is_told_as_it_comes_until_the_end() -> None:
         assert (kind, told["text"], events.id) == ("stderr", "€", "7-3")
         house.api.close("job")  # the streams are over, the record is not
         await soon(lambda: house.api.waiters == 1)
-        house.api.end("job", 3, JobError(Code.NON_ZERO_EXIT, "exit code 3"))
+        house.api.end("job", 3, JobError(ErrorCode.NON_ZERO_EXIT, "exit code 3"))
         assert await events.next() == (
             "end",
             {

@@ -27,16 +27,15 @@ from penstock.lifecycles.container import ContainerJobState
 from penstock.ports.clock import Clock
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.store import JobQuery
-from penstock.workloads.container.capacity import need_of
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.files.output import LogPage
 from penstock.workloads.container.host import ContainerHost, low_disk
 from penstock.workloads.container.job import (
     PROTOCOL_VERSION,
     TOPIC,
-    Code,
     ContainerJob,
     ContainerResult,
+    ErrorCode,
     JobError,
     Mode,
     Priority,
@@ -45,7 +44,7 @@ from penstock.workloads.container.job import (
     StreamCount,
     log_name,
 )
-from penstock.workloads.container.machine import disk_of
+from penstock.workloads.container.machine import disk_of, need_of
 from penstock.workloads.container.protocol.submission import Accepted, read_job
 
 _LARGE = 256 << 10
@@ -241,7 +240,7 @@ class ContainerFacade:
             if await self.get(job.job_id) is not None:
                 raise _taken(job.job_id) from None
             raise Rejected(
-                Code.QUEUE_FULL,
+                ErrorCode.QUEUE_FULL,
                 f"the queue is full (max_queued_jobs={self._config.max_queued_jobs})",
                 job_id=job.job_id,
                 status=429,
@@ -281,9 +280,11 @@ class ContainerFacade:
         """Why no job at all is accepted now."""
         if self._draining:
             message = "this worker accepts no new jobs (it is draining)"
-            return Rejected(Code.DRAINING, message, job_id=job_id, status=503)
+            return Rejected(ErrorCode.DRAINING, message, job_id=job_id, status=503)
         if low := low_disk(self._config):
-            return Rejected(Code.DISK_LOW, low, job_id=job_id, status=503, retry_after=_DISK_RETRY)
+            return Rejected(
+                ErrorCode.DISK_LOW, low, job_id=job_id, status=503, retry_after=_DISK_RETRY
+            )
         return None
 
     def _too_large(self, job: ContainerJob) -> Rejected | None:
@@ -292,7 +293,7 @@ class ContainerFacade:
         if found is None:
             return None
         field, why = found
-        return Rejected(Code.NOT_ALLOWED, f"{field} {why}", field=field, job_id=job.job_id)
+        return Rejected(ErrorCode.NOT_ALLOWED, f"{field} {why}", field=field, job_id=job.job_id)
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -506,7 +507,7 @@ def _canonical_id(job_id: str) -> str:
 
 def _taken(job_id: str) -> Rejected:
     return Rejected(
-        Code.JOB_ID_ALREADY_EXISTS,
+        ErrorCode.JOB_ID_ALREADY_EXISTS,
         f"there is a job {job_id} already; give the new one another job_id",
         job_id=job_id,
         status=409,
@@ -515,7 +516,7 @@ def _taken(job_id: str) -> Rejected:
 
 def _key_reused(job_id: str) -> Rejected:
     return Rejected(
-        Code.IDEMPOTENCY_KEY_REUSED,
+        ErrorCode.IDEMPOTENCY_KEY_REUSED,
         "the idempotency key was used for another submission",
         job_id=job_id,
         status=409,

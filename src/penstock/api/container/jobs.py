@@ -30,7 +30,7 @@ from penstock.api.selection import cursor, place_in
 from penstock.api.submit import header_key
 from penstock.core.errors import InvalidRequest, TooLarge, TooMany
 from penstock.lifecycles.container import ContainerJobState
-from penstock.workloads.container.job import Code, JobError, Rejected
+from penstock.workloads.container.job import ErrorCode, JobError, Rejected
 from penstock.workloads.container.protocol.schema import JobBody
 
 if TYPE_CHECKING:
@@ -90,12 +90,14 @@ class Jobs:
             error, job_id = rejected.error, rejected.job_id
             return self._presenter.refusal(error, job_id, rejected.status, headers)
         except TooLarge as error:
-            return self._refused(Code.INVALID_BODY, f"the body {error.problem}", 413)
+            return self._refused(ErrorCode.INVALID_BODY, f"the body {error.problem}", 413)
         except InvalidRequest as error:
-            return self._refused(Code.INVALID_FIELD, error.problem, 400, field=error.field)
+            return self._refused(ErrorCode.INVALID_FIELD, error.problem, 400, field=error.field)
         except Refused as error:
             headers = error.headers
-            return self._refused(Code.INVALID_BODY, error.message, error.status, headers=headers)
+            return self._refused(
+                ErrorCode.INVALID_BODY, error.message, error.status, headers=headers
+            )
         record = await self._ended(call, receipt.job_id, wait) if wait > 0 else None
         if record is not None:
             return answer(await self._presenter.record(self._facade, record))
@@ -110,7 +112,7 @@ class Jobs:
             return None
 
     def _refused(
-        self, code: Code, message: str, status: int, *, field: str = "", headers: Headers = ()
+        self, code: ErrorCode, message: str, status: int, *, field: str = "", headers: Headers = ()
     ) -> Reply:
         return self._presenter.refusal(JobError(code, message, field), None, status, headers)
 

@@ -23,7 +23,7 @@ from penstock.api.reference import (
     types_of,
 )
 from penstock.workloads.container.config import WorkerConfig
-from penstock.workloads.container.job import Code
+from penstock.workloads.container.job import ErrorCode
 
 INTRODUCTION = """\
 # The HTTP API of a container worker
@@ -118,10 +118,10 @@ def _limits() -> list[Row]:
     ]
 
 
-def _codes(what: str, codes: Mapping[str, Code]) -> Iterator[str]:
+def _codes(what: str, codes: Mapping[str, ErrorCode]) -> Iterator[str]:
     yield f"| {what} | is told as |\n|---|---|\n"
     for code, told in codes.items():
-        yield f"| `{Code(code).value}` | `{told.value}` |\n"
+        yield f"| `{ErrorCode(code).value}` | `{told.value}` |\n"
     yield "\n"
 
 

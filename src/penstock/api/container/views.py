@@ -16,7 +16,7 @@ from penstock.api.reply import NO_STORE, Headers, Reply, encode
 from penstock.core.artifact import Artifact
 from penstock.core.errors import EngineUnavailable, Unavailable
 from penstock.lifecycles.container import ContainerJobState
-from penstock.workloads.container.job import Code, JobError, Priority, Stream, Usage
+from penstock.workloads.container.job import ErrorCode, JobError, Priority, Stream, Usage
 
 HEADERS: Headers = ((b"content-type", b"application/json; charset=utf-8"), NO_STORE)
 MAX_WAIT = 300.0
@@ -35,35 +35,35 @@ INFO_KEYS = (
     *("cpu_cores", "cpu_threads", "memory_mb", "labels"),
 )
 
-ENDS: dict[str, Code] = {
-    Code.OOM_KILLED: Code.NON_ZERO_EXIT,
-    Code.IMAGE_NOT_FOUND: Code.NON_ZERO_EXIT,
-    Code.IMAGE_PULL_FAILED: Code.NON_ZERO_EXIT,
-    Code.COMMAND_NOT_FOUND: Code.NON_ZERO_EXIT,
-    Code.COMMAND_NOT_RUNNABLE: Code.NON_ZERO_EXIT,
-    Code.ENGINE_ERROR: Code.NON_ZERO_EXIT,
-    Code.OUTPUT_LIMIT: Code.NON_ZERO_EXIT,
-    Code.ENGINE_UNAVAILABLE: Code.DOCKER_ERROR,
-    Code.INPUT_UNAVAILABLE: Code.DOCKER_ERROR,
-    Code.INVALID_FIELD: Code.DOCKER_ERROR,
-    Code.WORKER_RESTARTED: Code.DOCKER_ERROR,
-    Code.WORKER_LOST: Code.DOCKER_ERROR,
-    Code.RUNTIME_ERROR: Code.DOCKER_ERROR,
-    Code.RUNTIME_NOT_SUPPORTED: Code.DOCKER_ERROR,
-    Code.BUILD_FAILED: Code.DOCKER_ERROR,
+ENDS: dict[str, ErrorCode] = {
+    ErrorCode.OOM_KILLED: ErrorCode.NON_ZERO_EXIT,
+    ErrorCode.IMAGE_NOT_FOUND: ErrorCode.NON_ZERO_EXIT,
+    ErrorCode.IMAGE_PULL_FAILED: ErrorCode.NON_ZERO_EXIT,
+    ErrorCode.COMMAND_NOT_FOUND: ErrorCode.NON_ZERO_EXIT,
+    ErrorCode.COMMAND_NOT_RUNNABLE: ErrorCode.NON_ZERO_EXIT,
+    ErrorCode.ENGINE_ERROR: ErrorCode.NON_ZERO_EXIT,
+    ErrorCode.OUTPUT_LIMIT: ErrorCode.NON_ZERO_EXIT,
+    ErrorCode.ENGINE_UNAVAILABLE: ErrorCode.DOCKER_ERROR,
+    ErrorCode.INPUT_UNAVAILABLE: ErrorCode.DOCKER_ERROR,
+    ErrorCode.INVALID_FIELD: ErrorCode.DOCKER_ERROR,
+    ErrorCode.WORKER_RESTARTED: ErrorCode.DOCKER_ERROR,
+    ErrorCode.WORKER_LOST: ErrorCode.DOCKER_ERROR,
+    ErrorCode.RUNTIME_ERROR: ErrorCode.DOCKER_ERROR,
+    ErrorCode.RUNTIME_NOT_SUPPORTED: ErrorCode.DOCKER_ERROR,
+    ErrorCode.BUILD_FAILED: ErrorCode.DOCKER_ERROR,
 }
 """How a job failed. The protocol's worker saw only its client's exit code, and called every one
 but 0 NON_ZERO_EXIT; DOCKER_ERROR is a client that could not do its work, and has no exit code."""
 
-REFUSALS: dict[str, Code] = {
-    Code.INVALID_FIELD: Code.INVALID_BODY,
-    Code.INVALID_JOB_ID: Code.MISSING_JOB_ID,
-    Code.INVALID_IMAGE: Code.MISSING_IMAGE,
-    Code.NOT_ALLOWED: Code.INVALID_BODY,
-    Code.IDEMPOTENCY_KEY_REUSED: Code.JOB_ID_ALREADY_EXISTS,
-    Code.QUEUE_FULL: Code.RUNTIME_ERROR,
-    Code.DRAINING: Code.RUNTIME_ERROR,
-    Code.DISK_LOW: Code.RUNTIME_ERROR,
+REFUSALS: dict[str, ErrorCode] = {
+    ErrorCode.INVALID_FIELD: ErrorCode.INVALID_BODY,
+    ErrorCode.INVALID_JOB_ID: ErrorCode.MISSING_JOB_ID,
+    ErrorCode.INVALID_IMAGE: ErrorCode.MISSING_IMAGE,
+    ErrorCode.NOT_ALLOWED: ErrorCode.INVALID_BODY,
+    ErrorCode.IDEMPOTENCY_KEY_REUSED: ErrorCode.JOB_ID_ALREADY_EXISTS,
+    ErrorCode.QUEUE_FULL: ErrorCode.RUNTIME_ERROR,
+    ErrorCode.DRAINING: ErrorCode.RUNTIME_ERROR,
+    ErrorCode.DISK_LOW: ErrorCode.RUNTIME_ERROR,
 }
 """Why a submission was refused; its status says the rest."""
 
@@ -257,9 +257,9 @@ class Presenter:
         if error is None or not self.strict:
             return exit_code, error
         code = ENDS.get(error.code, error.code)
-        if code == Code.DOCKER_ERROR:
+        if code == ErrorCode.DOCKER_ERROR:
             exit_code = None
-        elif code == Code.NON_ZERO_EXIT and exit_code is None:
+        elif code == ErrorCode.NON_ZERO_EXIT and exit_code is None:
             exit_code = _ENGINE_ERROR_CODE
         return exit_code, JobError(code, error.message)
 
@@ -287,7 +287,7 @@ class Presenter:
             found = problem_of(error)
             # A value that is wrong has one status in the protocol.
             status = 400 if found.status == 422 else found.status
-            code = Code.INVALID_FIELD if found.status == 422 else found.code
+            code = ErrorCode.INVALID_FIELD if found.status == 422 else found.code
             if isinstance(error, EngineUnavailable):  # here an engine is one that runs containers
                 code = Unavailable.code
             hint = found.hint.replace("http_hosts", "hosts")
@@ -328,7 +328,7 @@ def _marker(record: ContainerRecord) -> str:
     """A line at the end of stderr, where clients of the protocol's own worker look for the reason:
     of a timeout, a missing image or command, an engine that does not answer."""
     error = record.error
-    if error is None or error.code in (Code.NON_ZERO_EXIT, Code.CANCELLED):
+    if error is None or error.code in (ErrorCode.NON_ZERO_EXIT, ErrorCode.CANCELLED):
         return ""
     return f"\n[worker] {error.message}"
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import Misconfigured, did_you_mean
 from penstock.workloads.container.job import Limits
-from penstock.workloads.container.protocol.reference import check_pattern
+from penstock.workloads.container.protocol.image_rules import check_pattern
 
 if TYPE_CHECKING:
     from penstock.config import Settings

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from penstock.workloads.container.job import Code, Stream, Usage
+from penstock.workloads.container.job import ErrorCode, Stream, Usage
 from penstock.workloads.container.job import Mount as Mount
 
 OWNER_LABEL = "penstock.owner"
@@ -35,44 +35,44 @@ BRIDGE = "bridge"
 class EngineError(Exception):
     """The engine did not do what it was asked."""
 
-    code = Code.ENGINE_ERROR
+    code = ErrorCode.ENGINE_ERROR
     exit_code: int | None = 125
 
 
 class EngineUnavailable(EngineError):
     """The engine can't be reached, or its answer makes no sense."""
 
-    code = Code.ENGINE_UNAVAILABLE
+    code = ErrorCode.ENGINE_UNAVAILABLE
     exit_code = None
 
 
 class WorkerFailure(EngineError):
     """The worker itself failed, not the engine."""
 
-    code = Code.RUNTIME_ERROR
+    code = ErrorCode.RUNTIME_ERROR
     exit_code = None
 
 
 class ImageNotFound(EngineError):
-    code = Code.IMAGE_NOT_FOUND
+    code = ErrorCode.IMAGE_NOT_FOUND
 
 
 class PullFailed(EngineError):
-    code = Code.IMAGE_PULL_FAILED
+    code = ErrorCode.IMAGE_PULL_FAILED
 
 
 class BuildFailed(EngineError):
-    code = Code.BUILD_FAILED
+    code = ErrorCode.BUILD_FAILED
     exit_code = None
 
 
 class CommandNotFound(EngineError):
-    code = Code.COMMAND_NOT_FOUND
+    code = ErrorCode.COMMAND_NOT_FOUND
     exit_code = 127
 
 
 class CommandNotRunnable(EngineError):
-    code = Code.COMMAND_NOT_RUNNABLE
+    code = ErrorCode.COMMAND_NOT_RUNNABLE
     exit_code = 126
 
 
@@ -83,7 +83,7 @@ class ContainerNotFound(EngineError):
 class Unsupported(EngineError):
     """This engine, or this machine, can't do that at all."""
 
-    code = Code.RUNTIME_NOT_SUPPORTED
+    code = ErrorCode.RUNTIME_NOT_SUPPORTED
 
 
 class Image(Struct, frozen=True, kw_only=True):

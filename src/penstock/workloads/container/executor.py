@@ -38,7 +38,6 @@ from penstock.ports.executor import (
     TopicPaused,
 )
 from penstock.ports.process import failpoint
-from penstock.workloads.container.capacity import Need, need_of
 from penstock.workloads.container.config import OnRestart, WorkerConfig
 from penstock.workloads.container.engine import (
     NO_NETWORK,
@@ -55,13 +54,14 @@ from penstock.workloads.container.job import (
     OUTPUT_FOLDER,
     PROTOCOL_VERSION,
     TOPIC,
-    Code,
     ContainerJob,
     ContainerResult,
+    ErrorCode,
     Rejected,
     Stream,
     StreamCount,
 )
+from penstock.workloads.container.machine import Need, need_of
 from penstock.workloads.container.protocol.body import Unreadable, compact, encode, read_input
 from penstock.workloads.container.protocol.submission import check_job
 from penstock.workloads.container.timeouts import drop, to_its_end
@@ -221,7 +221,7 @@ class ContainerAttempt:
             raise TopicPaused(obstacle)
         need = need_of(self._job, host.config)
         if (small := host.capacity.too_small(need)) is not None:
-            return _failure(Code.NOT_ALLOWED, f"{small[0]} {small[1]}")
+            return _failure(ErrorCode.NOT_ALLOWED, f"{small[0]} {small[1]}")
         if not host.folders.hold(job_id):
             raise Interrupted("another worker on this machine has the job")
         try:
@@ -333,14 +333,14 @@ class ContainerAttempt:
     async def _ended(self, result: ContainerResult, output: Output) -> Outcome:
         host, ctx = self._host, self._ctx
         failpoint("container-job-ended")
-        if result.error_code == Code.ENGINE_UNAVAILABLE:
+        if result.error_code == ErrorCode.ENGINE_UNAVAILABLE:
             message = result.error_message or ""
             host.failed(message)  # nobody else starts before it has answered
             if not self._starting:
                 raise TopicPaused(message)
         asked = ctx.cancel.requested and ctx.ended_as is not JobState.FAILED
-        if result.error_code == Code.CANCELLED and not asked:
-            result = replace(result, error_code=Code.WORKER_RESTARTED)
+        if result.error_code == ErrorCode.CANCELLED and not asked:
+            result = replace(result, error_code=ErrorCode.WORKER_RESTARTED)
         outcome = await self._outcome(result, output)
         host.settle(self._job.job_id, ctx.attempt, result.image_id)
         return outcome
@@ -352,7 +352,7 @@ class ContainerAttempt:
         stdout, stderr = map(output.count, Stream)
         result = ContainerResult(
             state=ContainerJobState.FAILED,
-            error_code=Code.WORKER_RESTARTED,
+            error_code=ErrorCode.WORKER_RESTARTED,
             error_message=_VANISHED,
             stdout_count=stdout,
             stderr_count=stderr,
@@ -370,7 +370,7 @@ class ContainerAttempt:
         try:
             await collector.add_folder(self._sandbox.output)
             if self._sandbox.build_log.exists():
-                await collector.add(BUILD_LOG, self._sandbox.build_log)
+                await collector.add(BUILD_LOG, self._sandbox.build_log, "text/plain")
             await collector.add_log(Stream.STDOUT, stdout, output)
             await collector.add_log(Stream.STDERR, stderr, output)
         except Exception as error:
@@ -378,7 +378,7 @@ class ContainerAttempt:
             message = f"what it left in /output could not be collected: {error}"
             collector.skip(OUTPUT_FOLDER, f"could not be collected: {error}")
             if result.state is ContainerJobState.FINISHED:
-                failed, code = ContainerJobState.FAILED, Code.RUNTIME_ERROR
+                failed, code = ContainerJobState.FAILED, ErrorCode.RUNTIME_ERROR
                 result = replace(result, state=failed, error_code=code, error_message=message)
         result = replace(
             result,

@@ -21,7 +21,6 @@ from penstock.ports.clock import Clock, SystemClock
 from penstock.ports.engine_api import EngineApi
 from penstock.ports.executor import Environment
 from penstock.ports.store import StepQuery
-from penstock.workloads.container.capacity import Capacity
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.engine import (
     JOB_LABEL,
@@ -36,7 +35,7 @@ from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import JobFolders, owner_of
 from penstock.workloads.container.images import PulledImages
 from penstock.workloads.container.job import ContainerJob
-from penstock.workloads.container.machine import Machine, disk_of
+from penstock.workloads.container.machine import Capacity, Machine, disk_of
 from penstock.workloads.container.runner import Runner
 from penstock.workloads.container.timeouts import Late, done_within, drop, set_within, within
 

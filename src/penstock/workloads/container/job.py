@@ -18,7 +18,7 @@ PROTOCOL_VERSION = 1
 TOPIC = "job.container.run"
 
 
-class Code(StrEnum):
+class ErrorCode(StrEnum):
     """Why a job was refused, or how it failed."""
 
     # Refusals, in the order in which a submission is checked.
@@ -280,7 +280,7 @@ class Rejected(Exception):
 
     def __init__(
         self,
-        code: Code,
+        code: ErrorCode,
         message: str,
         *,
         field: str = "",

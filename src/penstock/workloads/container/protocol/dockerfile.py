@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from penstock.workloads.container.protocol.reference import parse_reference
+from penstock.workloads.container.protocol.image_rules import parse_reference
 
 MAX_BYTES = 128 << 10
 MAX_STAGES = 32
@@ -47,7 +47,7 @@ def bases_of(text: str) -> tuple[str, ...]:
     if _ODD.search(text):
         raise ValueError("has a control character, or a space that is not a plain one")
     reader = _Reader()
-    for number, line in _instructions(text):
+    for number, _, line in _instructions(text):
         try:
             reader.read(line)
         except ValueError as error:
@@ -59,23 +59,16 @@ def bases_of(text: str) -> tuple[str, ...]:
 
 def labelled(text: str, label: str) -> str:
     """The same, one that `bases_of` takes, with a label that each stage has from its beginning."""
-    lines: list[str] = []
-    parts = ""
-    for line in text.replace("\r\n", "\n").split("\n"):
-        lines.append(line)
-        bare = line.strip(" \t")
-        if not bare or bare.startswith("#"):
-            continue
-        parts += line.rstrip(" \t").removesuffix("\\")
-        if not bare.endswith("\\"):
-            if _SPACES.split(parts.strip(" \t"))[0].upper() == "FROM":
-                lines.append(f"LABEL {label}=1")
-            parts = ""
+    lines = text.replace("\r\n", "\n").split("\n")
+    instructions = list(_instructions("\n".join(lines)))
+    for _, end, line in reversed(instructions):
+        if _SPACES.split(line)[0].upper() == "FROM":
+            lines.insert(end, f"LABEL {label}=1")
     return "\n".join(lines)
 
 
-def _instructions(text: str) -> Iterator[tuple[int, str]]:
-    """Each instruction, its lines put together, with the number of its first line."""
+def _instructions(text: str) -> Iterator[tuple[int, int, str]]:
+    """Of each instruction the numbers of its first and its last line, and its lines joined."""
     begun, seen = 0, False
     parts: list[str] = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -94,7 +87,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str]]:
         begun = begun if parts else number
         parts.append(line.rstrip(" \t").removesuffix("\\"))
         if not bare.endswith("\\"):
-            yield begun, _joined(begun, parts)
+            yield begun, number, _joined(begun, parts)
             parts = []
     if parts:
         raise ValueError("ends in a backslash")

@@ -30,8 +30,8 @@ from penstock.workloads.container.job import (
     OUTPUT_FOLDER,
     PROTOCOL_VERSION,
     BuildSpec,
-    Code,
     ContainerJob,
+    ErrorCode,
     InputFile,
     Limits,
     Mode,
@@ -48,16 +48,16 @@ from penstock.workloads.container.protocol.body import (
     read_body,
 )
 from penstock.workloads.container.protocol.dockerfile import bases_of
-from penstock.workloads.container.protocol.paths import checked_folder, checked_path
-from penstock.workloads.container.protocol.policy import (
+from penstock.workloads.container.protocol.image_rules import (
     SANDBOX,
     could_match,
     granted,
     is_weaker,
     must_be_sandboxed,
     names_of,
+    parse_reference,
 )
-from penstock.workloads.container.protocol.reference import parse_reference
+from penstock.workloads.container.protocol.paths import checked_folder, checked_path
 from penstock.workloads.container.protocol.schema import (
     MAX_ID,
     BuildBody,
@@ -114,19 +114,19 @@ class _RawJob(Struct):
 
 
 class _Refused(Exception):
-    def __init__(self, code: Code, message: str, field: str = "") -> None:
+    def __init__(self, code: ErrorCode, message: str, field: str = "") -> None:
         super().__init__(message)
         self.code, self.field = code, field
 
 
 def _refuse(field: str, problem: str) -> NoReturn:
     """The value is invalid."""
-    raise _Refused(Code.INVALID_FIELD, f"{field}: {problem}", field)
+    raise _Refused(ErrorCode.INVALID_FIELD, f"{field}: {problem}", field)
 
 
 def _forbid(field: str, problem: str) -> NoReturn:
     """The value is valid, but this worker does not grant it."""
-    raise _Refused(Code.NOT_ALLOWED, f"{field}: {problem}", field)
+    raise _Refused(ErrorCode.NOT_ALLOWED, f"{field}: {problem}", field)
 
 
 def body_limit(config: WorkerConfig) -> int:
@@ -143,7 +143,7 @@ def read_job(
     try:
         value = read_body(body)
     except Unreadable as error:
-        raise Rejected(Code.INVALID_BODY, str(error)) from None
+        raise Rejected(ErrorCode.INVALID_BODY, str(error)) from None
     if len(body) > config.max_body_bytes and not _brings_files(value):
         raise _too_large(len(body), config.max_body_bytes)
     return check_job(value, config, can_build=can_build, runtimes=runtimes, body=compact(body))
@@ -161,7 +161,7 @@ def check_job(
     try:
         return _Check(config, can_build, runtimes).job(value, body)
     except _Refused as error:
-        job_id = None if error.code is Code.INVALID_BODY else _echo(value)
+        job_id = None if error.code is ErrorCode.INVALID_BODY else _echo(value)
         raise Rejected(error.code, str(error), field=error.field, job_id=job_id) from None
 
 
@@ -212,23 +212,23 @@ class _Check:
 
     def _id(self, value: Any) -> str:
         if not isinstance(value, str) or not value:
-            raise _Refused(Code.MISSING_JOB_ID, "job_id: must be a non-empty string")
+            raise _Refused(ErrorCode.MISSING_JOB_ID, "job_id: must be a non-empty string")
         if self._config.compat is Compat.STRICT:
             grammar, rule = _COMPAT_ID, f"1 to {MAX_COMPAT_ID} characters, no control characters"
         else:
             grammar, rule = _JOB_ID, "1 to 128 of A-Z a-z 0-9 . _ -, not a dot or a dash first"
         if not grammar.fullmatch(value):
             message = f"job_id: invalid value {_shown(value)} ({rule})"
-            raise _Refused(Code.INVALID_JOB_ID, message, "job_id")
+            raise _Refused(ErrorCode.INVALID_JOB_ID, message, "job_id")
         return value
 
     def _mode(self, value: Any) -> Mode:
         if not isinstance(value, str) or value not in tuple(Mode):
-            raise _Refused(Code.BAD_RUNTIME_MODE, "runtime.mode: must be 'image' or 'build'")
+            raise _Refused(ErrorCode.BAD_RUNTIME_MODE, "runtime.mode: must be 'image' or 'build'")
         mode = Mode(value)
         if mode is Mode.BUILD and not (self._config.build.enabled and self._can_build):
             message = "runtime.mode=build not supported on this worker"
-            raise _Refused(Code.RUNTIME_NOT_SUPPORTED, message)
+            raise _Refused(ErrorCode.RUNTIME_NOT_SUPPORTED, message)
         return mode
 
     def _limits(self, given: LimitsBody | None) -> Limits:
@@ -342,12 +342,12 @@ class _Check:
         if job.build is None:
             if not any(could_match(pattern, job.image) for pattern in config.images.allowed):
                 message = f"image {_shown(job.image)} is not allowed on this worker"
-                raise _Refused(Code.IMAGE_NOT_ALLOWED, message, "runtime.image")
+                raise _Refused(ErrorCode.IMAGE_NOT_ALLOWED, message, "runtime.image")
             return
         for base in job.build.bases:
             if not granted(config.build.bases, base):
                 message = f"base image {_shown(base)} is not allowed on this worker"
-                raise _Refused(Code.IMAGE_NOT_ALLOWED, message, "runtime.build.dockerfile")
+                raise _Refused(ErrorCode.IMAGE_NOT_ALLOWED, message, "runtime.build.dockerfile")
 
 
 # -- the body, and what every worker checks alike -----------------------------------------------
@@ -356,36 +356,36 @@ class _Check:
 def _check_body(value: Any, body: bytes | None) -> tuple[Mapping[str, Any], bytes]:
     """An array is an object to the protocol's own worker: one without a protocol_version."""
     if not isinstance(value, dict | list):
-        raise _Refused(Code.INVALID_BODY, "the body must be a JSON object")
+        raise _Refused(ErrorCode.INVALID_BODY, "the body must be a JSON object")
     try:
         check_depth(value)
         body = encode(value) if body is None else body
     except (TypeError, ValueError) as error:
-        raise _Refused(Code.INVALID_BODY, str(error)) from None
+        raise _Refused(ErrorCode.INVALID_BODY, str(error)) from None
     return (value if isinstance(value, dict) else {}), body
 
 
 def _check_version(value: Any) -> None:
     if isinstance(value, bool) or value != PROTOCOL_VERSION:
         message = f"protocol_version: must be the number {PROTOCOL_VERSION}"
-        raise _Refused(Code.UNSUPPORTED_PROTOCOL_VERSION, message)
+        raise _Refused(ErrorCode.UNSUPPORTED_PROTOCOL_VERSION, message)
 
 
 def _check_runtime(value: Any) -> Mapping[str, Any]:
     """An array gets past this check, and fails for its lack of a mode, as in JavaScript."""
     if not isinstance(value, dict | list):
-        raise _Refused(Code.MISSING_RUNTIME, "runtime: must be an object")
+        raise _Refused(ErrorCode.MISSING_RUNTIME, "runtime: must be an object")
     return value if isinstance(value, dict) else {}
 
 
 def _check_image(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise _Refused(Code.MISSING_IMAGE, "runtime.image: must be a non-empty string")
+        raise _Refused(ErrorCode.MISSING_IMAGE, "runtime.image: must be a non-empty string")
     try:
         parse_reference(value)
     except ValueError as error:
         message = f"runtime.image: {_shown(value)} {error}"
-        raise _Refused(Code.INVALID_IMAGE, message, "runtime.image") from None
+        raise _Refused(ErrorCode.INVALID_IMAGE, message, "runtime.image") from None
     return value
 
 
@@ -654,7 +654,7 @@ def _brings_files(value: Any) -> bool:
 
 def _too_large(size: int, limit: int) -> Rejected:
     message = f"the body is {size} bytes long; at most {limit} are allowed"
-    return Rejected(Code.INVALID_BODY, message, status=413)
+    return Rejected(ErrorCode.INVALID_BODY, message, status=413)
 
 
 def _shown(value: str) -> str:

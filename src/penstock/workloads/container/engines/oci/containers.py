@@ -31,10 +31,10 @@ from penstock.workloads.container.engines.oci.folder import (
     ROOTFS,
     STREAMS,
     ContainerManifest,
-    Gone,
-    Life,
+    ContainerWatcher,
+    FolderWatcher,
     RunFolder,
-    Watch,
+    Trash,
     children_of,
     end_group,
     end_process,
@@ -42,7 +42,7 @@ from penstock.workloads.container.engines.oci.folder import (
     first_process,
     state_of,
 )
-from penstock.workloads.container.engines.oci.machine import SANDBOX, Machine, Runtime, output_of
+from penstock.workloads.container.engines.oci.machine import SANDBOX, OciMachine, Runtime, output_of
 from penstock.workloads.container.engines.oci.rootfs import resolve
 from penstock.workloads.container.engines.oci.streams import AttachedStreams, Streams, layered
 from penstock.workloads.container.files.tree import remove_tree
@@ -56,18 +56,18 @@ _REMOVAL = 5.0
 class Containers:
     """Of one machine, below `root`."""
 
-    def __init__(self, root: Path, machine: Machine) -> None:
+    def __init__(self, root: Path, machine: OciMachine) -> None:
         self._root = root
         self._machine = machine
         self._cgroups = machine.cgroups
-        self._watch = Watch()
-        self._lives: dict[str, Life] = {}
+        self._watch = FolderWatcher()
+        self._watchers: dict[str, ContainerWatcher] = {}
         self._attached: dict[str, list[AttachedStreams]] = {}
         self._ends: dict[str, Streams] = {}
         self._spawned: dict[str, asyncio.Future[int]] = {}
         self._removals: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """One at a time for each name: whoever comes second finds nothing to do."""
-        self.gone = Gone(root / "gone")
+        self.trash = Trash(root / "gone")
         (root / "run").mkdir(parents=True, exist_ok=True, mode=0o700)
 
     # -- beginning --------------------------------------------------------------
@@ -99,7 +99,7 @@ class Containers:
         except BaseException as error:
             self._cgroups.remove(spec.name)
             with contextlib.suppress(OSError):  # the sweep tries again
-                self.gone.discard(folder.path)
+                self.trash.discard(folder.path)
             if isinstance(error, OSError):
                 raise EngineError(f"The container can't be made: {error}.") from error
             raise
@@ -129,13 +129,13 @@ class Containers:
         folder, manifest = self._there(name)
         if folder.launcher is not None or name in self._spawned:
             raise EngineError(f"The container {name!r} was started before.")
-        life = self._life(folder)
+        watcher = self._watcher(folder)
         try:
             # Whoever cancels this does not cancel the spawn: its files are in use.
             await asyncio.shield(self._spawn(folder, manifest))
         except OSError as error:
             raise EngineError(f"The runtime can't be started: {error}.") from error
-        await life.begun.wait()
+        await watcher.begun.wait()
         if folder.pid is None and folder.status is not None:
             raise _not_started(folder)
 
@@ -153,14 +153,14 @@ class Containers:
         )
         self._spawned[folder.name] = spawning
         spawning.add_done_callback(lambda _: self._close_ends(folder.name))
-        spawning.add_done_callback(self._life(folder).follow)
+        spawning.add_done_callback(self._watcher(folder).follow)
         return spawning
 
     # -- watching ---------------------------------------------------------------
 
     async def wait(self, name: str) -> ExitStatus:
         folder, _ = self._there(name)
-        await self._life(folder).over.wait()
+        await self._watcher(folder).over.wait()
         if not folder.path.exists():
             raise ContainerNotFound(f"The container {name!r} was removed.")
         return exit_of(folder, self._cgroups)
@@ -202,8 +202,8 @@ class Containers:
         started = name in self._spawned or folder.launcher is not None
         if not started or folder.status is not None:
             return
-        life = self._life(folder)
-        await life.begun.wait()
+        watcher = self._watcher(folder)
+        await watcher.begun.wait()
         fd = first_process(folder, self._cgroups)
         if fd is not None:
             # All others in its PID namespace die with the first process.
@@ -212,7 +212,7 @@ class Containers:
             os.close(fd)
         try:
             async with asyncio.timeout(_STUCK):
-                await life.over.wait()
+                await watcher.over.wait()
         except TimeoutError:
             _end_runtime(folder)
 
@@ -233,12 +233,12 @@ class Containers:
         await self._end_launcher(folder)
         self._close_ends(name)
         await self._empty(folder)
-        if (life := self._lives.pop(name, None)) is not None:
-            life.end()
-            life.close()
+        if (watcher := self._watchers.pop(name, None)) is not None:
+            watcher.end()
+            watcher.close()
         for state in (self._root / "state").glob("*"):
             _delete_state(state, name)
-        self.gone.discard(folder.path)
+        self.trash.discard(folder.path)
 
     async def _end_launcher(self, folder: RunFolder) -> None:
         """With it the runtime, which is of its process group."""
@@ -277,9 +277,9 @@ class Containers:
         self._attached.clear()
         for name in list(self._ends):
             self._close_ends(name)
-        for life in self._lives.values():
-            life.close()
-        self._lives.clear()
+        for watcher in self._watchers.values():
+            watcher.close()
+        self._watchers.clear()
         self._watch.close()
         self._machine.close()
 
@@ -298,10 +298,10 @@ class Containers:
             raise ContainerNotFound(f"There is no container {name!r}.")
         return folder, manifest
 
-    def _life(self, folder: RunFolder) -> Life:
-        if folder.name not in self._lives:
-            self._lives[folder.name] = Life(folder, self._cgroups, self._watch)
-        return self._lives[folder.name]
+    def _watcher(self, folder: RunFolder) -> ContainerWatcher:
+        if folder.name not in self._watchers:
+            self._watchers[folder.name] = ContainerWatcher(folder, self._cgroups, self._watch)
+        return self._watchers[folder.name]
 
     def _close_ends(self, name: str) -> None:
         if (ends := self._ends.pop(name, None)) is not None:

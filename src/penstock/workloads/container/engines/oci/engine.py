@@ -27,7 +27,7 @@ from penstock.workloads.container.engine import (
 from penstock.workloads.container.engines.oci.bundle import INIT, MOUNT_POINTS, Process, process_of
 from penstock.workloads.container.engines.oci.containers import Containers, has_labels
 from penstock.workloads.container.engines.oci.images import LARGEST, ImageStore, can_fetch, fetch
-from penstock.workloads.container.engines.oci.machine import Machine, Runtime, version_of
+from penstock.workloads.container.engines.oci.machine import OciMachine, Runtime, version_of
 from penstock.workloads.container.engines.oci.rootfs import check_command, resolve
 from penstock.workloads.container.engines.oci.streams import AttachedStreams
 from penstock.workloads.container.job import Stream, Usage
@@ -49,7 +49,7 @@ class OciEngine:
         self.store = ImageStore(root.absolute() / "images", limit=max_image)
         self._root = root.absolute()
         self._wanted = runtime
-        self._ready: tuple[Machine, Containers] | None = None
+        self._ready: tuple[OciMachine, Containers] | None = None
         self._finding = asyncio.Lock()
 
     async def facts(self) -> EngineFacts:
@@ -70,13 +70,13 @@ class OciEngine:
             self._ready[1].close()
             self._ready = None
 
-    async def _opened(self) -> tuple[Machine, Containers]:
+    async def _opened(self) -> tuple[OciMachine, Containers]:
         """When it is first asked for anything: nothing happens before that."""
         if self._ready is not None:
             return self._ready
         async with self._finding:
             if self._ready is None:
-                machine = Machine(self._wanted)
+                machine = OciMachine(self._wanted)
                 containers = Containers(self._root, machine)
                 try:
                     await choose_runtime(containers, machine, self._root)
@@ -171,7 +171,7 @@ _ABANDONED = 60.0
 log = logging.getLogger(__name__)
 
 
-async def choose_runtime(containers: Containers, machine: Machine, root: Path) -> None:
+async def choose_runtime(containers: Containers, machine: OciMachine, root: Path) -> None:
     """Leaves the first that works in front. Raises EngineUnavailable."""
     if machine.init is None:
         return
@@ -190,7 +190,7 @@ async def sweep(containers: Containers) -> None:
     """What a worker left that died while it made or removed a container, or tried a runtime. What
     can't be removed now is there for the next sweep."""
     try:
-        containers.gone.clear()
+        containers.trash.clear()
     except OSError as error:
         log.warning("the folder of a container that was removed is still there: %s", error)
     for folder in containers.folders():

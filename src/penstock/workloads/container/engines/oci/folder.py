@@ -146,7 +146,7 @@ class RunFolder:
             os.close(fd)
 
 
-class Gone:
+class Trash:
     """`gone/`. One rename takes a folder out of `run/`: a container is there with its manifest, or
     not at all, at whatever moment a worker dies. What is in here is nobody's."""
 
@@ -182,7 +182,7 @@ _CLOSE_WRITE, _MOVED_TO = 0x08, 0x80
 _HEAD = struct.Struct("iIII")
 
 
-class Watch:
+class FolderWatcher:
     """Files that are complete in some folders: written and closed, or moved there."""
 
     def __init__(self) -> None:
@@ -243,10 +243,10 @@ async def process_end(fd: int, timeout: float | None = None) -> bool:
 _PATIENCE = 5.0
 
 
-class Life:
+class ContainerWatcher:
     """One container, followed through its folder and its launcher."""
 
-    def __init__(self, folder: RunFolder, cgroups: Cgroups, watch: Watch) -> None:
+    def __init__(self, folder: RunFolder, cgroups: Cgroups, watch: FolderWatcher) -> None:
         self.folder = folder
         self.begun = asyncio.Event()
         """It runs, or never will."""

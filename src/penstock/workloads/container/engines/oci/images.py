@@ -42,7 +42,8 @@ from penstock.workloads.container.engine import (
     RegistryAuth,
 )
 from penstock.workloads.container.engines.credentials import DOCKER_HUB
-from penstock.workloads.container.engines.oci.rootfs import BadImage, Tree, add_folder
+from penstock.workloads.container.engines.oci.rootfs import BadImage, LayerTree, add_folder
+from penstock.workloads.container.engines.programs import run_program
 from penstock.workloads.container.files.archives import decompressed
 
 LARGEST = 16 << 30
@@ -85,7 +86,7 @@ class ImageStore:
                 raise BadImage(f"{path.name} is no image; a root file system can be imported.")
             names = _names(tag, manifest, digest)
             with self._staging(stopped) as new:
-                tree = Tree(new / "rootfs", self._limit, stopped=stopped)
+                tree = LayerTree(new / "rootfs", self._limit, stopped=stopped)
                 unpack(archive, manifest, tree)
                 return self._keep(new, tree, _described(manifest, tree.size), names)
 
@@ -97,7 +98,7 @@ class ImageStore:
         if self.root.absolute().is_relative_to(source.absolute()):
             raise BadImage(f"{source} holds the images themselves.")
         with self._staging() as new:
-            tree = Tree(new / "rootfs", self._limit)
+            tree = LayerTree(new / "rootfs", self._limit)
             if source.is_dir():
                 summed = hashlib.sha256()
                 for part in add_folder(tree, source):
@@ -157,7 +158,7 @@ class ImageStore:
 
     # -- within ---------------------------------------------------------------
 
-    def _keep(self, new: Path, tree: Tree, image: Image, names: Sequence[str]) -> Image:
+    def _keep(self, new: Path, tree: LayerTree, image: Image, names: Sequence[str]) -> Image:
         tree.finish()
         (new / "image.json").write_bytes(msgspec.json.encode(image))
         if not self._place(image.id).exists():
@@ -331,21 +332,9 @@ def _auth_file(folder: str, reference: str, auth: RegistryAuth) -> str:
 
 
 async def _run(*command: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        _, said = await process.communicate()
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    if process.returncode:
-        text = said.decode(errors="replace").strip()[-500:]
+    ended = await run_program(*command)
+    if ended.code:
+        text = ended.stderr.decode(errors="replace").strip()[-500:]
         unknown = any(word in text.lower() for word in _UNKNOWN)
         raise (ImageNotFound if unknown else PullFailed)(text)
 
@@ -476,7 +465,7 @@ def _path(digest: str) -> str:
     return f"blobs/sha256/{value}"
 
 
-def unpack(archive: Archive, manifest: Manifest, tree: Tree) -> None:
+def unpack(archive: Archive, manifest: Manifest, tree: LayerTree) -> None:
     """All layers; each must be what the image's configuration says it is."""
     try:
         expected = msgspec.json.decode(manifest.config)["rootfs"]["diff_ids"]
@@ -491,7 +480,7 @@ def unpack(archive: Archive, manifest: Manifest, tree: Tree) -> None:
             raise BadImage(f"The layer {name} is damaged: it is {found}, not {digest}.")
 
 
-def apply(tree: Tree, packed: IO[bytes]) -> str:
+def apply(tree: LayerTree, packed: IO[bytes]) -> str:
     """A layer, compressed or not. Returns the digest of the uncompressed archive."""
     head = packed.read(len(_ZSTD))
     packed.seek(0)

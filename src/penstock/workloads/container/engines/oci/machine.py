@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import platform
 import shutil
@@ -20,6 +18,7 @@ from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.oci.bundle import ANNOTATION, SandboxOptions, compiled
 from penstock.workloads.container.engines.oci.rootfs import needs_loader
 from penstock.workloads.container.engines.oci.streams import Launch
+from penstock.workloads.container.engines.programs import run_program
 
 RUNTIMES = ("crun", "runc")
 """The faster one first."""
@@ -89,7 +88,7 @@ def find_init() -> Path | None:
     return None
 
 
-class Machine:
+class OciMachine:
     """Found out once. Raises EngineUnavailable if no container can run here."""
 
     def __init__(self, wanted: str = "") -> None:
@@ -167,22 +166,9 @@ async def version_of(runtime: Runtime) -> str:
 
 async def output_of(*command: str) -> str:
     try:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-    except OSError as error:
-        raise EngineUnavailable(f"{command[0]} can't be started: {error}.") from error
-    try:
-        async with asyncio.timeout(10):
-            said, _ = await process.communicate()
+        ended = await run_program(*command, timeout=10)
     except TimeoutError:
         raise EngineUnavailable(f"{command[0]} does not answer.") from None
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    return said.decode(errors="replace")
+    except OSError as error:
+        raise EngineUnavailable(f"{command[0]} can't be started: {error}.") from error
+    return ended.stdout.decode(errors="replace")

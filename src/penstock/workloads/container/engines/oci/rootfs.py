@@ -29,7 +29,7 @@ from penstock.workloads.container.engine import (
     EngineError,
 )
 from penstock.workloads.container.engines.oci.bundle import MOUNT_POINTS, Process
-from penstock.workloads.container.files.archives import Forward, check_shared
+from penstock.workloads.container.files.archives import ForwardReader, check_shared
 
 _MOST_LINKS = 40
 
@@ -201,7 +201,7 @@ class BadImage(EngineError):
     """An archive that is no image, or none that can be unpacked safely."""
 
 
-class Tree:
+class LayerTree:
     """A root file system that is being made in a folder that nobody else knows."""
 
     def __init__(
@@ -219,7 +219,7 @@ class Tree:
         """A layer on top of what is there. `layer` is read to the end, whatever follows the
         archive's own end mark."""
         own = _Own()
-        stream = Forward(layer, self._look, most_extended=_MOST_ENTRIES, header=_HEADER)
+        stream = ForwardReader(layer, self._look, most_extended=_MOST_ENTRIES, header=_HEADER)
         try:
             with tarfile.TarFile(fileobj=cast("IO[bytes]", stream)) as archive:
                 while (member := archive.next()) is not None:
@@ -247,7 +247,7 @@ class Tree:
             hosts.parent.mkdir(parents=True, exist_ok=True)
             hosts.write_text("127.0.0.1 localhost\n::1 localhost\n")
 
-    def _add(self, stream: Forward, member: tarfile.TarInfo, own: _Own) -> None:
+    def _add(self, stream: ForwardReader, member: tarfile.TarInfo, own: _Own) -> None:
         self._grow(_ENTRY)
         parts = _safe(member.name)
         if not parts:
@@ -263,7 +263,7 @@ class Tree:
         elif self._put(stream, member, parent / name):
             own.add(parent / name)
 
-    def _put(self, stream: Forward, member: tarfile.TarInfo, place: Path) -> bool:
+    def _put(self, stream: ForwardReader, member: tarfile.TarInfo, place: Path) -> bool:
         if member.isdir():
             if not place.is_dir() or place.is_symlink():
                 _discard(place)
@@ -348,7 +348,7 @@ class _Own:
             self.above.add(folder)
 
 
-def add_folder(tree: Tree, folder: Path) -> Iterable[bytes]:
+def add_folder(tree: LayerTree, folder: Path) -> Iterable[bytes]:
     """Copy a folder into a tree; gives what it is made of, for a checksum."""
     for at, folders, files in os.walk(folder):
         folders.sort()
@@ -357,7 +357,7 @@ def add_folder(tree: Tree, folder: Path) -> Iterable[bytes]:
             yield from _copy(tree, source, source.relative_to(folder))
 
 
-def _copy(tree: Tree, source: Path, name: Path) -> Iterable[bytes]:
+def _copy(tree: LayerTree, source: Path, name: Path) -> Iterable[bytes]:
     found, target = source.lstat(), tree.root / name
     if stat.S_ISLNK(found.st_mode):
         os.symlink(os.readlink(source), target)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.workloads.container.engines.oci.folder import Gone
+from penstock.workloads.container.engines.oci.folder import Trash
 
 
 def a_folder(root: Path, name: str = "penstock-a") -> Path:
@@ -26,36 +26,36 @@ def all_below(root: Path) -> list[str]:
 
 
 @pytest.fixture
-def gone(tmp_path: Path) -> Gone:
-    return Gone(tmp_path / "gone")
+def trash(tmp_path: Path) -> Trash:
+    return Trash(tmp_path / "gone")
 
 
-def test_what_is_not_there_is_discarded_already(gone: Gone, tmp_path: Path) -> None:
+def test_what_is_not_there_is_discarded_already(trash: Trash, tmp_path: Path) -> None:
     folder = a_folder(tmp_path)
-    gone.discard(folder)
-    gone.discard(folder)
+    trash.discard(folder)
+    trash.discard(folder)
     assert all_below(tmp_path) == []
 
 
 def test_a_folder_is_out_of_its_place_before_anything_of_it_is_deleted(
-    gone: Gone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trash: Trash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = a_folder(tmp_path)
     with monkeypatch.context() as broken:
         broken.setattr(os, "unlink", _fails)
         with pytest.raises(OSError, match="busy"):
-            gone.discard(folder)
+            trash.discard(folder)
     assert not folder.exists()
     assert len(all_below(tmp_path)) == 4
     # The name is free, and its second folder does not meet the first.
-    gone.discard(a_folder(tmp_path))
+    trash.discard(a_folder(tmp_path))
     assert len(all_below(tmp_path)) == 4
-    gone.clear()
+    trash.clear()
     assert all_below(tmp_path) == []
 
 
 def test_what_somebody_else_deletes_meanwhile_is_no_obstacle(
-    gone: Gone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trash: Trash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unlink = os.unlink
 
@@ -64,12 +64,12 @@ def test_what_somebody_else_deletes_meanwhile_is_no_obstacle(
         unlink(path, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "unlink", slow)
-    gone.discard(a_folder(tmp_path))
+    trash.discard(a_folder(tmp_path))
     assert all_below(tmp_path) == []
 
 
 def test_one_that_can_not_be_deleted_keeps_no_other_from_it(
-    gone: Gone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trash: Trash, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("a", "b"):
         os.rename(a_folder(tmp_path, name), tmp_path / "gone" / name)
@@ -83,9 +83,9 @@ def test_one_that_can_not_be_deleted_keeps_no_other_from_it(
     with monkeypatch.context() as broken:
         broken.setattr(os, "rmdir", stuck)
         with pytest.raises(OSError, match="busy"):
-            gone.clear()
+            trash.clear()
     assert all_below(tmp_path) == ["gone/a"]
-    gone.clear()
+    trash.clear()
     assert all_below(tmp_path) == []
 
 

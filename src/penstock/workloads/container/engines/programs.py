@@ -1,0 +1,35 @@
+"""Runs a helper program to its end: skopeo, a credential helper, a runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from msgspec import Struct
+
+
+class Ended(Struct, frozen=True):
+    """How a program ended, and what it said."""
+
+    code: int
+    stdout: bytes
+    stderr: bytes
+
+
+async def run_program(*command: str, stdin: bytes = b"", timeout: float | None = None) -> Ended:
+    """Raises OSError if it can't be started, and TimeoutError. Nothing of it goes on afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(timeout):
+            stdout, stderr = await process.communicate(stdin)
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    return Ended(process.returncode or 0, stdout, stderr)
