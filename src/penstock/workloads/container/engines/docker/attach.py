@@ -13,12 +13,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import cast
+from contextlib import suppress
 from urllib.parse import urlencode
 
 import aiohttp
 
-from penstock.workloads.container.engine import Chunk, EngineError, EngineUnavailable
+from penstock.workloads.container.engine import Chunk, EngineUnavailable
 from penstock.workloads.container.engines.docker.api import Api, Query, Refused, container
 from penstock.workloads.container.job import Stream
 
@@ -85,32 +85,32 @@ class Frames:
 
 HIGH_WATER = 1 << 20
 """Bytes that wait for a taker before reading stops."""
+_READ = 256 << 10
 _LONGEST_HEAD = 64 << 10
 _UPGRADED = (101, 200)
 
 log = logging.getLogger(__name__)
 
 
-class Attachment(asyncio.Protocol):
+class Attachment:
     """The streams of one container; implements `AttachSession`."""
 
-    def __init__(self, api: Api, gone: Callable[[Attachment], None]) -> None:
-        self._api = api
-        self._gone = gone
-        self._transport: asyncio.Transport | None = None
-        self._head = b""
-        self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._status = 0
-        self._frames = Frames()
+    def __init__(
+        self,
+        api: Api,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        gone: Callable[[Attachment], None],
+    ) -> None:
+        self._api, self._reader, self._writer, self._gone = api, reader, writer, gone
         self._chunks: deque[Chunk] = deque()
         self._size = 0
         self._more = asyncio.Event()
+        self._room = asyncio.Event()
         self._over = asyncio.Event()
-        self._paused = False
         self._never_pause = False
         self._nonsense: EngineUnavailable | None = None
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._reading = asyncio.create_task(self._read())
 
     # -- AttachSession -----------------------------------------------------------------
 
@@ -119,7 +119,8 @@ class Attachment(asyncio.Protocol):
             while self._chunks:
                 chunk = self._chunks.popleft()
                 self._size -= len(chunk.data)
-                self._resume()
+                if self._size < HIGH_WATER // 2:
+                    self._room.set()
                 yield chunk
             if self._nonsense is not None:
                 raise self._nonsense
@@ -129,162 +130,80 @@ class Attachment(asyncio.Protocol):
             await self._more.wait()
 
     async def send(self, data: bytes) -> None:
-        transport = self._transport
-        if transport is not None and not transport.is_closing():
-            transport.write(data)
-            await self._writable.wait()
+        if not self._writer.is_closing():
+            self._writer.write(data)
+            with suppress(OSError):  # it has ended
+                await self._writer.drain()
 
     async def end_input(self) -> None:
-        transport = self._transport
-        if transport is not None and not transport.is_closing():
-            transport.write_eof()
+        if not self._writer.is_closing():
+            self._writer.write_eof()
 
     def close(self) -> None:
         self._end()
-        if self._transport is not None:
-            self._transport.abort()
+        self._writer.transport.abort()
 
     # -- for the engine -----------------------------------------------------------
 
     def unblock(self) -> None:
         """Read on from now, and drop what nobody takes."""
         self._never_pause = True
-        self._resume()
+        self._room.set()
 
     async def ended(self) -> None:
         """Until the container has closed both streams, or the connection is lost."""
         await self._over.wait()
 
-    async def upgraded(self) -> None:
-        """Until the engine has agreed."""
-        try:
-            async with asyncio.timeout(self._api.timeout):
-                await self._answered
-        except TimeoutError:
-            self.close()
-            raise EngineUnavailable(f"the engine at {self._api.socket} does not attach") from None
-        except BaseException:
-            self.close()
-            raise
-
-    # -- asyncio.Protocol ---------------------------------------------------------
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's does all that one can, but is none.
-        self._transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self._over.is_set():
-            return
-        if not self._answered.done():
-            data = self._read_head(data)
-        if not data:
-            return
-        try:
-            self._take(self._frames.feed(data))
-        except NoFrame as error:
-            self._nonsense = self._api.nonsense(str(error))
-            self.close()
-
-    def eof_received(self) -> bool:
-        self._end()
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._end()
-        self._gone(self)
-
-    def pause_writing(self) -> None:
-        self._writable.clear()
-
-    def resume_writing(self) -> None:
-        self._writable.set()
-
     # -- inside -------------------------------------------------------------------
 
-    def _read_head(self, data: bytes) -> bytes:
-        """The answer's head is kept; what comes behind it is given back."""
-        self._head += data
-        head, end, rest = self._head.partition(b"\r\n\r\n")
-        if not end:
-            if len(self._head) > _LONGEST_HEAD:
-                self._fail(self._api.nonsense("a head without an end"))
-            return b""
-        words = head.split(b"\r\n", 1)[0].split(b" ", 2)
-        if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-            self._fail(self._api.nonsense(repr(head[:100])))
-            return b""
-        self._status = int(words[1])
-        if self._status not in _UPGRADED:
-            return self._read_refusal(head, rest)
-        self._answered.set_result(None)
-        self._head = b""
-        return rest
-
-    def _read_refusal(self, head: bytes, rest: bytes) -> bytes:
-        length = _length(head)
-        if length is None:
-            self._fail(Refused(self._status, f"status {self._status}"))
-        elif len(rest) >= length:
-            self._refuse(rest)
-        return b""
-
-    def _refuse(self, body: bytes) -> None:
+    async def _read(self) -> None:
+        frames = Frames()
         try:
-            self._fail(self._api.refusal(self._status, body))
-        except EngineUnavailable as nonsense:
-            self._fail(nonsense)
-
-    def _fail(self, error: EngineError) -> None:
-        if not self._answered.done():
-            self._answered.set_exception(error)
-
-    def _take(self, chunks: list[Chunk]) -> None:
-        if self._size > HIGH_WATER and self._never_pause:
-            return
-        self._chunks.extend(chunks)
-        self._size += sum(len(chunk.data) for chunk in chunks)
-        self._more.set()
-        if self._size > HIGH_WATER and not self._never_pause and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
-
-    def _resume(self) -> None:
-        low = self._never_pause or self._size < HIGH_WATER // 2
-        if self._paused and low and self._transport is not None:
-            self._paused = False
-            if not self._transport.is_closing():
-                self._transport.resume_reading()
+            while data := await self._reader.read(_READ):
+                chunks = frames.feed(data)
+                if self._size > HIGH_WATER and self._never_pause:
+                    continue
+                self._chunks.extend(chunks)
+                self._size += sum(len(chunk.data) for chunk in chunks)
+                self._more.set()
+                while self._size > HIGH_WATER and not self._never_pause:
+                    self._room.clear()
+                    await self._room.wait()
+                if self._over.is_set():
+                    return
+        except NoFrame as error:
+            self._nonsense = self._api.nonsense(str(error))
+        except OSError:
+            pass  # the connection is lost
+        finally:
+            self.close()
+            self._gone(self)
 
     def _end(self) -> None:
         self._over.set()
         self._more.set()
-        self._writable.set()
-        if not self._answered.done():
-            self._lost_before_an_answer()
-
-    def _lost_before_an_answer(self) -> None:
-        _, end, rest = self._head.partition(b"\r\n\r\n")
-        if end and self._status:
-            self._refuse(rest)
-        why = f"the engine at {self._api.socket} closed the connection"
-        self._fail(EngineUnavailable(why))
+        self.unblock()
 
 
 async def attach(api: Api, name: str, *, gone: Callable[[Attachment], None]) -> Attachment:
     """Become the streams of that container, from now on."""
     await api.greeted()
-    attachment = Attachment(api, gone)
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(api.timeout):
-            transport, _ = await loop.create_unix_connection(lambda: attachment, api.socket)
-    except (OSError, TimeoutError) as error:
+            reader, writer = await asyncio.open_unix_connection(api.socket, limit=_LONGEST_HEAD)
+    except OSError as error:
         why = f"the engine at {api.socket} can't be reached: {error}"
         raise EngineUnavailable(why) from error
-    transport.write(_request(api, name))
-    await attachment.upgraded()
-    return attachment
+    try:
+        async with asyncio.timeout(api.timeout):
+            writer.write(_request(api, name))
+            await _upgrade(api, reader)
+    except BaseException as error:
+        writer.transport.abort()
+        if isinstance(error, TimeoutError):
+            raise EngineUnavailable(f"the engine at {api.socket} does not attach") from None
+        raise
+    return Attachment(api, reader, writer, gone)
 
 
 def _request(api: Api, name: str) -> bytes:
@@ -295,12 +214,36 @@ def _request(api: Api, name: str) -> bytes:
     ).encode()
 
 
-def _length(head: bytes) -> int | None:
-    for line in head.split(b"\r\n")[1:]:
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-length" and value.strip().isdigit():
-            return int(value)
-    return None
+async def _upgrade(api: Api, reader: asyncio.StreamReader) -> None:
+    """Until the engine has agreed. Raises Refused, EngineUnavailable."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise api.nonsense("a head without an end") from None
+    except (EOFError, OSError):
+        why = f"the engine at {api.socket} closed the connection"
+        raise EngineUnavailable(why) from None
+    first, *fields = head.split(b"\r\n")
+    words = first.split(b" ", 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise api.nonsense(repr(head[:100]))
+    status = int(words[1])
+    headers = {
+        name.strip().lower(): value.strip()
+        for name, _, value in (field.partition(b":") for field in fields)
+    }
+    if status in _UPGRADED:
+        if {b"content-length", b"transfer-encoding"} & headers.keys():  # a page, not a stream
+            raise api.nonsense(repr(head[:100]))
+        return
+    length = headers.get(b"content-length", b"")
+    if not length.isdigit():
+        raise Refused(status, f"status {status}")
+    try:
+        body = await reader.readexactly(int(length))
+    except asyncio.IncompleteReadError as error:
+        body = error.partial
+    raise api.refusal(status, body)
 
 
 LOG_BYTES = 32 << 20
