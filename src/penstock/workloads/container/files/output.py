@@ -56,7 +56,8 @@ class Output:
     what lies between is counted. Every write is in a file when it returns, so that a worker that is
     killed loses nothing of what it took.
 
-    A write waits for nobody who reads. Reading is safe in any thread.
+    A write waits for nobody who reads. Writing and waiting belong to one event loop; reading is
+    safe in any thread.
     """
 
     def __init__(self, folder: Path, limit: int, *, go_on: bool = False) -> None:
@@ -71,8 +72,8 @@ class Output:
         self._gap = self._missed.exists()
         self._ended = self._closed = False
         self._listeners: list[Callable[[Stream, bytes], None]] = []
-        self._lock = Lock()
-        self._waiting: dict[asyncio.Future[None], tuple[Stream, int]] = {}
+        self._news = asyncio.Event()
+        """Set, and replaced, when something was written or nothing more comes."""
 
     @classmethod
     def reopen(cls, folder: Path, limit: int) -> Output:
@@ -90,8 +91,7 @@ class Output:
             except Exception:
                 # Who listens can't stop a container.
                 log.exception("a listener to a job's output failed")
-        if self._waiting:
-            self._wake()
+        self._wake()
 
     def missed(self) -> None:
         """Note that bytes were lost while no worker was there."""
@@ -118,17 +118,12 @@ class Output:
 
     async def more(self, stream: Stream, offset: int, timeout: float) -> None:
         """Until there is a byte at or after the offset, or the end, or the time is over."""
-        came = asyncio.get_running_loop().create_future()
-        with self._lock:
-            if self._ready(stream, offset):
-                return
-            self._waiting[came] = (stream, offset)
-        try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(came, timeout)
-        finally:
-            with self._lock:
-                self._waiting.pop(came, None)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not (
+                    self._ended or self._closed or self._logs[stream].total > max(offset, 0)
+                ):
+                    await self._news.wait()
 
     def text(self, stream: Stream, most: int | None = None) -> str:
         """What is kept, or of that the first and the last bytes, as UTF-8; a line tells what was
@@ -150,19 +145,9 @@ class Output:
             kept.close()
         self._wake()
 
-    def _ready(self, stream: Stream, offset: int) -> bool:
-        total = self._logs[stream].total
-        return self._ended or self._closed or total > max(offset, 0)
-
     def _wake(self) -> None:
-        with self._lock:
-            ready = [came for came, what in self._waiting.items() if self._ready(*what)]
-            for came in ready:
-                del self._waiting[came]
-        for came in ready:
-            # Its loop may be closed by now; then nobody waits.
-            with suppress(RuntimeError):
-                came.get_loop().call_soon_threadsafe(_come, came)
+        self._news.set()
+        self._news = asyncio.Event()
 
 
 class OutputReader(io.RawIOBase):
@@ -176,11 +161,6 @@ class OutputReader(io.RawIOBase):
         page = self._output.page(self._stream, self._at, size if size >= 0 else _FAR)
         self._at = page.next
         return page.data
-
-
-def _come(came: asyncio.Future[None]) -> None:
-    if not came.done():
-        came.set_result(None)
 
 
 # -- one stream ---------------------------------------------------------------------------------
