@@ -126,8 +126,8 @@ class ContainerExecutor:
         self._read(payload, "job")
 
     def _read(self, payload: bytes, job_id: str) -> tuple[ContainerJob, bool]:
-        """The job, and whether it has a time limit of its own. Raises InvalidRequest, and
-        NotPermitted where the worker's policy speaks."""
+        """The job, and whether it sets its own time limit. Raises InvalidRequest, and NotPermitted
+        where the worker's policy speaks."""
         assert self._config is not None
         payload = payload or b"{}"
         try:
@@ -156,10 +156,10 @@ class ContainerExecutor:
             return _failure("UNKNOWN_TOPIC", "no containers are run here")
         try:
             if len(task.payload) < _LARGE:
-                job, has_limit = self._read(task.payload, ctx.job_id)
+                job, is_timed = self._read(task.payload, ctx.job_id)
             else:
-                job, has_limit = await asyncio.to_thread(self._read, task.payload, ctx.job_id)
-            if not has_limit:
+                job, is_timed = await asyncio.to_thread(self._read, task.payload, ctx.job_id)
+            if not is_timed:
                 job = _timed(job, ctx, self._config)
             job = _constrained(replace(job, job_id=ctx.job_id), task.constraints)
         except NotPermitted as refused:
