@@ -4,13 +4,13 @@ that failed."""
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import stat
 import tarfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import msgspec
 
@@ -141,49 +141,25 @@ _PIECE = 1 << 20
 
 
 async def packed(folder: Path) -> AsyncIterator[bytes]:
-    """Piece by piece; everything belongs to root."""
-    pieces = _pieces(folder)
-    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-        yield piece
-
-
-def _pieces(folder: Path) -> Iterator[bytes]:
-    gathered = bytearray()
-    for path in sorted(folder.rglob("*")):
-        for piece in _entry(path, path.relative_to(folder).as_posix()):
-            gathered += piece
-            if len(gathered) >= _PIECE:
-                yield bytes(gathered)
-                gathered.clear()
-    yield bytes(gathered) + bytes(2 * tarfile.BLOCKSIZE)
-
-
-def _entry(path: Path, name: str) -> Iterator[bytes]:
-    facts = path.lstat()
-    entry = tarfile.TarInfo(name)
-    entry.mode = stat.S_IMODE(facts.st_mode) & 0o755 | 0o444
-    if stat.S_ISDIR(facts.st_mode):
-        entry.type = tarfile.DIRTYPE
-        yield entry.tobuf(tarfile.PAX_FORMAT)
-    elif stat.S_ISLNK(facts.st_mode):
-        entry.type = tarfile.SYMTYPE
-        entry.linkname = os.readlink(path)
-        yield entry.tobuf(tarfile.PAX_FORMAT)
-    elif stat.S_ISREG(facts.st_mode):
-        entry.size = facts.st_size
-        yield entry.tobuf(tarfile.PAX_FORMAT)
-        yield from _content(path, entry.size)
-
-
-def _content(path: Path, size: int) -> Iterator[bytes]:
-    """Exactly that many bytes, whatever happens to the file meanwhile, and up to a whole block."""
-    left = size
-    with path.open("rb") as file:
-        while left:
-            piece = file.read(min(left, _PIECE)).ljust(min(left, _PIECE), b"\0")
-            left -= len(piece)
+    """A tar of it, piece by piece; everything belongs to root."""
+    with TemporaryFile(dir=folder.parent) as file:
+        await asyncio.to_thread(_pack, folder, file)
+        file.seek(0)
+        while piece := await asyncio.to_thread(file.read, _PIECE):
             yield piece
-    yield bytes(-size % tarfile.BLOCKSIZE)
+
+
+def _pack(folder: Path, file: IO[bytes]) -> None:
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path in sorted(folder.iterdir()):
+            archive.add(path, path.name, filter=_of_root)
+
+
+def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    if not (entry.isdir() or entry.isreg() or entry.issym()):
+        return None
+    mode = entry.mode & 0o755 | 0o444
+    return entry.replace(mode=mode, mtime=0, uid=0, gid=0, uname="", gname="", deep=False)
 
 
 _PATIENCE = 10.0
