@@ -1,4 +1,5 @@
-"""Runs a helper program to its end: skopeo, a credential helper, a runtime."""
+"""Helper programs, run to their end (skopeo, a credential helper, a runtime), and the end of other
+processes."""
 
 from __future__ import annotations
 
@@ -33,3 +34,18 @@ async def run_program(*command: str, stdin: bytes = b"", timeout: float | None =
                 process.kill()
             await process.wait()
     return Ended(process.returncode or 0, stdout, stderr)
+
+
+async def process_end(fd: int, timeout: float | None = None) -> bool:
+    """Until the process of this pidfd has ended; False if it has not within the time."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(fd, ended.set)
+    try:
+        async with asyncio.timeout(timeout):
+            await ended.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(fd)
+    return True

@@ -18,6 +18,7 @@ from penstock.workloads.container.engine import EngineError
 from penstock.workloads.container.engines.cgroups import Cgroups
 from penstock.workloads.container.engines.docker.answers import ContainerAnswer, Stats
 from penstock.workloads.container.engines.docker.api import Api, Refused, container
+from penstock.workloads.container.engines.programs import process_end
 from penstock.workloads.container.job import Usage
 
 _PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -108,28 +109,20 @@ def open_meter(pid: int, container_id: str) -> Meter | None:
 
 async def follow(meter: Meter, pid: int) -> None:
     """Read it until its first process ends, and for the last time then; then let go of it."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
     try:
-        handle = os.pidfd_open(pid)
+        process = os.pidfd_open(pid)
     except OSError:
         meter.read()
         meter.close()
         return
-    loop.add_reader(handle, ended.set)
     try:
-        while not ended.is_set():
+        meter.read()
+        while not await process_end(process, SAMPLE_EVERY if meter.samples else None):
             meter.read()
-            try:
-                async with asyncio.timeout(SAMPLE_EVERY if meter.samples else None):
-                    await ended.wait()
-            except TimeoutError:
-                continue
     finally:
         meter.read()
         meter.close()
-        loop.remove_reader(handle)
-        os.close(handle)
+        os.close(process)
 
 
 class Meters:

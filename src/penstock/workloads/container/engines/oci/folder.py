@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from penstock.workloads.container.engine import ContainerState, ExitStatus
 from penstock.workloads.container.engines.cgroups import Cgroups
+from penstock.workloads.container.engines.programs import process_end
 from penstock.workloads.container.files.tree import remove_tree
 
 PLAN, CONFIG, LOG = "plan.json", "config.json", "log"
@@ -223,21 +224,6 @@ class FolderWatcher:
                 at += _HEAD.size + length
                 if heard := self._heard.get(watch):
                     heard(os.fsdecode(name))
-
-
-async def process_end(fd: int, timeout: float | None = None) -> bool:
-    """Until the process of this pidfd has ended; False if it has not within the time."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(fd, ended.set)
-    try:
-        async with asyncio.timeout(timeout):
-            await ended.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(fd)
-    return True
 
 
 _PATIENCE = 5.0
