@@ -21,13 +21,13 @@ async def run_program(*command: str, stdin: bytes = b"", timeout: float | None =
     """Raises OSError if it can't be started, and TimeoutError. Nothing of it goes on afterwards."""
     process = await asyncio.create_subprocess_exec(
         *command,
-        stdin=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.PIPE if stdin else asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
         async with asyncio.timeout(timeout):
-            stdout, stderr = await process.communicate(stdin)
+            stdout, stderr = await process.communicate(stdin or None)
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
