@@ -23,7 +23,6 @@ from penstock.adapters.memory.blobs import MemoryBlobs
 from penstock.testing.aio import run_async
 from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import EngineError, Mount
-from penstock.workloads.container.files.inputs import in_thread
 from penstock.workloads.container.files.output import Output
 from penstock.workloads.container.files.sandbox import BadInput, JobFolders, Sandbox
 from penstock.workloads.container.job import (
@@ -34,6 +33,7 @@ from penstock.workloads.container.job import (
     Mode,
     Stream,
 )
+from penstock.workloads.container.timeouts import in_thread
 
 LARGE = os.urandom(3_000_000)
 
