@@ -127,6 +127,26 @@ async def test_a_container_that_ended_meanwhile_has_its_exit_code_and_artifacts(
 
 
 @pytest.mark.parametrize(
+    ("exit_code", "code"),
+    [(143, "CANCELLED"), (137, "CANCELLED"), (3, "NON_ZERO_EXIT"), (0, None)],
+)
+def test_a_container_that_the_cancel_of_an_earlier_worker_ended_is_cancelled(
+    tmp_path: Path, exit_code: int, code: str | None
+) -> None:
+    async def body(rig: Rig) -> None:
+        rig.script(seconds=3, exit_code=exit_code)
+        await let_go_after(rig, 1)
+        await rig.passes(10)
+        rig.stop.request("deleted by its owner")
+        end = await rig.adopt(await rig.found(), rig.clock.now() - 1)
+        assert code_of(end) == code
+        if code == "CANCELLED":
+            assert (end.exit_code, end.error_message) == (None, "deleted by its owner")
+
+    virtually(tmp_path, body)
+
+
+@pytest.mark.parametrize(
     ("exit_code", "seconds", "code"),
     [
         (143, 101, "TIMEOUT"),

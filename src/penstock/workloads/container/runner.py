@@ -234,10 +234,14 @@ class ContainerRun:
         await self._monitor.resume()  # some engines keep the last of what it wrote
         seen = await self._call(self._monitor.exit(), "say how the container ended")
         await asyncio.gather(self._monitor.finish(), self._look_at_usage())
-        # The worker that died had ended it: nobody else sends these once the time is over.
-        ended = out_of_time and seen.code in _ENDED and not seen.oom
-        cause = Cause.TIMEOUT if ended else None
-        return replace(await self._left_behind(), exit=seen, cause=cause)
+        left = replace(await self._left_behind(), exit=seen)
+        if seen.code not in _ENDED or seen.oom:
+            return left
+        # The worker that died had ended it: nobody else does once that was asked for, or the time
+        # is over.
+        if self._stopping.requested:
+            return replace(left, cause=Cause.CANCELLED, reason=self._stopping.reason)
+        return replace(left, cause=Cause.TIMEOUT) if out_of_time else left
 
     async def _image(self) -> Image:
         if self._job.mode is not Mode.BUILD:
