@@ -158,7 +158,7 @@ class Jobs:
             return absent(job_id)
         if not record.is_final:
             return answer(Deleted(job_id, record.state, "cancellation requested"), 202)
-        if record.error is None or record.error.code != Code.CANCELLED:  # its end came first
+        if record.error is None or record.error.code != ErrorCode.CANCELLED:  # its end came first
             return answer(Deleted(job_id, record.state, _ENDED), 202)
         was_queued = before.state is ContainerJobState.QUEUED
         note = "cancelled while it was queued" if was_queued else "cancelled: its container is gone"

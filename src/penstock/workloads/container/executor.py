@@ -363,10 +363,14 @@ class ContainerAttempt:
             output.close()
 
     async def _outcome(self, result: ContainerResult, output: Output) -> Outcome:
-        limits = self._job.limits
+        blobs, limits = self._host.blobs, self._job.limits
         most = limits.max_output_bytes
-        stdout, stderr = [await asyncio.to_thread(output.text, stream, most) for stream in Stream]
-        collector = ArtifactCollector(self._host.blobs, limits.max_artifact_bytes)
+        texts = await asyncio.to_thread(_texts, output, most)
+        if blobs is not None and sum(map(_json_size, texts)) > blobs.max_size * 3 // 4:
+            most = blobs.max_size // 16  # so that the result can be stored; artifacts have it all
+            texts = await asyncio.to_thread(_texts, output, most)
+        stdout, stderr = texts
+        collector = ArtifactCollector(blobs, limits.max_artifact_bytes)
         try:
             await collector.add_folder(self._sandbox.output)
             if self._sandbox.build_log.exists():
@@ -396,6 +400,14 @@ class ContainerAttempt:
             error_message=result.error_message,
             artifacts=tuple(collector.artifacts),
         )
+
+
+def _texts(output: Output, most: int) -> list[str]:
+    return [output.text(stream, most) for stream in Stream]
+
+
+def _json_size(text: str) -> int:
+    return len(msgspec.json.encode(text))
 
 
 def _shown(count: StreamCount, most: int) -> StreamCount:

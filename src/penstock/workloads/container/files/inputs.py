@@ -91,6 +91,9 @@ class InputWriter:
         if self._blobs is None:
             said = "can't be followed: this worker has nowhere to fetch files from"
             raise BadInput(said, field=field, code=ErrorCode.INPUT_UNAVAILABLE)
+        if self._check is not None:
+            with _fetching(field):
+                await self._check(uri)
         pieces = self._blobs.stream(uri)
         try:
             while piece := await _next(field, pieces):
@@ -145,7 +148,6 @@ def _fetching(field: str) -> Iterator[None]:
     except Exception as error:
         said = f"can't be had: {str(error) or type(error).__name__}"
         raise BadInput(said, field=field, code=ErrorCode.INPUT_UNAVAILABLE) from error
-    return b""
 
 
 def _given(file: InputFile) -> bytes:

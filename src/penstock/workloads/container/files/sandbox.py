@@ -31,7 +31,7 @@ from penstock.workloads.container.config import InputRules
 from penstock.workloads.container.engine import Mount
 from penstock.workloads.container.files.artifacts import weight
 from penstock.workloads.container.files.inputs import BadInput as BadInput
-from penstock.workloads.container.files.inputs import InputWriter
+from penstock.workloads.container.files.inputs import InputWriter, PointerCheck
 from penstock.workloads.container.files.tree import Tree, remove_tree
 from penstock.workloads.container.job import INPUT_FOLDER, OUTPUT_FOLDER, ContainerJob
 from penstock.workloads.container.timeouts import in_thread
@@ -113,7 +113,7 @@ class Sandbox:
         await in_thread(remove_tree, self.folder)
 
     def _writer(self, tree: Tree) -> InputWriter:
-        return InputWriter(tree, self._rules, self._blobs, self.folder)
+        return InputWriter(tree, self._rules, self._blobs, self.folder, self._check)
 
     @asynccontextmanager
     async def _whole(self, *names: str) -> AsyncIterator[None]:
@@ -170,9 +170,10 @@ class JobFolders:
         self._held: dict[str, int] = {}
         """Open lock files, by job id."""
 
-    def sandbox(self, job_id: str) -> Sandbox:
-        """A job's folder, whether or not it is there."""
-        return Sandbox(self._root / _name(job_id), self._rules, self._blobs)
+    def sandbox(self, job_id: str, check: PointerCheck | None = None) -> Sandbox:
+        """A job's folder, whether or not it is there. `check` is asked before a pointer is
+        followed."""
+        return Sandbox(self._root / _name(job_id), self._rules, self._blobs, check)
 
     def hold(self, job_id: str) -> bool:
         """Hold a job's folder, which is made if need be; False if another process holds it."""
