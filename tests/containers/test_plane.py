@@ -414,10 +414,13 @@ def test_the_containers_of_a_killed_worker_are_reattached_to(data: Path, killed:
     assert list((data / "containers" / "jobs").iterdir()) == []
 
 
-def test_a_container_whose_job_was_cancelled_meanwhile_is_removed(data: Path, killed: str) -> None:
+def test_a_job_that_was_cancelled_meanwhile_ends_with_its_container(
+    data: Path, killed: str
+) -> None:
     with penstock.App().run(data) as ps:
-        assert ps.get(killed).cancel(timeout=20).job.state == "CANCELLED"
-    with penstock.App().run(data, containers="oci"):
+        assert ps.get(killed).cancel(timeout=2).job.state == "RUNNING"
+    with penstock.App().run(data, containers="oci") as ps:
+        assert ps.get(killed).wait(30).state == "CANCELLED"
         eventually(lambda: not list((data / "containers" / "jobs").iterdir()))
         eventually(lambda: not list((data / "containers" / "oci" / "run").iterdir()))
 

@@ -59,8 +59,10 @@ _PACKAGES = {
 }
 
 
-PATIENCE = 2.0
-"""Seconds that an engine has to say who it is."""
+PATIENCE = 10.0
+"""Seconds that an engine has to say who it is; on a busy machine Podman needs some."""
+_CONNECT = 2.0
+"""Seconds that it has to take a connection."""
 SCHEME = "unix://"
 VARIABLES = {"docker": "DOCKER_HOST", "podman": "CONTAINER_HOST"}
 """What the engine's own tools read: whoever sets it means that engine and no other."""
@@ -258,7 +260,7 @@ async def greeted(engine: ContainerEngine, where: str, patience: float | None = 
 async def _knock(path: str) -> None:
     """Raises Unusable if nobody opens."""
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(_CONNECT):
             _, writer = await asyncio.open_unix_connection(path)
     except FileNotFoundError:
         raise Absent(f"there is no {path}") from None
