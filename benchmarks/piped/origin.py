@@ -16,7 +16,7 @@ import uvloop
 from piped.models import prompt
 from piped.plan import PLANS, Plan, Spans
 
-from penstock.workloads.llm.values import Completion, Said, Sampling
+from penstock.workloads.llm.values import Completion, CompletionRequest, Sampling
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import Way
@@ -51,20 +51,20 @@ def resident(pid: int | str) -> int:
     return 0
 
 
-def asked(ids: list[int], count: int) -> Completion:
-    return Completion(
+def asked(ids: list[int], count: int) -> CompletionRequest:
+    return CompletionRequest(
         prompts=(tuple(ids),), max_tokens=count, sampling=Sampling(temperature=0), logprobs=0
     )
 
 
-async def one(node: Node, ids: list[int], count: int) -> tuple[float, float, Said]:
+async def one(node: Node, ids: list[int], count: int) -> tuple[float, float, Completion]:
     """When its first and its last token came."""
     first = last = 0.0
-    said: Said | None = None
+    said: Completion | None = None
     async for piece in node.generate(asked(ids, count)):
         last = time.perf_counter()
         first = first or last
-        said = piece if isinstance(piece, Said) else said
+        said = piece if isinstance(piece, Completion) else said
     assert said is not None
     return first, last, said
 

@@ -215,10 +215,10 @@ class Process:
         self.say(Started(self._node.address))
 
     async def _ask(self, command: Ask) -> None:
-        from penstock.workloads.llm.values import Completion, LlmFailure, Piece, Sampling
+        from penstock.workloads.llm.values import CompletionRequest, Delta, LlmFailure, Sampling
 
         number = command.number
-        question = Completion(
+        question = CompletionRequest(
             prompts=(command.prompt,),
             max_tokens=command.count,
             sampling=Sampling(temperature=0),
@@ -227,7 +227,7 @@ class Process:
         try:
             async with aclosing(self._node.generate(question, watch=Watch(self, number))) as said:
                 async for piece in said:
-                    if isinstance(piece, Piece):
+                    if isinstance(piece, Delta):
                         self.say(Wrote(number, piece.text, len(piece.logprobs)))
                     else:
                         nodes = tuple(hop.node for hop in piece.hops)

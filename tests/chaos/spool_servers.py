@@ -17,7 +17,7 @@ from msgspec import Struct
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import Runner, Watch
-from penstock.workloads.llm.values import Generation, Piece, Said
+from penstock.workloads.llm.values import Completion, Delta, GenerationRequest
 from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.server.server import Server
 
@@ -47,8 +47,8 @@ class MarkingRunner(FakeRunner):
     marks = ""
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Delta | Completion, None]:
         if self.marks:
             file = os.open(self.marks, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
             os.write(file, f"{os.getpid()} {ask.messages[-1].content}\n".encode())  # type: ignore[union-attr]

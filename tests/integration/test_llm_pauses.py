@@ -25,7 +25,7 @@ from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.executor import LlmExecutor
-from penstock.workloads.llm.values import Chat, EngineUnavailable, LlmCode, ModelFacts
+from penstock.workloads.llm.values import ChatRequest, EngineUnavailable, LlmCode, ModelFacts
 
 WHY = "OUT_OF_MEMORY: no memory is left"
 
@@ -97,7 +97,7 @@ async def test_a_job_is_not_charged_for_an_engine_that_falls_ill_again_and_again
         left = 4
 
         async def generate(self, model: str, ask: Any, choice: int = 0, watch: Any = None) -> Any:
-            if self.left and isinstance(ask, Chat):
+            if self.left and isinstance(ask, ChatRequest):
                 self.left -= 1
                 raise EngineUnavailable(LlmCode.OUT_OF_MEMORY, "no memory is left")
             async for piece in super().generate(model, ask, choice):

@@ -22,15 +22,15 @@ from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.runner import Watch
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Completion,
+    CompletionRequest,
+    Delta,
     EngineUnavailable,
-    Generation,
+    GenerationRequest,
     LlmCode,
     Message,
     ModelFacts,
-    Piece,
-    Said,
 )
 from penstock.workloads.spool.client.changes import cancel, clean
 from penstock.workloads.spool.client.flow import Flow
@@ -53,7 +53,7 @@ class Hearing(FakeRunner):
 
     def __init__(self, **knobs: Any) -> None:
         super().__init__(**knobs)
-        self.asks: list[Generation] = []
+        self.asks: list[GenerationRequest] = []
         self.most = 0
 
     async def load(self, model: str = "", told: object = None) -> ModelFacts:
@@ -61,8 +61,8 @@ class Hearing(FakeRunner):
         return ModelFacts(name=facts.name, loaded=True, vision=self.vision, context=facts.context)
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Delta | Completion, None]:
         self.asks.append(ask)
         async with aclosing(super().generate(model, ask, choice)) as pieces:
             async for piece in pieces:
@@ -282,7 +282,7 @@ async def test_a_raw_prompt_is_given_as_it_is_and_the_rest_is_passed_on(tmp_path
         assert place.flow.get(job_id).meta.finish_reason == "length"
         await place.ended(place.submit("more"))
     ask = runner.asks[0]
-    assert isinstance(ask, Completion)
+    assert isinstance(ask, CompletionRequest)
     assert ask.prompts == ("one two three",)
     assert (ask.max_tokens, ask.stop, ask.logprobs) == (2, ("x",), 1)
     assert ask.schema == {"type": "string"}
@@ -817,6 +817,6 @@ def put(
     folder.rename(workspace.of(Status.QUEUED, job_id))
 
 
-def _chat(ask: Generation) -> Chat:
-    assert isinstance(ask, Chat)
+def _chat(ask: GenerationRequest) -> ChatRequest:
+    assert isinstance(ask, ChatRequest)
     return ask

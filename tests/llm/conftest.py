@@ -13,7 +13,7 @@ import pytest
 from penstock.adapters.llama.runner import LlamaRunner
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
-from penstock.workloads.llm.values import Generation, LlmResult, Piece
+from penstock.workloads.llm.values import Delta, GenerationRequest, LlmResult
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Kept:
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def answer(self, ask: Generation, told: list[Piece] | None = None) -> LlmResult:
+    def answer(self, ask: GenerationRequest, told: list[Delta] | None = None) -> LlmResult:
         return self.run(answer(self.runner, "", ask, None if told is None else told.append))
 
     def close(self) -> None:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.workloads.llm.runner import answer
-from penstock.workloads.llm.values import Chat, Completion, Embedding, Message, Piece, Sampling
+from penstock.workloads.llm.values import (
+    ChatRequest,
+    CompletionRequest,
+    Delta,
+    EmbeddingRequest,
+    Message,
+    Sampling,
+)
 
 if TYPE_CHECKING:
     from tests.llm.conftest import Kept
@@ -22,19 +29,19 @@ SUBJECTS = [
 ]
 
 
-def chat(text: str, **more: Any) -> Chat:
+def chat(text: str, **more: Any) -> ChatRequest:
     more.setdefault("sampling", GREEDY)
     more.setdefault("max_tokens", 7)
-    return Chat(messages=(Message(role="user", content=text),), **more)
+    return ChatRequest(messages=(Message(role="user", content=text),), **more)
 
 
-def raw(*prompts: str | tuple[int, ...], **more: Any) -> Completion:
+def raw(*prompts: str | tuple[int, ...], **more: Any) -> CompletionRequest:
     more.setdefault("sampling", GREEDY)
     more.setdefault("max_tokens", 7)
-    return Completion(prompts=prompts, **more)
+    return CompletionRequest(prompts=prompts, **more)
 
 
-def text(kept: Kept, ask: Chat | Completion) -> str:
+def text(kept: Kept, ask: ChatRequest | CompletionRequest) -> str:
     return kept.answer(ask).choices[0].text
 
 
@@ -74,8 +81,10 @@ def test_what_the_template_begins_with_is_computed_once(kept: Kept) -> None:
     ],
     ids=["emoji", "stop", "japanese", "cut-emoji", "stop-at-once", "two-stops", "wild"],
 )
-def test_pieces_make_up_the_text_and_cut_no_character(kept: Kept, ask: Chat | Completion) -> None:
-    told: list[Piece] = []
+def test_pieces_make_up_the_text_and_cut_no_character(
+    kept: Kept, ask: ChatRequest | CompletionRequest
+) -> None:
+    told: list[Delta] = []
     [choice] = kept.answer(ask, told).choices
 
     assert "".join(piece.text for piece in told) == choice.text
@@ -192,7 +201,7 @@ SCHEMA = {
     ],
     ids=["chat", "raw"],
 )
-def test_an_answer_follows_its_schema(kept: Kept, ask: Chat | Completion) -> None:
+def test_an_answer_follows_its_schema(kept: Kept, ask: ChatRequest | CompletionRequest) -> None:
     said = json.loads(text(kept, ask))
 
     assert said["city"] in ("Oslo", "Rome")
@@ -216,7 +225,7 @@ def test_a_prompt_may_be_tokens(kept: Kept) -> None:
 
 def test_a_system_prompt_and_earlier_turns_are_seen(kept: Kept) -> None:
     def asked(*messages: Message) -> int:
-        ask = Chat(messages=messages, max_tokens=1, sampling=GREEDY)
+        ask = ChatRequest(messages=messages, max_tokens=1, sampling=GREEDY)
         return kept.answer(ask).usage.prompt_tokens
 
     last = Message(role="user", content="And now?")
@@ -231,13 +240,13 @@ def test_a_system_prompt_and_earlier_turns_are_seen(kept: Kept) -> None:
 
 def test_embeddings_have_length_one_and_near_texts_are_near(kept: Kept) -> None:
     inputs = ("a small cat", "a little cat", "quarterly tax report of the bank", (57, 5248, 282))
-    result = kept.run(kept.runner.embed("", Embedding(inputs=inputs)))
+    result = kept.run(kept.runner.embed("", EmbeddingRequest(inputs=inputs)))
 
     cat, kitten, tax, _ = result.vectors
     assert all(math.isclose(math.hypot(*vector), 1, abs_tol=1e-4) for vector in result.vectors)
     assert _dot(cat, kitten) > _dot(cat, tax)
     assert result.usage.prompt_tokens > 8
-    again = kept.run(kept.runner.embed("", Embedding(inputs=inputs[:1])))
+    again = kept.run(kept.runner.embed("", EmbeddingRequest(inputs=inputs[:1])))
     assert _dot(again.vectors[0], cat) > 0.999
 
 

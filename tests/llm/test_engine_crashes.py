@@ -23,16 +23,18 @@ from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
 from penstock.workloads.llm.values import (
     Completion,
-    Embedding,
+    CompletionRequest,
+    Delta,
+    EmbeddingRequest,
     LlmCode,
     LlmFailure,
-    Piece,
-    Said,
     Sampling,
 )
 
-LONG = Completion(prompts=("Once upon a time",), max_tokens=100, sampling=Sampling(temperature=0))
-SHORT = Completion(prompts=("The sea is",), max_tokens=3, sampling=Sampling(temperature=0))
+LONG = CompletionRequest(
+    prompts=("Once upon a time",), max_tokens=100, sampling=Sampling(temperature=0)
+)
+SHORT = CompletionRequest(prompts=("The sea is",), max_tokens=3, sampling=Sampling(temperature=0))
 
 
 @asynccontextmanager
@@ -78,7 +80,7 @@ async def begun(runner: LlamaRunner, started: asyncio.Event) -> None:
     async with aclosing(runner.generate("", LONG)) as pieces:
         async for piece in pieces:
             started.set()
-            assert isinstance(piece, Piece), "it was to be ended before"
+            assert isinstance(piece, Delta), "it was to be ended before"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSEGV], ids=["killed", "segfault"])
@@ -151,7 +153,7 @@ async def test_closing_an_answer_frees_its_slot_at_once(model_file: Path) -> Non
             async for _ in pieces:
                 break
         began = time.monotonic()
-        assert isinstance(await anext(runner.generate("", SHORT)), Piece)
+        assert isinstance(await anext(runner.generate("", SHORT)), Delta)
         waited = time.monotonic() - began
         whole = (await answer(runner, "", LONG)).timings.predicted_ms / 1000
 
@@ -179,13 +181,13 @@ async def test_nothing_is_left_after_the_end(model_file: Path, temporary: Path) 
 
 PARENT = """
 import asyncio, sys
-from penstock.workloads.llm.values import Completion
+from penstock.workloads.llm.values import CompletionRequest
 from penstock.workloads.llm.config import ModelConfig
 from penstock.adapters.llama.runner import LlamaRunner
 
 async def main():
     runner = LlamaRunner(ModelConfig(models=(sys.argv[1],), slots=1, context=256))
-    async for _ in runner.generate("", Completion(prompts=("Once",), max_tokens=250)):
+    async for _ in runner.generate("", CompletionRequest(prompts=("Once",), max_tokens=250)):
         print("answering", flush=True)
 
 asyncio.run(main())
@@ -226,14 +228,14 @@ async def test_said_comes_once_and_last(model_file: Path) -> None:
     async with running(model_file) as runner:
         said = [piece async for piece in runner.generate("", SHORT)]
 
-    assert [isinstance(piece, Said) for piece in said] == [False] * (len(said) - 1) + [True]
+    assert [isinstance(piece, Completion) for piece in said] == [False] * (len(said) - 1) + [True]
 
 
 @run_async
 async def test_an_engine_that_always_has_embeddings_to_make_is_not_taken_for_stalled(
     model_file: Path,
 ) -> None:
-    text = Embedding(inputs=("a word or two",))
+    text = EmbeddingRequest(inputs=("a word or two",))
     async with running(model_file, stall=1.0) as runner:
         await runner.embed("", text)
         until = time.monotonic() + 2.5
@@ -254,7 +256,7 @@ async def test_a_grammar_that_would_overflow_its_stack_does_not_reach_the_engine
         before = children()
         grammar = "root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000
         with pytest.raises(LlmFailure) as refused:
-            await answer(runner, "", Completion(prompts=("a",), grammar=grammar))
+            await answer(runner, "", CompletionRequest(prompts=("a",), grammar=grammar))
         assert refused.value.code is LlmCode.INVALID_SCHEMA
         assert children() == before
 

@@ -15,9 +15,9 @@ from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
 from penstock.workloads.llm.values import (
-    Chat,
-    Completion,
-    Embedding,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
     ImagePart,
     ImageUrl,
     LlmCode,
@@ -39,29 +39,33 @@ def image(url: str) -> tuple[Message, ...]:
     return (Message(role="user", content=(TextPart("See"), ImagePart(ImageUrl(url)))),)
 
 
-REFUSED: dict[str, tuple[Chat | Completion, LlmCode, str]] = {
-    "empty": (Completion(prompts=("",)), LlmCode.INVALID_PROMPT, "empty"),
-    "no-tokens": (Completion(prompts=((),)), LlmCode.INVALID_PROMPT, "empty"),
-    "no-unicode": (Completion(prompts=("\ud800",)), LlmCode.INVALID_PROMPT, "Unicode"),
-    "strange-token": (Completion(prompts=((10**8,),)), LlmCode.INVALID_PROMPT, "invalid tokens"),
+REFUSED: dict[str, tuple[ChatRequest | CompletionRequest, LlmCode, str]] = {
+    "empty": (CompletionRequest(prompts=("",)), LlmCode.INVALID_PROMPT, "empty"),
+    "no-tokens": (CompletionRequest(prompts=((),)), LlmCode.INVALID_PROMPT, "empty"),
+    "no-unicode": (CompletionRequest(prompts=("\ud800",)), LlmCode.INVALID_PROMPT, "Unicode"),
+    "strange-token": (
+        CompletionRequest(prompts=((10**8,),)), LlmCode.INVALID_PROMPT, "invalid tokens",
+    ),
     "schema": (
-        Chat(messages=HI, schema={"type": "nope"}), LlmCode.INVALID_SCHEMA, "unrecognized type nope"
+        ChatRequest(messages=HI, schema={"type": "nope"}), LlmCode.INVALID_SCHEMA,
+        "unrecognized type nope",
     ),
     "raw-schema": (
-        Completion(prompts=("Hi",), schema={"type": "nope"}), LlmCode.INVALID_SCHEMA, "nope"
+        CompletionRequest(prompts=("Hi",), schema={"type": "nope"}), LlmCode.INVALID_SCHEMA, "nope"
     ),
     "reference": (
-        Chat(messages=HI, schema={"$ref": "#/nowhere"}), LlmCode.INVALID_SCHEMA, "nowhere"
+        ChatRequest(messages=HI, schema={"$ref": "#/nowhere"}), LlmCode.INVALID_SCHEMA, "nowhere"
     ),
-    "grammar": (Chat(messages=HI, grammar="root ::= ("), LlmCode.INVALID_SCHEMA, "grammar"),
-    "no-grammar": (Chat(messages=HI, grammar=" "), LlmCode.INVALID_SCHEMA, "empty"),
+    "grammar": (ChatRequest(messages=HI, grammar="root ::= ("), LlmCode.INVALID_SCHEMA, "grammar"),
+    "no-grammar": (ChatRequest(messages=HI, grammar=" "), LlmCode.INVALID_SCHEMA, "empty"),
     "nameless-tool": (
-        Chat(messages=HI, tools=({"type": "function"},)), LlmCode.INVALID_SCHEMA, "name"
+        ChatRequest(messages=HI, tools=({"type": "function"},)), LlmCode.INVALID_SCHEMA, "name"
     ),
     "tools-and-grammar": (
-        Chat(messages=HI, tools=(TOOL,), grammar='root ::= "a"'), LlmCode.INVALID_SCHEMA, "tools"
+        ChatRequest(messages=HI, tools=(TOOL,), grammar='root ::= "a"'), LlmCode.INVALID_SCHEMA,
+        "tools",
     ),
-    "image": (Chat(messages=image(PIXEL)), LlmCode.NOT_SUPPORTED, "projector"),
+    "image": (ChatRequest(messages=image(PIXEL)), LlmCode.NOT_SUPPORTED, "projector"),
 }  # fmt: skip
 
 
@@ -76,14 +80,14 @@ def test_what_is_refused_says_why(kept: Kept, case: str) -> None:
 
 
 def test_tools_that_may_not_be_used_are_no_obstacle(kept: Kept) -> None:
-    ask = Chat(messages=HI, tools=(TOOL,), tool_choice="none", max_tokens=1)
+    ask = ChatRequest(messages=HI, tools=(TOOL,), tool_choice="none", max_tokens=1)
     assert kept.answer(ask).usage.completion_tokens == 1
 
 
 @pytest.mark.parametrize("max_tokens", [1, 50], ids=str)
 def test_a_prompt_over_the_context_names_both_counts(kept: Kept, max_tokens: int) -> None:
     with pytest.raises(LlmFailure) as refused:
-        kept.answer(Completion(prompts=("word " * 300,), max_tokens=max_tokens))
+        kept.answer(CompletionRequest(prompts=("word " * 300,), max_tokens=max_tokens))
 
     failure = refused.value
     assert failure.code is LlmCode.CONTEXT_EXCEEDED
@@ -94,7 +98,9 @@ def test_a_prompt_over_the_context_names_both_counts(kept: Kept, max_tokens: int
 
 
 def test_one_that_fails_does_not_disturb_the_others(kept: Kept) -> None:
-    good = Completion(prompts=("The sea is",), max_tokens=12, sampling=Sampling(temperature=0))
+    good = CompletionRequest(
+        prompts=("The sea is",), max_tokens=12, sampling=Sampling(temperature=0)
+    )
 
     async def together() -> list[Any]:
         asks = [good, *(ask for ask, _, _ in REFUSED.values()), good]
@@ -120,14 +126,14 @@ def test_one_that_fails_does_not_disturb_the_others(kept: Kept) -> None:
 )
 def test_texts_that_have_no_vector_say_why(kept: Kept, inputs: Any, code: LlmCode) -> None:
     with pytest.raises(LlmFailure) as refused:
-        kept.run(kept.runner.embed("", Embedding(inputs=inputs)))
+        kept.run(kept.runner.embed("", EmbeddingRequest(inputs=inputs)))
 
     assert refused.value.code is code
 
 
 def test_an_unknown_model_is_told_with_those_there_are(kept: Kept) -> None:
     with pytest.raises(LlmFailure) as unknown:
-        kept.run(answer(kept.runner, "gpt-9", Chat(messages=HI)))
+        kept.run(answer(kept.runner, "gpt-9", ChatRequest(messages=HI)))
 
     assert unknown.value.code is LlmCode.MODEL_NOT_FOUND
     assert "SmolLM2-135M-Instruct" in unknown.value.message

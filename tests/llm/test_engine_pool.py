@@ -16,10 +16,12 @@ from penstock.adapters.llama.runner import LlamaRunner
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
-from penstock.workloads.llm.values import Completion, Embedding, LlmFailure, Sampling
+from penstock.workloads.llm.values import CompletionRequest, EmbeddingRequest, LlmFailure, Sampling
 
-SHORT = Completion(prompts=("The sea is",), max_tokens=3, sampling=Sampling(temperature=0))
-LONG = Completion(prompts=("Once upon a time",), max_tokens=60, sampling=Sampling(temperature=0))
+SHORT = CompletionRequest(prompts=("The sea is",), max_tokens=3, sampling=Sampling(temperature=0))
+LONG = CompletionRequest(
+    prompts=("Once upon a time",), max_tokens=60, sampling=Sampling(temperature=0)
+)
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ async def test_a_model_that_nobody_uses_is_unloaded_after_a_while(shelf: Path) -
 async def test_vectors_and_answers_of_one_model_come_side_by_side(shelf: Path) -> None:
     runner = runner_of(shelf)
     result, vectors = await asyncio.gather(
-        answer(runner, "one", SHORT), runner.embed("one", Embedding(inputs=("a", "b", "c")))
+        answer(runner, "one", SHORT), runner.embed("one", EmbeddingRequest(inputs=("a", "b", "c")))
     )
     assert len(_engines()) >= 2
     await runner.unload("one")

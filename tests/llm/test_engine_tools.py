@@ -11,7 +11,7 @@ from penstock.adapters.llama.runner import LlamaRunner
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
-from penstock.workloads.llm.values import Chat, Message, Sampling, ToolCall, ToolFunction
+from penstock.workloads.llm.values import ChatRequest, Message, Sampling, ToolCall, ToolFunction
 
 TEMPLATE = """{% if tools %}{{ tools|tojson }}
 {% endif %}{% for m in messages %}<|im_start|>{{ m.role }}
@@ -45,7 +45,9 @@ async def test_tools_and_their_calls_are_shown_to_the_model(handy: Path) -> None
     facts = await runner.load()
 
     async def tokens(*messages: Message, tools: tuple[dict[str, object], ...] = ()) -> int:
-        ask = Chat(messages=messages, tools=tools, max_tokens=1, sampling=Sampling(temperature=0))
+        ask = ChatRequest(
+            messages=messages, tools=tools, max_tokens=1, sampling=Sampling(temperature=0)
+        )
         return (await answer(runner, "", ask)).usage.prompt_tokens
 
     call = ToolCall(id="c1", function=ToolFunction("look", '{"at": "sea"}'))

@@ -22,9 +22,18 @@ from penstock.ports.executor import Executor
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.executor import LlmExecutor
 from penstock.workloads.llm.runner import Runner, Watch
-from penstock.workloads.llm.values import Choice, Generation, LlmFailure, Piece, Said, Usage
+from penstock.workloads.llm.values import (
+    Choice,
+    Completion,
+    Delta,
+    GenerationRequest,
+    LlmFailure,
+    Usage,
+)
 
-Script = Callable[[Generation, int], Sequence[Piece | Said | LlmFailure | asyncio.Event]]
+Script = Callable[
+    [GenerationRequest, int], Sequence[Delta | Completion | LlmFailure | asyncio.Event]
+]
 
 
 class Door(House):
@@ -46,11 +55,11 @@ class Scripted(FakeRunner):
     def __init__(self, script: Script) -> None:
         super().__init__()
         self._script = script
-        self.asks: list[Generation] = []
+        self.asks: list[GenerationRequest] = []
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Delta | Completion, None]:
         self.asks.append(ask)
         self.running += 1
         try:
@@ -59,7 +68,7 @@ class Scripted(FakeRunner):
                     raise one
                 if isinstance(one, asyncio.Event):
                     await one.wait()
-                elif isinstance(one, Said):
+                elif isinstance(one, Completion):
                     yield replace(one, choice=replace(one.choice, index=choice))
                 else:
                     yield replace(one, choice=choice)
@@ -70,11 +79,11 @@ class Scripted(FakeRunner):
 USED = Usage(3, 2, 1)
 
 
-def said(text: str = "", usage: Usage = USED, **facts: Any) -> Said:
-    return Said(choice=Choice(text=text, **facts), usage=usage)
+def said(text: str = "", usage: Usage = USED, **facts: Any) -> Completion:
+    return Completion(choice=Choice(text=text, **facts), usage=usage)
 
 
-def saying(*script: Piece | Said | LlmFailure | asyncio.Event) -> Scripted:
+def saying(*script: Delta | Completion | LlmFailure | asyncio.Event) -> Scripted:
     return Scripted(lambda ask, choice: script)
 
 

@@ -16,7 +16,7 @@ from penstock.ports.store import JobQuery
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Sampling,
     TokenLogprob,
     ToolCall,
@@ -28,12 +28,12 @@ from penstock.workloads.llm.values import (
 HELLO: list[Any] = [{"role": "user", "content": "hello you"}]
 
 
-async def asked(one: Door, runner: Scripted, **fields: Any) -> Chat:
+async def asked(one: Door, runner: Scripted, **fields: Any) -> ChatRequest:
     """What the model was asked for a request."""
     async with one.client() as client:
         await client.chat.completions.create(**{"model": "fake", "messages": HELLO, **fields})
     found = runner.asks[-1]
-    assert isinstance(found, Chat)
+    assert isinstance(found, ChatRequest)
     return found
 
 
@@ -211,7 +211,7 @@ async def test_tools_are_passed_on_and_their_calls_told(tmp_path: Path) -> None:
         assert choice.message.tool_calls is not None
         assert [call.id for call in choice.message.tool_calls] == ["c1", "c2"]
         ask = runner.asks[-1]
-        assert isinstance(ask, Chat)
+        assert isinstance(ask, ChatRequest)
         assert ask.tools == (TOOL,)
         assert (ask.tool_choice, ask.parallel_tool_calls) == ("auto", None)
         only = await client.chat.completions.create(
@@ -219,7 +219,7 @@ async def test_tools_are_passed_on_and_their_calls_told(tmp_path: Path) -> None:
         )
         assert [call.id for call in only.choices[0].message.tool_calls or ()] == ["c1"]
         ask = runner.asks[-1]
-        assert isinstance(ask, Chat)
+        assert isinstance(ask, ChatRequest)
         assert ask.parallel_tool_calls is False
 
 

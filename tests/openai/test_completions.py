@@ -12,7 +12,7 @@ from tests.openai.door import Scripted, door, said, saying
 import openai
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
-from penstock.workloads.llm.values import Completion, Piece, TokenLogprob, TopLogprob, Usage
+from penstock.workloads.llm.values import CompletionRequest, Delta, TokenLogprob, TopLogprob, Usage
 
 
 @run_async
@@ -42,7 +42,7 @@ async def test_prompts_may_be_texts_or_tokens_and_answers_keep_their_order(tmp_p
         for given, prompts in cases:
             answer = await client.completions.create(model="fake", prompt=given, n=2)  # type: ignore[call-overload]
             ask = runner.asks[-1]
-            assert isinstance(ask, Completion)
+            assert isinstance(ask, CompletionRequest)
             assert ask.prompts == prompts
             numbers = range(2 * len(prompts))
             assert [(c.index, c.text) for c in answer.choices] == [(n, f" {n}") for n in numbers]
@@ -65,7 +65,7 @@ async def test_completions_tell_logprobs_in_their_own_form(tmp_path: Path) -> No
         TokenLogprob("an", -0.5, None, (TopLogprob("an", -0.5), TopLogprob("or", -1.5))),
         TokenLogprob("d", -0.25),
     )
-    pieces = [Piece(text=token.token, logprobs=(token,)) for token in tokens]
+    pieces = [Delta(text=token.token, logprobs=(token,)) for token in tokens]
     runner = saying(*pieces, said("and", logprobs=tokens))
     async with door(tmp_path, runner) as one, one.client() as client:
         answer = await client.completions.create(model="fake", prompt="x", logprobs=2)

@@ -12,7 +12,7 @@ from tests.openai.door import door, said, saying
 
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
-from penstock.workloads.llm.values import Chat, LlmCode, LlmFailure, Piece
+from penstock.workloads.llm.values import ChatRequest, Delta, LlmCode, LlmFailure
 
 CHAT = "/v1/chat/completions"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -26,14 +26,14 @@ ADD = {
 MUL = {"type": "function", "function": {"name": "mul", "parameters": {"type": "object"}}}
 
 
-async def asked(folder: Path, **fields: Any) -> Chat:
+async def asked(folder: Path, **fields: Any) -> ChatRequest:
     """What a chat with these fields asks of its model."""
-    runner = saying(Piece(text="x"), said("x"))
+    runner = saying(Delta(text="x"), said("x"))
     async with door(folder, runner) as one:
         answer = await one.call("POST", CHAT, {"model": "fake", "messages": HELLO, **fields})
         assert answer.status == 200, answer.json
     (request,) = runner.asks
-    assert isinstance(request, Chat)
+    assert isinstance(request, ChatRequest)
     return request
 
 
@@ -170,14 +170,14 @@ class Toolless(FakeRunner):
     def __init__(self, text: str) -> None:
         super().__init__()
         self._text = text
-        self.asks: list[Chat] = []
+        self.asks: list[ChatRequest] = []
 
     async def generate(self, model: str, ask: Any, choice: int = 0, watch: Any = None) -> Any:
         self.asks.append(ask)
         if ask.tools:
             raise LlmFailure(LlmCode.NOT_SUPPORTED, "no tools", tools=False)
-        yield Piece(text=self._text[:3])
-        yield Piece(text=self._text[3:])
+        yield Delta(text=self._text[:3])
+        yield Delta(text=self._text[3:])
         yield said(self._text)
 
 
@@ -240,7 +240,7 @@ async def test_a_model_without_tools_in_its_template_is_told_of_them_in_words(
 @run_async
 async def test_a_stream_says_that_it_waits_before_the_first_token(tmp_path: Path) -> None:
     free = asyncio.Event()
-    async with door(tmp_path, saying(free, Piece(text="x"), said("x")), heartbeat=0.05) as one:
+    async with door(tmp_path, saying(free, Delta(text="x"), said("x")), heartbeat=0.05) as one:
         body = {"model": "fake", "messages": HELLO, "stream": True}
         asked = asyncio.ensure_future(one.call("POST", CHAT, body))
         await asyncio.sleep(0.3)

@@ -24,10 +24,10 @@ from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.values import (
     Choice,
+    Delta,
     LlmCode,
     LlmFailure,
     LlmResult,
-    Piece,
     TokenLogprob,
     ToolCall,
     ToolDelta,
@@ -56,7 +56,7 @@ async def the_job(one: Door) -> Any:
 
 @run_async
 async def test_a_stream_begins_goes_on_ends_and_tells_its_usage(tmp_path: Path) -> None:
-    runner = saying(Piece(text="Hel"), Piece(text="lo"), said("Hello", Usage(4, 2, 1)))
+    runner = saying(Delta(text="Hel"), Delta(text="lo"), said("Hello", Usage(4, 2, 1)))
     async with door(tmp_path, runner) as one, one.client() as client:
         stream = await begun(client, stream_options={"include_usage": True})
         chunks = [chunk async for chunk in stream]
@@ -87,7 +87,7 @@ async def test_a_stream_begins_goes_on_ends_and_tells_its_usage(tmp_path: Path) 
 @run_async
 async def test_each_piece_is_sent_before_the_next_is_made(tmp_path: Path) -> None:
     gates = [asyncio.Event(), asyncio.Event()]
-    runner = saying(Piece(text="a"), gates[0], Piece(text="b"), gates[1], said("ab"))
+    runner = saying(Delta(text="a"), gates[0], Delta(text="b"), gates[1], said("ab"))
     async with door(tmp_path, runner) as one, one.client() as client, asyncio.timeout(20):
         stream = await begun(client)
         assert (await anext(stream)).choices[0].delta.role == "assistant"
@@ -100,7 +100,7 @@ async def test_each_piece_is_sent_before_the_next_is_made(tmp_path: Path) -> Non
 
 @run_async
 async def test_answers_side_by_side_keep_their_numbers(tmp_path: Path) -> None:
-    runner = Scripted(lambda ask, n: [Piece(text=f"{n}-"), Piece(text="x"), said(f"{n}-x")])
+    runner = Scripted(lambda ask, n: [Delta(text=f"{n}-"), Delta(text="x"), said(f"{n}-x")])
     async with door(tmp_path, runner) as one, one.client() as client:
         texts = {0: "", 1: "", 2: ""}
         async for chunk in await begun(client, n=3):
@@ -114,10 +114,10 @@ async def test_logprobs_and_tool_calls_come_in_parts(tmp_path: Path) -> None:
     token = TokenLogprob("Hi", -0.5)
     call = ToolCall(id="c1", function=ToolFunction("f", '{"a":1}'))
     script = (
-        Piece(text="Hi", logprobs=(token,)),
-        Piece(tool_calls=(ToolDelta(index=0, id="c1", name="f"),)),
-        Piece(tool_calls=(ToolDelta(index=0, arguments='{"a"'),)),
-        Piece(tool_calls=(ToolDelta(index=0, arguments=":1}"),)),
+        Delta(text="Hi", logprobs=(token,)),
+        Delta(tool_calls=(ToolDelta(index=0, id="c1", name="f"),)),
+        Delta(tool_calls=(ToolDelta(index=0, arguments='{"a"'),)),
+        Delta(tool_calls=(ToolDelta(index=0, arguments=":1}"),)),
         said("Hi", tool_calls=(call,), logprobs=(token,), finish_reason="tool_calls"),
     )
     async with door(tmp_path, saying(*script)) as one, one.client() as client:
@@ -133,7 +133,7 @@ async def test_logprobs_and_tool_calls_come_in_parts(tmp_path: Path) -> None:
 
 @run_async
 async def test_what_no_piece_told_comes_with_the_end(tmp_path: Path) -> None:
-    runner = saying(Piece(text="Hel"), said("Hello"))
+    runner = saying(Delta(text="Hel"), said("Hello"))
     async with door(tmp_path, runner) as one, one.client() as client:
         assert await text_of(await begun(client)) == "Hello"
 
@@ -155,7 +155,7 @@ async def test_a_failure_before_the_first_piece_has_a_status(tmp_path: Path) -> 
 @run_async
 async def test_a_failure_within_a_stream_is_its_last_event(tmp_path: Path) -> None:
     failure = LlmFailure(LlmCode.ENGINE_ERROR, "it broke")
-    async with door(tmp_path, saying(Piece(text="Hel"), failure)) as one, one.client() as client:
+    async with door(tmp_path, saying(Delta(text="Hel"), failure)) as one, one.client() as client:
         stream = await begun(client)
         told = []
         with pytest.raises(APIError, match="it broke") as caught:
@@ -168,7 +168,7 @@ async def test_a_failure_within_a_stream_is_its_last_event(tmp_path: Path) -> No
 
 @run_async
 async def test_a_reader_that_leaves_cancels_the_job_and_frees_its_slot(tmp_path: Path) -> None:
-    runner = saying(Piece(text="a"), asyncio.Event())
+    runner = saying(Delta(text="a"), asyncio.Event())
     async with door(tmp_path, runner) as one, one.client() as client, asyncio.timeout(20):
         stream = await begun(client)
         await anext(stream)
@@ -201,7 +201,7 @@ async def test_a_client_that_leaves_before_anything_is_told_cancels_the_job(
 @run_async
 async def test_who_gave_a_key_finds_the_answer_when_coming_back(tmp_path: Path) -> None:
     gate = asyncio.Event()
-    runner = saying(Piece(text="a"), gate, said("ab"))
+    runner = saying(Delta(text="a"), gate, said("ab"))
     async with door(tmp_path, runner) as one, one.client() as client, asyncio.timeout(20):
         header = {"Idempotency-Key": "mine"}
         stream = await begun(client, extra_headers=header)
@@ -217,7 +217,7 @@ async def test_who_gave_a_key_finds_the_answer_when_coming_back(tmp_path: Path) 
 async def test_a_closing_server_breaks_a_stream_off_where_it_can_be_noticed(
     tmp_path: Path,
 ) -> None:
-    runner = saying(Piece(text="a"), asyncio.Event())
+    runner = saying(Delta(text="a"), asyncio.Event())
     async with door(tmp_path, runner) as one, one.client() as client, asyncio.timeout(20):
         stream = await begun(client)
         await anext(stream)
@@ -248,7 +248,7 @@ class Unsteady:
 
     async def run(self, task: Task, ctx: Context) -> Outcome:
         for word in self._attempts[min(ctx.attempt, 2) - 1]:
-            ctx.stream(msgspec.json.encode(Piece(text=word)).decode())
+            ctx.stream(msgspec.json.encode(Delta(text=word)).decode())
         if ctx.attempt == 1:
             await asyncio.sleep(0.05)  # what it said is on its way
             raise Interrupted("its worker stops")

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.workloads.llm.runner import Watch, answer
-from penstock.workloads.llm.values import Completion, Generation, LlmResult, Piece, Sampling
+from penstock.workloads.llm.values import (
+    CompletionRequest,
+    Delta,
+    GenerationRequest,
+    LlmResult,
+    Sampling,
+)
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.routes import Way
@@ -80,8 +86,8 @@ def _tokenizer() -> Any:
     )
 
 
-def asked(prompt: Sequence[int] = PROMPT, count: int | None = 12, **more: Any) -> Completion:
-    return Completion(
+def asked(prompt: Sequence[int] = PROMPT, count: int | None = 12, **more: Any) -> CompletionRequest:
+    return CompletionRequest(
         prompts=(tuple(prompt),), max_tokens=count, **{"sampling": GREEDY, "logprobs": 0, **more}
     )
 
@@ -154,7 +160,10 @@ async def until(true: Any, node: Node) -> None:
 
 
 async def ask(
-    node: Node, question: Generation, told: list[Piece] | None = None, watch: Watch | None = None
+    node: Node,
+    question: GenerationRequest,
+    told: list[Delta] | None = None,
+    watch: Watch | None = None,
 ) -> LlmResult:
     tell = told.append if told is not None else None
     return await answer(PipeRunner(node), MODEL, question, tell, watch)

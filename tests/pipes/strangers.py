@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tests.pipes.networks import LAYERS, MODEL, Network, SmallModel, asked, until
 
-from penstock.workloads.llm.values import Piece
+from penstock.workloads.llm.values import Delta
 from penstock.workloads.pipes.config import LayerRange
 from penstock.workloads.pipes.net.records import (
     NodeRecord,
@@ -212,7 +212,7 @@ class Beside:
         text = ""
         async with aclosing(self._node.generate(asked(BESIDE, LONG))) as pieces:
             async for piece in pieces:
-                if isinstance(piece, Piece):
+                if isinstance(piece, Delta):
                     text += piece.text
                     assert self._right.startswith(text)
                     self._pieces += 1

@@ -9,7 +9,7 @@ import pytest
 from tests.pipes.networks import LAYERS, PROMPT, Network, SmallModel, ask, asked, ranges, whole
 
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import Chat, LlmFailure, Message, Piece, Sampling
+from penstock.workloads.llm.values import ChatRequest, Delta, LlmFailure, Message, Sampling
 
 CUTS = {1: (0, 6), 2: (0, 3, 6), 3: (0, 2, 4, 6), 5: (0, 1, 2, 4, 5, 6)}
 
@@ -42,7 +42,7 @@ async def test_jobs_that_are_computed_together_say_what_each_says_alone(small: S
 async def test_others_go_on_while_a_huge_prompt_is_read(small: SmallModel) -> None:
     async with Network(small) as network:
         node = await network.split(0, 6)
-        huge = Chat(messages=(Message(role="user", content="ab c" * 400_000),))
+        huge = ChatRequest(messages=(Message(role="user", content="ab c" * 400_000),))
         reading, turns = asyncio.ensure_future(ask(node, huge)), 0
         while not reading.done():
             turns += 1
@@ -56,7 +56,7 @@ async def test_others_go_on_while_a_huge_prompt_is_read(small: SmallModel) -> No
 async def test_pieces_together_are_the_answer(small: SmallModel) -> None:
     async with Network(small) as network:
         node = await network.split(0, 3, 6)
-        told: list[Piece] = []
+        told: list[Delta] = []
         result = await ask(node, asked(count=30), told)
         assert "".join(piece.text for piece in told) == result.choices[0].text
         assert result.choices[0].finish_reason == "length"

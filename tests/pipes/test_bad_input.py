@@ -31,7 +31,13 @@ from tests.pipes.networks import (
 from tests.pipes.strangers import Beside, Stranger, beside, rehashed, slow, stranger
 
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import Chat, Completion, LlmCode, LlmFailure, Message
+from penstock.workloads.llm.values import (
+    ChatRequest,
+    CompletionRequest,
+    LlmCode,
+    LlmFailure,
+    Message,
+)
 from penstock.workloads.pipes.job import ComputeStep, Hop
 from penstock.workloads.pipes.network_job import NetworkJob, pack_steps
 from penstock.workloads.pipes.node import Node
@@ -469,18 +475,18 @@ async def test_a_node_with_other_weights_is_named_and_no_job_goes_over_it(
 # -- what is asked -------------------------------------------------------------------------
 
 
-def chat(**more: Any) -> Chat:
-    return Chat(messages=(Message(role="user", content="ab"),), **more)
+def chat(**more: Any) -> ChatRequest:
+    return ChatRequest(messages=(Message(role="user", content="ab"),), **more)
 
 
 @pytest.mark.parametrize(
     ("question", "code", "words"),
     [
-        (Completion(prompts=("",)), LlmCode.INVALID_PROMPT, "is empty"),
-        (Completion(prompts=((),)), LlmCode.INVALID_PROMPT, "is empty"),
-        (Completion(prompts=((5, 430),)), LlmCode.INVALID_PROMPT, "430"),
-        (Completion(prompts=((-1,),)), LlmCode.INVALID_PROMPT, "-1"),
-        (Completion(prompts=("\ud800",)), LlmCode.INVALID_PROMPT, "not valid Unicode"),
+        (CompletionRequest(prompts=("",)), LlmCode.INVALID_PROMPT, "is empty"),
+        (CompletionRequest(prompts=((),)), LlmCode.INVALID_PROMPT, "is empty"),
+        (CompletionRequest(prompts=((5, 430),)), LlmCode.INVALID_PROMPT, "430"),
+        (CompletionRequest(prompts=((-1,),)), LlmCode.INVALID_PROMPT, "-1"),
+        (CompletionRequest(prompts=("\ud800",)), LlmCode.INVALID_PROMPT, "not valid Unicode"),
         (asked([40] * 512), LlmCode.CONTEXT_EXCEEDED, "512 tokens, and 512 are all"),
         (chat(tools=({"type": "function"},)), LlmCode.INVALID_SCHEMA, "tool"),
         (chat(schema={"type": "nonsense"}), LlmCode.INVALID_SCHEMA, "nonsense"),

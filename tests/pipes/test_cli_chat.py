@@ -18,7 +18,7 @@ MODELS = """
 
     import msgspec
     import penstock
-    from penstock.workloads.llm.values import Chat, Choice, HopTime, LlmResult, Piece
+    from penstock.workloads.llm.values import ChatRequest, Choice, Delta, HopTime, LlmResult
     from penstock.workloads.llm.values import Timings, Usage
 
     app = penstock.App()
@@ -26,7 +26,7 @@ MODELS = """
 
     @app.job("job.chat.Echo", idempotent=True)
     async def echo(**asked):
-        return await answer(msgspec.convert(asked, Chat))
+        return await answer(msgspec.convert(asked, ChatRequest))
 
 
     async def answer(chat):
@@ -39,7 +39,7 @@ MODELS = """
             ctx.progress(None, "layers 3-5 are missing")
             await asyncio.sleep(60)
         for word in f"I heard {turns}".split(" "):
-            ctx.stream(msgspec.json.encode(Piece(text=word + " ")).decode())
+            ctx.stream(msgspec.json.encode(Delta(text=word + " ")).decode())
         if said == "endless":
             await asyncio.sleep(60)
         choice = Choice(text=f"I heard {turns} ")

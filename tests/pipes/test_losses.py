@@ -24,7 +24,7 @@ from tests.pipes.networks import (
 )
 
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece, Said
+from penstock.workloads.llm.values import Completion, Delta, LlmCode, LlmFailure
 from penstock.workloads.pipes.job import Job
 from penstock.workloads.pipes.model.layer import Layer
 from penstock.workloads.pipes.node import Node
@@ -45,11 +45,13 @@ async def with_copies(network: Network, **more: Any) -> Node:
     return node
 
 
-async def broken_off(node: Node, do: Callable[[set[str]], Any], watch: Heard) -> tuple[str, Said]:
+async def broken_off(
+    node: Node, do: Callable[[set[str]], Any], watch: Heard
+) -> tuple[str, Completion]:
     """What is said when, after the third piece, something is done to the nodes of the way."""
     text, said, count = "", None, 0
     async for piece in node.generate(asked(count=LONG), watch=watch):
-        if isinstance(piece, Piece):
+        if isinstance(piece, Delta):
             text += piece.text
             count += 1
             if count == 3:

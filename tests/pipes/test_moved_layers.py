@@ -29,7 +29,7 @@ from tests.pipes.unit.random_models import RandomSource, tiny
 from tests.pipes.unit.weights.files import small_tokenizer
 
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import Piece
+from penstock.workloads.llm.values import Delta
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.weights.prepared import prepare
@@ -128,7 +128,7 @@ async def test_an_answer_over_layers_that_are_dropped_goes_on_over_another_node(
         await whole(node)
         heard, text, count = Heard(), "", 0
         async for piece in node.generate(asked(count=40), watch=heard):
-            if not isinstance(piece, Piece):
+            if not isinstance(piece, Delta):
                 continue
             text, count = text + piece.text, count + 1
             if count == 3:
@@ -208,7 +208,7 @@ async def test_running_answers_keep_the_layers_that_they_began_with(small: Small
         node = await network.split(0, 3, 6)
         text = ""
         async for piece in node.generate(asked(count=30)):
-            if isinstance(piece, Piece):
+            if isinstance(piece, Delta):
                 text += piece.text
                 await network.nodes["b"]._holding.hold(ranges(len(text) % 3, 6))
         assert text == small.text(PROMPT, 30)

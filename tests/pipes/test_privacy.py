@@ -20,7 +20,7 @@ from tests.pipes.test_engine_nodes import answer_of, engine_of, settings
 from penstock.core.job import JobRequest
 from penstock.core.pointer import encode_data
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import Chat, LlmResult, Message, Sampling
+from penstock.workloads.llm.values import ChatRequest, LlmResult, Message, Sampling
 from penstock.workloads.pipes.model.ends import Ends
 from penstock.workloads.pipes.network_job import NetworkJob, unpack_steps
 from penstock.workloads.pipes.weights.prepared import prepare
@@ -92,8 +92,8 @@ class Tapped:
         return getattr(self._transport, name)
 
 
-def chat() -> Chat:
-    return Chat(
+def chat() -> ChatRequest:
+    return ChatRequest(
         messages=(Message(role="user", content=MARKER),),
         max_tokens=12,
         sampling=Sampling(temperature=0),

@@ -22,7 +22,7 @@ from tests.pipes.networks import (
 from tests.pipes.test_losses import with_copies
 
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece
+from penstock.workloads.llm.values import Delta, LlmCode, LlmFailure
 from penstock.workloads.pipes import origin
 from penstock.workloads.pipes.node import Node
 from penstock.workloads.pipes.wire.messages import Open
@@ -203,7 +203,7 @@ async def test_an_answer_of_no_given_length_gets_more_room_when_it_needs_it(
     monkeypatch.setattr(origin, "UNSAID", 8)
     async with Network(small, context=128, keep=0) as network:
         node = await network.split(0, 3, 6)
-        told: list[Piece] = []
+        told: list[Delta] = []
         result = await ask(node, asked(count=None), told)
         assert result.choices[0].text == small.text(PROMPT, 88)
         assert "".join(piece.text for piece in told) == result.choices[0].text

@@ -41,7 +41,7 @@ from penstock.lifecycles.processor import (
 )
 from penstock.ports.engine_api import Streamed
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import Chat, Completion, Message
+from penstock.workloads.llm.values import ChatRequest, CompletionRequest, Message
 from penstock.workloads.pipes import lanes, receiver
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.end_model import EndModel
@@ -275,9 +275,9 @@ async def test_messages_become_tokens_on_the_origin(small: SmallModel) -> None:
     """The template writes `<|start|>ab<|done|><|start|>`, which are four tokens."""
     async with Network(small) as network:
         node = await network.split(0, 3, LAYERS)
-        chat = Chat(messages=(Message(role="user", content="a"),), max_tokens=5)
+        chat = ChatRequest(messages=(Message(role="user", content="a"),), max_tokens=5)
         talked = await ask(node, chat)  # type: ignore[arg-type]
-        text = await ask(node, Completion(prompts=("abc",), max_tokens=5))
+        text = await ask(node, CompletionRequest(prompts=("abc",), max_tokens=5))
     assert (talked.usage.prompt_tokens, text.usage.prompt_tokens) == (4, 3)
 
 

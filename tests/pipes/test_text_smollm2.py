@@ -15,23 +15,30 @@ from penstock.adapters.llama.runner import LlamaRunner
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import answer
-from penstock.workloads.llm.values import Chat, Completion, Generation, Message, Sampling, TextPart
+from penstock.workloads.llm.values import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Message,
+    Sampling,
+    TextPart,
+)
 from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.weights.source import open_source
 
 USER = Message(role="user", content="What is 17 times 250, and why?")
 SAID = Message(role="assistant", content="Well, ")
-PROMPTS: tuple[Generation, ...] = (
-    Completion(prompts=("The capital of France is",)),
-    Completion(prompts=("def f(x):\n    return  x ** 2\t# 123456 numbers\n\n\n",)),
-    Completion(prompts=("日本語のテキスト 😀🌟 naïve Привет",)),
-    Completion(prompts=("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",)),
-    Completion(prompts=(" two  spaces ", (504, 3575, 282))),
-    Chat(messages=(USER,)),
-    Chat(messages=(Message(role="developer", content="Be brief."), USER, SAID, USER)),
-    Chat(messages=(USER, SAID)),
-    Chat(messages=(Message(role="user", content=(TextPart("a"), TextPart("b"))),)),
-    Chat(messages=(Message(role="user"), Message(role="tool", content="wet"))),
+PROMPTS: tuple[GenerationRequest, ...] = (
+    CompletionRequest(prompts=("The capital of France is",)),
+    CompletionRequest(prompts=("def f(x):\n    return  x ** 2\t# 123456 numbers\n\n\n",)),
+    CompletionRequest(prompts=("日本語のテキスト 😀🌟 naïve Привет",)),
+    CompletionRequest(prompts=("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n",)),
+    CompletionRequest(prompts=(" two  spaces ", (504, 3575, 282))),
+    ChatRequest(messages=(USER,)),
+    ChatRequest(messages=(Message(role="developer", content="Be brief."), USER, SAID, USER)),
+    ChatRequest(messages=(USER, SAID)),
+    ChatRequest(messages=(Message(role="user", content=(TextPart("a"), TextPart("b"))),)),
+    ChatRequest(messages=(Message(role="user"), Message(role="tool", content="wet"))),
 )
 
 
@@ -62,18 +69,18 @@ async def test_a_prompt_has_as_many_tokens_as_in_the_spool(model_file: Path, tex
     ]
 
 
-def _short(ask: Generation) -> Generation:
+def _short(ask: GenerationRequest) -> GenerationRequest:
     return replace(ask, max_tokens=1)
 
 
-def _prompts(ask: Generation) -> int:
-    return len(ask.prompts) if isinstance(ask, Completion) else 1
+def _prompts(ask: GenerationRequest) -> int:
+    return len(ask.prompts) if isinstance(ask, CompletionRequest) else 1
 
 
 def test_text_and_tokens_are_the_same_prompt(text: Text) -> None:
     whole, tokens = "The capital of France is", (504, 3575, 282, 4649, 314)
-    assert text.prompt_of(Completion(prompts=(whole,))) == list(tokens)
-    assert text.prompt_of(Completion(prompts=(tokens,))) == list(tokens)
+    assert text.prompt_of(CompletionRequest(prompts=(whole,))) == list(tokens)
+    assert text.prompt_of(CompletionRequest(prompts=(tokens,))) == list(tokens)
 
 
 def test_pieces_of_random_tokens_make_up_what_the_tokenizer_makes_of_all(
@@ -102,7 +109,7 @@ def test_an_answer_follows_its_schema(text: Text) -> None:
         "required": ["city", "size"],
         "additionalProperties": False,
     }
-    ask = Completion(prompts=("x",), schema=schema, sampling=Sampling(seed=1, temperature=1))
+    ask = CompletionRequest(prompts=("x",), schema=schema, sampling=Sampling(seed=1, temperature=1))
     sampler, writer = text.sampler(ask), text.writer(ask, 200)
     noise = torch.Generator().manual_seed(1)
     ids = [5]

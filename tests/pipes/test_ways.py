@@ -23,7 +23,7 @@ from tests.pipes.networks import (
 )
 
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece
+from penstock.workloads.llm.values import Delta, LlmCode, LlmFailure
 from penstock.workloads.pipes.node import Node
 
 FIRST, MIDDLE, LAST = ranges(0, 2, 4, 6)
@@ -56,7 +56,7 @@ async def disturbed(node: Node, after: dict[int, Callable[[], object]]) -> tuple
     text, count, turns = "", 0, Turns(node)
     async with aclosing(node.generate(asked(count=LONG), watch=turns)) as pieces:
         async for piece in pieces:
-            if isinstance(piece, Piece):
+            if isinstance(piece, Delta):
                 text += piece.text
                 count += 1
                 if count in after:

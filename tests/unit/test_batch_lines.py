@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.openai.batch_format import OpenAiDialect
+from penstock.api.openai.batch_format import OpenAiBatchFormat
 from penstock.core.errors import InvalidRequest
 from penstock.testing.aio import run_async
 from penstock.testing.batch_store import a_file, keep
@@ -63,7 +63,7 @@ def test_no_line_does_worse_than_being_refused(raw: bytes) -> None:
 def test_a_body_that_is_nested_too_deep_is_one_more_wrong_line(depth: int) -> None:
     deep = b"[" * depth + b"]" * depth
     body = b'{"model": "fake", "messages": ' + deep + b"}"
-    check = LineCheck(CHAT, OpenAiDialect())
+    check = LineCheck(CHAT, OpenAiBatchFormat())
     check.look(7, b'{"custom_id": "a", "method": "POST", "url": "%b", "body": %b}' % (URL, body))
     (error,) = check.conclude()
     assert error.line == 7

@@ -24,13 +24,13 @@ from penstock.workloads.llm.runner import TOGETHER, answer
 from penstock.workloads.llm.values import (
     Choice,
     Completion,
+    CompletionRequest,
+    Delta,
     EmbeddingResult,
     EngineUnavailable,
     LlmCode,
     LlmFailure,
     LlmResult,
-    Piece,
-    Said,
     Usage,
     is_model_name,
 )
@@ -70,7 +70,7 @@ async def test_a_chat_ends_with_its_answer_what_it_took_and_who_answered() -> No
 @run_async
 async def test_pieces_are_streamed_only_where_the_job_asks_for_it() -> None:
     _, ctx = await ran(FakeRunner(), {**CHAT, "stream": True})
-    pieces = [msgspec.json.decode(text, type=Piece) for text in ctx.streamed]
+    pieces = [msgspec.json.decode(text, type=Delta) for text in ctx.streamed]
     assert "".join(piece.text for piece in pieces) == "ONE TWO THREE"
 
 
@@ -86,7 +86,7 @@ async def test_every_prompt_gets_its_answers_and_is_counted_once() -> None:
         (3, "C"),
     ]
     assert result.usage == Usage(3, 6, 0)
-    told = [msgspec.json.decode(text, type=Piece).choice for text in ctx.streamed]
+    told = [msgspec.json.decode(text, type=Delta).choice for text in ctx.streamed]
     assert sorted(told) == [0, 0, 1, 1, 2, 3]
 
 
@@ -305,13 +305,13 @@ async def test_when_one_answer_fails_the_others_are_ended() -> None:
             self.running += 1
             try:
                 await asyncio.sleep(3600)
-                yield Said(choice=Choice())
+                yield Completion(choice=Choice())
             finally:
                 self.running -= 1
 
     runner = Halting()
     with pytest.raises(LlmFailure, match="no"):
-        await answer(runner, "fake", Completion(prompts=("a",), n=3))
+        await answer(runner, "fake", CompletionRequest(prompts=("a",), n=3))
     assert runner.running == 0
 
 

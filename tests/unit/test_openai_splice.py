@@ -12,7 +12,7 @@ from penstock.api.openai.splice import Heard
 from penstock.core.errors import Conflict
 from penstock.workloads.llm.values import (
     Choice,
-    Piece,
+    Delta,
     TokenLogprob,
     ToolCall,
     ToolDelta,
@@ -37,9 +37,9 @@ def test_however_an_answer_is_cut_and_broken_off_it_is_told_once(
 ) -> None:
     told, listener = "", Heard()
     for part in cut(text[:heard], first):
-        told += listener.take(FIRST, Piece(text=part)).text
+        told += listener.take(FIRST, Delta(text=part)).text
     for part in cut(text, second):
-        told += listener.take(SECOND, Piece(text=part)).text
+        told += listener.take(SECOND, Delta(text=part)).text
     (rest,) = listener.finish(SECOND, [Choice(text=text)])
     assert told + rest.text == text
 
@@ -47,12 +47,12 @@ def test_however_an_answer_is_cut_and_broken_off_it_is_told_once(
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))
 def test_an_answer_that_is_another_one_is_noticed(first: str, second: str) -> None:
     listener = Heard()
-    listener.take(FIRST, Piece(text=first))
+    listener.take(FIRST, Delta(text=first))
     if second.startswith(first):
-        assert listener.take(SECOND, Piece(text=second)).text == second[len(first) :]
+        assert listener.take(SECOND, Delta(text=second)).text == second[len(first) :]
         return
     with pytest.raises(Conflict):
-        listener.take(SECOND, Piece(text=second))
+        listener.take(SECOND, Delta(text=second))
         listener.finish(SECOND, [Choice(text=second)])
 
 
@@ -60,11 +60,11 @@ def test_answers_tools_thoughts_and_logprobs_are_kept_apart() -> None:
     token = TokenLogprob("a", -1.0)
     listener = Heard()
 
-    def pieces() -> list[Piece]:
+    def pieces() -> list[Delta]:
         return [
-            Piece(choice=0, text="a", logprobs=(token,)),
-            Piece(choice=1, reasoning="b"),
-            Piece(choice=1, tool_calls=(ToolDelta(index=0, id="c", name="f", arguments="{"),)),
+            Delta(choice=0, text="a", logprobs=(token,)),
+            Delta(choice=1, reasoning="b"),
+            Delta(choice=1, tool_calls=(ToolDelta(index=0, id="c", name="f", arguments="{"),)),
         ]
 
     assert [listener.take(FIRST, piece) for piece in pieces()] == pieces()
@@ -82,6 +82,6 @@ def test_answers_tools_thoughts_and_logprobs_are_kept_apart() -> None:
 
 def test_an_end_of_another_job_is_compared_as_a_whole() -> None:
     listener = Heard()
-    listener.take(FIRST, Piece(text="ab"))
+    listener.take(FIRST, Delta(text="ab"))
     (rest,) = listener.finish(("its retry", 1), [Choice(text="abc")])
     assert rest.text == "c"

@@ -9,11 +9,11 @@ from penstock.api.openai.splice import Heard
 from penstock.core.errors import Conflict
 from penstock.ports.engine_api import Streamed
 from penstock.workloads.llm.answers import Answer, TextStream
-from penstock.workloads.llm.values import Choice, Piece
+from penstock.workloads.llm.values import Choice, Delta
 
 
 def streamed(attempt: int, n: int, text: str) -> Streamed:
-    return Streamed("j", attempt, n, msgspec.json.encode(Piece(text=text)).decode())
+    return Streamed("j", attempt, n, msgspec.json.encode(Delta(text=text)).decode())
 
 
 def answer(text: str) -> Answer:
@@ -46,8 +46,8 @@ def test_a_text_is_told_once_whoever_says_it(
 
 def test_a_second_attempt_may_end_before_it_has_told_what_the_first_one_did() -> None:
     heard = Heard()
-    heard.take(("j", 1), Piece(text="one two"))
-    heard.take(("j", 2), Piece(text="one"))
+    heard.take(("j", 1), Delta(text="one two"))
+    heard.take(("j", 2), Delta(text="one"))
     (rest,) = heard.finish(("j", 2), [Choice(text="one two three")])
 
     assert rest.text == " three"
@@ -55,7 +55,7 @@ def test_a_second_attempt_may_end_before_it_has_told_what_the_first_one_did() ->
 
 def test_a_second_attempt_that_says_less_is_another_answer() -> None:
     heard = Heard()
-    heard.take(("j", 1), Piece(text="one two"))
-    heard.take(("j", 2), Piece(text="one"))
+    heard.take(("j", 1), Delta(text="one two"))
+    heard.take(("j", 2), Delta(text="one"))
     with pytest.raises(Conflict):
         heard.finish(("j", 2), [Choice(text="one")])

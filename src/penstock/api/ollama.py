@@ -41,13 +41,13 @@ from penstock.api.served import ServedModel
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.ports.engine_api import KeyRole
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Choice,
-    Completion,
-    Embedding,
+    CompletionRequest,
+    Delta,
+    EmbeddingRequest,
     EmbeddingResult,
     LlmResult,
-    Piece,
     TextPart,
     ToolCall,
     ToolFunction,
@@ -150,7 +150,7 @@ class OllamaModelBody(Struct, frozen=True, kw_only=True):
     insecure: Any = None
 
 
-def chat_request(body: OllamaChatBody, options: Mapping[str, Any]) -> Chat:
+def chat_request(body: OllamaChatBody, options: Mapping[str, Any]) -> ChatRequest:
     """Raises InvalidRequest, naming the field."""
     if not body.messages:
         raise InvalidRequest("messages", "is empty")
@@ -159,7 +159,9 @@ def chat_request(body: OllamaChatBody, options: Mapping[str, Any]) -> Chat:
     return _chat(body, ChatBody(messages=turns, tools=tools), options)
 
 
-def generate_request(body: OllamaGenerateBody, options: Mapping[str, Any]) -> Chat | Completion:
+def generate_request(
+    body: OllamaGenerateBody, options: Mapping[str, Any]
+) -> ChatRequest | CompletionRequest:
     """Raises InvalidRequest, naming the field."""
     if not body.prompt:
         raise InvalidRequest("prompt", "is empty")
@@ -174,7 +176,7 @@ def generate_request(body: OllamaGenerateBody, options: Mapping[str, Any]) -> Ch
     return _chat(body, ChatBody(messages=(*system, turn)), options)
 
 
-def _chat(body: OllamaBody, chat: ChatBody, options: Mapping[str, Any]) -> Chat:
+def _chat(body: OllamaBody, chat: ChatBody, options: Mapping[str, Any]) -> ChatRequest:
     core, own = _options(body)
     template: dict[str, Any] = {}
     if body.think is not None:
@@ -191,8 +193,8 @@ def _chat(body: OllamaBody, chat: ChatBody, options: Mapping[str, Any]) -> Chat:
     return chat_of(asked, {**options, **own})
 
 
-def embed_request(body: OllamaEmbedBody, options: Mapping[str, Any]) -> Embedding:
-    return Embedding(inputs=texts_of("input", body.input))
+def embed_request(body: OllamaEmbedBody, options: Mapping[str, Any]) -> EmbeddingRequest:
+    return EmbeddingRequest(inputs=texts_of("input", body.input))
 
 
 def _options(body: OllamaBody) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -316,13 +318,13 @@ class _OllamaStream:
     def begin(self) -> bytes:
         return b""
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: Delta) -> bytes:
         if not (piece.text or piece.reasoning):
             return b""
         content = self.content(piece.text, piece.reasoning, ())
         return _line({**_head(self._origin), **content, "done": False})
 
-    def finish(self, rest: list[Piece], result: LlmResult) -> bytes:
+    def finish(self, rest: list[Delta], result: LlmResult) -> bytes:
         out = b"".join(self.piece(piece) for piece in rest)
         choice = result.choices[0]
         head = _head(self._origin)

@@ -13,7 +13,7 @@ import msgspec
 from penstock import __version__
 from penstock.adapters.files.blobs import FileBlobs
 from penstock.adapters.files.start_log import FileStartLogs
-from penstock.api.openai.batch_format import OpenAiDialect
+from penstock.api.openai.batch_format import OpenAiBatchFormat
 from penstock.config import Settings, UnknownTopics
 from penstock.control.checkpoints import CheckpointService
 from penstock.control.engine_api import Services
@@ -193,7 +193,7 @@ def _batch_dependencies(
         store=gateway.store,
         blobs=blobs,
         gateway=gateway,
-        dialect=OpenAiDialect(partial(_topic_for, gateway.open_jobs)),
+        dialect=OpenAiBatchFormat(partial(_topic_for, gateway.open_jobs)),
         clock=clock,
         knows=lambda topic: not refuses or gateway.open_jobs.knows(topic),
         room=settings.batch_jobs,

@@ -17,18 +17,18 @@ from penstock.cli.terminal import echo_content
 from penstock.cli.words import layers, plural, span
 from penstock.core.errors import InvalidRequest, NotRunning
 from penstock.ports.engine_api import JobUpdate, Progressed, Streamed
-from penstock.workloads.llm.values import Chat, HopTime, LlmResult, Message, model_of
+from penstock.workloads.llm.values import ChatRequest, HopTime, LlmResult, Message, model_of
 from penstock.workloads.spool.config import SpoolOptions
 
 if TYPE_CHECKING:
     from penstock.app.client import Client
 
 
-def chat_of(messages: Sequence[Message], options: SpoolOptions) -> Chat:
+def chat_of(messages: Sequence[Message], options: SpoolOptions) -> ChatRequest:
     """A request for what comes next in a conversation, told as it is made."""
     if options.system:
         messages = [Message(role="system", content=options.system), *messages]
-    return Chat(
+    return ChatRequest(
         messages=tuple(messages),
         max_tokens=options.max_tokens,
         stop=options.stop,

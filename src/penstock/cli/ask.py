@@ -27,7 +27,7 @@ from penstock.cli.place import run as run_async
 from penstock.cli.spool_options import asked, is_piped, options_of, read_asked
 from penstock.cli.terminal import echo
 from penstock.core.job import Priority
-from penstock.workloads.llm.values import Chat, LlmResult, Message, model_of
+from penstock.workloads.llm.values import ChatRequest, LlmResult, Message, model_of
 
 
 @click.command()
@@ -69,7 +69,7 @@ def _prompt(words: tuple[str, ...]) -> str:
 
 
 async def ask_once(
-    place: Place, request: Chat, wanted: str, priority: str | None, stats: bool, json: bool
+    place: Place, request: ChatRequest, wanted: str, priority: str | None, stats: bool, json: bool
 ) -> int:
     from penstock.app.llm import unless_paused
     from penstock.workloads.llm.answers import answer_of, topic_for

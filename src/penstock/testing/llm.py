@@ -7,16 +7,16 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
 from penstock.workloads.llm.runner import Loading, Watch
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Choice,
-    Embedding,
+    Completion,
+    Delta,
+    EmbeddingRequest,
     EmbeddingResult,
-    Generation,
+    GenerationRequest,
     LlmCode,
     LlmFailure,
     ModelFacts,
-    Piece,
-    Said,
     Usage,
 )
 
@@ -67,8 +67,8 @@ class FakeRunner:
         pass
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Delta | Completion, None]:
         facts = await self.load(model)
         prompt = _prompt(ask, choice)
         self.asked.append((facts.name, prompt))
@@ -96,10 +96,10 @@ class FakeRunner:
                     raise LlmFailure(LlmCode.ENGINE_CRASHED, "the engine died (SIGSEGV)")
                 piece = word.upper() if spoken == 0 else " " + word.upper()
                 spoken, text = spoken + 1, text + piece
-                yield Piece(choice=choice, text=piece)
+                yield Delta(choice=choice, text=piece)
         finally:
             self.running -= 1
-        yield Said(
+        yield Completion(
             choice=Choice(
                 index=choice,
                 text=text,
@@ -108,7 +108,7 @@ class FakeRunner:
             usage=Usage(len(words), spoken, 0),
         )
 
-    async def embed(self, model: str, ask: Embedding) -> EmbeddingResult:
+    async def embed(self, model: str, ask: EmbeddingRequest) -> EmbeddingResult:
         facts = await self.load(model)
         vectors = [_vector(str(one)) for one in ask.inputs]
         used = Usage(sum(len(str(one).split()) for one in ask.inputs), 0, 0)
@@ -120,8 +120,8 @@ class FakeRunner:
         self.closed = True
 
 
-def _prompt(ask: Generation, choice: int) -> str:
-    if not isinstance(ask, Chat):
+def _prompt(ask: GenerationRequest, choice: int) -> str:
+    if not isinstance(ask, ChatRequest):
         return str(ask.prompts[choice // ask.n])
     content = ask.messages[-1].content
     return content if isinstance(content, str) else ""

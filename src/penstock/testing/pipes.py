@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.runner import Loading, Watch
 from penstock.workloads.llm.values import (
-    Embedding,
+    Completion,
+    Delta,
+    EmbeddingRequest,
     EmbeddingResult,
-    Generation,
+    GenerationRequest,
     HopTime,
     LlmCode,
     LlmFailure,
-    Piece,
-    Said,
 )
 from penstock.workloads.pipes.config import LayerRange, LpConfig
 from penstock.workloads.pipes.net.records import NodeRecord, SegmentRecord, SegmentState
@@ -75,17 +75,17 @@ class WatchedRunner(FakeRunner):
     engine = "fake pipes 1"
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Delta | Completion, None]:
         if watch is not None:
             watch.progress(None, "waits for room on node b")
             watch.log("node c was lost; going on over node b", "warning")
             watch.progress(0.5, "read 1 of 2 tokens")
         async with aclosing(super().generate(model, ask, choice)) as pieces:
             async for piece in pieces:
-                yield replace(piece, hops=HOPS) if isinstance(piece, Said) else piece
+                yield replace(piece, hops=HOPS) if isinstance(piece, Completion) else piece
 
-    async def embed(self, model: str, ask: Embedding) -> EmbeddingResult:
+    async def embed(self, model: str, ask: EmbeddingRequest) -> EmbeddingResult:
         raise LlmFailure(LlmCode.NOT_SUPPORTED, "a split model makes no embeddings")
 
 

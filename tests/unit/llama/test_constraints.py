@@ -9,15 +9,21 @@ from typing import Any
 import pytest
 
 from penstock.adapters.llama.protocol import DEEPEST, LARGEST, check_constraints
-from penstock.workloads.llm.values import Chat, Completion, LlmCode, LlmFailure, Message
+from penstock.workloads.llm.values import (
+    ChatRequest,
+    CompletionRequest,
+    LlmCode,
+    LlmFailure,
+    Message,
+)
 
 
-def chat(**more: Any) -> Chat:
-    return Chat(messages=(Message(role="user", content="x"),), **more)
+def chat(**more: Any) -> ChatRequest:
+    return ChatRequest(messages=(Message(role="user", content="x"),), **more)
 
 
-def grammar(text: str) -> Completion:
-    return Completion(prompts=("x",), grammar=text)
+def grammar(text: str) -> CompletionRequest:
+    return CompletionRequest(prompts=("x",), grammar=text)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +37,9 @@ def grammar(text: str) -> Completion:
     ],
     ids=["long", "deep", "after-a-quote", "schema", "tools"],
 )
-def test_what_could_overflow_the_engine_is_refused(ask: Chat | Completion, why: str) -> None:
+def test_what_could_overflow_the_engine_is_refused(
+    ask: ChatRequest | CompletionRequest, why: str
+) -> None:
     with pytest.raises(LlmFailure, match=why) as refused:
         check_constraints(ask)
 
@@ -50,7 +58,7 @@ def test_what_could_overflow_the_engine_is_refused(ask: Chat | Completion, why: 
     ],
     ids=["deep", "literal", "class", "comment", "beside", "usual"],
 )
-def test_what_is_usual_passes(ask: Chat | Completion) -> None:
+def test_what_is_usual_passes(ask: ChatRequest | CompletionRequest) -> None:
     check_constraints(ask)
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from penstock.adapters.llama import protocol
 from penstock.workloads.llm.values import (
-    Chat,
-    Completion,
+    ChatRequest,
+    CompletionRequest,
+    Delta,
     ImagePart,
     ImageUrl,
     LlmCode,
     LlmFailure,
     Message,
-    Piece,
     Sampling,
     TextPart,
     ToolCall,
@@ -30,12 +30,12 @@ HI = (Message(role="user", content="Hi"),)
 TOOL = {"type": "function", "function": {"name": "look"}}
 
 
-def body(ask: Chat | Completion, choice: int = 0) -> dict[str, Any]:
+def body(ask: ChatRequest | CompletionRequest, choice: int = 0) -> dict[str, Any]:
     return dict(json.loads(protocol.request_of(ask, choice)[1]))
 
 
 def test_what_is_not_said_is_left_to_the_engine() -> None:
-    assert body(Chat(messages=HI)) == {
+    assert body(ChatRequest(messages=HI)) == {
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_progress": True,
@@ -55,7 +55,7 @@ def test_everything_that_is_said_is_passed_on() -> None:
         seed=9,
     )
     said = body(
-        Chat(
+        ChatRequest(
             messages=HI,
             sampling=sampling,
             max_tokens=3,
@@ -88,7 +88,7 @@ def test_everything_that_is_said_is_passed_on() -> None:
 
 
 def test_each_choice_has_its_prompt_and_its_seed() -> None:
-    ask = Completion(prompts=("a", (1, 2)), n=2, sampling=Sampling(seed=(1 << 32) - 2))
+    ask = CompletionRequest(prompts=("a", (1, 2)), n=2, sampling=Sampling(seed=(1 << 32) - 2))
 
     sent = [(one["prompt"], one["seed"]) for one in (body(ask, choice) for choice in range(4))]
     assert sent == [("a", (1 << 32) - 2), ("a", 0), ([1, 2], (1 << 32) - 2), ([1, 2], 0)]
@@ -98,7 +98,7 @@ def test_each_choice_has_its_prompt_and_its_seed() -> None:
 
 def test_an_image_is_never_fetched() -> None:
     image = ImagePart(ImageUrl("http://localhost/secret.png"))
-    ask = Chat(messages=(Message(role="user", content=(TextPart("See"), image)),))
+    ask = ChatRequest(messages=(Message(role="user", content=(TextPart("See"), image)),))
 
     with pytest.raises(LlmFailure) as refused:
         body(ask)
@@ -107,7 +107,7 @@ def test_an_image_is_never_fetched() -> None:
 
 
 def test_tools_are_dropped_where_none_may_be_used() -> None:
-    ask = Chat(messages=HI, tools=(TOOL,), tool_choice="none")
+    ask = ChatRequest(messages=HI, tools=(TOOL,), tool_choice="none")
 
     assert not protocol.wants_tools(ask)
     assert "tools" not in body(ask)
@@ -140,9 +140,9 @@ END = {
 def test_events_come_whole_however_they_were_cut(texts: list[str], data: st.DataObject) -> None:
     sent = stream(*(event(text) for text in texts), END)
     cuts = data.draw(st.lists(st.integers(0, len(sent)), max_size=8).map(sorted))
-    events, answer = protocol.Events(), protocol.Answer(Chat(messages=HI), 0)
+    events, answer = protocol.Events(), protocol.Answer(ChatRequest(messages=HI), 0)
 
-    told: list[Piece] = []
+    told: list[Delta] = []
     for start, stop in zip([0, *cuts], [*cuts, len(sent)], strict=True):
         for one in events.feed(sent[start:stop]):
             if (piece := answer.add(one)) is not None:
@@ -156,7 +156,7 @@ def test_events_come_whole_however_they_were_cut(texts: list[str], data: st.Data
 
 
 def test_tool_calls_are_put_together() -> None:
-    answer = protocol.Answer(Chat(messages=HI), 2)
+    answer = protocol.Answer(ChatRequest(messages=HI), 2)
     parts: list[dict[str, Any]] = [
         {"index": 0, "id": "c1", "function": {"name": "look", "arguments": ""}},
         {"index": 0, "function": {"arguments": '{"at":'}},
@@ -176,7 +176,7 @@ def test_tool_calls_are_put_together() -> None:
 
 
 def test_progress_is_no_piece() -> None:
-    answer = protocol.Answer(Chat(messages=HI), 0)
+    answer = protocol.Answer(ChatRequest(messages=HI), 0)
     start = {"choices": [{"delta": {"role": "assistant", "content": None}}], "prompt_progress": {}}
 
     assert answer.add(start) is None

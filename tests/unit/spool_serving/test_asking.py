@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.workloads.llm.values import Chat, Completion, LlmFailure, Message, Sampling
+from penstock.workloads.llm.values import (
+    ChatRequest,
+    CompletionRequest,
+    LlmFailure,
+    Message,
+    Sampling,
+)
 from penstock.workloads.spool.config import JobKind, SpoolOptions
 from penstock.workloads.spool.disk.files import Unfit
 from penstock.workloads.spool.server.requests import History, Spooled, embedding_of, generation_of
@@ -21,13 +27,13 @@ def job(prompt: str = "hello", images: tuple[bytes, ...] = (), **options: object
     return Spooled(job_id="1", prompt=prompt, images=images, options=SpoolOptions(**options))  # type: ignore[arg-type]
 
 
-def chat(one: Spooled, history: History = History()) -> Chat:  # noqa: B008 it is frozen
+def chat(one: Spooled, history: History = History()) -> ChatRequest:  # noqa: B008 it is frozen
     ask = generation_of(one, history, max_tokens=9, seed=5)
-    assert isinstance(ask, Chat)
+    assert isinstance(ask, ChatRequest)
     return ask
 
 
-def said(ask: Chat) -> list[tuple[str, object]]:
+def said(ask: ChatRequest) -> list[tuple[str, object]]:
     return [(one.role, one.content) for one in ask.messages]
 
 
@@ -63,7 +69,7 @@ def test_a_conversation_without_a_prompt_is_enough() -> None:
 
 def test_a_raw_prompt_goes_on_from_the_text_before_it() -> None:
     ask = generation_of(job(raw=True), BEFORE, max_tokens=9, seed=5)
-    assert isinstance(ask, Completion)
+    assert isinstance(ask, CompletionRequest)
     assert ask.prompts == ("qahello",)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from penstock.testing.aio import run_async
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Choice,
-    Embedding,
+    EmbeddingRequest,
     EmbeddingResult,
     LlmCode,
     LlmFailure,
@@ -33,7 +33,7 @@ from penstock.workloads.spool.server.processor import (
     within,
 )
 
-ASK = Chat(messages=(Message(role="user", content="x"),), sampling=Sampling(seed=3))
+ASK = ChatRequest(messages=(Message(role="user", content="x"),), sampling=Sampling(seed=3))
 
 
 def result(**choice: object) -> LlmResult:
@@ -80,7 +80,7 @@ def test_an_embedding_has_ten_numbers_a_line_of_six_digits() -> None:
     assert lines[3] == "    " + ", ".join(["0.333333"] * 10) + ","
     assert json.loads(embedding_json([1e-9, -2.5]))["vector"] == [1e-9, -2.5]
     found = EmbeddingResult(model="m", engine="e", vectors=((1.0,),), usage=Usage(2))
-    outcome = answered(Embedding(inputs=("x",)), found, 1.0)
+    outcome = answered(EmbeddingRequest(inputs=("x",)), found, 1.0)
     assert list(outcome.files) == ["embedding.json"]
     assert "completion_tokens" not in outcome.facts
 

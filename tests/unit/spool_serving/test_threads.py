@@ -13,7 +13,7 @@ import pytest
 
 from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
-from penstock.workloads.llm.values import Piece
+from penstock.workloads.llm.values import Delta
 from penstock.workloads.spool.disk.peers import NAME, original_runs, remove_pid, write_pid
 from penstock.workloads.spool.server.outcomes import Partial
 from penstock.workloads.spool.server.running import Health, Threads
@@ -85,13 +85,13 @@ def test_a_trouble_is_told_when_it_comes_and_when_it_is_over(
 async def test_a_quick_answer_has_no_parts_and_a_slow_one_four_a_second(tmp_path: Path) -> None:
     clock, threads = VirtualClock(), Threads(1)
     partial = Partial(tmp_path, 10, clock, threads)
-    partial.tell(Piece(text="a"))
+    partial.tell(Delta(text="a"))
     await partial.close()
     assert os.listdir(tmp_path) == []
     clock.advance(0.5)
-    partial.tell(Piece(text="b"))
+    partial.tell(Delta(text="b"))
     await partial.close()
-    partial.tell(Piece(text="c"))
+    partial.tell(Delta(text="c"))
     await partial.close()
     assert (tmp_path / "partial.txt").read_text() == "ab"
     assert json.loads((tmp_path / "progress.json").read_text()) == {
@@ -101,7 +101,7 @@ async def test_a_quick_answer_has_no_parts_and_a_slow_one_four_a_second(tmp_path
         "eta_s": 4.0,
     }
     clock.advance(0.25)
-    partial.tell(Piece(text="d"))
+    partial.tell(Delta(text="d"))
     await partial.close()
     assert (tmp_path / "partial.txt").read_text() == "abcd"
     threads.close()
@@ -112,7 +112,7 @@ async def test_a_folder_that_is_gone_does_not_fail_an_answer(tmp_path: Path) -> 
     clock, threads = VirtualClock(), Threads(1)
     partial = Partial(tmp_path / "gone", 10, clock, threads)
     clock.advance(1.0)
-    partial.tell(Piece(text="a"))
+    partial.tell(Delta(text="a"))
     await partial.close()
     threads.close()
 

@@ -17,11 +17,11 @@ from penstock.adapters.llama.process import EngineProcess, EngineSpec
 from penstock.adapters.llama.slots import Slots
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import (
-    Generation,
+    Completion,
+    Delta,
+    GenerationRequest,
     LlmCode,
     LlmFailure,
-    Piece,
-    Said,
     Usage,
 )
 
@@ -92,8 +92,8 @@ class Engine:
         return self.process.is_alive
 
     async def generate(
-        self, ask: Generation, choice: int, tenant: str = ""
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, ask: GenerationRequest, choice: int, tenant: str = ""
+    ) -> AsyncGenerator[Delta | Completion, None]:
         """Raises Departed if nothing came of it, not even a beginning."""
         self._check(ask)
         answer, is_constrained = protocol.Answer(ask, choice), protocol.is_constrained(ask)
@@ -129,7 +129,7 @@ class Engine:
                 await self._is_quiet.wait()
         await self._session.close()
 
-    def _check(self, ask: Generation) -> None:
+    def _check(self, ask: GenerationRequest) -> None:
         protocol.check_constraints(ask)
         if protocol.wants_tools(ask) and not self.tools:
             raise LlmFailure(

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 
 from penstock.workloads.llm.values import (
-    Ask,
-    Chat,
+    ChatRequest,
     Choice,
     Completion,
-    Generation,
+    CompletionRequest,
+    Delta,
+    GenerationOptions,
+    GenerationRequest,
     ImagePart,
     LlmCode,
     LlmFailure,
     Message,
-    Piece,
-    Said,
     Timings,
     TokenLogprob,
     ToolCall,
@@ -52,10 +52,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def request_of(
-    ask: Generation, choice: int, slot: Mapping[str, Any] | None = None
+    ask: GenerationRequest, choice: int, slot: Mapping[str, Any] | None = None
 ) -> tuple[str, bytes]:
     """Where to post, and what; `slot` as `Slots.take` gives it. Raises INVALID_PROMPT."""
-    if isinstance(ask, Chat):
+    if isinstance(ask, ChatRequest):
         path, body = CHAT, {**_common(ask, choice % ask.n), **_chat(ask)}
     else:
         path = COMPLETION if ask.suffix is None else INFILL
@@ -74,33 +74,33 @@ def embedding_request(text: str | tuple[int, ...]) -> bytes:
     return encoded({"input": _not_empty(text), "encoding_format": "float"})
 
 
-def schema_check(ask: Generation) -> bytes | None:
+def schema_check(ask: GenerationRequest) -> bytes | None:
     """To be posted to TEMPLATE first, which refuses a schema that a raw completion would simply
     not follow."""
-    if isinstance(ask, Chat) or ask.schema is None:
+    if isinstance(ask, ChatRequest) or ask.schema is None:
         return None
     message = {"role": "user", "content": "."}
     return encoded({"messages": [message], "response_format": _format(ask.schema)})
 
 
-def has_images(ask: Generation) -> bool:
-    return isinstance(ask, Chat) and any(
+def has_images(ask: GenerationRequest) -> bool:
+    return isinstance(ask, ChatRequest) and any(
         isinstance(part, ImagePart)
         for message in ask.messages
         for part in (message.content if isinstance(message.content, tuple) else ())
     )
 
 
-def wants_tools(ask: Generation) -> bool:
-    return isinstance(ask, Chat) and bool(ask.tools) and ask.tool_choice != "none"
+def wants_tools(ask: GenerationRequest) -> bool:
+    return isinstance(ask, ChatRequest) and bool(ask.tools) and ask.tool_choice != "none"
 
 
-def is_constrained(ask: Generation) -> bool:
+def is_constrained(ask: GenerationRequest) -> bool:
     """Whether the answer is to follow a schema or a grammar."""
     return ask.schema is not None or ask.grammar is not None or ask.json_object
 
 
-def _common(ask: Ask, number: int) -> dict[str, Any]:
+def _common(ask: GenerationOptions, number: int) -> dict[str, Any]:
     body: dict[str, Any] = {
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -130,7 +130,7 @@ def _pairs(sampling: msgspec.Struct) -> Iterator[tuple[str, Any]]:
     return ((name, getattr(sampling, name)) for name in sampling.__struct_fields__)
 
 
-def _chat(ask: Chat) -> dict[str, Any]:
+def _chat(ask: ChatRequest) -> dict[str, Any]:
     body: dict[str, Any] = {"messages": [_message(one) for one in ask.messages]}
     if ask.logprobs is not None:
         # None are told when none are asked for, not even the chosen one's.
@@ -167,7 +167,7 @@ def _message(message: Message) -> dict[str, Any]:
     return dict(body)
 
 
-def _completion(ask: Completion, choice: int) -> dict[str, Any]:
+def _completion(ask: CompletionRequest, choice: int) -> dict[str, Any]:
     number = choice // ask.n
     if number >= len(ask.prompts):
         raise ValueError(f"there is no choice {choice}")
@@ -207,9 +207,9 @@ class Events:
 
 
 class Answer:
-    """One answer while it comes: events in, Pieces out, and in the end a Said."""
+    """One answer while it comes: events in, Deltas out, and in the end a Completion."""
 
-    def __init__(self, ask: Generation, choice: int) -> None:
+    def __init__(self, ask: GenerationRequest, choice: int) -> None:
         self._choice = choice
         self._alternatives = ask.logprobs
         self._text: list[str] = []
@@ -221,7 +221,7 @@ class Answer:
         self._timings = Timings()
         self.is_done = False
 
-    def add(self, event: dict[str, Any]) -> Piece | None:
+    def add(self, event: dict[str, Any]) -> Delta | None:
         """What the event adds; None if nothing that can be read."""
         if usage := event.get("usage"):
             self._usage = _usage(usage)
@@ -239,8 +239,8 @@ class Answer:
             return self._piece(one)
         return None
 
-    def said(self) -> Said:
-        return Said(
+    def said(self) -> Completion:
+        return Completion(
             choice=Choice(
                 index=self._choice,
                 text="".join(self._text),
@@ -253,7 +253,7 @@ class Answer:
             timings=self._timings,
         )
 
-    def _piece(self, one: dict[str, Any]) -> Piece | None:
+    def _piece(self, one: dict[str, Any]) -> Delta | None:
         delta = one.get("delta") or one
         text = delta.get("content") or delta.get("text") or ""
         reasoning = delta.get("reasoning_content") or ""
@@ -266,7 +266,7 @@ class Answer:
         self._logprobs += logprobs
         for call in calls:
             self._calls.setdefault(call.index, []).append(call)
-        return Piece(
+        return Delta(
             choice=self._choice,
             text=text,
             reasoning=reasoning,
@@ -335,7 +335,7 @@ def _call(parts: Sequence[ToolDelta]) -> ToolCall:
 # -- constrained decoding -----------------------------------------------------------
 
 
-def check_constraints(ask: Generation) -> None:
+def check_constraints(ask: GenerationRequest) -> None:
     """Refuse a schema or grammar that is too large or deep: llama.cpp reads them by recursion,
     without a limit, and one of them could overflow its stack and take every answer with it.
     Raises INVALID_SCHEMA."""
@@ -345,7 +345,7 @@ def check_constraints(ask: Generation) -> None:
             raise _too_complex("grammar", f"more than {DEEPEST} parentheses within each other")
     if ask.schema is not None:
         _check_size("schema", msgspec.json.encode(ask.schema))
-    if isinstance(ask, Chat) and ask.tools:
+    if isinstance(ask, ChatRequest) and ask.tools:
         _check_size("tools", msgspec.json.encode(ask.tools))
 
 

@@ -26,15 +26,15 @@ from penstock.models.values import resolve_name
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import Loading, Watch, side_by_side
 from penstock.workloads.llm.values import (
-    Embedding,
+    Completion,
+    Delta,
+    EmbeddingRequest,
     EmbeddingResult,
     EngineUnavailable,
-    Generation,
+    GenerationRequest,
     LlmCode,
     LlmFailure,
     ModelFacts,
-    Piece,
-    Said,
     Usage,
 )
 
@@ -74,8 +74,8 @@ class LlamaRunner:
         await self._running().unload((await self._catalog.find(model)).name)
 
     async def generate(
-        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Delta | Completion, None]:
         spec = self._spec(await self._catalog.find(model))
         while True:
             async with self._running().use(spec) as engine:
@@ -87,7 +87,7 @@ class LlamaRunner:
                 except Departed:
                     continue
 
-    async def embed(self, model: str, ask: Embedding) -> EmbeddingResult:
+    async def embed(self, model: str, ask: EmbeddingRequest) -> EmbeddingResult:
         facts = await self._catalog.find(model)
         spec = self._spec(facts, embedding=True)
         done = await side_by_side(

@@ -17,8 +17,8 @@ from penstock.workloads.llm.batches import Asked
 from penstock.workloads.llm.values import is_model_name, topic_of
 
 
-class OpenAiDialect:
-    """See `penstock.workloads.llm.batches.Dialect`."""
+class OpenAiBatchFormat:
+    """See `penstock.workloads.llm.batches.BatchFormat`."""
 
     endpoints = tuple(BATCHED)
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from yarl import URL
 
 from penstock.core.errors import InvalidRequest
-from penstock.workloads.llm.values import Chat, ImagePart, ImageUrl, LlmRequest
+from penstock.workloads.llm.values import ChatRequest, ImagePart, ImageUrl, LlmRequest
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -24,7 +24,7 @@ _PATIENCE = 20.0
 
 async def with_images(call: Call, request: LlmRequest) -> LlmRequest:
     """The request with every image in it. Raises InvalidRequest for one that can't be had."""
-    if not isinstance(request, Chat):
+    if not isinstance(request, ChatRequest):
         return request
     found = _urls(request)
     if not found:

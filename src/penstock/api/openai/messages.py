@@ -27,10 +27,10 @@ from penstock.api.openai.requests import (
 from penstock.api.reply import EVENT_STREAM, JSON_HEADERS, Reply, encode
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Choice,
+    Delta,
     LlmResult,
-    Piece,
     TextPart,
     ToolCall,
     ToolFunction,
@@ -81,7 +81,7 @@ class MessagesBody(Asking, frozen=True, kw_only=True, forbid_unknown_fields=True
     context_management: Any = None
 
 
-def chat_request(body: MessagesBody, options: Mapping[str, Any]) -> Chat:
+def chat_request(body: MessagesBody, options: Mapping[str, Any]) -> ChatRequest:
     """Raises InvalidRequest, naming the field."""
     turns: list[ChatTurn] = []
     if body.system:
@@ -268,7 +268,7 @@ class MessageStream:
     def begin(self) -> bytes:
         return _event("message_start", message=message_of(self._body, self._origin, None))
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: Delta) -> bytes:
         if piece.choice:
             return b""
         out = b""
@@ -299,7 +299,7 @@ class MessageStream:
     def _delta(self, **delta: str) -> bytes:
         return _event("content_block_delta", index=self._index, delta=delta)
 
-    def finish(self, rest: list[Piece], result: LlmResult) -> bytes:
+    def finish(self, rest: list[Delta], result: LlmResult) -> bytes:
         out = b"".join(self.piece(piece) for piece in rest)
         if not self._open:
             out += self._block("text", {"type": "text", "text": ""})

@@ -22,11 +22,11 @@ from penstock.core.pointer import decode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.engine_api import EngineApi, Streamed
 from penstock.workloads.llm.values import (
-    Chat,
-    Completion,
+    ChatRequest,
+    CompletionRequest,
+    Delta,
     LlmRequest,
     Message,
-    Piece,
     TextPart,
 )
 
@@ -37,7 +37,7 @@ R = TypeVar("R")
 _GRACE = 5.0
 """Seconds beyond its deadline that the engine has to end a job."""
 _encode = msgspec.json.Encoder().encode
-_decode_piece = msgspec.json.Decoder(Piece).decode
+_decode_piece = msgspec.json.Decoder(Delta).decode
 
 
 class ModelJob:
@@ -66,7 +66,7 @@ class ModelJob:
             raise Unanswered(job, self._given)
         return await result_of(self._api, job, kind)
 
-    async def pieces(self) -> AsyncGenerator[tuple[Attempt, Piece], None]:
+    async def pieces(self) -> AsyncGenerator[tuple[Attempt, Delta], None]:
         """What the model says while it says it, until the job has ended."""
         job_id = self._job.job_id
         async with aclosing(self._api.follow(job_id, None)) as updates:  # type: ignore[type-var]
@@ -81,7 +81,7 @@ class ModelJob:
                 if isinstance(update, Streamed):
                     yield (job_id, update.attempt), self._piece(update.text)
 
-    def _piece(self, text: str) -> Piece:
+    def _piece(self, text: str) -> Delta:
         try:
             return _decode_piece(text)
         except msgspec.DecodeError:
@@ -158,9 +158,9 @@ def _check_length(request: LlmRequest, given: str, context: int) -> None:
     """Raises ContextExceeded."""
     texts: list[int] = []
     match request:
-        case Chat():
+        case ChatRequest():
             texts.append(sum(len(_text(message)) for message in request.messages))
-        case Completion():
+        case CompletionRequest():
             texts += map(len, request.prompts)
         case _:
             texts += map(len, request.inputs)

@@ -20,9 +20,9 @@ from penstock.core.check import check_finite, check_pairs
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.llm.values import (
     MAX_CHOICES,
-    Chat,
-    Completion,
-    Embedding,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
     ImagePart,
     ImageUrl,
     LlmRequest,
@@ -353,7 +353,7 @@ def request_of(body: AnyBody, options: Mapping[str, Any] | None = None) -> LlmRe
         case CompletionBody():
             return completion_of(body, options or {})
         case EmbeddingBody():
-            return Embedding(inputs=texts_of("input", body.input))
+            return EmbeddingRequest(inputs=texts_of("input", body.input))
 
 
 def labels_of(body: Any) -> dict[str, str]:
@@ -367,7 +367,7 @@ def labels_of(body: Any) -> dict[str, str]:
     return labels
 
 
-def chat_of(body: ChatBody, options: Mapping[str, Any]) -> Chat:
+def chat_of(body: ChatBody, options: Mapping[str, Any]) -> ChatRequest:
     for name, why in _UNSUPPORTED.items():
         if getattr(body, name) is not None:
             raise unsupported(name, why)
@@ -375,7 +375,7 @@ def chat_of(body: ChatBody, options: Mapping[str, Any]) -> Chat:
         raise unsupported("modalities", "this server generates only text")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequest("top_logprobs", "needs logprobs to be true")
-    return Chat(
+    return ChatRequest(
         **_common(body, options, body.response_format),
         messages=tuple(message_of(f"messages[{n}]", one) for n, one in enumerate(body.messages)),
         max_tokens=_max_tokens(body),
@@ -464,7 +464,7 @@ def image_of(where: str, role: str, url: str) -> ImagePart:
     return ImagePart(ImageUrl(url))
 
 
-def completion_of(body: CompletionBody, options: Mapping[str, Any]) -> Completion:
+def completion_of(body: CompletionBody, options: Mapping[str, Any]) -> CompletionRequest:
     prompts = texts_of("prompt", body.prompt)
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "every answer is returned, so it must equal n")
@@ -477,7 +477,7 @@ def completion_of(body: CompletionBody, options: Mapping[str, Any]) -> Completio
         raise unsupported("suffix", "needs prompts that are text")
     if body.suffix and body.logprobs is not None:
         raise unsupported("suffix", "not together with logprobs")
-    return Completion(
+    return CompletionRequest(
         **_common(body, options, None),
         prompts=prompts,
         max_tokens=_COMPLETION if body.max_tokens is None else positive(body.max_tokens),

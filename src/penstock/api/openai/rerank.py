@@ -11,7 +11,7 @@ from penstock.api.openai.answers import EmbeddingUsage, Origin
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.requests import Asking
 from penstock.core.errors import InvalidRequest
-from penstock.workloads.llm.values import Embedding, EmbeddingResult
+from penstock.workloads.llm.values import EmbeddingRequest, EmbeddingResult
 
 
 class RerankDocument(Struct, frozen=True):
@@ -46,12 +46,12 @@ class RerankList(Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
-def embedding_request(body: RerankBody, options: Mapping[str, Any]) -> Embedding:
+def embedding_request(body: RerankBody, options: Mapping[str, Any]) -> EmbeddingRequest:
     texts = tuple(_text(document) for document in body.documents)
     for index, text in enumerate(texts):
         if not text:
             raise InvalidRequest(f"documents[{index}]", "is empty")
-    return Embedding(inputs=(body.query, *texts))
+    return EmbeddingRequest(inputs=(body.query, *texts))
 
 
 def _text(document: str | RerankDocument) -> str:

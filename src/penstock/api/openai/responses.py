@@ -43,11 +43,11 @@ from penstock.core.job import Job
 from penstock.core.pointer import decode_data
 from penstock.lifecycles.canonical import JobState
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Choice,
+    Delta,
     LlmResult,
     Message,
-    Piece,
     TextPart,
     ToolCall,
     ToolFunction,
@@ -132,7 +132,7 @@ async def with_history(call: Call, parsed: Parsed) -> Parsed:
     job = await _job(call, previous)
     request = read_request(await _payload(call, job.request.context_ptr))
     result = await result_of(call.api, job, LlmResult)
-    if not isinstance(request, Chat):
+    if not isinstance(request, ChatRequest):
         raise _missing(previous)
     first = 1 if job.request.labels.get(_LABEL) == "instructions" else 0
     messages = (*request.messages[first:], _message(result.choices[0]))
@@ -165,7 +165,7 @@ def _message(choice: Choice) -> Message:
     return Message(role="assistant", content=choice.text, tool_calls=choice.tool_calls)
 
 
-def chat_request(body: ResponseBody, options: Mapping[str, Any]) -> Chat:
+def chat_request(body: ResponseBody, options: Mapping[str, Any]) -> ChatRequest:
     """Raises InvalidRequest, naming the field."""
     if body.background:
         raise unsupported("background", "submit a batch, or a job of the engine")
@@ -427,7 +427,7 @@ class ResponseStream:
             "response.in_progress", response=response
         )
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: Delta) -> bytes:
         if piece.choice:
             return b""
         out = b""
@@ -484,7 +484,7 @@ class ResponseStream:
             "content_index": 0,
         }
 
-    def finish(self, rest: list[Piece], result: LlmResult) -> bytes:
+    def finish(self, rest: list[Delta], result: LlmResult) -> bytes:
         out = b"".join(self.piece(piece) for piece in rest)
         choice = result.choices[0]
         if not self._open:

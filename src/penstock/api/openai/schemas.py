@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from penstock.workloads.llm.values import Chat, Completion, LlmRequest
+from penstock.workloads.llm.values import ChatRequest, CompletionRequest, LlmRequest
 
 _LOOSE = frozenset(
     {
@@ -39,7 +39,7 @@ _MOST = 8
 
 def not_enforced(request: LlmRequest) -> list[str]:
     """Places of the request's schema that an answer may break, as `age.multipleOf`."""
-    if not isinstance(request, Chat | Completion) or request.schema is None:
+    if not isinstance(request, ChatRequest | CompletionRequest) or request.schema is None:
         return []
     found: list[str] = []
     for place in _loose(request.schema, ""):

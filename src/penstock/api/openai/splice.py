@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from penstock.core.errors import Conflict
-from penstock.workloads.llm.values import Choice, Piece, ToolDelta
+from penstock.workloads.llm.values import Choice, Delta, ToolDelta
 
 Attempt = tuple[str, int]
 """A job and the number of its attempt."""
@@ -70,7 +70,7 @@ class Told:
         self._calls: list[Track] = []
         self._logprobs = self._behind = 0
 
-    def take(self, piece: Piece) -> Piece:
+    def take(self, piece: Delta) -> Delta:
         """The piece, without what was told before. Raises Conflict."""
         skip = min(self._behind, len(piece.logprobs))
         self._behind -= skip
@@ -97,9 +97,9 @@ class Told:
         for track in self._tracks():
             track.again()
 
-    def rest(self, whole: Piece) -> Piece:
+    def rest(self, whole: Delta) -> Delta:
         """What the whole answer has that no piece told."""
-        return Piece(
+        return Delta(
             choice=whole.choice,
             text=self._text.rest(whole.text),
             reasoning=self._reasoning.rest(whole.reasoning),
@@ -127,12 +127,12 @@ class Heard:
         self._attempt: Attempt | None = None
         self._answers: dict[int, Told] = {}
 
-    def take(self, attempt: Attempt, piece: Piece) -> Piece:
+    def take(self, attempt: Attempt, piece: Delta) -> Delta:
         """The piece, without what was told before. Raises Conflict."""
         self._heed(attempt)
         return self._told(piece.choice).take(piece)
 
-    def finish(self, attempt: Attempt, choices: Sequence[Choice]) -> list[Piece]:
+    def finish(self, attempt: Attempt, choices: Sequence[Choice]) -> list[Delta]:
         """What the whole answers have that no piece told. Raises Conflict."""
         silent = self._heed(attempt)
         rest = []
@@ -159,13 +159,13 @@ class Heard:
         return found
 
 
-def whole_of(index: int, choice: Choice) -> Piece:
+def whole_of(index: int, choice: Choice) -> Delta:
     """An answer as one piece."""
     calls = [
         ToolDelta(index=place, id=one.id, name=one.function.name, arguments=one.function.arguments)
         for place, one in enumerate(choice.tool_calls)
     ]
-    return Piece(
+    return Delta(
         choice=index,
         text=choice.text,
         reasoning=choice.reasoning,

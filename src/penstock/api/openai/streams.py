@@ -28,7 +28,7 @@ from penstock.api.openai.requests import ChatBody, CompletionBody, Generating
 from penstock.api.openai.splice import Heard
 from penstock.api.reply import EVENT_STREAM, Headers, encode
 from penstock.core.errors import PenstockError
-from penstock.workloads.llm.values import Choice, LlmResult, Piece, ToolDelta
+from penstock.workloads.llm.values import Choice, Delta, LlmResult, ToolDelta
 
 T = TypeVar("T")
 COMMENT = b": waiting\n\n"
@@ -45,9 +45,9 @@ class StreamFormat(Protocol):
     def begin(self) -> bytes:
         """Before anything else."""
 
-    def piece(self, piece: Piece) -> bytes: ...
+    def piece(self, piece: Delta) -> bytes: ...
 
-    def finish(self, rest: list[Piece], result: LlmResult) -> bytes:
+    def finish(self, rest: list[Delta], result: LlmResult) -> bytes:
         """The end; `rest` is what no piece has said of each answer."""
 
     def fail(self, error: PenstockError) -> bytes:
@@ -135,10 +135,10 @@ class _Chunks:
     def begin(self) -> bytes:
         return b""
 
-    def piece(self, piece: Piece) -> bytes:
+    def piece(self, piece: Delta) -> bytes:
         return _frames(self.chunks(piece))
 
-    def finish(self, rest: list[Piece], result: LlmResult) -> bytes:
+    def finish(self, rest: list[Delta], result: LlmResult) -> bytes:
         chunks: list[Chunk] = []
         for piece, choice in zip(rest, result.choices, strict=True):
             chunks += self.chunks(piece)
@@ -151,7 +151,7 @@ class _Chunks:
     def fail(self, error: PenstockError) -> bytes:
         return b"data: %b\n\n" % encode(OpenAiError(tell(error).fault))
 
-    def chunks(self, piece: Piece) -> list[Chunk]:
+    def chunks(self, piece: Delta) -> list[Chunk]:
         raise NotImplementedError
 
     def last(self, index: int, choice: Choice) -> Chunk:
@@ -183,7 +183,7 @@ class ChatStream(_Chunks):
         self._body = body
         self._begun: set[int] = set()
 
-    def chunks(self, piece: Piece) -> list[Chunk]:
+    def chunks(self, piece: Delta) -> list[Chunk]:
         index = piece.choice
         found = [] if index in self._begun else [self._opening(index)]
         calls = tuple(_call(call) for call in piece.tool_calls if self._is_wanted(call))
@@ -226,7 +226,7 @@ class TextStream(_Chunks):
         self._begun: dict[int, int] = {}
         """Of each answer, how much of its text has logprobs already."""
 
-    def chunks(self, piece: Piece) -> list[Chunk]:
+    def chunks(self, piece: Delta) -> list[Chunk]:
         index, text = piece.choice, piece.text
         if index not in self._begun:
             self._begun[index] = 0

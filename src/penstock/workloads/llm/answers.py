@@ -11,10 +11,10 @@ from penstock.core.errors import InvalidRequest, NotFound
 from penstock.models.values import resolve_name
 from penstock.ports.engine_api import JobUpdate, Streamed
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
+    Delta,
     LlmResult,
     Message,
-    Piece,
     Sampling,
     Usage,
     topics_by_model,
@@ -44,7 +44,7 @@ def question(
     stop: tuple[str, ...] = (),
     schema: Mapping[str, Any] | None = None,
     **sampling: Any,
-) -> Chat:
+) -> ChatRequest:
     """The request of one question. `sampling` is `temperature`, `top_p`, `top_k`, `min_p`,
     `repeat_penalty`, `seed` … Raises InvalidRequest."""
     messages = [Message(role="user", content=prompt)]
@@ -60,7 +60,7 @@ def question(
                 "schema": None if schema is None else dict(schema),
                 "sampling": msgspec.to_builtins(msgspec.convert(sampling, Sampling)),
             },
-            Chat,
+            ChatRequest,
         )
     except msgspec.ValidationError as error:
         raise InvalidRequest("question", str(error)) from error
@@ -81,11 +81,11 @@ def topic_for(topics: Iterable[str], wanted: str = "") -> str:
     return served[resolve_name(wanted, served, hint=hint)]
 
 
-def piece_of(update: JobUpdate) -> Piece | None:
+def piece_of(update: JobUpdate) -> Delta | None:
     """The piece of text in an update, if it has one."""
     if not isinstance(update, Streamed):
         return None
-    return msgspec.json.decode(update.text, type=Piece)
+    return msgspec.json.decode(update.text, type=Delta)
 
 
 def answer_of(job_id: str, result: Any) -> Answer:

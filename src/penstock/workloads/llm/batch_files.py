@@ -23,8 +23,8 @@ from penstock.workloads.llm.batches import (
     Asked,
     Batch,
     BatchError,
+    BatchFormat,
     BatchStore,
-    Dialect,
     Draft,
     Purpose,
     RequestCounts,
@@ -128,8 +128,8 @@ async def off_loop(size: int, work: Callable[..., R], *args: Any) -> R:
 class LineCheck:
     """Looks at one line after another; `errors` has what is wrong, `count` how many there were."""
 
-    def __init__(self, endpoint: str, dialect: Dialect) -> None:
-        self._endpoint, self._dialect = endpoint, dialect
+    def __init__(self, endpoint: str, batch_format: BatchFormat) -> None:
+        self._endpoint, self._dialect = endpoint, batch_format
         self._seen: dict[str, int] = {}
         self.count = 0
         self.topics: dict[str, int] = {}
@@ -279,13 +279,13 @@ class OutputWriter:
     """Writes the files of one batch, from the input file and the jobs alone."""
 
     def __init__(
-        self, batch_store: BatchStore, store: Ledger, blobs: Blobs, dialect: Dialect
+        self, batch_store: BatchStore, store: Ledger, blobs: Blobs, batch_format: BatchFormat
     ) -> None:
         self._batch_store, self._store, self._blobs, self._dialect = (
             batch_store,
             store,
             blobs,
-            dialect,
+            batch_format,
         )
 
     async def write(self, batch: Batch, longest: int, now: float) -> Batch:

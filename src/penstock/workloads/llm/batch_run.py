@@ -37,7 +37,7 @@ from penstock.workloads.llm.batch_files import (
     raw_lines,
     read_line,
 )
-from penstock.workloads.llm.batches import Batch, BatchStore, Dialect
+from penstock.workloads.llm.batches import Batch, BatchFormat, BatchStore
 
 if TYPE_CHECKING:
     from penstock.control.gateway import Gateway
@@ -68,7 +68,7 @@ class BatchDependencies:
     store: Ledger
     blobs: Blobs
     gateway: Gateway
-    dialect: Dialect
+    batch_format: BatchFormat
     clock: Clock
     knows: Callable[[str], bool]
     """Whether somebody serves this topic, or may."""
@@ -84,7 +84,7 @@ async def check_lines(
     batch: Batch, needs: BatchDependencies, is_wanted: Callable[[], bool]
 ) -> LineCheck:
     """What is wrong with them; breaks off when nobody wants to know any more."""
-    check = LineCheck(batch.endpoint, needs.dialect)
+    check = LineCheck(batch.endpoint, needs.batch_format)
     try:
         async for number, raw in raw_lines(needs.batch_store, batch.input_file_id, needs.longest):
             await off_loop(len(raw), check.look, number, raw)
@@ -120,7 +120,7 @@ class BatchRun:
         self.progress = Progress(batch.request_counts.total)
         self._news = asyncio.Event()
         self._moving = asyncio.Lock()
-        self._writer = OutputWriter(needs.batch_store, needs.store, needs.blobs, needs.dialect)
+        self._writer = OutputWriter(needs.batch_store, needs.store, needs.blobs, needs.batch_format)
 
     @property
     def view(self) -> Batch:
@@ -263,7 +263,7 @@ class BatchRun:
 
     async def _request(self, line: Line) -> JobRequest:
         batch, needs = self.batch, self._needs
-        asked = await off_loop(len(line.body), needs.dialect.ask, batch.endpoint, line.body)
+        asked = await off_loop(len(line.body), needs.batch_format.ask, batch.endpoint, line.body)
         labels = {LABEL: batch.id}
         if line.custom_id.isprintable():
             labels[CUSTOM_ID] = line.custom_id

@@ -194,7 +194,7 @@ class BatchService:
         metadata: Mapping[str, str] | None,
         output_expires_after: int | None,
     ) -> Batch:
-        endpoints = self._needs.dialect.endpoints
+        endpoints = self._needs.batch_format.endpoints
         if endpoint not in endpoints:
             raise InvalidRequest(
                 "endpoint",

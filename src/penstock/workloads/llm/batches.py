@@ -185,7 +185,7 @@ class Asked(Struct, frozen=True):
     payload: bytes
 
 
-class Dialect(Protocol):
+class BatchFormat(Protocol):
     """How requests and answers are written in the files of batches."""
 
     endpoints: tuple[str, ...]

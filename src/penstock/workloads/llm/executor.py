@@ -33,12 +33,12 @@ from penstock.workloads.llm.runner import Runner, TenantRunner, Watch, answer, c
 from penstock.workloads.llm.supervisor import EngineSupervisor, Pause
 from penstock.workloads.llm.values import (
     TOPICS,
-    Embedding,
+    Delta,
+    EmbeddingRequest,
     EngineCrashed,
     EngineUnavailable,
     LlmFailure,
     LlmRequest,
-    Piece,
     read_request,
 )
 
@@ -158,7 +158,7 @@ class LlmExecutor:
         told = 0
         stream = _stream_to(ctx)
 
-        def tell(piece: Piece) -> None:
+        def tell(piece: Delta) -> None:
             nonlocal told
             told += 1
             stream(piece)
@@ -214,16 +214,16 @@ class LlmExecutor:
 
 
 async def _answered(
-    runner: Runner, model: str, ask: LlmRequest, ctx: Context, tell: Callable[[Piece], None]
+    runner: Runner, model: str, ask: LlmRequest, ctx: Context, tell: Callable[[Delta], None]
 ) -> Outcome:
-    if isinstance(ask, Embedding):
+    if isinstance(ask, EmbeddingRequest):
         return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
     watch: Watch = ctx if choices_of(ask) == 1 else _SeveralAnswers(ctx)
     result = await answer(runner, model, ask, tell if ask.stream else None, watch)
     return Outcome(JobState.SUCCEEDED, _encode(result))
 
 
-def _stream_to(ctx: Context) -> Callable[[Piece], None]:
+def _stream_to(ctx: Context) -> Callable[[Delta], None]:
     return lambda piece: ctx.stream(_encode(piece).decode())
 
 

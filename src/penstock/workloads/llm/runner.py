@@ -13,17 +13,17 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from penstock.workloads.llm.tools import ToolAnswer, is_forced, plan_of
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Completion,
-    Embedding,
+    CompletionRequest,
+    Delta,
+    EmbeddingRequest,
     EmbeddingResult,
-    Generation,
+    GenerationRequest,
     HopTime,
     LlmFailure,
     LlmResult,
     ModelFacts,
-    Piece,
-    Said,
     Timings,
     Usage,
 )
@@ -63,16 +63,16 @@ class Runner(Protocol):
         """Give its memory back once its jobs have ended."""
 
     def generate(
-        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-    ) -> AsyncGenerator[Piece | Said, None]:
-        """Answer number `choice`: Pieces as they come, then one Said. A runner for which an answer
-        may have a history before its first Piece tells it to `watch`.
+        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Delta | Completion, None]:
+        """Answer number `choice`: Deltas as they come, then one Completion. A runner for which an
+        answer may have a history before its first Delta tells it to `watch`.
 
         Closing the generator ends the computation within a token. Answers that were under way
         when the engine died raise ENGINE_CRASHED; the next call finds a new one.
         """
 
-    async def embed(self, model: str, ask: Embedding) -> EmbeddingResult: ...
+    async def embed(self, model: str, ask: EmbeddingRequest) -> EmbeddingResult: ...
 
     async def close(self) -> None:
         """End every computation, and give everything back."""
@@ -86,16 +86,16 @@ class TenantRunner(Protocol):
         """The same runner, which uses again what it computed for this tenant and for no other."""
 
 
-def choices_of(ask: Generation) -> int:
+def choices_of(ask: GenerationRequest) -> int:
     """How many answers it wants in all."""
-    return ask.n * (len(ask.prompts) if isinstance(ask, Completion) else 1)
+    return ask.n * (len(ask.prompts) if isinstance(ask, CompletionRequest) else 1)
 
 
 async def answer(
     runner: Runner,
     model: str,
-    ask: Generation,
-    tell: Callable[[Piece], None] | None = None,
+    ask: GenerationRequest,
+    tell: Callable[[Delta], None] | None = None,
     watch: Watch | None = None,
 ) -> LlmResult:
     """All of its answers, computed side by side. When it is cancelled, or one fails, all end."""
@@ -138,14 +138,14 @@ async def side_by_side(
 async def _said(
     runner: Runner,
     model: str,
-    ask: Generation,
+    ask: GenerationRequest,
     choice: int,
-    tell: Callable[[Piece], None] | None,
+    tell: Callable[[Delta], None] | None,
     watch: Watch | None,
-) -> Said:
+) -> Completion:
     async with aclosing(generate(runner, model, ask, choice, watch)) as pieces:
         async for piece in pieces:
-            if isinstance(piece, Said):
+            if isinstance(piece, Completion):
                 return piece
             if tell is not None:
                 tell(piece)
@@ -153,31 +153,31 @@ async def _said(
 
 
 async def generate(
-    runner: Runner, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-) -> AsyncGenerator[Piece | Said, None]:
+    runner: Runner, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+) -> AsyncGenerator[Delta | Completion, None]:
     """As `Runner.generate`, with tools for every model: calls that are forced are, and a model
     whose template knows no tools is told of them in words."""
-    if not (isinstance(ask, Chat) and is_forced(ask)):
+    if not (isinstance(ask, ChatRequest) and is_forced(ask)):
         try:
             async with aclosing(runner.generate(model, ask, choice, watch)) as pieces:
                 async for piece in pieces:
                     yield piece
             return
         except LlmFailure as failure:
-            if failure.facts.get("tools") is not False or not isinstance(ask, Chat):
+            if failure.facts.get("tools") is not False or not isinstance(ask, ChatRequest):
                 raise
     plan = plan_of(ask)
     written = ToolAnswer(plan)
     async with aclosing(runner.generate(model, plan.request, choice, watch)) as pieces:
         async for piece in pieces:
-            if isinstance(piece, Said):
+            if isinstance(piece, Completion):
                 for end in written.end(piece):
                     yield end
             elif (call := written.add(piece)) is not None:
                 yield call
 
 
-def _used(said: Sequence[Said], n: int) -> Usage:
+def _used(said: Sequence[Completion], n: int) -> Usage:
     total = Usage()
     for index, one in enumerate(said):
         first = index % n == 0

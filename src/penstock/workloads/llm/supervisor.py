@@ -18,8 +18,8 @@ from msgspec import Struct
 from penstock.ports.clock import Clock, SystemClock
 from penstock.workloads.llm.runner import Runner, answer
 from penstock.workloads.llm.values import (
-    Completion,
-    Embedding,
+    CompletionRequest,
+    EmbeddingRequest,
     EngineCrashed,
     EngineUnavailable,
     LlmCode,
@@ -33,8 +33,8 @@ MEMORY = "memory"
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 60.0
 _NEVER_A_JOB = frozenset({LlmCode.OUT_OF_MEMORY, LlmCode.ENGINE_MISSING})
 """Codes that say nothing about a job, wherever they are raised."""
-_PROBE = Completion(prompts=("Hello",), max_tokens=1)
-_EMBEDDING_PROBE = Embedding(inputs=("Hello",))
+_PROBE = CompletionRequest(prompts=("Hello",), max_tokens=1)
+_EMBEDDING_PROBE = EmbeddingRequest(inputs=("Hello",))
 
 
 class Stay:

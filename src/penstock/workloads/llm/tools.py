@@ -17,14 +17,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from penstock.workloads.llm.values import (
-    Chat,
+    ChatRequest,
     Choice,
-    Generation,
+    Completion,
+    Delta,
+    GenerationRequest,
     LlmCode,
     LlmFailure,
     Message,
-    Piece,
-    Said,
     ToolCall,
     ToolDelta,
     ToolFunction,
@@ -39,24 +39,26 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 class ToolPlan(Struct, frozen=True):
     """How one request with tools is asked."""
 
-    request: Chat
+    request: ChatRequest
     """The same without tools, held to a schema of calls."""
     only: str = ""
     """The tool whose arguments are the whole answer."""
 
 
-def wants_tools(request: Generation) -> bool:
-    return isinstance(request, Chat) and bool(request.tools) and request.tool_choice != "none"
+def wants_tools(request: GenerationRequest) -> bool:
+    return (
+        isinstance(request, ChatRequest) and bool(request.tools) and request.tool_choice != "none"
+    )
 
 
-def is_forced(request: Generation) -> bool:
+def is_forced(request: GenerationRequest) -> bool:
     """Whether the answer must be a tool call."""
-    if not (isinstance(request, Chat) and wants_tools(request)):
+    if not (isinstance(request, ChatRequest) and wants_tools(request)):
         return False
     return request.tool_choice == "required" or isinstance(request.tool_choice, dict)
 
 
-def plan_of(request: Chat) -> ToolPlan:
+def plan_of(request: ChatRequest) -> ToolPlan:
     """Raises INVALID_SCHEMA."""
     tools = [_function(tool) for tool in request.tools]
     forced = is_forced(request)
@@ -102,13 +104,13 @@ class ToolAnswer:
         self._id = _call_id()
         self._begun = False
 
-    def add(self, piece: Piece) -> Piece | None:
+    def add(self, piece: Delta) -> Delta | None:
         calls: tuple[ToolDelta, ...] = ()
         if self._only and piece.text:
             calls = (self._delta(piece.text),)
         if not (calls or piece.reasoning):
             return None
-        return Piece(choice=piece.choice, reasoning=piece.reasoning, tool_calls=calls)
+        return Delta(choice=piece.choice, reasoning=piece.reasoning, tool_calls=calls)
 
     def _delta(self, text: str) -> ToolDelta:
         if self._begun:
@@ -116,7 +118,7 @@ class ToolAnswer:
         self._begun = True
         return ToolDelta(index=0, id=self._id, name=self._only, arguments=text)
 
-    def end(self, said: Said) -> Iterator[Piece | Said]:
+    def end(self, said: Completion) -> Iterator[Delta | Completion]:
         choice = self._choice(said.choice)
         if not self._only:
             deltas = tuple(
@@ -126,7 +128,7 @@ class ToolAnswer:
                 for n, one in enumerate(choice.tool_calls)
             )
             if choice.text or deltas:
-                yield Piece(choice=choice.index, text=choice.text, tool_calls=deltas)
+                yield Delta(choice=choice.index, text=choice.text, tool_calls=deltas)
         yield replace(said, choice=choice)
 
     def _choice(self, choice: Choice) -> Choice:
@@ -160,7 +162,7 @@ def _call_id() -> str:
 
 
 def _calls_schema(
-    request: Chat, tools: list[dict[str, Any]], *, forced: bool, several: bool
+    request: ChatRequest, tools: list[dict[str, Any]], *, forced: bool, several: bool
 ) -> dict[str, Any]:
     defs: dict[str, Any] = {}
     calls = [_call_schema(n, tool, defs) for n, tool in enumerate(tools)]

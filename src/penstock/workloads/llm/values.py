@@ -149,7 +149,9 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_call_id: str | None = None
 
 
-class Ask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class GenerationOptions(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True
+):
     """What every generation may say."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
@@ -171,7 +173,7 @@ class Ask(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """Whether the answer is told piece by piece while it is made."""
 
 
-class Chat(Ask, frozen=True, kw_only=True, tag_field="kind", tag="chat"):
+class ChatRequest(GenerationOptions, frozen=True, kw_only=True, tag_field="kind", tag="chat"):
     """A conversation, given to the model through its own chat template."""
 
     messages: Annotated[tuple[Message, ...], Meta(min_length=1)]
@@ -184,7 +186,9 @@ class Chat(Ask, frozen=True, kw_only=True, tag_field="kind", tag="chat"):
     """Variables of the chat template, as `enable_thinking` and `reasoning_effort`."""
 
 
-class Completion(Ask, frozen=True, kw_only=True, tag_field="kind", tag="completion"):
+class CompletionRequest(
+    GenerationOptions, frozen=True, kw_only=True, tag_field="kind", tag="completion"
+):
     """Text to go on from, as it is: no template."""
 
     prompts: Annotated[tuple[str | tuple[int, ...], ...], Meta(min_length=1, max_length=2048)]
@@ -193,7 +197,7 @@ class Completion(Ask, frozen=True, kw_only=True, tag_field="kind", tag="completi
     """Text after the answer: the model fills in what is between."""
 
 
-class Embedding(
+class EmbeddingRequest(
     Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="embedding"
 ):
     """Texts as vectors of length one."""
@@ -201,8 +205,8 @@ class Embedding(
     inputs: Annotated[tuple[str | tuple[int, ...], ...], Meta(min_length=1, max_length=2048)]
 
 
-Generation = Chat | Completion
-LlmRequest = Chat | Completion | Embedding
+GenerationRequest = ChatRequest | CompletionRequest
+LlmRequest = ChatRequest | CompletionRequest | EmbeddingRequest
 """The input of a job with the topic `job.llm.<model>` or `job.chat.<model>`."""
 _decoder: msgspec.json.Decoder[LlmRequest] = msgspec.json.Decoder(LlmRequest)
 
@@ -292,7 +296,7 @@ class ToolDelta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     arguments: str = ""
 
 
-class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Delta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a model says next in one of its answers. Text is never cut inside a character."""
 
     choice: int = 0
@@ -313,7 +317,7 @@ class Choice(Struct, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-class Said(Struct, frozen=True, kw_only=True):
+class Completion(Struct, frozen=True, kw_only=True):
     """The end of one answer, with what it took."""
 
     choice: Choice

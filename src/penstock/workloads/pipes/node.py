@@ -21,12 +21,12 @@ from penstock.core.errors import Misconfigured
 from penstock.lifecycles.processor import ERRORS, ProcessorEvent
 from penstock.workloads.llm.runner import Loading, Watch
 from penstock.workloads.llm.values import (
-    Generation,
+    Completion,
+    Delta,
+    GenerationRequest,
     LlmCode,
     LlmFailure,
     ModelFacts,
-    Piece,
-    Said,
 )
 from penstock.workloads.pipes.admission import Admission
 from penstock.workloads.pipes.checking import SpotChecks
@@ -623,8 +623,8 @@ class Node:
         self.mesh.join(addresses)
 
     async def generate(
-        self, ask: Generation, choice: int = 0, watch: Watch | None = None, tenant: str = ""
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None, tenant: str = ""
+    ) -> AsyncGenerator[Delta | Completion, None]:
         await self.start()
         if self.origin is None:
             raise LlmFailure(

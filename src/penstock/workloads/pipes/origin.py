@@ -19,11 +19,11 @@ from typing import Protocol
 from penstock.lifecycles.processor import ERRORS, ProcessorEvent
 from penstock.workloads.llm.runner import Watch
 from penstock.workloads.llm.values import (
-    Generation,
+    Completion,
+    Delta,
+    GenerationRequest,
     LlmCode,
     LlmFailure,
-    Piece,
-    Said,
     Timings,
     Usage,
 )
@@ -133,8 +133,8 @@ class Origin:
         return Counter(node for trip in self._trips.values() for node in trip.nodes)
 
     async def generate(
-        self, ask: Generation, choice: int = 0, watch: Watch | None = None, tenant: str = ""
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None, tenant: str = ""
+    ) -> AsyncGenerator[Delta | Completion, None]:
         trip = await self._begin(ask, choice, watch)
         trip.tenant = tenant
         self._under_way.add(trip)
@@ -286,7 +286,7 @@ class Origin:
 
     # -- a trip ---------------------------------------------------------------------
 
-    async def _begin(self, ask: Generation, choice: int, watch: Watch | None) -> Trip:
+    async def _begin(self, ask: GenerationRequest, choice: int, watch: Watch | None) -> Trip:
         ids = await asyncio.to_thread(self._text.prompt_of, ask, choice)
         if len(ids) >= self.context:
             raise LlmFailure(
@@ -421,7 +421,7 @@ class Origin:
             raise Broken(job_id, code_of(answer.code), answer.reason, node_id)
         return answer
 
-    async def _follow(self, trip: Trip) -> AsyncGenerator[Piece, None]:
+    async def _follow(self, trip: Trip) -> AsyncGenerator[Delta, None]:
         while True:
             event = await trip.events.get()
             if isinstance(event, Wrote):
@@ -495,10 +495,10 @@ class Origin:
         trip.opened = []
         return kept
 
-    def _said(self, trip: Trip) -> Said:
+    def _said(self, trip: Trip) -> Completion:
         now = time.monotonic()
         first = trip.first or now
-        return Said(
+        return Completion(
             choice=trip.writer.said(),
             usage=Usage(trip.prompt_tokens, trip.told, trip.cached),
             timings=Timings((first - trip.began) * 1000, (now - first) * 1000),
@@ -514,7 +514,7 @@ def _is_cut_short(trip: Trip, broken: Broken) -> bool:
     return True
 
 
-def _left(trip: Trip) -> list[Piece]:
+def _left(trip: Trip) -> list[Delta]:
     """What was written and not yet told."""
     left = []
     while not trip.events.empty():

@@ -6,14 +6,14 @@ from collections.abc import AsyncGenerator, Sequence
 
 from penstock.workloads.llm.runner import Loading, Watch
 from penstock.workloads.llm.values import (
-    Embedding,
+    Completion,
+    Delta,
+    EmbeddingRequest,
     EmbeddingResult,
-    Generation,
+    GenerationRequest,
     LlmCode,
     LlmFailure,
     ModelFacts,
-    Piece,
-    Said,
 )
 from penstock.workloads.pipes.node import Node
 
@@ -49,12 +49,12 @@ class PipeRunner:
         """A node gives its layers back when it leaves, not before."""
 
     def generate(
-        self, model: str, ask: Generation, choice: int = 0, watch: Watch | None = None
-    ) -> AsyncGenerator[Piece | Said, None]:
+        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    ) -> AsyncGenerator[Delta | Completion, None]:
         self._check(model)
         return self._node.generate(ask, choice, watch, self._tenant)
 
-    async def embed(self, model: str, ask: Embedding) -> EmbeddingResult:
+    async def embed(self, model: str, ask: EmbeddingRequest) -> EmbeddingResult:
         raise LlmFailure(
             LlmCode.NOT_SUPPORTED,
             "a model that is split over nodes makes no embeddings: ask one that is whole"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 
 from penstock.workloads.llm.runner import Watch
-from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece
+from penstock.workloads.llm.values import Delta, LlmCode, LlmFailure
 from penstock.workloads.pipes.job import ChunkState, Hop, Job, OriginText
 from penstock.workloads.pipes.prefixes import Kept
 from penstock.workloads.pipes.text.sampler import Logprobs, Sampler
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class Wrote(Struct, frozen=True):
-    piece: Piece | None
+    piece: Delta | None
     """None while its characters are not whole, or might be the beginning of a stop string."""
 
 

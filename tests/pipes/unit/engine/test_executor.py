@@ -22,7 +22,7 @@ from penstock.testing.context import RecordingContext
 from penstock.testing.llm import FakeRunner
 from penstock.testing.pipes import HOPS, FakeHost, a_node
 from penstock.workloads.llm.runner import Loading
-from penstock.workloads.llm.values import Choice, HopTime, LlmCode, LlmFailure, LlmResult, Piece
+from penstock.workloads.llm.values import Choice, Delta, HopTime, LlmCode, LlmFailure, LlmResult
 from penstock.workloads.pipes.config import LpConfig
 from penstock.workloads.pipes.executor import PipesExecutor, make
 from penstock.workloads.pipes.status import told_in
@@ -131,7 +131,7 @@ async def test_what_it_waits_for_how_far_it_is_and_who_took_over_is_told() -> No
 @run_async
 async def test_pieces_are_streamed_where_the_job_asks_for_it() -> None:
     _, ctx = await ran({**CHAT, "stream": True})
-    pieces = [msgspec.json.decode(text, type=Piece) for text in ctx.streamed]
+    pieces = [msgspec.json.decode(text, type=Delta) for text in ctx.streamed]
     assert "".join(piece.text for piece in pieces) == "ONE TWO THREE"
 
 

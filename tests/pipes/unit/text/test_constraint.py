@@ -11,7 +11,13 @@ import pytest
 import torch
 from tests.pipes.unit.text.small_tokenizers import byte_level, sentence_piece
 
-from penstock.workloads.llm.values import Completion, Generation, LlmCode, LlmFailure, Sampling
+from penstock.workloads.llm.values import (
+    CompletionRequest,
+    GenerationRequest,
+    LlmCode,
+    LlmFailure,
+    Sampling,
+)
 from penstock.workloads.pipes.text.constraint import LARGEST
 from penstock.workloads.pipes.text.tokenizing import Text
 
@@ -24,12 +30,12 @@ SCHEMA = {
 }
 
 
-def ask(**held: Any) -> Completion:
+def ask(**held: Any) -> CompletionRequest:
     held.setdefault("sampling", Sampling(seed=1, temperature=2))
-    return Completion(prompts=("x",), **held)
+    return CompletionRequest(prompts=("x",), **held)
 
 
-def answered(asked: Generation, kind: str = "byte-level", most: int = 300) -> str:
+def answered(asked: GenerationRequest, kind: str = "byte-level", most: int = 300) -> str:
     """What comes of logits that mean nothing."""
     text = Text(KINDS[kind], {"vocab_size": len(KINDS[kind]) + 5})
     sampler, writer = text.sampler(asked), text.writer(asked, most)

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workloads.llm.values import Completion, LlmCode, LlmFailure, Sampling
+from penstock.workloads.llm.values import CompletionRequest, LlmCode, LlmFailure, Sampling
 from penstock.workloads.pipes.text.filters import LAST, candidates, penalised
 from penstock.workloads.pipes.text.noise import gumbel, seed_of
 from penstock.workloads.pipes.text.sampler import DEFAULTS, Sampler, completed
@@ -161,9 +161,9 @@ def test_a_difference_in_the_last_bits_changes_no_draw() -> None:
 
 
 def test_each_answer_has_a_seed_of_its_own_and_without_one_a_random_one() -> None:
-    ask = Completion(prompts=("x", "y"), n=3, sampling=Sampling(seed=(1 << 32) - 2))
+    ask = CompletionRequest(prompts=("x", "y"), n=3, sampling=Sampling(seed=(1 << 32) - 2))
     assert [seed_of(ask, choice) for choice in range(4)] == [(1 << 32) - 2, 0, 1, (1 << 32) - 2]
-    unseeded = Completion(prompts=("x",))
+    unseeded = CompletionRequest(prompts=("x",))
     assert seed_of(unseeded, 0) != seed_of(unseeded, 0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.pipes.unit.text.small_tokenizers import TEMPLATE, byte_level
 
-from penstock.workloads.llm.values import Chat, Message, Piece
+from penstock.workloads.llm.values import ChatRequest, Delta, Message
 from penstock.workloads.pipes.text.thinking import Thinking
 from penstock.workloads.pipes.text.tokenizing import Text
 
@@ -56,9 +56,9 @@ def test_each_part_is_told_as_soon_as_it_is_known() -> None:
     ]
 
 
-def pieces_of(template: str, said: str, **more: object) -> tuple[list[Piece], str, str]:
+def pieces_of(template: str, said: str, **more: object) -> tuple[list[Delta], str, str]:
     text = Text(byte_level(chat_template=template), {"vocab_size": 422})
-    writer = text.writer(Chat(messages=(USER,), **more), 1000)  # type: ignore[arg-type]
+    writer = text.writer(ChatRequest(messages=(USER,), **more), 1000)  # type: ignore[arg-type]
     tokens = [*text.tokenize(said), 2]
     pieces = [piece for token in tokens if (piece := writer.add(token))]
     assert "".join(piece.text for piece in pieces) == writer.said().text
@@ -89,7 +89,7 @@ def test_an_answer_that_is_held_to_a_schema_is_no_thought() -> None:
 
 def test_a_stop_string_in_a_thought_ends_the_answer() -> None:
     text = Text(byte_level(chat_template=AWARE), {"vocab_size": 422})
-    writer = text.writer(Chat(messages=(USER,), stop=("two",)), 1000)
+    writer = text.writer(ChatRequest(messages=(USER,), stop=("two",)), 1000)
     for token in text.tokenize("<think>one, two, three"):
         writer.add(token)
         if writer.finished:

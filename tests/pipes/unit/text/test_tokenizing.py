@@ -8,8 +8,8 @@ import pytest
 from tests.pipes.unit.text.small_tokenizers import byte_level, sentence_piece
 
 from penstock.workloads.llm.values import (
-    Chat,
-    Completion,
+    ChatRequest,
+    CompletionRequest,
     ImagePart,
     ImageUrl,
     LlmCode,
@@ -33,8 +33,8 @@ def text(tokenizer: Any = None, **generation: Any) -> Text:
     return Text(tokenizer, {"vocab_size": len(tokenizer) + 8}, generation)
 
 
-def chat(*messages: Message, **more: Any) -> Chat:
-    return Chat(messages=messages, **more)
+def chat(*messages: Message, **more: Any) -> ChatRequest:
+    return ChatRequest(messages=messages, **more)
 
 
 # -- conversations ------------------------------------------------------------------
@@ -93,12 +93,12 @@ def test_what_a_template_writes_is_all_that_the_model_sees() -> None:
 
 def test_bare_text_gets_the_tokens_in_front_that_the_model_expects() -> None:
     tokenizer = sentence_piece()
-    assert text(tokenizer).prompt_of(Completion(prompts=("Hi",))) == tokenizer.encode("Hi")
+    assert text(tokenizer).prompt_of(CompletionRequest(prompts=("Hi",))) == tokenizer.encode("Hi")
     assert tokenizer.encode("Hi")[0] == 2
 
 
 def test_each_of_several_prompts_has_its_answers() -> None:
-    ask = Completion(prompts=("one", (5, 6), "two"), n=2)
+    ask = CompletionRequest(prompts=("one", (5, 6), "two"), n=2)
     known = text()
     prompts = [known.prompt_of(ask, choice) for choice in range(6)]
     assert prompts[0] == prompts[1] == known.tokenize("one", bare=True)
@@ -112,21 +112,25 @@ def test_a_tokenizer_that_cuts_texts_off_does_not_any_more() -> None:
     tokenizer = byte_level()
     tokenizer.backend_tokenizer.enable_truncation(4)
     tokenizer.backend_tokenizer.enable_padding(length=50)
-    assert len(text(tokenizer).prompt_of(Completion(prompts=("a b c d e f g",)))) > 7
+    assert len(text(tokenizer).prompt_of(CompletionRequest(prompts=("a b c d e f g",)))) > 7
 
 
 # -- refusals -----------------------------------------------------------------------
 
 SAID = Message(role="assistant", content="So.")
-REFUSED: dict[str, tuple[Chat | Completion, LlmCode, str]] = {
-    "empty": (Completion(prompts=("",)), LlmCode.INVALID_PROMPT, "the prompt is empty"),
-    "no-tokens": (Completion(prompts=((),)), LlmCode.INVALID_PROMPT, "the prompt is empty"),
-    "no-unicode": (Completion(prompts=("\ud800",)), LlmCode.INVALID_PROMPT, "not valid Unicode"),
+REFUSED: dict[str, tuple[ChatRequest | CompletionRequest, LlmCode, str]] = {
+    "empty": (CompletionRequest(prompts=("",)), LlmCode.INVALID_PROMPT, "the prompt is empty"),
+    "no-tokens": (CompletionRequest(prompts=((),)), LlmCode.INVALID_PROMPT, "the prompt is empty"),
+    "no-unicode": (
+        CompletionRequest(prompts=("\ud800",)), LlmCode.INVALID_PROMPT, "not valid Unicode",
+    ),
     "no-unicode-said": (
         chat(Message(role="user", content="\udfff")), LlmCode.INVALID_PROMPT, "not valid Unicode"
     ),
-    "token": (Completion(prompts=((5, 10**8),)), LlmCode.INVALID_PROMPT, "invalid tokens: 1000"),
-    "below": (Completion(prompts=((-1,),)), LlmCode.INVALID_PROMPT, "invalid tokens: -1"),
+    "token": (
+        CompletionRequest(prompts=((5, 10**8),)), LlmCode.INVALID_PROMPT, "invalid tokens: 1000",
+    ),
+    "below": (CompletionRequest(prompts=((-1,),)), LlmCode.INVALID_PROMPT, "invalid tokens: -1"),
     "role": (
         chat(USER, Message(role="tool", content="x")), LlmCode.INVALID_PROMPT, "no tools, please"
     ),
@@ -158,7 +162,7 @@ def test_tools_that_may_not_be_used_are_no_obstacle() -> None:
 
 def test_a_model_without_a_template_completes_only() -> None:
     bare = text(byte_level(chat_template=None))
-    assert bare.prompt_of(Completion(prompts=("Hi",)))
+    assert bare.prompt_of(CompletionRequest(prompts=("Hi",)))
     with pytest.raises(LlmFailure, match="no chat template") as refused:
         bare.prompt_of(chat(USER))
 
@@ -226,7 +230,7 @@ def test_the_first_word_of_a_turn_has_no_space_in_front_and_of_a_continuation_it
     known = text(sentence_piece())
     word = known.tokenize("The")
     begun = known.writer(chat(USER), 9), known.writer(chat(USER, SAID), 9)
-    raw = known.writer(Completion(prompts=("x",)), 9)
+    raw = known.writer(CompletionRequest(prompts=("x",)), 9)
     for writer in (*begun, raw):
         for token in word:
             writer.add(token)

@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.pipes.unit.text.small_tokenizers import CORPUS, byte_level, sentence_piece
 
-from penstock.workloads.llm.values import Piece, TokenLogprob
+from penstock.workloads.llm.values import Delta, TokenLogprob
 from penstock.workloads.pipes.text.sampler import Logprobs
 from penstock.workloads.pipes.text.vocabulary import Vocabulary
 from penstock.workloads.pipes.text.writer import Writer
@@ -22,7 +22,7 @@ def writer(kind: str = "byte-level", max_tokens: int = NO_END, *stop: str) -> Wr
     return Writer(WORDS[kind], frozenset({END}), max_tokens, stop, continues=False)
 
 
-def written(writer: Writer, tokens: list[int]) -> list[Piece]:
+def written(writer: Writer, tokens: list[int]) -> list[Delta]:
     """All pieces up to the end."""
     pieces = []
     for token in tokens:
@@ -33,7 +33,7 @@ def written(writer: Writer, tokens: list[int]) -> list[Piece]:
     return pieces
 
 
-def text(pieces: list[Piece]) -> str:
+def text(pieces: list[Delta]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
@@ -76,7 +76,7 @@ def test_a_character_is_told_with_the_token_that_completes_it() -> None:
     answer = writer()
     assert others
     assert [answer.add(token) for token in (one, *others)] == [None] * (1 + len(others))
-    assert answer.add(last) == Piece(text="🎃")
+    assert answer.add(last) == Delta(text="🎃")
 
 
 def test_a_character_that_is_never_completed_is_left_out() -> None:
@@ -201,7 +201,7 @@ def test_what_was_held_back_is_told_if_no_stop_string_came(ends_by: str) -> None
 # -- logprobs -----------------------------------------------------------------------
 
 
-def told(answer: Writer, said: str) -> tuple[list[Piece], list[TokenLogprob]]:
+def told(answer: Writer, said: str) -> tuple[list[Delta], list[TokenLogprob]]:
     pieces = []
     for number, token in enumerate(encoded(said)):
         piece = answer.add(token, Logprobs(-float(number), ((token, -float(number)), (END, -9.0))))

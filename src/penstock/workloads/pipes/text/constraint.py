@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from penstock.workloads.llm.values import Generation, LlmCode, LlmFailure
+from penstock.workloads.llm.values import GenerationRequest, LlmCode, LlmFailure
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _making = threading.Lock()
 
 
-def is_held(ask: Generation) -> bool:
+def is_held(ask: GenerationRequest) -> bool:
     return ask.schema is not None or ask.grammar is not None or ask.json_object
 
 
@@ -67,7 +67,7 @@ class Constraints:
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         self._ends, self._vocab_size = ends, vocab_size
 
-    def of(self, ask: Generation) -> Constraint | None:
+    def of(self, ask: GenerationRequest) -> Constraint | None:
         """None if it may say anything. Raises INVALID_SCHEMA or NOT_SUPPORTED."""
         if not is_held(ask):
             return None

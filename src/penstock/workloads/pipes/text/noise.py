@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.workloads.llm.values import Generation
+from penstock.workloads.llm.values import GenerationRequest
 
 _MASK = (1 << 64) - 1
 _STEP, _ONE, _TWO = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -17,7 +17,7 @@ _SEEDS = (1 << 32) - 1
 """As in the spool, where the last one means a random one."""
 
 
-def seed_of(ask: Generation, choice: int) -> int:
+def seed_of(ask: GenerationRequest, choice: int) -> int:
     """Each answer has a seed of its own, which follows from the first one's."""
     seed = ask.sampling.seed
     return secrets.randbits(64) if seed is None else (seed + choice % ask.n) % _SEEDS

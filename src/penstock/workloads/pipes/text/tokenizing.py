@@ -9,9 +9,9 @@ import msgspec
 
 from penstock.workloads.llm.values import (
     LLAMA_OPTIONS,
-    Chat,
-    Completion,
-    Generation,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
     ImagePart,
     LlmCode,
     LlmFailure,
@@ -59,9 +59,9 @@ class Text:
 
     # -- prompts ---------------------------------------------------------------------
 
-    def prompt_of(self, ask: Generation, choice: int = 0) -> list[int]:
+    def prompt_of(self, ask: GenerationRequest, choice: int = 0) -> list[int]:
         """Raises INVALID_PROMPT or NOT_SUPPORTED."""
-        if isinstance(ask, Chat):
+        if isinstance(ask, ChatRequest):
             return self.tokenize(self.written(ask))
         number = choice // ask.n
         if number >= len(ask.prompts):
@@ -73,7 +73,7 @@ class Text:
             return self.tokenize(prompt, bare=True)
         return self._checked(prompt)
 
-    def written(self, ask: Chat) -> str:
+    def written(self, ask: ChatRequest) -> str:
         """The conversation as its template writes it, up to where the model goes on. That is
         after what it has said already, if the last message is its own."""
         self._check(ask)
@@ -112,15 +112,15 @@ class Text:
         """With all that was left open: as the model recommends it, else as llama.cpp does it."""
         return completed(sampling, {name: self._generation.get(name) for name in _MODELS_OWN})
 
-    def sampler(self, ask: Generation, choice: int = 0) -> Sampler:
+    def sampler(self, ask: GenerationRequest, choice: int = 0) -> Sampler:
         """Raises INVALID_SCHEMA or NOT_SUPPORTED. Takes long for an answer that is held to a
         schema or a grammar (`is_held`): up to seconds for the largest."""
         _check_options(ask)
         sampling, seed = self.sampling(ask.sampling), seed_of(ask, choice)
         return Sampler(sampling, seed, ask.logprobs, self._constraints.of(ask))
 
-    def writer(self, ask: Generation, max_tokens: int, choice: int = 0) -> Writer:
-        begins = isinstance(ask, Chat) and ask.messages[-1].role != "assistant"
+    def writer(self, ask: GenerationRequest, max_tokens: int, choice: int = 0) -> Writer:
+        begins = isinstance(ask, ChatRequest) and ask.messages[-1].role != "assistant"
         thinking = None
         if begins and self._thinks and not is_held(ask):
             thinking = Thinking(begun=self._begins_thinking)
@@ -132,7 +132,7 @@ class Text:
 
     # -- inside ----------------------------------------------------------------------
 
-    def _check(self, ask: Chat) -> None:
+    def _check(self, ask: ChatRequest) -> None:
         if not self._tokenizer.chat_template:
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED,
@@ -204,15 +204,15 @@ _TEMPLATE_OPTIONS = ("enable_thinking", "reasoning_effort", "thinking")
 """Variables of templates that a request may set; others would change what is rendered, and how."""
 
 
-def _template_options(ask: Chat) -> dict[str, Any]:
+def _template_options(ask: ChatRequest) -> dict[str, Any]:
     given = ask.template_options
     return {name: given[name] for name in _TEMPLATE_OPTIONS if name in given}
 
 
-def _check_options(ask: Generation) -> None:
+def _check_options(ask: GenerationRequest) -> None:
     """Raises NOT_SUPPORTED."""
     own = [name for name in LLAMA_OPTIONS if getattr(ask.sampling, name) is not None]
-    if isinstance(ask, Completion) and ask.suffix is not None:
+    if isinstance(ask, CompletionRequest) and ask.suffix is not None:
         own.append("suffix")
     if own:
         raise LlmFailure(

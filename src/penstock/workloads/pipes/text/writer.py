@@ -1,4 +1,4 @@
-"""From tokens to the Pieces of an answer, as they come."""
+"""From tokens to the Deltas of an answer, as they come."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
-from penstock.workloads.llm.values import Choice, Piece, TokenLogprob, TopLogprob
+from penstock.workloads.llm.values import Choice, Delta, TokenLogprob, TopLogprob
 from penstock.workloads.pipes.text.sampler import Logprobs
 from penstock.workloads.pipes.text.thinking import Thinking
 from penstock.workloads.pipes.text.vocabulary import Vocabulary, readable
@@ -49,7 +49,7 @@ class Writer:
         self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()
         """Those of tokens that are not told in full: where each begins and ends in the text."""
 
-    def add(self, token: int, logprobs: Logprobs | None = None) -> Piece | None:
+    def add(self, token: int, logprobs: Logprobs | None = None) -> Delta | None:
         """What the token adds, with all that was held back for it; None if nothing yet."""
         if self.finished is not None:
             raise ValueError("the answer has ended")
@@ -72,7 +72,7 @@ class Writer:
         self._held = text[len(text) - held :]
         return self._tell(text[: len(text) - held])
 
-    def end_here(self) -> Piece | None:
+    def end_here(self) -> Delta | None:
         """The answer ends with the token that was added last, for want of room. What was held
         back."""
         self.finished = "length"
@@ -113,7 +113,7 @@ class Writer:
         is_partial = bool(self._decoder.getstate()[0])  # of a character that is still to come
         self._waiting.append((begin, end + is_partial, told))
 
-    def _tell(self, text: str, *, is_cut: bool = False) -> Piece | None:
+    def _tell(self, text: str, *, is_cut: bool = False) -> Delta | None:
         self._told_length += len(text)
         reasoning = ""
         if self._thinking is not None:
@@ -123,7 +123,7 @@ class Writer:
             return None
         self._told.append(text)
         self._thought.append(reasoning)
-        return Piece(choice=self._choice, text=text, reasoning=reasoning, logprobs=logprobs)
+        return Delta(choice=self._choice, text=text, reasoning=reasoning, logprobs=logprobs)
 
     def _due(self, *, is_cut: bool) -> tuple[TokenLogprob, ...]:
         """Those of tokens whose text is told; at the end of an answer all, but for those of which

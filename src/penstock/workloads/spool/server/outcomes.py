@@ -15,13 +15,13 @@ from msgspec import Struct
 from penstock.core.errors import PenstockError
 from penstock.ports.clock import Clock
 from penstock.workloads.llm.values import (
-    Embedding,
+    Delta,
+    EmbeddingRequest,
     EmbeddingResult,
-    Generation,
+    GenerationRequest,
     LlmCode,
     LlmFailure,
     LlmResult,
-    Piece,
 )
 from penstock.workloads.spool.config import Sync
 from penstock.workloads.spool.disk.closing import ANSWER, EMBEDDING, PARTIAL, PROGRESS, RESULT
@@ -76,7 +76,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 def answered(
-    ask: Generation | Embedding, result: LlmResult | EmbeddingResult, seconds: float
+    ask: GenerationRequest | EmbeddingRequest, result: LlmResult | EmbeddingResult, seconds: float
 ) -> Outcome:
     used = result.usage
     facts = {
@@ -85,7 +85,7 @@ def answered(
         "prompt_tokens": used.prompt_tokens,
         "cached_tokens": used.cached_tokens,
     }
-    if isinstance(result, EmbeddingResult) or isinstance(ask, Embedding):
+    if isinstance(result, EmbeddingResult) or isinstance(ask, EmbeddingRequest):
         assert isinstance(result, EmbeddingResult)
         return Outcome(facts=facts, files=of_embedding(result))
     facts |= {
@@ -145,7 +145,7 @@ class Partial:
         self._unsaid: list[str] = []
         self._writing: asyncio.Task[None] | None = None
 
-    def tell(self, piece: Piece) -> None:
+    def tell(self, piece: Delta) -> None:
         now = self._clock.monotonic()
         self._first = now if self._first is None else self._first
         self._tokens += 1

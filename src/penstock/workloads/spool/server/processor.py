@@ -17,7 +17,7 @@ from penstock.ports.clock import Clock
 from penstock.workloads.llm.runner import Runner, answer
 from penstock.workloads.llm.supervisor import EngineSupervisor
 from penstock.workloads.llm.values import (
-    Embedding,
+    EmbeddingRequest,
     EmbeddingResult,
     EngineCrashed,
     EngineUnavailable,
@@ -215,7 +215,7 @@ class Processor:
         job, ask = prepared.job, prepared.ask
         model = await self._model(job.options.model)
         running.facts = {"model": model, "engine": self._runner.engine}
-        if isinstance(ask, Embedding):
+        if isinstance(ask, EmbeddingRequest):
             return await self._runner.embed(model, ask)
         if job.images and not (await self._runner.load(model)).vision:
             raise LlmFailure(LlmCode.NOT_SUPPORTED, f"the model {model} can't look at images")

@@ -12,10 +12,10 @@ from msgspec import Struct, structs
 
 from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.values import (
-    Chat,
-    Completion,
-    Embedding,
-    Generation,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    GenerationRequest,
     ImagePart,
     ImageUrl,
     LlmCode,
@@ -200,15 +200,17 @@ def _said(folder: Path) -> tuple[str, str]:
         raise ParentFailed(f"its parent {folder.name} has no text to go on from") from None
 
 
-def embedding_of(job: Spooled) -> Embedding:
+def embedding_of(job: Spooled) -> EmbeddingRequest:
     if job.images:
         raise LlmFailure(LlmCode.NOT_SUPPORTED, "embeddings of images are not supported")
     if not job.prompt:
         raise Unfit(PROMPT, "is empty")
-    return Embedding(inputs=(job.prompt,))
+    return EmbeddingRequest(inputs=(job.prompt,))
 
 
-def generation_of(job: Spooled, history: History, *, max_tokens: int, seed: int) -> Generation:
+def generation_of(
+    job: Spooled, history: History, *, max_tokens: int, seed: int
+) -> GenerationRequest:
     """`max_tokens` and `seed` are for a job that names none."""
     options = job.options
     ask = {
@@ -222,8 +224,8 @@ def generation_of(job: Spooled, history: History, *, max_tokens: int, seed: int)
     if options.raw:
         if job.images:
             raise Unfit(IMAGES, "can't be part of a raw prompt")
-        return Completion(prompts=(history.text + job.prompt,), **ask)  # type: ignore[arg-type]
-    return Chat(messages=_conversation(job, history), **ask)  # type: ignore[arg-type]
+        return CompletionRequest(prompts=(history.text + job.prompt,), **ask)  # type: ignore[arg-type]
+    return ChatRequest(messages=_conversation(job, history), **ask)  # type: ignore[arg-type]
 
 
 def sampled(job: Spooled, seed: int) -> object:
@@ -262,10 +264,12 @@ _ODD = "not-a-folder"
 
 class Prepared(Struct, frozen=True, kw_only=True):
     job: Spooled
-    ask: Generation | Embedding
+    ask: GenerationRequest | EmbeddingRequest
 
 
-def request_for(job: Spooled, parents: Parents, max_tokens: int) -> Generation | Embedding:
+def request_for(
+    job: Spooled, parents: Parents, max_tokens: int
+) -> GenerationRequest | EmbeddingRequest:
     """Raises Unfit, ParentFailed, NotYet, or LlmFailure for what nobody can do."""
     if job.kind is JobKind.TTS:
         raise LlmFailure(LlmCode.NOT_SUPPORTED, "this server has no voice: tts is not supported")
