@@ -16,6 +16,8 @@ from penstock.app.client import Client
 from penstock.app.engine import Engine
 from penstock.app.llm import aask
 from penstock.app.portal import Portal
+from penstock.cli import doctor
+from penstock.cli.place import Place
 from penstock.config import load
 from penstock.core.errors import Unavailable
 from penstock.core.job import JobRequest
@@ -50,14 +52,16 @@ def a_job(text: str = "one two") -> JobRequest:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.05)
-    monkeypatch.setattr("penstock.workloads.llm.supervisor._LONGEST_DELAY", 0.05)
+    monkeypatch.setattr("penstock.workloads.llm.health._FIRST_DELAY", 0.05)
+    monkeypatch.setattr("penstock.workloads.llm.health._LONGEST_DELAY", 0.05)
 
 
 @asynccontextmanager
-async def engine(folder: Path, runner: FakeRunner) -> AsyncIterator[Engine]:
+async def engine(
+    folder: Path, runner: FakeRunner, *, listen: bool = False
+) -> AsyncIterator[Engine]:
     settings = load(flags={"data_dir": str(folder), "http": "", "max_attempts": 2})
-    async with Engine(settings, [LlmExecutor(runner, ["fake"])], listen=False) as engine:
+    async with Engine(settings, [LlmExecutor(runner, ["fake"])], listen=listen) as engine:
         yield engine
 
 
@@ -79,12 +83,34 @@ async def test_jobs_wait_for_an_engine_that_is_ill_and_are_told_why(tmp_path: Pa
             assert not (await api.get(job.job_id)).is_final
         metrics = (await Figures.of(api, Traffic())).text().decode()
         assert 'penstock_topic_paused{topic="job.llm.fake"} 1.0' in metrics
+        assert 'penstock_model_engines{state="ill",topic="job.llm.fake"} 1.0' in metrics
         assert len(runner.asked) == 1, "nothing was computed"
 
         runner.is_ill = False
         for job in jobs:
             assert (await api.wait(job.job_id, 10)).state is JobState.SUCCEEDED
         await told(api, paused=False)
+        assert (await api.status()).models["job.llm.fake"]["state"] == "ready"
+
+
+@run_async
+async def test_the_doctor_tells_the_state_of_each_engine(tmp_path: Path) -> None:
+    async def checks() -> list[tuple[str, str]]:
+        found = [one async for one in doctor.engine_checks(place, place.settings())]
+        return [(one.what, one.found) for one in found]
+
+    runner, place = Ill(), Place(data=str(tmp_path))
+    async with engine(tmp_path, runner, listen=True) as one:
+        await one.api.wait((await one.api.submit((a_job(),)))[0].job_id, 10)
+        async with asyncio.timeout(10):
+            while ("model: job.llm.fake", "ready") not in await checks():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        runner.is_ill = True
+        await one.api.submit((a_job(),))
+        await told(one.api, paused=True)
+        [(what, found)] = [one for one in await checks() if "fake" in one[0]]
+        assert what == "paused: job.llm.fake"
+        assert found.startswith(WHY)
 
 
 @run_async

@@ -607,7 +607,7 @@ class Ill(Hearing):
 async def test_jobs_of_an_engine_without_memory_wait_and_are_not_charged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.02)
+    monkeypatch.setattr("penstock.workloads.llm.health._FIRST_DELAY", 0.02)
     runner = Ill(models=("one", "two"))
     async with serving(tmp_path, runner, workers=2) as place:
         runner.ill = {"one"}
@@ -632,7 +632,7 @@ async def test_jobs_of_an_engine_without_memory_wait_and_are_not_charged(
 async def test_an_engine_that_fails_every_job_fails_none_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("penstock.workloads.llm.health._FIRST_DELAY", 0.01)
     runner = Hearing(fail_with={"hello": LlmCode.OUT_OF_MEMORY})
     async with serving(tmp_path, runner) as place:
         for _ in range(30):

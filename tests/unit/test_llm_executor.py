@@ -228,7 +228,7 @@ class Ill(FakeRunner):
 async def test_an_engine_that_is_unavailable_hands_its_jobs_back_and_says_why(
     code: LlmCode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("penstock.workloads.llm.health._FIRST_DELAY", 0.01)
     runner = Ill()
     runner.code = code
     executor = LlmExecutor(runner, ["fake"])
@@ -238,8 +238,10 @@ async def test_an_engine_that_is_unavailable_hands_its_jobs_back_and_says_why(
     [(topic, why)] = executor.facts()["paused"].items()
     assert topic == "job.llm.fake"
     assert f"{code}: there is not enough memory" in why
+    assert executor.facts()["models"] == {"job.llm.fake": {"state": "ill", "cause": why}}
     runner.is_well = True
-    await soon(lambda: not executor.facts(), "it answers again")
+    await soon(lambda: "paused" not in executor.facts(), "it answers again")
+    assert executor.facts()["models"] == {"job.llm.fake": {"state": "ready"}}
     assert (await executor.run(task(CHAT), a_context())).status is JobState.SUCCEEDED
     await executor.close()
 
@@ -248,7 +250,7 @@ async def test_an_engine_that_is_unavailable_hands_its_jobs_back_and_says_why(
 async def test_a_job_that_may_begin_only_once_waits_for_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.workloads.llm.supervisor._FIRST_DELAY", 0.01)
+    monkeypatch.setattr("penstock.workloads.llm.health._FIRST_DELAY", 0.01)
     runner = Ill()
     executor = LlmExecutor(runner, ["fake"])
     ctx = RecordingContext(JobRequest(job_id="j", topic="job.llm.fake", idempotent=False))

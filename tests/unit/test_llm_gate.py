@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.supervisor import Gate
+from penstock.workloads.llm.health import Gate
 
 
 @run_async

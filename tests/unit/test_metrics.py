@@ -60,7 +60,10 @@ def a_worker(pool: str = "default", status: str = "ready", slots: int = 4) -> Wo
         local=False,
         status=status,
         silent_for=0.0,
-        facts={"paused": {"job.llm.m": "no memory"}},
+        facts={
+            "paused": {"job.llm.m": "no memory"},
+            "models": {"job.llm.m": {"state": "ill", "cause": "no memory"}},
+        },
     )
 
 

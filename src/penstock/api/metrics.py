@@ -36,7 +36,7 @@ from penstock.ports.engine_api import (
     PoolView,
     WorkerView,
 )
-from penstock.ports.executor import PAUSED
+from penstock.ports.executor import MODELS, PAUSED
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -196,6 +196,20 @@ def _fleet(workers: list[WorkerView], pools: list[PoolView]) -> Iterator[Metric]
     for topic, number in sorted(unable.items())[:_MOST]:
         topics.add_metric([topic], number)
     yield topics
+    models = GaugeMetricFamily(
+        "penstock_model_engines",
+        "Engines of a language model, by state: loading, ready, ill or gone (not in memory).",
+        labels=["topic", "state"],
+    )
+    states = Counter(
+        (topic, str(facts["state"]))
+        for w in workers
+        for topic, facts in w.facts.get(MODELS, {}).items()
+        if "state" in facts
+    )
+    for labels, number in sorted(states.items())[:_MOST]:
+        models.add_metric(labels, number)
+    yield models
 
 
 def _limits(limits: list[LimitView]) -> Iterator[Metric]:

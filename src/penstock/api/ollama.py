@@ -391,10 +391,10 @@ async def list_ollama_models(call: Call) -> Reply:
 
 async def list_running_models(call: Call) -> Reply:
     served = await call.services.models.list(call.api)
-    loaded = [one for one in served if one.facts.get("context")]
+    loaded = [one for one in served if one.facts.get("state") == "ready"]
     models = [
         {**_model(one), "expires_at": "0001-01-01T00:00:00Z", "size_vram": 0}
-        | {"context_length": one.facts["context"]}
+        | {"context_length": one.facts.get("context", 0)}
         for one in loaded
     ]
     return Reply(encode({"models": models}))

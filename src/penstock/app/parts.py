@@ -193,7 +193,7 @@ def _batch_dependencies(
         store=gateway.store,
         blobs=blobs,
         gateway=gateway,
-        dialect=OpenAiBatchFormat(partial(_topic_for, gateway.open_jobs)),
+        batch_format=OpenAiBatchFormat(partial(_topic_for, gateway.open_jobs)),
         clock=clock,
         knows=lambda topic: not refuses or gateway.open_jobs.knows(topic),
         room=settings.batch_jobs,

@@ -82,7 +82,7 @@ async def _examine(place: Place) -> list[Check]:
     checks += _folder(settings)
     checks += [check async for check in _containers(settings)]
     checks += _models(settings)
-    return checks + [check async for check in _engine(place, settings)]
+    return checks + [check async for check in engine_checks(place, settings)]
 
 
 def _installation() -> Iterator[Check]:
@@ -199,7 +199,7 @@ def _models(settings: Settings) -> Iterator[Check]:
         yield Check("models", _NOTE, f"none in {settings.model_folder}", advice)
 
 
-async def _engine(place: Place, settings: Settings) -> AsyncIterator[Check]:
+async def engine_checks(place: Place, settings: Settings) -> AsyncIterator[Check]:
     where = place.connect or f"unix:{settings.socket}"
     try:
         async with api_at(place) as api:
@@ -219,6 +219,10 @@ async def _engine(place: Place, settings: Settings) -> AsyncIterator[Check]:
     yield Check("rules", _OK, status.rules)
     for topic, why in status.paused_topics.items():
         yield Check(f"paused: {topic}", _NOTE, why, "its jobs wait, and are not charged")
+    for topic, model in status.models.items():
+        if (state := str(model.get("state", ""))) and topic not in status.paused_topics:
+            found = f"ill: {model.get('cause', '')}" if state == "ill" else state
+            yield Check(f"model: {topic}", _NOTE if state == "ill" else _OK, found)
     advice = "" if workers else "start one with 'penstock worker --app MODULE:APP'"
     yield Check("workers", _OK if workers else _NOTE, str(len(workers)), advice)
 

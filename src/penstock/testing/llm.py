@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
+from penstock.workloads.llm.health import RunnerHealth
 from penstock.workloads.llm.runner import Loading, Watch
 from penstock.workloads.llm.values import (
     ChatRequest,
@@ -48,6 +49,7 @@ class FakeRunner:
         """(model, prompt) of everything that was begun."""
         self.running = 0
         self.closed = False
+        self.health = RunnerHealth(self)
 
     async def models(self) -> Sequence[ModelFacts]:
         return [
@@ -118,6 +120,7 @@ class FakeRunner:
 
     async def close(self) -> None:
         self.closed = True
+        self.health.close()
 
 
 def _prompt(ask: GenerationRequest, choice: int) -> str:

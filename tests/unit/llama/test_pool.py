@@ -9,7 +9,7 @@ import pytest
 
 from penstock.adapters.llama import pool
 from penstock.adapters.llama.engine import Engine
-from penstock.adapters.llama.pool import ModelPool, back_off
+from penstock.adapters.llama.pool import ModelPool
 from penstock.adapters.llama.process import EngineSpec
 from penstock.adapters.llama.sizing import Size
 from penstock.testing.aio import run_async
@@ -239,9 +239,23 @@ async def test_closing_ends_loads_and_refuses_newcomers() -> None:
     assert yard.log == ["+a", "+b", "-a"]
 
 
-def test_one_death_is_followed_at_once_and_several_ever_later() -> None:
-    pauses = [back_off(row) for row in range(12)]
+@run_async
+async def test_a_model_is_loading_then_ready_then_gone() -> None:
+    yard = Yard()
+    states = [yard.models.state("a")]
+    yard.gate.clear()
+    touching = asyncio.ensure_future(touch(yard, "a"))
+    await settle()
+    states.append(yard.models.state("a"))
+    yard.gate.set()
+    await touching
+    states.append(yard.models.state("a"))
+    async with yard.models.use(model("a")) as engine:
+        cast("FakeEngine", engine).die()
+        await settle()
+        states.append(yard.models.state("a"))
+    await touch(yard, "a")
+    await yard.models.unload("a")
+    states.append(yard.models.state("a"))
 
-    assert pauses[:4] == [0.0, 0.0, 0.25, 0.5]
-    assert pauses == sorted(pauses)
-    assert pauses[-1] == 10.0
+    assert states == ["gone", "loading", "ready", "gone", "gone"]

@@ -14,15 +14,13 @@ from typing import Any
 from penstock.adapters.llama.engine import Engine
 from penstock.adapters.llama.process import EngineSpec
 from penstock.adapters.llama.sizing import too_large
+from penstock.workloads.llm.health import EngineState
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import EngineUnavailable, LlmCode, LlmFailure
 
 Start = Callable[[EngineSpec, Loading], Awaitable[Engine]]
 _PATIENCE = 5.0
 """Seconds that one which needs room lets newcomers to the others go first."""
-_YOUNG = 10.0
-"""An engine that died before it was so many seconds old died at once."""
-_LONGEST_BACKOFF = 10.0
 _TICK = 0.01
 """Seconds by which a timer may be early."""
 
@@ -36,7 +34,7 @@ class LoadedModel:
         self.loading: asyncio.Task[Engine] | None = None
         self.listeners: list[Loading] = []
         self.users = 0
-        self.used_at = self.loaded_at = 0.0
+        self.used_at = 0.0
         self.memory = 0
         """Bytes that it has, or was promised."""
         self.waits_since: float | None = None
@@ -60,8 +58,6 @@ class ModelPool:
         self._idle = idle
         self._start = start
         self._models: dict[EngineSpec, LoadedModel] = {}
-        self._deaths: dict[EngineSpec, tuple[int, float]] = {}
-        """How often in a row one died at once, and when it last did."""
         self._change = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -70,6 +66,13 @@ class ModelPool:
         """The engine, if it is loaded."""
         model = self._models.get(spec)
         return model.engine if model is not None and not model.is_leaving else None
+
+    def state(self, name: str) -> EngineState:
+        """Of a model, whatever it is loaded for."""
+        found = [one for one in self._models.values() if one.spec.model == name]
+        if any(one.engine is not None and not one.is_leaving for one in found):
+            return EngineState.READY
+        return EngineState.LOADING if any(one.engine is None for one in found) else EngineState.GONE
 
     @asynccontextmanager
     async def use(
@@ -154,7 +157,6 @@ class ModelPool:
 
     async def _load(self, model: LoadedModel) -> Engine:
         try:
-            await self._back_off(model.spec)
             await self._make_room(model)
             engine = await self._start(model.spec, model.tell)
         except LlmFailure as failure:
@@ -168,10 +170,9 @@ class ModelPool:
         except BaseException:
             self._give_up(model)
             raise
-        loop = asyncio.get_running_loop()
         model.engine = engine
         model.memory = engine.process.memory
-        model.loaded_at = model.used_at = loop.time()
+        model.used_at = asyncio.get_running_loop().time()
         engine.process.gone.add_done_callback(lambda _: self._lost(model))
         self._changed()
         return engine
@@ -208,19 +209,8 @@ class ModelPool:
         """Its process ended, whether we meant it to or not."""
         if model.is_leaving or self._models.get(model.spec) is not model:
             return
-        now = asyncio.get_running_loop().time()
-        row = self._deaths.get(model.spec, (0, 0.0))[0]
-        died_at_once = now - model.loaded_at < _YOUNG
-        self._deaths[model.spec] = (row + 1 if died_at_once else 0, now)
         self._give_up(model)  # what is left of it needs no memory, and another may come
         self._spawn(self._leave(model))
-
-    async def _back_off(self, spec: EngineSpec) -> None:
-        """The first that dies is followed at once; those that die in a row, later and later."""
-        row, when = self._deaths.get(spec, (0, 0.0))
-        left = when + back_off(row) - asyncio.get_running_loop().time()
-        if row and left > 0:
-            await asyncio.sleep(left)
 
     # -- room ------------------------------------------------------------------------------
 
@@ -266,11 +256,6 @@ class ModelPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def back_off(row: int) -> float:
-    """Seconds before the next one is started, after so many that died at once."""
-    return min(_LONGEST_BACKOFF, 0.25 * 2.0 ** min(row - 2, 10)) if row > 1 else 0.0
 
 
 def _closing() -> LlmFailure:

@@ -24,6 +24,7 @@ from penstock.models.facts import GgufFacts, name_for, projector_of
 from penstock.models.store import ModelStore
 from penstock.models.values import resolve_name
 from penstock.workloads.llm.config import ModelConfig
+from penstock.workloads.llm.health import EngineState, RunnerHealth
 from penstock.workloads.llm.runner import Loading, Watch, side_by_side
 from penstock.workloads.llm.values import (
     Completion,
@@ -49,6 +50,7 @@ class LlamaRunner:
         self._pool: ModelPool | None = None
         self._specs: dict[tuple[GgufFacts, bool], EngineSpec] = {}
         self._tenant = ""
+        self.health = RunnerHealth(self, self._state)
 
     @property
     def engine(self) -> str:
@@ -103,6 +105,7 @@ class LlamaRunner:
         )
 
     async def close(self) -> None:
+        self.health.close()
         if self._pool is not None:
             await self._pool.close()
 
@@ -115,6 +118,9 @@ class LlamaRunner:
                     return await engine.embed(text)
                 except Departed:
                     continue
+
+    def _state(self, model: str) -> EngineState:
+        return self._pool.state(model) if self._pool is not None else EngineState.GONE
 
     def _running(self) -> ModelPool:
         if self._pool is None:

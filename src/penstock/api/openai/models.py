@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from penstock.api.openai.errors import OpenAiOperation
 from penstock.api.openai.model_job import find_model
@@ -25,6 +25,10 @@ class Model(Struct, frozen=True, kw_only=True):
     """Tokens that one request may have, prompt and answer. As vLLM names it."""
     context_length: int | None = None
     """The same, as OpenRouter and others name it."""
+    state: str | None = None
+    """Of its engine: loading, ready, ill or gone (not in memory; the next request loads it)."""
+    cause: str | UnsetType = UNSET
+    """Why it is ill."""
 
     @classmethod
     def of(cls, served: ServedModel) -> Model:
@@ -34,6 +38,8 @@ class Model(Struct, frozen=True, kw_only=True):
             created=int(served.since),
             max_model_len=context,
             context_length=context,
+            state=served.facts.get("state"),
+            cause=served.facts.get("cause", UNSET),
         )
 
 

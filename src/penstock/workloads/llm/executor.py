@@ -29,8 +29,8 @@ from penstock.ports.executor import (
     Task,
     TopicPaused,
 )
+from penstock.workloads.llm.health import EngineHealth, RunnerHealth
 from penstock.workloads.llm.runner import Runner, TenantRunner, Watch, answer, choices_of
-from penstock.workloads.llm.supervisor import EngineSupervisor, Pause
 from penstock.workloads.llm.values import (
     TOPICS,
     Delta,
@@ -79,20 +79,26 @@ class LlmExecutor:
         self.topics = tuple(prefix + model for model in models)
         self.topic_defaults: Mapping[str, TopicDefaults] = dict.fromkeys(self.topics, _DEFAULTS)
         self._loading: asyncio.Task[None] | None = None
-        self._supervisor = EngineSupervisor(runner) if runner is not None and supervised else None
-        if self._supervisor is not None:
-            self._supervisor.on_change = _log_change
+        self._health = runner.health if runner is not None and supervised else None
+        if self._health is not None:
+            self._health.listeners.append(_log_change)
         self._known: dict[str, dict[str, Any]] = {}
         """What callers can see of each model, by its topic."""
         self._crashes: dict[str, int] = {}
         """How often the engine died under a job, by its id."""
 
     def facts(self) -> Mapping[str, Any]:
-        """What the models are, and topics whose jobs have to wait, and why."""
-        pauses = self._supervisor.pauses if self._supervisor is not None else {}
-        paused = {self._prefix + model: str(pause) for model, pause in pauses.items()}
-        facts: dict[str, Any] = {MODELS: self._known} if self._known else {}
-        return {**facts, PAUSED: paused} if paused else facts
+        """What the models are and the state of their engines; topics whose jobs wait, and why."""
+        if self._health is None:
+            return {}
+        ill = {self._prefix + model: str(why) for model, why in self._health.ill.items()}
+        models = {topic: self._known.get(topic, {}) | self._state(topic) for topic in self.topics}
+        return {MODELS: models, PAUSED: ill} if ill else {MODELS: models}
+
+    def _state(self, topic: str) -> dict[str, Any]:
+        assert self._health is not None
+        health = self._health.of(topic.removeprefix(self._prefix))
+        return {"state": health.state.value} | ({"cause": str(health)} if health.is_ill else {})
 
     async def open(self, environment: Environment) -> None:
         """Load the first model while nobody waits for it yet."""
@@ -103,8 +109,8 @@ class LlmExecutor:
         try:
             await runner.load(model)
         except LlmFailure as failure:
-            if self._supervisor is not None:
-                self._supervisor.fail(model, failure)
+            if self._health is not None:
+                self._health.fail(model, failure)
         await self._learn(runner)
 
     async def _learn(self, runner: Runner) -> None:
@@ -126,12 +132,12 @@ class LlmExecutor:
         except InvalidRequest as wrong:
             return _failure("BAD_INPUT", str(wrong))
         runner = self._runner_for(task.request.tenant)
-        if self._supervisor is None:
+        if self._health is None:
             try:
                 return await _answered(runner, model, ask, ctx, _stream_to(ctx))
             except LlmFailure as failure:
                 return _failure(failure.code, failure.message)
-        outcome = await self._supervised(self._supervisor, runner, model, ask, ctx)
+        outcome = await self._supervised(self._health, runner, model, ask, ctx)
         if not self._known.get(task.request.topic, {}).get("context"):
             await self._learn(self._runner)  # it is loaded now
         return outcome
@@ -146,7 +152,7 @@ class LlmExecutor:
 
     async def _supervised(
         self,
-        supervisor: EngineSupervisor,
+        health: RunnerHealth,
         runner: Runner,
         model: str,
         ask: LlmRequest,
@@ -166,17 +172,17 @@ class LlmExecutor:
         while True:
             suspect = ctx.job_id in self._crashes
             try:
-                async with supervisor.job(model, suspect=suspect):
+                async with health.job(model, suspect=suspect):
                     outcome = await _answered(runner, model, ask, ctx, tell)
                 break
             except EngineUnavailable as ill:
                 if told or ctx.request.idempotent:
                     raise TopicPaused(f"the engine is unavailable: {ill}") from ill
-                await self._until_resumed(supervisor, model, ctx)
+                await self._until_resumed(health, model, ctx)
             except EngineCrashed as crash:
                 crashes = self._count_crash(ctx.job_id)
                 if crash.alone and crashes >= _CRASHES:
-                    supervisor.blame(model)
+                    health.blame(model)
                     outcome = _failure(crash.code, f"{crash.message} ({crashes} times)")
                     break
                 if told:
@@ -197,18 +203,16 @@ class LlmExecutor:
             del self._crashes[next(iter(self._crashes))]
         return crashes
 
-    async def _until_resumed(self, supervisor: EngineSupervisor, model: str, ctx: Context) -> None:
+    async def _until_resumed(self, health: RunnerHealth, model: str, ctx: Context) -> None:
         """A job that may begin only once can't be handed back: it waits here."""
-        while (pause := supervisor.pause_of(model)) is not None:
-            ctx.progress(None, f"waits for the engine: {pause}")
+        while (now := health.of(model)).is_ill:
+            ctx.progress(None, f"waits for the engine: {now}")
             await asyncio.sleep(_LOOK)
 
     async def close(self) -> None:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
-        if self._supervisor is not None:
-            self._supervisor.close()
         if self._runner is not None:
             await self._runner.close()
 
@@ -240,9 +244,9 @@ class _SeveralAnswers:
         self._ctx.log(text, level)
 
 
-def _log_change(model: str, pause: Pause | None) -> None:
-    if pause is not None:
-        log.warning("jobs of the model %s are paused: %s", model, pause)
+def _log_change(model: str, health: EngineHealth) -> None:
+    if health.is_ill:
+        log.warning("jobs of the model %s are paused: %s", model, health)
     else:
         log.warning("the model %s answers again", model)
 

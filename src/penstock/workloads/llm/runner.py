@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from penstock.workloads.llm.tools import ToolAnswer, is_forced, plan_of
 from penstock.workloads.llm.values import (
@@ -27,6 +27,9 @@ from penstock.workloads.llm.values import (
     Timings,
     Usage,
 )
+
+if TYPE_CHECKING:
+    from penstock.workloads.llm.health import RunnerHealth
 
 Loading = Callable[[float, str], None]
 """How far a model is loaded (0 to 1), and what is being done."""
@@ -52,6 +55,10 @@ class Runner(Protocol):
     @property
     def engine(self) -> str:
         """Name and version, as `xllamacpp 2026.10.11549`."""
+
+    @property
+    def health(self) -> RunnerHealth:
+        """Whether the engine of each model is loading, ready, ill or gone."""
 
     async def models(self) -> Sequence[ModelFacts]:
         """All that it could load, the default one first."""

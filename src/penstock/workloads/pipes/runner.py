@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
+from penstock.workloads.llm.health import RunnerHealth
 from penstock.workloads.llm.runner import Loading, Watch
 from penstock.workloads.llm.values import (
     Completion,
@@ -23,6 +24,7 @@ class PipeRunner:
 
     def __init__(self, node: Node, tenant: str = "") -> None:
         self._node, self._tenant = node, tenant
+        self.health = RunnerHealth(self)
 
     @property
     def node(self) -> Node:
@@ -62,6 +64,7 @@ class PipeRunner:
         )
 
     async def close(self) -> None:
+        self.health.close()
         await self._node.stop()
 
     def _check(self, model: str) -> None:

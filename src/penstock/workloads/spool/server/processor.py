@@ -15,7 +15,6 @@ from penstock.core.errors import PenstockError
 from penstock.models.values import resolve_name
 from penstock.ports.clock import Clock
 from penstock.workloads.llm.runner import Runner, answer
-from penstock.workloads.llm.supervisor import EngineSupervisor
 from penstock.workloads.llm.values import (
     EmbeddingRequest,
     EmbeddingResult,
@@ -119,7 +118,6 @@ class Processor:
         self,
         workspace: Workspace,
         runner: Runner,
-        supervisor: EngineSupervisor,
         closing: JobCloser,
         threads: Threads,
         clock: Clock,
@@ -128,7 +126,7 @@ class Processor:
         spare: Path,
     ) -> None:
         """`spare` is a folder of this server's own."""
-        self._runner, self._supervisor, self._closing = runner, supervisor, closing
+        self._runner, self._closing = runner, closing
         self._threads, self._clock = threads, clock
         self._max_tokens, self._spare = max_tokens, spare
         self._parents = Parents(workspace)
@@ -154,7 +152,7 @@ class Processor:
             await self._closing.requeue(running, f"the engine is unavailable: {ill}")
         except EngineCrashed as crash:
             if not await self._closing.crashed(running, alone=crash.alone):
-                self._supervisor.blame(running.model)
+                self._runner.health.blame(running.model)
         else:
             await self._closing.end(running, outcome)
 
@@ -204,7 +202,7 @@ class Processor:
         options = prepared.job.options
         async with (
             within(deadline_of(options, self._clock.now())),
-            self._supervisor.job(running.model, suspect=running.attempts.is_suspect),
+            self._runner.health.job(running.model, suspect=running.attempts.is_suspect),
             within(timeout_of(options)),
         ):
             began = self._clock.monotonic()

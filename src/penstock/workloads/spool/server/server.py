@@ -11,8 +11,8 @@ from typing import Any
 from penstock.core.errors import PenstockError
 from penstock.lifecycles.spool import SPOOL, Status
 from penstock.ports.clock import Clock, SystemClock
+from penstock.workloads.llm.health import EngineHealth
 from penstock.workloads.llm.runner import Loading, Runner
-from penstock.workloads.llm.supervisor import EngineSupervisor, Pause
 from penstock.workloads.spool.client.changes import clean
 from penstock.workloads.spool.config import ServerConfig
 from penstock.workloads.spool.disk.peers import Claims, Peers, remove_pid, write_pid
@@ -156,8 +156,7 @@ class Server:
         self._runner, self._clock = runner, clock or SystemClock()
         self._workspace = Workspace(config.workspace, config.sync)
         self._health = Health()
-        self._supervisor = EngineSupervisor(runner, self._clock)
-        self._supervisor.on_change = self._engine_changed
+        runner.health.listeners.append(self._engine_changed)
         self._threads = Threads(min(_THREADS, config.workers + 2))
         self._claims = Claims(self._workspace.private)
         self._assemble()
@@ -179,7 +178,6 @@ class Server:
         self._processor = Processor(
             workspace,
             self._runner,
-            self._supervisor,
             closing,
             threads,
             clock,
@@ -281,16 +279,16 @@ class Server:
     async def _following(self) -> Waiting:
         """The next job whose model can be asked; the others are not even claimed."""
         while True:
-            await self._supervisor.gate.opened()
+            await self._runner.health.gate.opened()
             waiting = await self._scanner.next()
             model = waiting.model or self._processor.default_model
-            if self._supervisor.pause_of(model) is None:
+            if not self._runner.health.of(model).is_ill:
                 return waiting
             self._scanner.queue.pause(waiting, model)
 
-    def _engine_changed(self, model: str, pause: Pause | None) -> None:
-        if pause is not None:
-            self._health.trouble(f"model {model}", str(pause))
+    def _engine_changed(self, model: str, health: EngineHealth) -> None:
+        if health.is_ill:
+            self._health.trouble(f"model {model}", str(health))
         else:
             self._health.over(f"model {model}")
             self._scanner.resume(model)
@@ -331,7 +329,7 @@ class Server:
     def _close(self) -> None:
         if self._watch is not None:
             self._watch.close()
-        self._supervisor.close()
+        self._runner.health.listeners.remove(self._engine_changed)
         self._claims.leave()
         self._threads.close()
 

@@ -1,9 +1,9 @@
-"""Tells an ill engine from a bad job, for all callers of one Runner.
+"""The health of a Runner's engines, and how an ill engine is told from a bad job.
 
-An engine that is out of memory, can't load a model or keeps crashing *pauses* that model: its jobs
-wait, and none is charged. Meanwhile the supervisor probes the engine, less and less often, until it
-answers. A crash that the engine recovers from makes suspects of the jobs that were under way; each
-is tried again alone, and only one that ran alone can be blamed.
+An engine that is out of memory, can't load a model or keeps crashing is *ill*: the jobs of that
+model wait, and none is charged. Meanwhile it is probed, less and less often, until it answers. A
+crash that the engine recovers from makes suspects of the jobs that were under way; each is tried
+again alone, whoever's it is, and only one that ran alone can be blamed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from enum import StrEnum
 
 from msgspec import Struct
 
@@ -85,23 +86,42 @@ class Gate:
             await self._left.wait()
 
 
-class Pause(Struct, frozen=True, kw_only=True):
-    """Why a model's jobs wait, and when the engine is tried again."""
+class EngineState(StrEnum):
+    """What has become of a model's engine."""
 
-    code: LlmCode
-    why: str
-    delay: float
-    """Seconds between two tries."""
+    LOADING = "loading"
+    READY = "ready"
+    ILL = "ill"
+    """It can't compute anything: jobs wait, and it is probed until it answers."""
+    GONE = "gone"
+    """It is not in memory: not used yet, unloaded, or dead. The next job loads it."""
+
+
+class EngineHealth(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The state of a model's engine; of one that is ill, why, and how often it is probed."""
+
+    state: EngineState
+    code: LlmCode | None = None
+    cause: str = ""
+    delay: float = 0.0
+    """Seconds between two probes."""
+
+    @property
+    def is_ill(self) -> bool:
+        return self.state is EngineState.ILL
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.why} (tried again every {self.delay:g} s)"
+        """As people read it; of an illness, the reason for which jobs wait."""
+        if not self.is_ill:
+            return self.state.value
+        return f"{self.code}: {self.cause} (tried again every {self.delay:g} s)"
 
 
 class _Record:
     """What is known of the engine of one model."""
 
     def __init__(self) -> None:
-        self.pause: Pause | None = None
+        self.illness: EngineHealth | None = None
         self.failures = 0
         """In a row, since it last answered a job."""
         self.doubtful = False
@@ -109,23 +129,37 @@ class _Record:
         self.probing: asyncio.Task[None] | None = None
 
 
-class EngineSupervisor:
-    """The health of a Runner's engines. Call `close` in the end; the Runner is its owner's."""
+def _always_ready(model: str) -> EngineState:
+    return EngineState.READY
 
-    def __init__(self, runner: Runner, clock: Clock | None = None) -> None:
-        self._runner, self._clock = runner, clock or SystemClock()
+
+class RunnerHealth:
+    """The health of a Runner's engines, by model. The Runner owns it, and closes it."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        state: Callable[[str], EngineState] = _always_ready,
+        clock: Clock | None = None,
+    ) -> None:
+        """`state` tells whether a model is in memory: loading, ready or gone."""
+        self._runner, self._state, self._clock = runner, state, clock or SystemClock()
         self._records: dict[str, _Record] = {}
         self.gate = Gate()
-        self.on_change: Callable[[str, Pause | None], None] | None = None
-        """Called with the model when it is paused (again), and when it is not any more."""
+        self.listeners: list[Callable[[str, EngineHealth], None]] = []
+        """Called with the model when it falls ill (or its illness changes), and when it is well
+        again."""
+
+    def of(self, model: str) -> EngineHealth:
+        record = self._records.get(model)
+        if record is not None and record.illness is not None:
+            return record.illness
+        return EngineHealth(state=self._state(model))
 
     @property
-    def pauses(self) -> Mapping[str, Pause]:
-        return {name: one.pause for name, one in self._records.items() if one.pause is not None}
-
-    def pause_of(self, model: str) -> Pause | None:
-        record = self._records.get(model)
-        return record.pause if record is not None else None
+    def ill(self) -> Mapping[str, EngineHealth]:
+        """The models that are ill."""
+        return {name: one.illness for name, one in self._records.items() if one.illness}
 
     @asynccontextmanager
     async def job(self, model: str, *, suspect: bool) -> AsyncIterator[Stay]:
@@ -144,15 +178,16 @@ class EngineSupervisor:
             self._answered(model)
 
     def check(self, model: str) -> None:
-        """Raises EngineUnavailable while the model is paused."""
-        if (pause := self.pause_of(model)) is not None:
-            raise EngineUnavailable(pause.code, pause.why)
+        """Raises EngineUnavailable while the model's engine is ill."""
+        health = self.of(model)
+        if health.code is not None:
+            raise EngineUnavailable(health.code, health.cause)
 
     def fail(self, model: str, failure: LlmFailure) -> None:
-        """The engine can't do its work: pause the model, and try again later and later. Fine if
-        it is paused already."""
+        """The engine can't do its work: it is ill from now on, and probed later and later. Fine
+        if it is ill already."""
         record = self._record(model)
-        if record.pause is None:
+        if record.illness is None:
             self._failed(model, record, failure)
             record.probing = asyncio.create_task(self._probe(model, record))
 
@@ -173,7 +208,10 @@ class EngineSupervisor:
     def _failed(self, model: str, record: _Record, failure: LlmFailure) -> None:
         record.failures += 1
         delay = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** min(record.failures - 1, 10))
-        self._set(model, Pause(code=failure.code, why=failure.message, delay=delay))
+        illness = EngineHealth(
+            state=EngineState.ILL, code=failure.code, cause=failure.message, delay=delay
+        )
+        self._set(model, illness)
 
     def _judged(self, model: str, failure: LlmFailure, stay: Stay) -> LlmFailure:
         if isinstance(failure, EngineUnavailable) or failure.code in _NEVER_A_JOB:
@@ -195,8 +233,8 @@ class EngineSupervisor:
 
     async def _probe(self, model: str, record: _Record) -> None:
         """Until the engine answers."""
-        while (pause := record.pause) is not None:
-            await self._clock.sleep(pause.delay)
+        while (illness := record.illness) is not None:
+            await self._clock.sleep(illness.delay)
             try:
                 await self._try(model)
             except LlmFailure as failure:
@@ -216,10 +254,10 @@ class EngineSupervisor:
                 raise
             await self._runner.embed(model, _EMBEDDING_PROBE)
 
-    def _set(self, model: str, pause: Pause | None) -> None:
+    def _set(self, model: str, illness: EngineHealth | None) -> None:
         record = self._record(model)
-        if pause == record.pause:
+        if illness == record.illness:
             return
-        record.pause = pause
-        if self.on_change is not None:
-            self.on_change(model, pause)
+        record.illness = illness
+        for listener in self.listeners:
+            listener(model, self.of(model))
