@@ -17,6 +17,8 @@ from penstock.workloads.llm.values import (
     EmbeddingRequest,
     Message,
     Sampling,
+    TokenizeRequest,
+    TokenizeResult,
 )
 
 if TYPE_CHECKING:
@@ -252,3 +254,19 @@ def test_embeddings_have_length_one_and_near_texts_are_near(kept: Kept) -> None:
 
 def _dot(one: tuple[float, ...], other: tuple[float, ...]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def test_text_becomes_tokens_and_the_same_text_again(kept: Kept) -> None:
+    def tokens(**fields: Any) -> TokenizeResult:
+        return kept.run(kept.runner.tokenize("", TokenizeRequest(**fields)))
+
+    found = tokens(text="Hello, brave new world")
+    assert len(found.tokens) > 3
+    assert tokens(tokens=found.tokens).text == "Hello, brave new world"
+    message = Message(role="user", content="Hi")
+    assert tokens(messages=(message,), add_special=True).text.endswith("assistant\n")
+    asked = ChatRequest(messages=(message,), max_tokens=1)
+    counted = tokens(messages=(message,), add_special=True)
+    assert len(counted.tokens) == kept.answer(asked).usage.prompt_tokens
+    assert len(tokens(text="<|im_start|>").tokens) == 1
+    assert len(tokens(text="<|im_start|>", parse_special=False).tokens) > 1

@@ -294,3 +294,42 @@ async def test_models_tell_their_context_and_a_prompt_far_beyond_it_is_refused_a
         answer = await one.call("POST", CHAT, {"model": "fake", "messages": long})
         assert (answer.status, answer.json["error"]["code"]) == (400, "context_length_exceeded")
         assert "maximum context length is 100 tokens" in answer.json["error"]["message"]
+
+
+# -- tokens, documents ------------------------------------------------------------------------
+
+
+@run_async
+async def test_texts_become_tokens_and_tokens_text_as_llama_cpp_and_vllm_have_it(
+    tmp_path: Path,
+) -> None:
+    async with door(tmp_path) as one:
+
+        async def post(path: str, **body: Any) -> Any:
+            return (await one.call("POST", path, {"model": "fake", **body})).json
+
+        cat = [99, 97, 116]
+        assert (await post("/tokenize", content="cat"))["tokens"] == cat
+        assert await post("/tokenize", prompt="cat") == {
+            "tokens": cat,
+            "count": 3,
+            "model": "fake",
+        }
+        message = {"role": "user", "content": "cat"}
+        assert (await post("/tokenize", messages=[message]))["tokens"] == cat
+        told = await post("/detokenize", tokens=cat)
+        assert (told["content"], told["prompt"]) == ("cat", "cat")
+        error = (await post("/tokenize", content="a", prompt="b"))["error"]
+        assert (error["param"], error["type"]) == ("content", "invalid_request_error")
+        assert (await post("/tokenize"))["error"]["code"] == "missing_required_parameter"
+
+
+@run_async
+async def test_documents_are_sorted_by_how_near_they_are_to_a_query(tmp_path: Path) -> None:
+    async with door(tmp_path) as one:
+        body = {"model": "fake", "query": "aaaa", "documents": ["oooo", "aaaa", "aaoo"]}
+        more = {"top_n": 2, "return_documents": True}
+        told = (await one.call("POST", "/v1/rerank", {**body, **more})).json
+        assert [result["index"] for result in told["results"]] == [1, 2]
+        assert told["results"][0]["document"] == {"text": "aaaa"}
+        assert told["results"][0]["relevance_score"] == pytest.approx(1.0)

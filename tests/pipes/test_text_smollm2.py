@@ -22,6 +22,7 @@ from penstock.workloads.llm.values import (
     Message,
     Sampling,
     TextPart,
+    TokenizeRequest,
 )
 from penstock.workloads.pipes.text.tokenizing import Text
 from penstock.workloads.pipes.weights.source import open_source
@@ -119,3 +120,13 @@ def test_an_answer_follows_its_schema(text: Text) -> None:
 
     assert writer.finished == "stop"
     assert json.loads(writer.said().text)["city"] in ("Oslo", "東京")
+
+
+def test_tokens_and_text_become_each_other(text: Text) -> None:
+    tokens, _ = text.tokens_and_text(TokenizeRequest(text="Hello, brave new world"))
+    assert (
+        text.tokens_and_text(TokenizeRequest(tokens=tuple(tokens)))[1] == "Hello, brave new world"
+    )
+    chat = ChatRequest(messages=(Message(role="user", content="Hi"),))
+    asked = TokenizeRequest(messages=chat.messages)
+    assert text.tokens_and_text(asked)[0] == text.prompt_of(chat)

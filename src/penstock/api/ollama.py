@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from datetime import UTC, datetime
@@ -35,10 +36,12 @@ from penstock.api.openai.requests import (
     completion_of,
     texts_of,
 )
-from penstock.api.operation import Operation
+from penstock.api.operation import Operation, Pace
 from penstock.api.reply import JSON_HEADERS, NO_STORE, AnyReply, Headers, Reply, StreamReply, encode
 from penstock.api.served import ServedModel
-from penstock.core.errors import InvalidRequest, PenstockError
+from penstock.core.errors import InvalidRequest, NotPermitted, PenstockError, Unavailable
+from penstock.models.pull import pull_public
+from penstock.models.store import ModelStore
 from penstock.ports.engine_api import KeyRole
 from penstock.workloads.llm.values import (
     ChatRequest,
@@ -47,6 +50,7 @@ from penstock.workloads.llm.values import (
     Delta,
     EmbeddingRequest,
     EmbeddingResult,
+    LlmFailure,
     LlmResult,
     TextPart,
     ToolCall,
@@ -62,6 +66,8 @@ _SAMPLING = (
     *("presence_penalty", "frequency_penalty", "stop"),
 )
 """Options that have the same name in OpenAI's requests."""
+_NEWS = 0.25
+"""Seconds between two lines about a download."""
 _MS = 1_000_000
 """Nanoseconds of a millisecond."""
 
@@ -423,24 +429,99 @@ async def show_ollama_model(call: Call) -> Reply:
 
 
 async def pull_ollama_model(call: Call) -> AnyReply:
-    """A model that is served is there; another is for who runs the engine to get."""
+    """Fetch a model into the store of the engine's machine, unless it is served already."""
     body = await call.json(OllamaModelBody)
     name = body.model or body.name
+    if not name:
+        raise InvalidRequest("model", "is missing", hint="it is required")
     try:
         await find_model(call, name)
+        pull = None
     except ModelNotFound:
-        raise ModelNotFound(
-            f"the model {name[:120]!r} is not served here",
-            hint="get it with 'penstock models pull' and serve it with 'penstock up --model'",
-        ) from None
+        pull = _pull_of(call, name)
     if body.stream is False:
+        if pull is not None:
+            with call.attending():
+                await pull.whole()
         return Reply(encode({"status": "success"}))
-    return StreamReply(_pulled(), _LINES)
+    content = _served_already() if pull is None else pull.lines()
+    await anext(content)  # what is wrong at once is told with its status
+    return StreamReply(content, _LINES, counted=True, whole=True)
 
 
-async def _pulled() -> AsyncGenerator[bytes, None]:
+async def _served_already() -> AsyncGenerator[bytes, None]:
+    yield b""
     yield _line({"status": "pulling manifest"})
     yield _line({"status": "success"})
+
+
+def _pull_of(call: Call, name: str) -> _Pull:
+    """Raises NotPermitted unless the caller may change what is on the machine."""
+    folder = call.services.options.models_dir
+    if folder is None or call.session is None or call.session.require is None:
+        raise NotPermitted("no models can be pulled here")
+    try:
+        call.session.require(KeyRole.ADMIN, "model.pull", name[:128])
+    except NotPermitted as refused:
+        raise NotPermitted(
+            f"the model {name[:120]!r} is not served here, and only a key with the role admin may"
+            " pull one",
+            hint="ask who runs the engine: penstock models pull, penstock up --model",
+        ) from refused
+    return _Pull(name, ModelStore(folder))
+
+
+class _Pull:
+    """A download in a thread, told as Ollama tells it. Closing its lines breaks it off; the next
+    pull resumes it."""
+
+    def __init__(self, name: str, store: ModelStore) -> None:
+        self._name, self._store = name, store
+        self._news: dict[str, Any] = {"status": "pulling manifest"}
+        self._is_left = False
+
+    def _tell(self, step: str, done: int, total: int) -> None:
+        if self._is_left:
+            raise Unavailable("the client has left")
+        self._news = {"status": f"{step} {self._name[:120]}", "total": total, "completed": done}
+
+    async def whole(self) -> str:
+        """The name under which it is kept. Raises PenstockError."""
+        try:
+            facts = await asyncio.to_thread(pull_public, self._name, self._store, self._tell)
+        except LlmFailure as failure:
+            raise Unavailable(str(failure)) from failure
+        finally:
+            self._is_left = True
+        return facts.name
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        """An empty one first, once it is known what to fetch. Raises PenstockError before it."""
+        told: Any = None
+        first = self._news
+        work = asyncio.create_task(self.whole())
+        try:
+            while self._news is first and not work.done():
+                await asyncio.wait([work], timeout=_NEWS)
+            if work.done():
+                await work
+            yield b""
+            yield _line(first)
+            while not work.done():
+                if self._news != told:
+                    told = self._news
+                    yield _line(told)
+                await asyncio.wait([work], timeout=_NEWS)
+            try:
+                kept = await work
+            except PenstockError as error:
+                yield _line({"error": tell(error).fault.message})
+                return
+            yield _line({"status": f"kept as {kept}: serve it with penstock up --model"})
+            yield _line({"status": "success"})
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
 
 
 async def get_ollama_version(call: Call) -> Reply:
@@ -552,11 +633,16 @@ OPERATIONS = (
         "POST",
         "/api/pull",
         pull_ollama_model,
-        "Check that a model is served (Ollama's pull)",
-        description="Nothing is fetched: `penstock models pull` does that.",
+        "Pull a model (Ollama's pull)",
+        description=(
+            "A model that is served is there. Another is fetched from the Hugging Face hub into "
+            "the store of the engine's machine, which needs the role `admin`; it is served once "
+            "the engine is started with it."
+        ),
         body=OllamaModelBody,
         role=KeyRole.SUBMIT,
         other_types=("application/x-ndjson",),
-        refusals=(404,),
+        refusals=(403, 404),
+        pace=Pace.WAITS,
     ),
 )

@@ -39,6 +39,8 @@ class HttpOptions(Struct, frozen=True, kw_only=True):
     """Whether the OpenAI API refuses fields that it does not know, rather than ignore them."""
     image_sources: tuple[str, ...] = ()
     """URL prefixes, as `https://example.com/`, below which images of requests are fetched."""
+    models_dir: Path | None = None
+    """Where models are kept that a client pulls; None: nothing can be pulled."""
     ignore_unknown: bool = False
     """Whether unknown parameters of a query, and slashes at the end of a path, are ignored."""
 

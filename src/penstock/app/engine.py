@@ -437,6 +437,7 @@ def http_options(settings: Settings) -> HttpOptions:
         rate=settings.http_rate,
         openai_strict=settings.openai_strict,
         image_sources=settings.image_sources,
+        models_dir=settings.model_folder,
     )
 
 

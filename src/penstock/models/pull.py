@@ -59,6 +59,22 @@ def pull(
     return _pull_from_hub(hub[1], hub[2] or "", store, progress, name)
 
 
+def pull_public(what: str, store: ModelStore, progress: Progress | None = None) -> GgufFacts:
+    """Pull for a caller who is not on this machine: `smollm2` or a model of the Hugging Face hub
+    (`org/repo:Q4_K_M`, also with `hf.co/` before it), never a file or another server's URL."""
+    wanted = what.removesuffix(":latest")
+    if wanted == DEFAULT:
+        return pull(wanted, store, progress)
+    hub = _HUB.fullmatch(wanted.removeprefix("hf.co/").removeprefix("huggingface.co/"))
+    if hub is None:
+        raise InvalidRequest(
+            "model",
+            f"{what[:150]!r} can't be pulled: models come from the Hugging Face hub",
+            hint=f"write {DEFAULT}, org/repo or org/repo:Q4_K_M",
+        )
+    return _pull_from_hub(hub[1], hub[2] or "", store, progress, "")
+
+
 # -- a URL ----------------------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ from penstock.workloads.llm.values import (
     LlmCode,
     LlmFailure,
     ModelFacts,
+    TokenizeRequest,
+    TokenizeResult,
     Usage,
 )
 
@@ -116,6 +118,17 @@ class FakeRunner:
         used = Usage(sum(len(str(one).split()) for one in ask.inputs), 0, 0)
         return EmbeddingResult(
             model=facts.name, engine=self.engine, vectors=tuple(vectors), usage=used
+        )
+
+    async def tokenize(self, model: str, ask: TokenizeRequest) -> TokenizeResult:
+        """A token for each character: its number."""
+        text = ask.text or "".join(str(one.content) for one in ask.messages)
+        text = text or "".join(map(chr, ask.tokens))
+        return TokenizeResult(
+            model=(await self.load(model)).name,
+            engine=self.engine,
+            tokens=tuple(map(ord, text)),
+            text=text,
         )
 
     async def close(self) -> None:

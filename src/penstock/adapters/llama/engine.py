@@ -17,11 +17,14 @@ from penstock.adapters.llama.process import EngineProcess, EngineSpec
 from penstock.adapters.llama.slots import Slots
 from penstock.workloads.llm.runner import Loading
 from penstock.workloads.llm.values import (
+    AudioPart,
     Completion,
     Delta,
     GenerationRequest,
+    ImagePart,
     LlmCode,
     LlmFailure,
+    TokenizeRequest,
     Usage,
 )
 
@@ -52,7 +55,7 @@ class Engine:
     def __init__(self, process: EngineProcess, stall: float) -> None:
         self.process = process
         self.spec = process.spec
-        self.tools = self.vision = False
+        self.tools = self.vision = self.audio = False
         self.context = self.spec.size.context
         self._watchdog = Watchdog(stall, process.kill)
         self._room = asyncio.Semaphore(self.spec.size.slots + self.spec.waiting)
@@ -119,6 +122,24 @@ class Engine:
         with self._understood():
             return protocol.embedded(reply)
 
+    async def tokenize(self, ask: TokenizeRequest) -> tuple[tuple[int, ...], str]:
+        """Tokens, and the text that they are of. Raises Departed as `generate` does."""
+        async with self._working():
+            text, tokens = ask.text or "", ask.tokens
+            if ask.messages:
+                template = protocol.template_request(ask.messages)
+                reply = await self._call(protocol.TEMPLATE, template)
+                with self._understood():
+                    text = str(reply["prompt"])
+            path, body = protocol.tokenize_request(text, ask)
+            reply = await self._call(path, body)
+            with self._understood():
+                if tokens:
+                    text = str(reply["content"])
+                else:
+                    tokens = tuple(reply["tokens"])
+        return tokens, text
+
     async def close(self) -> None:
         """End its process, and with it whatever it was answering."""
         self._watchdog.close()
@@ -137,7 +158,13 @@ class Engine:
                 f"the chat template of {self.spec.model} knows no tools",
                 tools=False,
             )
-        if protocol.has_images(ask) and not self.vision:
+        if protocol.has_part(ask, AudioPart) and not self.audio:
+            raise LlmFailure(
+                LlmCode.NOT_SUPPORTED,
+                f"{self.spec.model} can't hear: there is no audio projector (mmproj) beside its"
+                " file",
+            )
+        if protocol.has_part(ask, ImagePart) and not self.vision:
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED,
                 f"{self.spec.model} can't see: there is no projector (mmproj) beside its file",
@@ -150,6 +177,7 @@ class Engine:
             self.context = props.get("default_generation_settings", {}).get("n_ctx", self.context)
             self.tools = bool(props.get("chat_template_caps", {}).get("supports_tools"))
             self.vision = bool(props.get("modalities", {}).get("vision"))
+            self.audio = bool(props.get("modalities", {}).get("audio"))
         if not self.spec.embedding:
             with self._understood():
                 await prime(self._call, self.spec.size.slots)

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from penstock.workloads.llm.values import (
+    AudioPart,
     ChatRequest,
     Choice,
     Completion,
@@ -21,6 +22,7 @@ from penstock.workloads.llm.values import (
     LlmFailure,
     Message,
     Timings,
+    TokenizeRequest,
     TokenLogprob,
     ToolCall,
     ToolDelta,
@@ -74,6 +76,19 @@ def embedding_request(text: str | tuple[int, ...]) -> bytes:
     return encoded({"input": _not_empty(text), "encoding_format": "float"})
 
 
+def template_request(messages: Sequence[Message]) -> bytes:
+    """To be posted to TEMPLATE, which writes the conversation as its prompt."""
+    return encoded({"messages": [_message(one) for one in messages]})
+
+
+def tokenize_request(text: str, ask: TokenizeRequest) -> tuple[str, bytes]:
+    """Where to post, and what."""
+    if ask.tokens:
+        return "/detokenize", encoded({"tokens": ask.tokens})
+    special = {"add_special": ask.add_special, "parse_special": ask.parse_special}
+    return "/tokenize", encoded({"content": text, **special})
+
+
 def schema_check(ask: GenerationRequest) -> bytes | None:
     """To be posted to TEMPLATE first, which refuses a schema that a raw completion would simply
     not follow."""
@@ -83,9 +98,9 @@ def schema_check(ask: GenerationRequest) -> bytes | None:
     return encoded({"messages": [message], "response_format": _format(ask.schema)})
 
 
-def has_images(ask: GenerationRequest) -> bool:
+def has_part(ask: GenerationRequest, kind: type[ImagePart] | type[AudioPart]) -> bool:
     return isinstance(ask, ChatRequest) and any(
-        isinstance(part, ImagePart)
+        isinstance(part, kind)
         for message in ask.messages
         for part in (message.content if isinstance(message.content, tuple) else ())
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from copy import copy
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -36,8 +37,12 @@ from penstock.workloads.llm.values import (
     LlmCode,
     LlmFailure,
     ModelFacts,
+    TokenizeRequest,
+    TokenizeResult,
     Usage,
 )
+
+T = TypeVar("T")
 
 
 class LlamaRunner:
@@ -94,7 +99,7 @@ class LlamaRunner:
         spec = self._spec(facts, embedding=True)
         done = await side_by_side(
             len(ask.inputs),
-            lambda number: self._embed(spec, ask.inputs[number]),
+            lambda number: self._done(spec, lambda engine: engine.embed(ask.inputs[number])),
             spec.size.slots + spec.waiting,
         )
         return EmbeddingResult(
@@ -104,18 +109,22 @@ class LlamaRunner:
             usage=sum((usage for _, usage in done), Usage()),
         )
 
+    async def tokenize(self, model: str, ask: TokenizeRequest) -> TokenizeResult:
+        facts = await self._catalog.find(model)
+        spec = self._spec(facts, embedding=facts.embeds)
+        tokens, text = await self._done(spec, lambda engine: engine.tokenize(ask))
+        return TokenizeResult(model=facts.name, engine=self.engine, tokens=tokens, text=text)
+
     async def close(self) -> None:
         self.health.close()
         if self._pool is not None:
             await self._pool.close()
 
-    async def _embed(
-        self, spec: EngineSpec, text: str | tuple[int, ...]
-    ) -> tuple[tuple[float, ...], Usage]:
+    async def _done(self, spec: EngineSpec, work: Callable[[Engine], Awaitable[T]]) -> T:
         while True:
             async with self._running().use(spec) as engine:
                 try:
-                    return await engine.embed(text)
+                    return await work(engine)
                 except Departed:
                     continue
 

@@ -7,7 +7,7 @@ does, as for every other door.
 
 from __future__ import annotations
 
-from penstock.api.openai import batches, files, messages, models, rerank, responses
+from penstock.api.openai import audio, batches, files, messages, models, rerank, responses, tokens
 from penstock.api.openai.endpoints import CHAT, COMPLETIONS, EMBEDDINGS
 from penstock.api.openai.errors import is_openai_path, problem_reply
 
@@ -17,6 +17,8 @@ OPERATIONS = (
     *responses.OPERATIONS,
     *messages.OPERATIONS,
     *rerank.OPERATIONS,
+    *audio.OPERATIONS,
+    *tokens.OPERATIONS,
     *models.OPERATIONS,
     *files.OPERATIONS,
     *batches.OPERATIONS,

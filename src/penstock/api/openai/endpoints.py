@@ -35,7 +35,7 @@ from penstock.api.operation import Operation, Pace
 from penstock.api.problems import ProblemReply
 from penstock.api.reply import JSON_HEADERS, AnyReply, Headers, Reply, StreamReply, encode
 from penstock.ports.engine_api import KeyRole
-from penstock.workloads.llm.values import EmbeddingResult, LlmRequest, LlmResult
+from penstock.workloads.llm.values import EmbeddingResult, LlmRequest, LlmResult, TokenizeResult
 
 if TYPE_CHECKING:
     from penstock.api.call import Call
@@ -50,13 +50,16 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     name: str
     """Of the operation."""
     body: type[Any]
+    body_type: str = "application/json"
+    read: Callable[[Call], Awaitable[Parsed]] | None = None
+    """Reads a body that is no JSON."""
     request: Callable[[Any, Mapping[str, Any]], LlmRequest] = request_of
     """What a body, with options beyond its core, asks of the model. Raises InvalidRequest."""
     prepare: Callable[[Call, Parsed], Awaitable[Parsed]] | None = None
     """Completes a request with what only the engine knows."""
     labels: Callable[[Any], Mapping[str, str]] | None = None
     """Labels of its job, besides those that the body has."""
-    result: type[LlmResult] | type[EmbeddingResult] = LlmResult
+    result: type[LlmResult | EmbeddingResult | TokenizeResult] = LlmResult
     """What its job ends with."""
     answer: Any
     """What it answers with, for the documentation."""
@@ -74,7 +77,8 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
     def operation(self) -> Operation:
         async def handle(call: Call) -> AnyReply:
-            return await answer(call, self, await call.json(self.body))
+            parsed = await (call.json(self.body) if self.read is None else self.read(call))
+            return await answer(call, self, parsed)
 
         return Operation(
             "POST",
@@ -83,6 +87,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
             name=self.name,
             role=KeyRole.SUBMIT,
             body=self.body,
+            body_type=self.body_type,
             reader=read_request,
             large=self.large,
             answer=self.answer,

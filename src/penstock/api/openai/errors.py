@@ -226,7 +226,7 @@ def is_openai_path(path: str) -> bool:
     if first == "v1":
         first = rest.partition("/")[0]
         return first in _SEGMENTS
-    return first in ("chat", "completions", "embeddings", "responses")
+    return first in ("chat", "completions", "embeddings", "responses", "tokenize", "detokenize")
 
 
 OpenAiOperation = partial(Operation, problem=problem_reply, problem_kind=OpenAiError)

@@ -28,6 +28,7 @@ from penstock.workloads.llm.values import (
     LlmRequest,
     Message,
     TextPart,
+    TokenizeRequest,
 )
 
 if TYPE_CHECKING:
@@ -158,6 +159,9 @@ def _check_length(request: LlmRequest, given: str, context: int) -> None:
     """Raises ContextExceeded."""
     texts: list[int] = []
     match request:
+        case TokenizeRequest():
+            texts.append(len(request.text or request.tokens))
+            texts.append(sum(len(_text(message)) for message in request.messages))
         case ChatRequest():
             texts.append(sum(len(_text(message)) for message in request.messages))
         case CompletionRequest():

@@ -20,6 +20,7 @@ from penstock.core.check import check_finite, check_pairs
 from penstock.core.errors import InvalidRequest
 from penstock.workloads.llm.values import (
     MAX_CHOICES,
+    AudioPart,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -169,7 +170,7 @@ class ChatTurn(Struct, frozen=True, kw_only=True):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | tuple[TextPart | ImageBody | RefusalPart, ...] | None = None
+    content: str | tuple[TextPart | ImageBody | AudioPart | RefusalPart, ...] | None = None
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] | None = None
     tool_call_id: str | None = None
@@ -438,16 +439,20 @@ def message_of(where: str, turn: ChatTurn) -> Message:
 
 
 def _parts(
-    where: str, role: str, content: tuple[TextPart | ImageBody | RefusalPart, ...] | None
-) -> str | tuple[TextPart | ImagePart, ...] | None:
+    where: str,
+    role: str,
+    content: tuple[TextPart | ImageBody | AudioPart | RefusalPart, ...] | None,
+) -> str | tuple[TextPart | ImagePart | AudioPart, ...] | None:
     if not content:
         return None if content is None and role == "assistant" else ""
-    found: list[TextPart | ImagePart] = []
+    found: list[TextPart | ImagePart | AudioPart] = []
     for index, part in enumerate(content):
         if isinstance(part, RefusalPart):
             found.append(TextPart(part.refusal))
         elif isinstance(part, ImageBody):
             found.append(image_of(f"{where}.content[{index}].image_url", role, part.image_url.url))
+        elif isinstance(part, AudioPart) and role != "user":
+            raise InvalidRequest(f"{where}.content[{index}]", "audio is only for the role user")
         else:
             found.append(part)
     return tuple(found)

@@ -39,6 +39,7 @@ from penstock.workloads.llm.values import (
     EngineUnavailable,
     LlmFailure,
     LlmRequest,
+    TokenizeRequest,
     read_request,
 )
 
@@ -222,6 +223,8 @@ async def _answered(
 ) -> Outcome:
     if isinstance(ask, EmbeddingRequest):
         return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
+    if isinstance(ask, TokenizeRequest):
+        return Outcome(JobState.SUCCEEDED, _encode(await runner.tokenize(model, ask)))
     watch: Watch = ctx if choices_of(ask) == 1 else _SeveralAnswers(ctx)
     result = await answer(runner, model, ask, tell if ask.stream else None, watch)
     return Outcome(JobState.SUCCEEDED, _encode(result))

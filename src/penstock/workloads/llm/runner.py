@@ -25,6 +25,8 @@ from penstock.workloads.llm.values import (
     LlmResult,
     ModelFacts,
     Timings,
+    TokenizeRequest,
+    TokenizeResult,
     Usage,
 )
 
@@ -80,6 +82,8 @@ class Runner(Protocol):
         """
 
     async def embed(self, model: str, ask: EmbeddingRequest) -> EmbeddingResult: ...
+
+    async def tokenize(self, model: str, ask: TokenizeRequest) -> TokenizeResult: ...
 
     async def close(self) -> None:
         """End every computation, and give everything back."""

@@ -127,6 +127,16 @@ class ImagePart(Struct, frozen=True, tag_field="type", tag="image_url"):
     image_url: ImageUrl
 
 
+class InputAudio(Struct, frozen=True):
+    data: str
+    """Base64."""
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Struct, frozen=True, tag_field="type", tag="input_audio"):
+    input_audio: InputAudio
+
+
 class ToolFunction(Struct, frozen=True):
     name: str
     arguments: str = ""
@@ -143,7 +153,7 @@ class Message(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | tuple[TextPart | ImagePart, ...] | None = None
+    content: str | tuple[TextPart | ImagePart | AudioPart, ...] | None = None
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
@@ -206,7 +216,30 @@ class EmbeddingRequest(
 
 
 GenerationRequest = ChatRequest | CompletionRequest
-LlmRequest = ChatRequest | CompletionRequest | EmbeddingRequest
+
+
+class TokenizeRequest(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="tokenize",
+):
+    """A text or a conversation to turn into tokens, or tokens to turn into text."""
+
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
+    """Written by the model's chat template first."""
+    tokens: tuple[int, ...] = ()
+    add_special: bool = False
+    """Whether the tokens come first that the model expects at the beginning of a text."""
+    parse_special: bool = True
+    """Whether the names of special tokens in a text become these tokens."""
+
+
+LlmRequest = ChatRequest | CompletionRequest | EmbeddingRequest | TokenizeRequest
 """The input of a job with the topic `job.llm.<model>` or `job.chat.<model>`."""
 _decoder: msgspec.json.Decoder[LlmRequest] = msgspec.json.Decoder(LlmRequest)
 
@@ -347,3 +380,10 @@ class EmbeddingResult(Struct, frozen=True, kw_only=True):
     engine: str
     vectors: tuple[tuple[float, ...], ...]
     usage: Usage = Usage()
+
+
+class TokenizeResult(Struct, frozen=True, kw_only=True):
+    model: str
+    engine: str
+    tokens: tuple[int, ...]
+    text: str

@@ -114,7 +114,7 @@ class _Asking:
 
 class Origin:
     def __init__(self, around: BatchDependencies, text: Text, context: int) -> None:
-        self._around, self._text = around, text
+        self._around, self.text = around, text
         self.context = context
         """Tokens that a job may have."""
         self._under_way: set[Trip] = set()
@@ -287,7 +287,7 @@ class Origin:
     # -- a trip ---------------------------------------------------------------------
 
     async def _begin(self, ask: GenerationRequest, choice: int, watch: Watch | None) -> Trip:
-        ids = await asyncio.to_thread(self._text.prompt_of, ask, choice)
+        ids = await asyncio.to_thread(self.text.prompt_of, ask, choice)
         if len(ids) >= self.context:
             raise LlmFailure(
                 LlmCode.CONTEXT_EXCEEDED,
@@ -297,9 +297,9 @@ class Origin:
             )
         most = min(ask.max_tokens or self.context, self.context - len(ids))
         if is_held(ask):  # to a schema or a grammar, which take a while to read
-            sampler = await asyncio.to_thread(self._text.sampler, ask, choice)
+            sampler = await asyncio.to_thread(self.text.sampler, ask, choice)
         else:
-            sampler = self._text.sampler(ask, choice)
+            sampler = self.text.sampler(ask, choice)
         return Trip(
             loop=asyncio.get_running_loop(),
             ids=ids,
@@ -307,7 +307,7 @@ class Origin:
             max_tokens=most,
             reserve=most if ask.max_tokens else min(most, UNSAID),
             sampler=sampler,
-            writer=self._text.writer(ask, most, choice),
+            writer=self.text.writer(ask, most, choice),
             watch=watch,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from penstock.workloads.llm.health import RunnerHealth
@@ -15,6 +16,8 @@ from penstock.workloads.llm.values import (
     LlmCode,
     LlmFailure,
     ModelFacts,
+    TokenizeRequest,
+    TokenizeResult,
 )
 from penstock.workloads.pipes.node import Node
 
@@ -61,6 +64,16 @@ class PipeRunner:
             LlmCode.NOT_SUPPORTED,
             "a model that is split over nodes makes no embeddings: ask one that is whole"
             " (penstock up --model)",
+        )
+
+    async def tokenize(self, model: str, ask: TokenizeRequest) -> TokenizeResult:
+        self._check(model)
+        await self._node.start()
+        if self._node.origin is None:
+            raise LlmFailure(LlmCode.NOT_SUPPORTED, "this node has no end model: it sees no text")
+        tokens, text = await asyncio.to_thread(self._node.origin.text.tokens_and_text, ask)
+        return TokenizeResult(
+            model=self._node.config.model, engine=self.engine, tokens=tuple(tokens), text=text
         )
 
     async def close(self) -> None:

@@ -12,11 +12,12 @@ from penstock.workloads.llm.values import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    ImagePart,
     LlmCode,
     LlmFailure,
     Message,
     Sampling,
+    TextPart,
+    TokenizeRequest,
 )
 from penstock.workloads.pipes.text.constraint import Constraints, is_held
 from penstock.workloads.pipes.text.noise import seed_of
@@ -106,6 +107,16 @@ class Text:
             raise LlmFailure(LlmCode.INVALID_PROMPT, "the prompt is empty")
         return tokens
 
+    def tokens_and_text(self, ask: TokenizeRequest) -> tuple[list[int], str]:
+        """What a request to tokenize is answered with. Raises INVALID_PROMPT."""
+        if ask.tokens:
+            tokens = self._checked(ask.tokens)
+            return tokens, str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+        text, bare = ask.text or "", ask.add_special
+        if ask.messages:
+            text, bare = self.written(ChatRequest(messages=ask.messages)), False
+        return (self.tokenize(text, bare=bare) if text else []), text
+
     # -- answers ---------------------------------------------------------------------
 
     def sampling(self, sampling: Sampling) -> Sampling:
@@ -144,7 +155,7 @@ class Text:
                 "tools can't be given to a model that is split over nodes",
                 tools=False,
             )
-        if any(isinstance(part, ImagePart) for one in ask.messages for part in _parts(one)):
+        if any(not isinstance(part, TextPart) for one in ask.messages for part in _parts(one)):
             raise LlmFailure(
                 LlmCode.NOT_SUPPORTED, "a model that is split over nodes can't see images"
             )
@@ -243,7 +254,7 @@ def _value(arguments: str) -> Any:
 def _content(message: Message) -> str:
     if isinstance(message.content, str):
         return message.content
-    return "\n".join(part.text for part in _parts(message) if not isinstance(part, ImagePart))
+    return "\n".join(part.text for part in _parts(message) if isinstance(part, TextPart))
 
 
 def _parts(message: Message) -> tuple[Any, ...]:
