@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
-from penstock.cli.pipe_show import Screen
+from penstock.cli.live import LiveScreen
 from penstock.cli.place import Place
 from penstock.cli.worker import engine_there
 from penstock.workloads.pipes.setup import pipe_config
@@ -45,7 +45,7 @@ class Being(Protocol):
         """It drains first."""
 
 
-async def made(place: Place, settings: Settings, screen: Screen, *, no_http: bool) -> Being:
+async def made(place: Place, settings: Settings, screen: LiveScreen, *, no_http: bool) -> Being:
     """What can be wrong is looked for before anything takes long."""
     from penstock.workloads.pipes.weights.source import needs_engine
 
@@ -67,7 +67,7 @@ class _Alone:
 
     url = ""
 
-    def __init__(self, config: LpConfig, screen: Screen) -> None:
+    def __init__(self, config: LpConfig, screen: LiveScreen) -> None:
         from penstock.workloads.pipes.node import Node
 
         self.node: Node = Node(config)
@@ -86,7 +86,7 @@ class _Alone:
 class _Hosted:
     """A node that an executor starts."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: LiveScreen) -> None:
         self._screen = screen
         self._node: Node | None = None
         self.there = asyncio.Event()
@@ -122,7 +122,7 @@ class _Hosted:
 class _Engine:
     """An origin: an engine of its own, as of `penstock up`."""
 
-    def __init__(self, settings: Settings, screen: Screen, *, no_http: bool) -> None:
+    def __init__(self, settings: Settings, screen: LiveScreen, *, no_http: bool) -> None:
         from penstock.app.engine import Engine
 
         any_port = not (settings.http or no_http)
@@ -158,7 +158,7 @@ class _Worker:
 
     url = ""
 
-    def __init__(self, place: Place, settings: Settings, screen: Screen) -> None:
+    def __init__(self, place: Place, settings: Settings, screen: LiveScreen) -> None:
         from penstock.app import App
         from penstock.app.application import engine_address
         from penstock.app.worker_process import WorkerProcess

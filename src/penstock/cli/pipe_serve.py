@@ -7,21 +7,25 @@ import logging
 import os
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.exits import Exit
 from penstock.cli.journal import keep_journal
+from penstock.cli.live import LiveScreen
 from penstock.cli.pipe_banner import banner, facts_of
 from penstock.cli.pipe_being import Being, made
 from penstock.cli.pipe_news import news
 from penstock.cli.pipe_places import NodePlace, kept
-from penstock.cli.pipe_show import Screen
+from penstock.cli.pipe_show import line, standing
 from penstock.cli.place import Place
 from penstock.cli.service import Stop, leave_at_once
-from penstock.workloads.pipes.status import NodeView, PipesView
+from penstock.workloads.pipes.status import PipesView
 from penstock.workloads.pipes.views import view_of
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from penstock.cli.pipe_children import Children
     from penstock.config import Settings
     from penstock.workloads.pipes.node import Node
@@ -43,7 +47,7 @@ async def serve(
     """Until a signal ends it; `children` are nodes that live as long."""
     stop = Stop()
     stop.listen()
-    with Screen(json=said["json"]) as screen:
+    with LiveScreen(line, json=said["json"]) as screen:
         # Only now, so that what is logged is drawn above the last line.
         keep_journal(verbose=said["verbose"])
         if not said["verbose"]:
@@ -54,7 +58,7 @@ async def serve(
         if children is not None:
             children.start()
         try:
-            if await _unless_asked(being.start(), stop):
+            if await stop.first_of(being.start()):
                 await _live(place, settings, being, screen, stop, children)
         finally:
             if not await stop.unless_urgent(_end(being, children)):
@@ -79,7 +83,7 @@ async def _live(
     place: Place,
     settings: Settings,
     being: Being,
-    screen: Screen,
+    screen: LiveScreen,
     stop: Stop,
     children: Children | None,
 ) -> None:
@@ -93,7 +97,7 @@ async def _live(
     if children is not None:
         children.attach(node.mesh.join)
     with kept(settings.data_dir / "pipes", where):
-        screen.stand(lambda: _own(node))
+        screen.stand(partial(_standing, node))
         async with _watching(node, screen):
             await stop.first_of(_first(being.wait(), children))
 
@@ -113,7 +117,7 @@ async def _first(waiting: Coroutine[Any, Any, None], children: Children | None) 
 
 
 @asynccontextmanager
-async def _watching(node: Node, screen: Screen) -> AsyncIterator[None]:
+async def _watching(node: Node, screen: LiveScreen) -> AsyncIterator[None]:
     """Tell of every change in the network, as this node sees it."""
     reasons: dict[str, str] = {}
     node.mesh.on_lost(reasons.__setitem__)
@@ -141,19 +145,6 @@ def _seen(node: Node) -> PipesView:
     return view_of(node.mesh.table.live())
 
 
-def _own(node: Node) -> NodeView | None:
-    return next((one for one in _seen(node).nodes if one.node_id == node.node_id), None)
-
-
-async def _unless_asked(work: Coroutine[Any, Any, None], stop: Stop) -> bool:
-    """Whether it ended before somebody asked to stop; then it is broken off."""
-    working = asyncio.create_task(work)
-    asked = asyncio.create_task(stop.asked.wait())
-    await asyncio.wait({working, asked}, return_when=asyncio.FIRST_COMPLETED)
-    asked.cancel()
-    if working.done():
-        working.result()
-        return True
-    working.cancel()
-    await asyncio.gather(working, return_exceptions=True)
-    return False
+def _standing(node: Node, seconds: float) -> RenderableType | None:
+    own = next((one for one in _seen(node).nodes if one.node_id == node.node_id), None)
+    return standing(own, seconds) if own is not None else None

@@ -53,9 +53,10 @@ class Stop:
         elif not self.urgent.is_set():
             self.urgent.set()
 
-    async def first_of(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run until it is asked to stop; raises what `work` raises before that."""
-        await _race(work, self.asked, settled=True)
+    async def first_of(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Run until it is asked to stop, and say whether `work` ended before; raises what it
+        raises before that."""
+        return await _race(work, self.asked, settled=True)
 
     async def unless_urgent(self, work: Coroutine[Any, Any, None]) -> bool:
         """See it through unless it gets urgent before that; the answer says whether it ended."""

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import os
 import shlex
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,12 +17,12 @@ import msgspec
 
 from penstock.cli.exits import Exit
 from penstock.cli.journal import keep_journal
+from penstock.cli.live import LiveScreen
 from penstock.cli.llm import PULL, told
-from penstock.cli.paper import console, print_line
 from penstock.cli.parameters import DURATION, SIZE
 from penstock.cli.place import Place
 from penstock.cli.spool_options import check_folder, placed
-from penstock.cli.terminal import echo, harmless
+from penstock.cli.terminal import harmless
 from penstock.cli.words import moment, plural, size, span
 from penstock.core.errors import InvalidRequest, NotFound
 from penstock.lifecycles.spool import Status
@@ -32,7 +32,6 @@ from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server.running import Event, EventKind
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
     from rich.text import Text
 
     from penstock.cli.service import Stop
@@ -49,78 +48,6 @@ _WORDS = {
     EventKind.LET_GO: ("let go", "magenta"),
 }
 _WIDEST = max(len(word) for word, _ in _WORDS.values())
-_PERIOD = 0.25
-"""Seconds between two drawings."""
-
-
-class Screen:
-    """Open it around all that a server does; standard error is drawn above its last line."""
-
-    def __init__(self, *, json: bool) -> None:
-        self._json = json
-        self._page = console()
-        self._live: Any = None
-        self._loading: tuple[str, float, float] | None = None
-        self._server: Server | None = None
-        self._began = time.monotonic()
-
-    def __enter__(self) -> Screen:
-        from rich.live import Live
-
-        if sys.stdout.isatty() and not self._json:
-            self._live = Live(
-                get_renderable=self._drawn,
-                console=self._page,
-                refresh_per_second=1 / _PERIOD,
-                transient=True,
-            )
-            self._live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def load(self, name: str) -> Callable[[float, str], None]:
-        """Show how far a model is loaded; what is given is told."""
-        began = time.monotonic()
-
-        def tell(fraction: float, said: str) -> None:
-            self._loading = (name, fraction, began)
-
-        tell(0.0, "")
-        return tell
-
-    def stand(self, server: Server) -> None:
-        """From now on show how it stands."""
-        self._loading, self._server, self._began = None, server, time.monotonic()
-
-    def say(self, text: str, **facts: Any) -> None:
-        if self._json:
-            print_line(facts)
-        elif self._live is not None:
-            self._page.print(text, soft_wrap=True)
-        else:
-            echo(text)
-            sys.stdout.flush()
-
-    def tell(self, event: Event) -> None:
-        if self._json:
-            print_line(msgspec.to_builtins(event))
-        elif self._live is not None:
-            self._page.print(_line(event), soft_wrap=True)
-        else:
-            echo(_line(event).plain.rstrip())
-            sys.stdout.flush()
-
-    def _drawn(self) -> RenderableType:
-        from rich.text import Text
-
-        if self._loading is not None:
-            return _loaded(*self._loading)
-        if self._server is None:
-            return Text()
-        return _standing(self._server, time.monotonic() - self._began)
 
 
 def _line(event: Event) -> Text:
@@ -142,16 +69,6 @@ def _details(event: Event) -> list[str | tuple[str, str]]:
     if why:
         parts.append((f"  {harmless(why)}", "dim"))
     return parts
-
-
-def _loaded(name: str, fraction: float, began: float) -> RenderableType:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=1.0, completed=fraction, width=24)
-    grid.add_row(f"loading {name}", bar, f"{fraction:4.0%}", span(time.monotonic() - began))
-    return grid
 
 
 def _standing(server: Server, seconds: float) -> Text:
@@ -281,12 +198,12 @@ async def _serve(config: ServerConfig, engine: ModelConfig, *, json: bool, verbo
 
     stop = Stop()
     stop.listen()
-    with Screen(json=json) as screen, told():
+    with LiveScreen(_line, json=json) as screen, told():
         keep_journal(verbose=verbose)
         name, runner = _default(engine), llama_runner(engine)
         try:
             server = Server(config, runner)
-            if not await _started(server, runner, name, screen, stop):
+            if not await stop.first_of(_start(server, runner, name, screen)):
                 return Exit.OK
             await stop.first_of(server.wait())
             return await _stopped(server, stop)
@@ -306,31 +223,17 @@ def _default(engine: ModelConfig) -> str:
     return models[0].name
 
 
-async def _started(server: Server, runner: Runner, name: str, screen: Screen, stop: Stop) -> bool:
-    """Whether it has; not if it was asked to stop meanwhile."""
-    starting = asyncio.create_task(_start(server, runner, name, screen))
-    asked = asyncio.create_task(stop.asked.wait())
-    await asyncio.wait({starting, asked}, return_when=asyncio.FIRST_COMPLETED)
-    if starting.done():
-        asked.cancel()
-        starting.result()
-        return True
-    starting.cancel()
-    await asyncio.wait({starting})
-    return False
-
-
-async def _start(server: Server, runner: Runner, name: str, screen: Screen) -> None:
+async def _start(server: Server, runner: Runner, name: str, screen: LiveScreen) -> None:
     early: list[Event] = []
     server.on_event = early.append
-    await server.start(screen.load(name))
+    await server.start(lambda fraction, _: screen.load(fraction, f"loading {name}"))
     model, *others = await runner.models()
     banner = await asyncio.to_thread(_banner, server.config, runner.engine, model, others)
     screen.say(banner, **_ready(server.config, model))
     for event in early:
         screen.tell(event)
     server.on_event = screen.tell
-    screen.stand(server)
+    screen.stand(partial(_standing, server))
 
 
 async def _stopped(server: Server, stop: Stop) -> int:

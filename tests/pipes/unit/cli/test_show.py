@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console, Group, RenderableType
 from tests.pipes.unit.cli.views import node, segment
 
+from penstock.cli.live import LiveScreen
 from penstock.cli.pipe_news import News, What
-from penstock.cli.pipe_show import Screen, standing
+from penstock.cli.pipe_show import line, standing
 
 
 def drawn(what: RenderableType, width: int = 80) -> str:
@@ -51,7 +52,7 @@ def test_a_long_line_is_cut_off() -> None:
 
 
 def test_news_are_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen(json=False) as screen:
+    with LiveScreen(line, json=False) as screen:
         screen.say("here I am", what="here")
         screen.tell(News(what=What.LOST, about="b", text="it left"))
     first, second = capsys.readouterr().out.splitlines()
@@ -60,7 +61,7 @@ def test_news_are_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_news_are_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen(json=True) as screen:
+    with LiveScreen(line, json=True) as screen:
         screen.say("here I am", what="here", node_id="a")
         screen.tell(News(what=What.LOST, about="b", text="it left"))
     lines = [msgspec.json.decode(line) for line in capsys.readouterr().out.splitlines()]
