@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.spool import original
 from tests.support.waiting import soon
 
 from penstock.core.job import Priority
@@ -358,6 +359,23 @@ async def test_a_child_of_a_failed_or_missing_parent_fails_with_that_reason(
         assert (code, why) == ("PARENT_FAILED", f"PARENT_FAILED: its parent {parent} failed")
         code, why = await place.failure(place.submit("go on", parent="1_2_3"))
         assert why == "PARENT_FAILED: its parent 1_2_3 is missing"
+
+
+@run_async
+async def test_a_job_of_the_original_s_wrk_runs_without_a_parent_that_is_missing(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as place:
+        job_id = original.wrk(tmp_path, b"go on", parent="1_2_3")
+        await place.done(job_id)
+
+
+@run_async
+async def test_the_pid_file_comes_back_after_another_server_took_it_along(tmp_path: Path) -> None:
+    async with serving(tmp_path, scan=0.05):
+        (tmp_path / ".nrvnad.pid").unlink()
+        await soon(lambda: (tmp_path / ".nrvnad.pid").exists(), "the pid file is back")
+        assert (tmp_path / ".nrvnad.pid").read_text() == str(os.getpid())
 
 
 @run_async

@@ -268,7 +268,7 @@ async def test_what_is_not_there_is_told_in_the_shape_of_the_api_that_was_called
     tmp_path: Path,
 ) -> None:
     async with door(tmp_path) as one:
-        for path in ("/v1/assistants", "/v1/audio/speech", "/v1/models/x/y", "/chat/completions"):
+        for path in ("/v1/assistants", "/v1/audio/speech", "/v1/models/x/y", "/chat/nothing"):
             answer = await one.call("POST", path, {})
             assert answer.status in (404, 405)
             assert set(answer.json["error"]) == {"message", "type", "param", "code"}, path
@@ -276,6 +276,19 @@ async def test_what_is_not_there_is_told_in_the_shape_of_the_api_that_was_called
         assert (ollama.status, list(ollama.json)) == (404, ["error"])
         ours = await one.call("GET", "/v1/nothing")
         assert ours.json["code"] == "NOT_FOUND"
+
+
+@run_async
+async def test_a_base_url_without_its_version_and_the_paths_of_other_servers_work(
+    tmp_path: Path,
+) -> None:
+    async with door(tmp_path) as one, one.client() as client:
+        short = client.with_options(base_url=one.url)
+        answer = await short.chat.completions.create(model="fake", messages=HELLO)
+        assert answer.choices[0].message.content == "HELLO"
+        assert (await one.call("GET", "/health", token="")).json == {"status": "ok", "problems": []}
+        assert (await one.call("GET", "/v1/models/")).json["data"][0]["id"] == "fake"
+        assert "version" in (await one.call("GET", "/version")).json
 
 
 @run_async

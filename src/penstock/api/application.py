@@ -38,7 +38,7 @@ class Application:
     def __init__(self, authenticate: Authenticate, services: Services, spec: ApiSpec) -> None:
         self._authenticate, self._services = authenticate, services
         self._problem: ProblemReply = spec.problem
-        self._shape = spec.shape
+        self._shape, self._alias = spec.shape, spec.alias
         self._cors: Cors | None = spec.cors
         self._router = Router(spec.operations)
         options = services.options
@@ -152,6 +152,8 @@ class Application:
         try:
             return self._router.find(scope["method"], path)
         except NotFound:
+            if self._alias is not None and (meant := self._alias(path)) is not None:
+                return self._router.find(scope["method"], meant)
             if scope["method"] == "OPTIONS" and self._cors is not None:
                 raise Allowed(["OPTIONS"]) from None
             raise
@@ -287,5 +289,7 @@ class ApiSpec(Struct, frozen=True):
     problem: ProblemReply = problem_reply
     shape: Callable[[str], ProblemReply | None] | None = None
     """The shape of errors at a path without an operation; None means that of `problem`."""
+    alias: Callable[[str], str | None] | None = None
+    """The path that is meant by one without an operation."""
     cors: Cors | None = None
     """Which pages from elsewhere may call; None leaves browsers to their own rules."""

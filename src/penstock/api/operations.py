@@ -59,3 +59,18 @@ def shape_of(path: str) -> ProblemReply | None:
     if path == MESSAGES.path or path.startswith(f"{MESSAGES.path}/"):
         return MESSAGES.problem
     return openai.problem_reply if openai.is_openai_path(path) else None
+
+
+def alias_of(path: str) -> str | None:
+    """What clients mean whose base URL lacks `/v1`, and what other servers of models have."""
+    if path in _ALIASES:
+        return _ALIASES[path]
+    if not openai.is_openai_path(path):
+        return None
+    meant = path.rstrip("/")
+    if not meant.startswith("/v1/"):
+        meant = f"/v1{meant}"
+    return meant if meant != path else None
+
+
+_ALIASES = {"/health": "/readyz", "/version": "/api/version"}

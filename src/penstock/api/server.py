@@ -22,7 +22,7 @@ from penstock.api.health import Health
 from penstock.api.metrics import Traffic
 from penstock.api.monitor import ConcurrencyLimit, RequestMonitor
 from penstock.api.openapi import document
-from penstock.api.operations import OPERATIONS, shape_of
+from penstock.api.operations import OPERATIONS, alias_of, shape_of
 from penstock.api.options import HttpOptions
 from penstock.api.page import page
 from penstock.api.reply import SECURITY, encode
@@ -281,4 +281,4 @@ def _page() -> bytes:
     return page(document(OPERATIONS)).encode()
 
 
-ENGINE = ApiSpec(OPERATIONS, _document, _page, shape=shape_of)
+ENGINE = ApiSpec(OPERATIONS, _document, _page, shape=shape_of, alias=alias_of)

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from penstock.adapters.llama import child, process
@@ -85,7 +84,7 @@ def params_of(**more: Any) -> Any:
         return SimpleNamespace(**parts, cpuparams_batch=SimpleNamespace(), tensor_split=[0.0] * 8)
 
     spec = EngineSpec(model="m", path="m.gguf", projector="eyes.gguf", size=SIZE, **more)
-    plan = msgspec.to_builtins(process.plan_of(spec, "/x/llama.sock", "key"))
+    plan = process.plan_of(spec, "/x/llama.sock", "key")
     return child._params(SimpleNamespace(CommonParams=empty), plan)
 
 

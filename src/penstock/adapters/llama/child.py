@@ -75,8 +75,8 @@ def _copies() -> Iterator[Path]:
 
 
 def _params(engine: Any, plan: dict[str, Any]) -> Any:
-    params = engine.CommonParams()
-    params.model.path = plan["model"]
+    params, size = engine.CommonParams(), plan["size"]
+    params.model.path = plan["path"]
     if plan["projector"]:
         params.mmproj.path = plan["projector"]
         params.mmproj_use_gpu = plan["projector_gpu"]
@@ -86,15 +86,15 @@ def _params(engine: Any, plan: dict[str, Any]) -> Any:
     params.hostnames = [plan["socket"]]
     params.api_keys = [plan["key"]]
     params.n_threads_http = plan["http_threads"]
-    params.cpuparams.n_threads = plan["threads"]
-    params.cpuparams_batch.n_threads = plan["threads"]
-    params.n_parallel = plan["slots"]
-    params.n_ctx = plan["slots"] * plan["context"]
+    params.cpuparams.n_threads = size["threads"]
+    params.cpuparams_batch.n_threads = size["threads"]
+    params.n_parallel = size["slots"]
+    params.n_ctx = size["slots"] * size["context"]
     # Together they would be computed a little differently each time, and greedy text would
     # depend on the neighbours.
     params.kv_unified = False
-    params.n_batch = plan["batch"]
-    params.n_ubatch = plan["batch"]
+    params.n_batch = size["batch"]
+    params.n_ubatch = size["batch"]
     params.cache_ram_mib = 0  # a slot keeps what it computed last, and memory stays what it was
     if plan["embedding"]:
         params.embedding = True

@@ -48,26 +48,6 @@ _EXTRA_HTTP = 4
 questions about the engine itself."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is told."""
-
-    parent: int
-    model: str
-    projector: str
-    socket: str
-    key: str
-    slots: int
-    context: int
-    threads: int
-    http_threads: int
-    batch: int
-    embedding: bool
-    pooling: str
-    gpu_layers: int
-    tensor_split: tuple[float, ...]
-    projector_gpu: bool
-
-
 class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Which model a process is for, and what with."""
 
@@ -86,24 +66,15 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Answers that wait inside of the engine, so that a slot never does."""
 
 
-def plan_of(spec: EngineSpec, socket: str, key: str) -> Plan:
-    return Plan(
-        parent=os.getpid(),
-        model=spec.path,
-        projector=spec.projector,
-        socket=socket,
-        key=key,
-        slots=spec.size.slots,
-        context=spec.size.context,
-        threads=spec.size.threads,
-        http_threads=2 * (spec.size.slots + spec.waiting) + _EXTRA_HTTP,
-        batch=spec.size.batch,
-        embedding=spec.embedding,
-        pooling=spec.pooling,
-        gpu_layers=spec.gpu_layers,
-        tensor_split=spec.tensor_split,
-        projector_gpu=spec.projector_gpu,
-    )
+def plan_of(spec: EngineSpec, socket: str, key: str) -> dict[str, Any]:
+    """What a child is told."""
+    return {
+        **msgspec.to_builtins(spec),
+        "parent": os.getpid(),
+        "socket": socket,
+        "key": key,
+        "http_threads": 2 * (spec.size.slots + spec.waiting) + _EXTRA_HTTP,
+    }
 
 
 class EngineProcess:

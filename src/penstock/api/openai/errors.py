@@ -220,13 +220,17 @@ _SEGMENTS = frozenset(
 """First parts of the paths that OpenAI's API has below `/v1/`."""
 
 
+_SHORT = frozenset({"chat", "completions", "embeddings", "responses", "tokenize", "detokenize"})
+"""The same of paths that lack `/v1`, where they can't be others."""
+
+
 def is_openai_path(path: str) -> bool:
     """Whether a client of OpenAI's API asks: errors have its shape there, 404 included."""
     first, _, rest = path.strip("/").partition("/")
     if first == "v1":
         first = rest.partition("/")[0]
         return first in _SEGMENTS
-    return first in ("chat", "completions", "embeddings", "responses", "tokenize", "detokenize")
+    return first in _SHORT
 
 
 OpenAiOperation = partial(Operation, problem=problem_reply, problem_kind=OpenAiError)

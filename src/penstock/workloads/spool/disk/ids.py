@@ -43,6 +43,11 @@ def check_job_id(text: str, field: str = "job id") -> JobId:
     return text
 
 
+def is_original(job_id: JobId) -> bool:
+    """Whether the original's `wrk` made it: microseconds, with leading zeros."""
+    return len(job_id.partition("_")[0]) == _PADDED
+
+
 def order_of(job_id: JobId) -> Order:
     """A key that sorts ids by the time in them, then by the numbers after it.
 

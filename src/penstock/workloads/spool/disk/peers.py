@@ -24,9 +24,10 @@ _PROGRAM = "nrvnad"
 _PROC = Path("/proc")
 
 
-def write_pid(workspace: Path) -> None:
-    """Unless an original server has its own there, by which we know that its jobs are its."""
-    if original_runs(workspace):
+def write_pid(workspace: Path, *, missing: bool = False) -> None:
+    """Unless an original server has its own there, by which we know that its jobs are its;
+    with `missing`, only if there is none."""
+    if (missing and os.path.lexists(workspace / NAME)) or original_runs(workspace):
         return
     new = workspace / f"{NAME}.{os.getpid()}.tmp"
     new.write_text(str(os.getpid()))

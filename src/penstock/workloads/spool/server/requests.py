@@ -27,7 +27,7 @@ from penstock.workloads.spool.client.work import MAX_IMAGES, MAX_PROMPT
 from penstock.workloads.spool.config import JobKind, SpoolOptions
 from penstock.workloads.spool.disk.closing import RESULT
 from penstock.workloads.spool.disk.files import Unfit, read_file, read_text
-from penstock.workloads.spool.disk.ids import is_job_id
+from penstock.workloads.spool.disk.ids import is_job_id, is_original
 from penstock.workloads.spool.disk.images import MAX_IMAGE, media_type
 from penstock.workloads.spool.disk.meta import Meta, read_kind, read_meta, read_options
 from penstock.workloads.spool.disk.workspace import Workspace
@@ -141,6 +141,10 @@ class Parents:
                 return self._read(job)
             except Gone:  # a parent was cleaned or queued again while it was read: look again
                 continue
+            except ParentFailed:
+                if is_original(job.job_id):  # the original keeps a parent's name, and no more
+                    return History()
+                raise
         raise ParentFailed(f"a parent of this job, as {job.meta.parent}, is moved all the time")
 
     def _read(self, job: Spooled) -> History:

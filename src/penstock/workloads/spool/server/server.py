@@ -77,6 +77,8 @@ class Patrol:
         """At the jobs in `processing`, until cancelled."""
         while True:
             await self._clock.sleep(self._config.scan)
+            with suppress(OSError):  # the original takes it along when it leaves
+                await self._threads.do(write_pid, self._config.workspace, missing=True)
             self._pool.let_go()
             self._cancelling.look()
             await self.recover()
