@@ -19,7 +19,7 @@ from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.runner import Runner
 from penstock.workloads.spool.config import ServerConfig, Sync
-from penstock.workloads.spool.server.running import Event, EventKind
+from penstock.workloads.spool.server.running import EventKind, JobEvent
 from penstock.workloads.spool.server.server import Server
 
 
@@ -30,7 +30,7 @@ async def serve(workspace: Path, model: str, sync: Sync, workers: int, tells: bo
         runner = LlamaRunner(config)
     server = Server(ServerConfig(workspace=workspace, workers=workers, sync=sync), runner)
 
-    def hear(event: Event) -> None:
+    def hear(event: JobEvent) -> None:
         if event.what is EventKind.CLAIMED:
             print(event.job_id, time.time_ns(), flush=True)
 

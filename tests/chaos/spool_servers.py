@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.config import ModelConfig
-from penstock.workloads.llm.runner import Runner, Watch
+from penstock.workloads.llm.runner import ProgressListener, Runner
 from penstock.workloads.llm.values import Completion, Delta, GenerationRequest
 from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.server.server import Server
@@ -47,7 +47,11 @@ class MarkingRunner(FakeRunner):
     marks = ""
 
     async def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         if self.marks:
             file = os.open(self.marks, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

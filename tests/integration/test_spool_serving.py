@@ -21,7 +21,7 @@ from penstock.core.job import Priority
 from penstock.lifecycles.spool import Status
 from penstock.testing.aio import run_async
 from penstock.testing.llm import FakeRunner
-from penstock.workloads.llm.runner import Watch
+from penstock.workloads.llm.runner import ProgressListener
 from penstock.workloads.llm.values import (
     ChatRequest,
     Completion,
@@ -41,7 +41,7 @@ from penstock.workloads.spool.config import JobKind, ServerConfig, SpoolOptions,
 from penstock.workloads.spool.disk.meta import read_options
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server import requests
-from penstock.workloads.spool.server.running import Event, EventKind
+from penstock.workloads.spool.server.running import EventKind, JobEvent
 from penstock.workloads.spool.server.server import Server
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(16)
@@ -62,7 +62,11 @@ class Hearing(FakeRunner):
         return ModelFacts(name=facts.name, loaded=True, vision=self.vision, context=facts.context)
 
     async def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         self.asks.append(ask)
         async with aclosing(super().generate(model, ask, choice)) as pieces:
@@ -80,7 +84,7 @@ class Place:
         self.work, self.flow = Work(self.workspace), Flow(self.workspace)
         self.runner = runner
         self.server = Server(ServerConfig(workspace=folder, **settings), runner)
-        self.events: list[Event] = []
+        self.events: list[JobEvent] = []
         self.server.on_event = self.events.append
 
     def submit(self, prompt: str | bytes = "some words", **more: Any) -> str:
@@ -744,7 +748,7 @@ async def test_a_queue_that_was_deleted_is_made_again(tmp_path: Path) -> None:
 
 @run_async
 async def test_who_watches_may_fail_without_harm(tmp_path: Path) -> None:
-    def broken(event: Event) -> None:
+    def broken(event: JobEvent) -> None:
         raise RuntimeError("broken")
 
     async with serving(tmp_path) as place:

@@ -21,7 +21,7 @@ from penstock.ports.clock import SystemClock
 from penstock.ports.executor import Executor
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.executor import LlmExecutor
-from penstock.workloads.llm.runner import Runner, Watch
+from penstock.workloads.llm.runner import ProgressListener, Runner
 from penstock.workloads.llm.values import (
     Choice,
     Completion,
@@ -58,7 +58,11 @@ class Scripted(FakeRunner):
         self.asks: list[GenerationRequest] = []
 
     async def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         self.asks.append(ask)
         self.running += 1

@@ -15,7 +15,7 @@ from penstock.app.engine import Engine
 from penstock.config import load
 from penstock.testing.llm import FakeRunner
 from penstock.workloads.llm.executor import LlmExecutor
-from penstock.workloads.llm.runner import Watch
+from penstock.workloads.llm.runner import ProgressListener
 from penstock.workloads.llm.values import ChatRequest, Completion, Delta, GenerationRequest
 
 SLOTS = 8
@@ -27,7 +27,11 @@ class Marking(FakeRunner):
         self._file = os.open(marks, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     async def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         assert isinstance(ask, ChatRequest)
         os.write(self._file, f"{ask.messages[-1].content}\n".encode())

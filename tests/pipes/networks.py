@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.workloads.llm.runner import Watch, answer
+from penstock.workloads.llm.runner import ProgressListener, answer
 from penstock.workloads.llm.values import (
     CompletionRequest,
     Delta,
@@ -163,7 +163,7 @@ async def ask(
     node: Node,
     question: GenerationRequest,
     told: list[Delta] | None = None,
-    watch: Watch | None = None,
+    watch: ProgressListener | None = None,
 ) -> LlmResult:
     tell = told.append if told is not None else None
     return await answer(PipeRunner(node), MODEL, question, tell, watch)

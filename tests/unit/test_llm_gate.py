@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.health import Gate
+from penstock.workloads.llm.health import ExclusiveGate
 
 
 @run_async
 async def test_who_wants_to_be_alone_waits_for_the_others_and_keeps_them_out() -> None:
-    gate, inside, seen = Gate(), set[str](), list[tuple[str, ...]]()
+    gate, inside, seen = ExclusiveGate(), set[str](), list[tuple[str, ...]]()
     may_leave = asyncio.Event()
 
     async def go(name: str, *, alone: bool = False) -> None:
@@ -34,7 +34,7 @@ async def test_who_wants_to_be_alone_waits_for_the_others_and_keeps_them_out() -
 
 @run_async
 async def test_a_stay_knows_whether_there_was_company_at_any_time() -> None:
-    gate = Gate()
+    gate = ExclusiveGate()
     async with gate.entered(alone=False) as first:
         assert first.alone
         async with gate.entered(alone=False) as second:
@@ -47,7 +47,7 @@ async def test_a_stay_knows_whether_there_was_company_at_any_time() -> None:
 
 @run_async
 async def test_one_that_gives_up_waiting_lets_the_others_in() -> None:
-    gate = Gate()
+    gate = ExclusiveGate()
     async with gate.entered(alone=False):
         waiting = asyncio.create_task(_alone(gate))
         await asyncio.sleep(0)
@@ -58,6 +58,6 @@ async def test_one_that_gives_up_waiting_lets_the_others_in() -> None:
             await gate.opened()
 
 
-async def _alone(gate: Gate) -> None:
+async def _alone(gate: ExclusiveGate) -> None:
     async with gate.entered(alone=True):
         raise AssertionError("somebody else was inside")

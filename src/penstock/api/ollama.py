@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from penstock.api.decoding import explain
-from penstock.api.openai.answers import Origin, shortened
+from penstock.api.openai.answers import JobOrigin, shortened
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.errors import ModelNotFound, tell
 from penstock.api.openai.model_job import find_model
@@ -288,7 +288,7 @@ def _generated(text: str, thinking: str, calls: tuple[ToolCall, ...]) -> dict[st
     return {"response": text, "thinking": thinking} if thinking else {"response": text}
 
 
-def _head(origin: Origin) -> dict[str, Any]:
+def _head(origin: JobOrigin) -> dict[str, Any]:
     return {"model": origin.model, "created_at": _time(origin.accepted_at)}
 
 
@@ -318,7 +318,7 @@ class _OllamaStream:
     heartbeat = b""
     content = staticmethod(_chat_message)
 
-    def __init__(self, body: OllamaBody, origin: Origin) -> None:
+    def __init__(self, body: OllamaBody, origin: JobOrigin) -> None:
         self._origin = origin
 
     def begin(self) -> bytes:
@@ -353,19 +353,23 @@ def _line(value: Any) -> bytes:
     return encode(value) + b"\n"
 
 
-def chat_answer(body: OllamaChatBody, origin: Origin, result: LlmResult) -> dict[str, Any]:
+def chat_answer(body: OllamaChatBody, origin: JobOrigin, result: LlmResult) -> dict[str, Any]:
     choice = result.choices[0]
     content = _chat_message(choice.text, choice.reasoning, choice.tool_calls)
     return {**_head(origin), **content, **_end(result, choice)}
 
 
-def generate_answer(body: OllamaGenerateBody, origin: Origin, result: LlmResult) -> dict[str, Any]:
+def generate_answer(
+    body: OllamaGenerateBody, origin: JobOrigin, result: LlmResult
+) -> dict[str, Any]:
     choice = result.choices[0]
     content = _generated(choice.text, choice.reasoning, ())
     return {**_head(origin), **content, **_end(result, choice)}
 
 
-def embed_answer(body: OllamaEmbedBody, origin: Origin, result: EmbeddingResult) -> dict[str, Any]:
+def embed_answer(
+    body: OllamaEmbedBody, origin: JobOrigin, result: EmbeddingResult
+) -> dict[str, Any]:
     return {
         "model": origin.model,
         "embeddings": [shortened(vector, body.dimensions) for vector in result.vectors],

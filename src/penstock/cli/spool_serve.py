@@ -29,7 +29,7 @@ from penstock.lifecycles.spool import Status
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.spool.config import ServerConfig, Sync
 from penstock.workloads.spool.disk.workspace import Workspace
-from penstock.workloads.spool.server.running import Event, EventKind
+from penstock.workloads.spool.server.running import EventKind, JobEvent
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.cli.service import Stop
     from penstock.workloads.llm.runner import Runner
     from penstock.workloads.llm.values import ModelFacts
-    from penstock.workloads.spool.server.running import Event
+    from penstock.workloads.spool.server.running import JobEvent
     from penstock.workloads.spool.server.server import Server
 
 _WORDS = {
@@ -50,7 +50,7 @@ _WORDS = {
 _WIDEST = max(len(word) for word, _ in _WORDS.values())
 
 
-def _line(event: Event) -> Text:
+def _line(event: JobEvent) -> Text:
     from rich.text import Text
 
     word, style = _WORDS[event.what]
@@ -58,7 +58,7 @@ def _line(event: Event) -> Text:
     return Text.assemble(head, (f"{word:<{_WIDEST}}", style), *_details(event))
 
 
-def _details(event: Event) -> list[str | tuple[str, str]]:
+def _details(event: JobEvent) -> list[str | tuple[str, str]]:
     if event.what is EventKind.CLAIMED:
         return []
     parts: list[str | tuple[str, str]] = [f"  {span(event.seconds)}"]
@@ -224,7 +224,7 @@ def _default(engine: ModelConfig) -> str:
 
 
 async def _start(server: Server, runner: Runner, name: str, screen: LiveScreen) -> None:
-    early: list[Event] = []
+    early: list[JobEvent] = []
     server.on_event = early.append
     await server.start(lambda fraction, _: screen.load(fraction, f"loading {name}"))
     model, *others = await runner.models()

@@ -46,7 +46,7 @@ class Remote(Struct, frozen=True, kw_only=True):
     """Tells one version of the file from another where there is no checksum."""
 
 
-class Refused(Exception):
+class HttpRefused(Exception):
     """The server answered with an error."""
 
     def __init__(self, url: str, status: int, code: str, reason: str) -> None:
@@ -141,7 +141,7 @@ def _stream(file: Remote, written: BinaryIO, progress: Progress | None) -> None:
         headers["Range"] = f"bytes={have}-"
     try:
         response = _open(file.url, headers)
-    except Refused as refused:
+    except HttpRefused as refused:
         if not have or refused.status != _NO_SUCH_RANGE:
             raise
         written.truncate(written.seek(0))  # the next try fetches all of it
@@ -202,7 +202,7 @@ def _open(url: str, headers: Mapping[str, str], method: str = "GET") -> Any:
     except urllib.error.HTTPError as error:
         with error:
             code = error.headers.get("X-Error-Code", "")
-            raise Refused(url, error.code, code, error.reason) from None
+            raise HttpRefused(url, error.code, code, error.reason) from None
     except (ValueError, http.client.HTTPException) as error:  # a port, or an answer, that is none
         raise OSError(str(error) or type(error).__name__) from error
 

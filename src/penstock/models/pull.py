@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from penstock.core.errors import InvalidRequest, NotFound, NotPermitted, Unavailable
-from penstock.models.download import Refused, Remote, describe, fetch, get, reason_of
+from penstock.models.download import HttpRefused, Remote, describe, fetch, get, reason_of
 from penstock.models.facts import GgufFacts, is_projector, name_for, read_facts
 from penstock.models.gguf import SUFFIX, Malformed, part_name, part_paths, stem_of
 from penstock.models.staging import Progress, staging, writing
@@ -271,7 +271,7 @@ def _explained(missing: Callable[[], NotFound], source: str) -> Iterator[None]:
     """Errors of the network, as ours."""
     try:
         yield
-    except Refused as refused:
+    except HttpRefused as refused:
         if refused.code == "GatedRepo":
             raise NotPermitted(
                 f"{source} is only for those who agreed to its conditions",

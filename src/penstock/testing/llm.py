@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
 from penstock.workloads.llm.health import RunnerHealth
-from penstock.workloads.llm.runner import Loading, Watch
+from penstock.workloads.llm.runner import Loading, ProgressListener
 from penstock.workloads.llm.values import (
     ChatRequest,
     Choice,
@@ -71,7 +71,11 @@ class FakeRunner:
         pass
 
     async def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         facts = await self.load(model)
         prompt = _prompt(ask, choice)

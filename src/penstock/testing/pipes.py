@@ -8,7 +8,7 @@ from contextlib import aclosing
 from msgspec.structs import replace
 
 from penstock.testing.llm import FakeRunner
-from penstock.workloads.llm.runner import Loading, Watch
+from penstock.workloads.llm.runner import Loading, ProgressListener
 from penstock.workloads.llm.values import (
     Completion,
     Delta,
@@ -75,7 +75,11 @@ class WatchedRunner(FakeRunner):
     engine = "fake pipes 1"
 
     async def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         if watch is not None:
             watch.progress(None, "waits for room on node b")

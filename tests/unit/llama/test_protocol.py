@@ -140,7 +140,7 @@ END = {
 def test_events_come_whole_however_they_were_cut(texts: list[str], data: st.DataObject) -> None:
     sent = stream(*(event(text) for text in texts), END)
     cuts = data.draw(st.lists(st.integers(0, len(sent)), max_size=8).map(sorted))
-    events, answer = protocol.Events(), protocol.Answer(ChatRequest(messages=HI), 0)
+    events, answer = protocol.EventParser(), protocol.AnswerReader(ChatRequest(messages=HI), 0)
 
     told: list[Delta] = []
     for start, stop in zip([0, *cuts], [*cuts, len(sent)], strict=True):
@@ -156,7 +156,7 @@ def test_events_come_whole_however_they_were_cut(texts: list[str], data: st.Data
 
 
 def test_tool_calls_are_put_together() -> None:
-    answer = protocol.Answer(ChatRequest(messages=HI), 2)
+    answer = protocol.AnswerReader(ChatRequest(messages=HI), 2)
     parts: list[dict[str, Any]] = [
         {"index": 0, "id": "c1", "function": {"name": "look", "arguments": ""}},
         {"index": 0, "function": {"arguments": '{"at":'}},
@@ -176,7 +176,7 @@ def test_tool_calls_are_put_together() -> None:
 
 
 def test_progress_is_no_piece() -> None:
-    answer = protocol.Answer(ChatRequest(messages=HI), 0)
+    answer = protocol.AnswerReader(ChatRequest(messages=HI), 0)
     start = {"choices": [{"delta": {"role": "assistant", "content": None}}], "prompt_progress": {}}
 
     assert answer.add(start) is None

@@ -11,7 +11,7 @@ import pytest
 from tests.support.rows import every
 
 from penstock.core.errors import InvalidRequest
-from penstock.workloads.spool.disk.ids import IdSource, check_job_id, is_job_id, order_of
+from penstock.workloads.spool.disk.ids import SpoolIds, check_job_id, is_job_id, order_of
 
 GOOD = {
     "of the document": "1736700000_12345_0",
@@ -74,24 +74,24 @@ def test_a_padded_number_counts_microseconds_however_small() -> None:
 
 
 def test_an_id_names_the_second_the_process_and_a_counter() -> None:
-    source = IdSource(counter=count())
+    source = SpoolIds(counter=count())
     assert source.next(1736700000.9) == f"1736700000_{os.getpid()}_0"
     assert source.next(1736700000.9) == f"1736700000_{os.getpid()}_1"
 
 
 def test_all_sources_of_a_process_count_together() -> None:
-    assert IdSource().next(1.0) != IdSource().next(1.0)
+    assert SpoolIds().next(1.0) != SpoolIds().next(1.0)
 
 
 def test_threads_never_get_the_same_id() -> None:
-    source = IdSource()
+    source = SpoolIds()
     with ThreadPoolExecutor(8) as threads:
         ids = list(threads.map(source.next, [1.0] * 8000))
     assert len(set(ids)) == len(ids)
 
 
 def test_a_forked_process_makes_ids_of_its_own() -> None:
-    source = IdSource()
+    source = SpoolIds()
     source.next(1.0)
     reading, writing = os.pipe()
     child = os.fork()

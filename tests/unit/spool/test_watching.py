@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.workloads.spool.disk import watching
-from penstock.workloads.spool.disk.watching import NOT_WATCHED, Names, Watch
+from penstock.workloads.spool.disk.watching import NOT_WATCHED, FolderWatch, Names
 
 
 async def _next(heard: asyncio.Queue[str]) -> str:
@@ -24,7 +24,7 @@ def test_what_is_moved_or_made_in_a_folder_is_told(tmp_path: Path) -> None:
 
     async def watch() -> list[str]:
         heard: asyncio.Queue[str] = asyncio.Queue()
-        watch = Watch()
+        watch = FolderWatch()
         watch.add(ready, lambda name: heard.put_nowait(f"ready {name}"))
         number = watch.add(cancel, lambda name: heard.put_nowait(f"cancel {name}"))
         assert watch.is_live
@@ -48,7 +48,7 @@ def test_a_folder_that_goes_away_means_look_for_yourself(tmp_path: Path) -> None
 
     async def watch() -> bool:
         missed = asyncio.Event()
-        watch = Watch(missed.set)
+        watch = FolderWatch(missed.set)
         watch.add(folder, lambda name: None)
         folder.rmdir()
         async with asyncio.timeout(10):
@@ -64,7 +64,7 @@ def test_an_overflow_means_look_for_yourself(
 ) -> None:
     async def watch() -> bool:
         missed = asyncio.Event()
-        watch = Watch(missed.set)
+        watch = FolderWatch(missed.set)
         watch.add(tmp_path, lambda name: None)
         overflow = watching._HEAD.pack(-1, 0x4000, 0, 0)
         monkeypatch.setattr(watching.os, "read", lambda fd, size: overflow)  # type: ignore[attr-defined]
@@ -80,7 +80,7 @@ def test_an_overflow_means_look_for_yourself(
 
 def test_what_can_t_be_watched_is_not_live(tmp_path: Path) -> None:
     async def watch() -> tuple[int, bool]:
-        watch = Watch()
+        watch = FolderWatch()
         number = watch.add(tmp_path / "none", lambda name: None)
         live = watch.is_live
         watch.close()
@@ -95,7 +95,7 @@ def test_a_system_without_inotify_is_not_live(
     monkeypatch.setattr(watching, "_libc", lambda: None)
 
     async def watch() -> bool:
-        watch = Watch()
+        watch = FolderWatch()
         watch.add(tmp_path, lambda name: None)
         watch.close()
         return watch.is_live

@@ -26,7 +26,7 @@ from penstock.workloads.llm.values import Sampling
 from penstock.workloads.spool.client.work import Submission, Work
 from penstock.workloads.spool.config import JobKind, SpoolOptions, Sync
 from penstock.workloads.spool.disk import files
-from penstock.workloads.spool.disk.ids import IdSource, order_of
+from penstock.workloads.spool.disk.ids import SpoolIds, order_of
 from penstock.workloads.spool.disk.images import MAX_IMAGE
 from penstock.workloads.spool.disk.meta import read_meta, read_options
 from penstock.workloads.spool.disk.workspace import Workspace
@@ -182,7 +182,7 @@ def test_a_workspace_that_was_taken_away_is_said_to_be(work: Work) -> None:
 @pytest.mark.parametrize("status", FOLDERS)
 def test_an_id_that_is_taken_in_any_state_is_skipped(tmp_path: Path, status: Status) -> None:
     workspace = Workspace(tmp_path / "w", Sync.NONE)
-    work = Work(workspace, ids=IdSource(lambda: 7, count()))
+    work = Work(workspace, ids=SpoolIds(lambda: 7, count()))
     now = 1736700000.0
     work._clock = type("Stopped", (), {"now": lambda self: now})()  # type: ignore[assignment]
     workspace.of(status, "1736700000_7_0").mkdir()
@@ -194,7 +194,7 @@ def test_many_clients_that_share_a_pid_never_share_a_job(tmp_path: Path) -> None
     """As processes do that run in containers of their own."""
     workspace = Workspace(tmp_path / "w", Sync.NONE)
     workspace.create()
-    works = [Work(workspace, ids=IdSource(lambda: 1, count())) for _ in range(8)]
+    works = [Work(workspace, ids=SpoolIds(lambda: 1, count())) for _ in range(8)]
 
     def submit(number: int) -> tuple[str, bytes]:
         prompt = b"prompt %d" % number

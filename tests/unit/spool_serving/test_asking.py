@@ -13,10 +13,15 @@ from penstock.workloads.llm.values import (
 )
 from penstock.workloads.spool.config import JobKind, SpoolOptions
 from penstock.workloads.spool.disk.files import Unfit
-from penstock.workloads.spool.server.requests import History, Spooled, embedding_of, generation_of
+from penstock.workloads.spool.server.requests import (
+    ParentHistory,
+    Spooled,
+    embedding_of,
+    generation_of,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
-BEFORE = History(
+BEFORE = ParentHistory(
     system="old",
     messages=(Message(role="user", content="q"), Message(role="assistant", content="a")),
     text="qa",
@@ -27,7 +32,7 @@ def job(prompt: str = "hello", images: tuple[bytes, ...] = (), **options: object
     return Spooled(job_id="1", prompt=prompt, images=images, options=SpoolOptions(**options))  # type: ignore[arg-type]
 
 
-def chat(one: Spooled, history: History = History()) -> ChatRequest:  # noqa: B008 it is frozen
+def chat(one: Spooled, history: ParentHistory = ParentHistory()) -> ChatRequest:  # noqa: B008 it is frozen
     ask = generation_of(one, history, max_tokens=9, seed=5)
     assert isinstance(ask, ChatRequest)
     return ask
@@ -84,7 +89,7 @@ def test_a_raw_prompt_goes_on_from_the_text_before_it() -> None:
 )
 def test_pictures_that_can_not_be_given_are_refused(one: Spooled, why: str) -> None:
     with pytest.raises(Unfit, match=why):
-        generation_of(one, History(), max_tokens=9, seed=5)
+        generation_of(one, ParentHistory(), max_tokens=9, seed=5)
 
 
 def test_embeddings_are_of_text() -> None:

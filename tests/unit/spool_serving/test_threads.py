@@ -15,8 +15,8 @@ from penstock.testing.aio import run_async
 from penstock.testing.clock import VirtualClock
 from penstock.workloads.llm.values import Delta
 from penstock.workloads.spool.disk.peers import NAME, original_runs, remove_pid, write_pid
-from penstock.workloads.spool.server.outcomes import Partial
-from penstock.workloads.spool.server.running import Health, Threads
+from penstock.workloads.spool.server.outcomes import PartialWriter
+from penstock.workloads.spool.server.running import ServerHealth, Threads
 
 
 @run_async
@@ -70,7 +70,7 @@ def test_a_trouble_is_told_when_it_comes_and_when_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    health = Health()
+    health = ServerHealth()
     assert health.is_well
     health.over("disk")
     for _ in range(3):
@@ -84,7 +84,7 @@ def test_a_trouble_is_told_when_it_comes_and_when_it_is_over(
 @run_async
 async def test_a_quick_answer_has_no_parts_and_a_slow_one_four_a_second(tmp_path: Path) -> None:
     clock, threads = VirtualClock(), Threads(1)
-    partial = Partial(tmp_path, 10, clock, threads)
+    partial = PartialWriter(tmp_path, 10, clock, threads)
     partial.tell(Delta(text="a"))
     await partial.close()
     assert os.listdir(tmp_path) == []
@@ -110,7 +110,7 @@ async def test_a_quick_answer_has_no_parts_and_a_slow_one_four_a_second(tmp_path
 @run_async
 async def test_a_folder_that_is_gone_does_not_fail_an_answer(tmp_path: Path) -> None:
     clock, threads = VirtualClock(), Threads(1)
-    partial = Partial(tmp_path / "gone", 10, clock, threads)
+    partial = PartialWriter(tmp_path / "gone", 10, clock, threads)
     clock.advance(1.0)
     partial.tell(Delta(text="a"))
     await partial.close()

@@ -99,7 +99,7 @@ class Engine:
     ) -> AsyncGenerator[Delta | Completion, None]:
         """Raises Departed if nothing came of it, not even a beginning."""
         self._check(ask)
-        answer, is_constrained = protocol.Answer(ask, choice), protocol.is_constrained(ask)
+        answer, is_constrained = protocol.AnswerReader(ask, choice), protocol.is_constrained(ask)
         async with self._working(), self._slots.take(tenant) as slot:
             path, body = protocol.request_of(ask, choice, slot)  # not before: many may wait here
             if (schema := protocol.schema_check(ask)) is not None:
@@ -206,7 +206,7 @@ class Engine:
         self, path: str, body: bytes, *, is_constrained: bool
     ) -> AsyncGenerator[dict[str, Any], None]:
         """Everything that it says to one request. Leaving ends the computation."""
-        events = protocol.Events()
+        events = protocol.EventParser()
         try:
             async with self._session.post(_HOST + path, data=body) as response:
                 if response.status != 200:

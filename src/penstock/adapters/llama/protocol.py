@@ -208,7 +208,7 @@ def _not_empty(prompt: str | tuple[int, ...]) -> str | tuple[int, ...]:
 # -- what comes of it ---------------------------------------------------------------
 
 
-class Events:
+class EventParser:
     """A stream of server-sent events, cut into the JSON of each."""
 
     def __init__(self) -> None:
@@ -221,7 +221,7 @@ class Events:
                 yield msgspec.json.decode(event[6:])
 
 
-class Answer:
+class AnswerReader:
     """One answer while it comes: events in, Deltas out, and in the end a Completion."""
 
     def __init__(self, ask: GenerationRequest, choice: int) -> None:

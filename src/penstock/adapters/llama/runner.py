@@ -26,7 +26,7 @@ from penstock.models.store import ModelStore
 from penstock.models.values import resolve_name
 from penstock.workloads.llm.config import ModelConfig
 from penstock.workloads.llm.health import EngineState, RunnerHealth
-from penstock.workloads.llm.runner import Loading, Watch, side_by_side
+from penstock.workloads.llm.runner import Loading, ProgressListener, side_by_side
 from penstock.workloads.llm.values import (
     Completion,
     Delta,
@@ -81,7 +81,11 @@ class LlamaRunner:
         await self._running().unload((await self._catalog.find(model)).name)
 
     async def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         spec = self._spec(await self._catalog.find(model))
         while True:

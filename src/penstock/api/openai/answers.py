@@ -173,7 +173,7 @@ class EmbeddingList(Struct, frozen=True, kw_only=True):
 # -- made of what a model answered ---------------------------------------------------
 
 
-class Origin(Struct, frozen=True):
+class JobOrigin(Struct, frozen=True):
     """The job that an answer is of."""
 
     job_id: str
@@ -185,7 +185,7 @@ class Origin(Struct, frozen=True):
         return int(self.accepted_at)
 
 
-def chat_completion(body: ChatBody, origin: Origin, result: LlmResult) -> ChatCompletion:
+def chat_completion(body: ChatBody, origin: JobOrigin, result: LlmResult) -> ChatCompletion:
     return ChatCompletion(
         id=f"chatcmpl-{origin.job_id}",
         created=origin.created,
@@ -219,7 +219,7 @@ def chat_logprobs(tokens: tuple[TokenLogprob, ...] | None) -> ChatLogprobs:
     return ChatLogprobs(tokens or ())
 
 
-def text_completion(body: CompletionBody, origin: Origin, result: LlmResult) -> TextCompletion:
+def text_completion(body: CompletionBody, origin: JobOrigin, result: LlmResult) -> TextCompletion:
     return TextCompletion(
         id=f"cmpl-{origin.job_id}",
         created=origin.created,
@@ -260,7 +260,9 @@ def legacy_logprobs(tokens: Iterable[TokenLogprob], offset: int = 0) -> LegacyLo
     )
 
 
-def embedding_list(body: EmbeddingBody, origin: Origin, result: EmbeddingResult) -> EmbeddingList:
+def embedding_list(
+    body: EmbeddingBody, origin: JobOrigin, result: EmbeddingResult
+) -> EmbeddingList:
     """Raises InvalidRequest where more dimensions were asked for than the model has."""
     in_bytes = body.encoding_format == "base64"
     vectors = [shortened(vector, body.dimensions) for vector in result.vectors]

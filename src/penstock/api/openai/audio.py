@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from penstock.api.openai.answers import Origin
+from penstock.api.openai.answers import JobOrigin
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.form import FORM, read_form
 from penstock.api.openai.requests import Asking, Parsed, unsupported
@@ -66,7 +66,7 @@ def chat_request(body: TranscriptionForm, options: Mapping[str, Any]) -> ChatReq
     )
 
 
-def transcription(body: TranscriptionForm, origin: Origin, result: LlmResult) -> Transcription:
+def transcription(body: TranscriptionForm, origin: JobOrigin, result: LlmResult) -> Transcription:
     return Transcription(result.choices[0].text)
 
 

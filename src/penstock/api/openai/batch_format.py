@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from penstock.api.decoding import decoder
-from penstock.api.openai.answers import Origin
+from penstock.api.openai.answers import JobOrigin
 from penstock.api.openai.endpoints import BATCHED
 from penstock.api.openai.errors import ModelNotFound, OpenAiError, tell
 from penstock.api.openai.images import refuse_urls
@@ -13,7 +13,7 @@ from penstock.api.openai.requests import Generating, read_request
 from penstock.api.reply import encode
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.job import Job
-from penstock.workloads.llm.batches import Asked
+from penstock.workloads.llm.batches import LineRequest
 from penstock.workloads.llm.values import is_model_name, topic_of
 
 
@@ -26,7 +26,7 @@ class OpenAiBatchFormat:
         """`topic_for` names the topic of a model's jobs, whether it is served or not."""
         self._topic_for = topic_for
 
-    def ask(self, endpoint: str, body: bytes) -> Asked:
+    def ask(self, endpoint: str, body: bytes) -> LineRequest:
         table = BATCHED[endpoint]
         parsed = read_request(body, table.body, prefix="body")
         asked = parsed.body
@@ -38,12 +38,12 @@ class OpenAiBatchFormat:
             raise InvalidRequest("stream", "can't be used in a batch")
         request = table.request(asked, parsed.options)
         refuse_urls(request)
-        return Asked(self._topic_for(asked.model), encode(request))
+        return LineRequest(self._topic_for(asked.model), encode(request))
 
     def tell(self, endpoint: str, body: bytes, job: Job, result: bytes) -> bytes:
         table = BATCHED[endpoint]
         asked = read_request(body, table.body, prefix="body").body
-        origin = Origin(job.job_id, job.accepted_at, asked.model)
+        origin = JobOrigin(job.job_id, job.accepted_at, asked.model)
         return encode(table.whole(asked, origin, decoder(table.result).decode(result)))
 
     def refuse(self, error: PenstockError) -> tuple[int, bytes]:

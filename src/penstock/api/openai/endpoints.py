@@ -11,7 +11,7 @@ from msgspec import Struct
 from penstock.api.openai.answers import (
     ChatCompletion,
     EmbeddingList,
-    Origin,
+    JobOrigin,
     TextCompletion,
     chat_completion,
     embedding_list,
@@ -63,9 +63,9 @@ class Endpoint(Struct, frozen=True, kw_only=True):
     """What its job ends with."""
     answer: Any
     """What it answers with, for the documentation."""
-    whole: Callable[[Any, Origin, Any], Any]
+    whole: Callable[[Any, JobOrigin, Any], Any]
     """The answer, made of the body and the result."""
-    parts: Callable[[Any, Origin], StreamFormat] | None = None
+    parts: Callable[[Any, JobOrigin], StreamFormat] | None = None
     """How it is written in parts."""
     stream_type: str = "text/event-stream"
     large: bool = True

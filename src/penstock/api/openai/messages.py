@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from penstock.api.openai.answers import Origin
+from penstock.api.openai.answers import JobOrigin
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.errors import tell
 from penstock.api.openai.requests import (
@@ -212,7 +212,7 @@ class MessageObject(Struct, frozen=True, kw_only=True):
     usage: dict[str, int]
 
 
-def message_of(body: MessagesBody, origin: Origin, result: LlmResult | None) -> MessageObject:
+def message_of(body: MessagesBody, origin: JobOrigin, result: LlmResult | None) -> MessageObject:
     """Without a result, as it stands at the beginning."""
     choice = result.choices[0] if result is not None else None
     return MessageObject(
@@ -260,7 +260,7 @@ class MessageStream:
     headers = EVENT_STREAM
     heartbeat = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, body: MessagesBody, origin: Origin) -> None:
+    def __init__(self, body: MessagesBody, origin: JobOrigin) -> None:
         self._body, self._origin = body, origin
         self._open = ""
         self._index = -1

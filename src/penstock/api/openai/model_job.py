@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from penstock.api.decoding import decoder
-from penstock.api.openai.answers import Origin
+from penstock.api.openai.answers import JobOrigin
 from penstock.api.openai.errors import ModelNotFound, Unanswered
 from penstock.api.openai.requests import TIMEOUT, labels_of
 from penstock.api.openai.splice import Attempt
@@ -50,8 +50,8 @@ class ModelJob:
         """Whether it goes on without a reader: whoever gave a key may come back for the answer."""
 
     @property
-    def origin(self) -> Origin:
-        return Origin(self._job.job_id, self._job.accepted_at, self._model)
+    def origin(self) -> JobOrigin:
+        return JobOrigin(self._job.job_id, self._job.accepted_at, self._model)
 
     @property
     def attempt(self) -> Attempt:

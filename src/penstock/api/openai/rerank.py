@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from penstock.api.openai.answers import EmbeddingUsage, Origin
+from penstock.api.openai.answers import EmbeddingUsage, JobOrigin
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.requests import Asking
 from penstock.core.errors import InvalidRequest
@@ -58,7 +58,7 @@ def _text(document: str | RerankDocument) -> str:
     return document if isinstance(document, str) else document.text
 
 
-def rerank_list(body: RerankBody, origin: Origin, result: EmbeddingResult) -> RerankList:
+def rerank_list(body: RerankBody, origin: JobOrigin, result: EmbeddingResult) -> RerankList:
     query, *documents = result.vectors
     scores = [sum(a * b for a, b in zip(query, one, strict=True)) for one in documents]
     order = sorted(range(len(scores)), key=lambda index: -scores[index])

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from penstock.api.openai.answers import Origin
+from penstock.api.openai.answers import JobOrigin
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.errors import OpenAiOperation, Unanswered, tell
 from penstock.api.openai.model_job import result_of
@@ -325,7 +325,7 @@ class ResponseObject(Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
-def response_of(body: ResponseBody, origin: Origin, result: LlmResult | None) -> ResponseObject:
+def response_of(body: ResponseBody, origin: JobOrigin, result: LlmResult | None) -> ResponseObject:
     """Without a result, as it stands while it is made."""
     status, details, output, usage = "in_progress", None, [], None
     if result is not None:
@@ -367,7 +367,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _items(origin: Origin, choice: Choice) -> list[dict[str, Any]]:
+def _items(origin: JobOrigin, choice: Choice) -> list[dict[str, Any]]:
     status = "incomplete" if choice.finish_reason == "length" else "completed"
     items: list[dict[str, Any]] = []
     if choice.reasoning:
@@ -379,12 +379,12 @@ def _items(origin: Origin, choice: Choice) -> list[dict[str, Any]]:
     return items
 
 
-def _reasoning_item(origin: Origin, text: str) -> dict[str, Any]:
+def _reasoning_item(origin: JobOrigin, text: str) -> dict[str, Any]:
     content = [{"type": "reasoning_text", "text": text}]
     return {"id": f"rs_{origin.job_id}", "type": "reasoning", "summary": [], "content": content}
 
 
-def _message_item(origin: Origin, content: list[Any], status: str) -> dict[str, Any]:
+def _message_item(origin: JobOrigin, content: list[Any], status: str) -> dict[str, Any]:
     return {
         "id": f"msg_{origin.job_id}",
         "type": "message",
@@ -398,7 +398,7 @@ def _text_part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _call_item(origin: Origin, number: int, call: ToolCall, status: str) -> dict[str, Any]:
+def _call_item(origin: JobOrigin, number: int, call: ToolCall, status: str) -> dict[str, Any]:
     return {
         "id": f"fc_{origin.job_id}_{number}",
         "type": "function_call",
@@ -415,7 +415,7 @@ class ResponseStream:
     headers = EVENT_STREAM
     heartbeat = COMMENT
 
-    def __init__(self, body: ResponseBody, origin: Origin) -> None:
+    def __init__(self, body: ResponseBody, origin: JobOrigin) -> None:
         self._body, self._origin = body, origin
         self._number = 0
         self._open: list[str] = []
@@ -539,7 +539,7 @@ def _name(item: dict[str, Any]) -> str:
 
 async def get_response(call: Call) -> Reply:
     job = await _job(call, call.params["response_id"])
-    origin = Origin(job.job_id, job.accepted_at, model_of(job.request.topic))
+    origin = JobOrigin(job.job_id, job.accepted_at, model_of(job.request.topic))
     body = ResponseBody(model=origin.model)
     result = None
     if job.is_final:

@@ -14,7 +14,7 @@ from penstock.api.openai.answers import (
     Chunk,
     ChunkChoice,
     FunctionDelta,
-    Origin,
+    JobOrigin,
     TextChoice,
     TokenUsage,
     ToolCallDelta,
@@ -125,7 +125,7 @@ class _Chunks:
     headers = EVENT_STREAM
     heartbeat = COMMENT
 
-    def __init__(self, name: str, kind: str, body: Generating, origin: Origin) -> None:
+    def __init__(self, name: str, kind: str, body: Generating, origin: JobOrigin) -> None:
         self._id, self._kind = f"{name}-{origin.job_id}", kind
         self._created, self._model = origin.created, origin.model
         options = body.stream_options
@@ -178,7 +178,7 @@ class _Chunks:
 class ChatStream(_Chunks):
     """See `StreamFormat`."""
 
-    def __init__(self, body: ChatBody, origin: Origin) -> None:
+    def __init__(self, body: ChatBody, origin: JobOrigin) -> None:
         super().__init__("chatcmpl", "chat.completion.chunk", body, origin)
         self._body = body
         self._begun: set[int] = set()
@@ -220,7 +220,7 @@ def _call(delta: ToolDelta) -> ToolCallDelta:
 class TextStream(_Chunks):
     """See `StreamFormat`."""
 
-    def __init__(self, body: CompletionBody, origin: Origin) -> None:
+    def __init__(self, body: CompletionBody, origin: JobOrigin) -> None:
         super().__init__("cmpl", "text_completion", body, origin)
         self._body = body
         self._begun: dict[int, int] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from penstock.api.openai.answers import Origin
+from penstock.api.openai.answers import JobOrigin
 from penstock.api.openai.endpoints import Endpoint
 from penstock.api.openai.requests import Asking, ChatTurn, Token, message_of
 from penstock.core.errors import InvalidRequest
@@ -69,7 +69,9 @@ def tokenize_request(body: TokenizeBody, options: Mapping[str, Any]) -> Tokenize
     return TokenizeRequest(text=text, add_special=bool(special), parse_special=body.parse_special)
 
 
-def tokenize_answer(body: TokenizeBody, origin: Origin, result: TokenizeResult) -> TokenizeAnswer:
+def tokenize_answer(
+    body: TokenizeBody, origin: JobOrigin, result: TokenizeResult
+) -> TokenizeAnswer:
     return TokenizeAnswer(tokens=result.tokens, count=len(result.tokens), model=origin.model)
 
 
@@ -78,7 +80,7 @@ def detokenize_request(body: DetokenizeBody, options: Mapping[str, Any]) -> Toke
 
 
 def detokenize_answer(
-    body: DetokenizeBody, origin: Origin, result: TokenizeResult
+    body: DetokenizeBody, origin: JobOrigin, result: TokenizeResult
 ) -> DetokenizeAnswer:
     return DetokenizeAnswer(content=result.text, prompt=result.text, model=origin.model)
 

@@ -20,12 +20,12 @@ from penstock.core.job import Job
 from penstock.lifecycles.canonical import JobState
 from penstock.ports.blobs import Blobs
 from penstock.workloads.llm.batches import (
-    Asked,
     Batch,
     BatchError,
     BatchFormat,
     BatchStore,
     Draft,
+    LineRequest,
     Purpose,
     RequestCounts,
     StoredFile,
@@ -129,7 +129,7 @@ class LineCheck:
     """Looks at one line after another; `errors` has what is wrong, `count` how many there were."""
 
     def __init__(self, endpoint: str, batch_format: BatchFormat) -> None:
-        self._endpoint, self._dialect = endpoint, batch_format
+        self._endpoint, self._format = endpoint, batch_format
         self._seen: dict[str, int] = {}
         self.count = 0
         self.topics: dict[str, int] = {}
@@ -149,14 +149,14 @@ class LineCheck:
         else:
             self.topics.setdefault(asked.topic, number)
 
-    def _asked(self, number: int, raw: bytes) -> Asked:
+    def _asked(self, number: int, raw: bytes) -> LineRequest:
         line = read_line(number, raw, self._endpoint)
         first = self._seen.setdefault(line.custom_id, number)
         if first != number:
             raise InvalidRequest(
                 "custom_id", f"{_shown(line.custom_id)} is that of line {first} already"
             )
-        return self._dialect.ask(self._endpoint, line.body)
+        return self._format.ask(self._endpoint, line.body)
 
     def blame(self, error: PenstockError, number: int | None) -> None:
         field = error.field if isinstance(error, InvalidRequest) else None
@@ -203,7 +203,7 @@ def job_id_of(batch_id: str, number: int) -> str:
     return f"{batch_id}.{number:05}"
 
 
-class Progress:
+class BatchProgress:
     """Knows the jobs that have not ended by their ids: no other job can pass for one."""
 
     def __init__(self, total: int) -> None:
@@ -253,7 +253,7 @@ _BREATH = 50
 """Lines after which others get a turn."""
 
 
-class Response(Struct, frozen=True):
+class LineResponse(Struct, frozen=True):
     status_code: int
     request_id: str
     body: Raw
@@ -267,7 +267,7 @@ class NotRun(Struct, frozen=True):
 class OutputLine(Struct, frozen=True):
     id: str
     custom_id: str
-    response: Response | None
+    response: LineResponse | None
     error: NotRun | None
 
 
@@ -281,7 +281,7 @@ class OutputWriter:
     def __init__(
         self, batch_store: BatchStore, store: Ledger, blobs: Blobs, batch_format: BatchFormat
     ) -> None:
-        self._batch_store, self._store, self._blobs, self._dialect = (
+        self._batch_store, self._store, self._blobs, self._format = (
             batch_store,
             store,
             blobs,
@@ -321,13 +321,17 @@ class OutputWriter:
             if refusal is None:
                 return OutputLine(line_id, line.custom_id, None, _why(batch))
             error = InvalidRequest(refusal.param or "body", refusal.message)
-            status, body = self._dialect.refuse(error)
-            return OutputLine(line_id, line.custom_id, Response(status, line_id, Raw(body)), None)
+            status, body = self._format.refuse(error)
+            return OutputLine(
+                line_id, line.custom_id, LineResponse(status, line_id, Raw(body)), None
+            )
         line_id = f"batch_req_{job.job_id}"
         if _did_not_run(job, batch):
             return OutputLine(line_id, line.custom_id, None, _why(batch))
         status, body = await self._answered(batch, line, job)
-        return OutputLine(line_id, line.custom_id, Response(status, job.job_id, Raw(body)), None)
+        return OutputLine(
+            line_id, line.custom_id, LineResponse(status, job.job_id, Raw(body)), None
+        )
 
     async def _last(self, job_id: str) -> Job | None:
         """The last of a chain of retries that has ended."""
@@ -341,16 +345,16 @@ class OutputWriter:
 
     async def _answered(self, batch: Batch, line: Line, job: Job) -> tuple[int, bytes]:
         if job.state is not JobState.SUCCEEDED:
-            return self._dialect.refuse(JobEnded(job))
+            return self._format.refuse(JobEnded(job))
         try:
             pointer = job.result.result_ptr if job.result is not None else None
             result = await self._blobs.get(pointer) if pointer else b""
-            size, tell = len(line.body) + len(result), self._dialect.tell
+            size, tell = len(line.body) + len(result), self._format.tell
             return 200, await off_loop(size, tell, batch.endpoint, line.body, job, result)
         except PenstockError as error:
-            return self._dialect.refuse(error)
+            return self._format.refuse(error)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            return self._dialect.refuse(InvalidRequest("result", f"can't be read: {error}"))
+            return self._format.refuse(InvalidRequest("result", f"can't be read: {error}"))
 
     async def _keep(self, draft: Draft, batch: Batch, kind: str, now: float) -> str | None:
         """Under a name of its own for each batch: whoever does it again replaces it."""

@@ -28,10 +28,10 @@ from penstock.lifecycles.batch import BATCH, BatchEvent, BatchStatus
 from penstock.ports.blobs import Blobs
 from penstock.ports.clock import Clock, wait_at_most
 from penstock.workloads.llm.batch_files import (
+    BatchProgress,
     Line,
     LineCheck,
     OutputWriter,
-    Progress,
     job_id_of,
     off_loop,
     raw_lines,
@@ -117,7 +117,7 @@ class BatchRun:
         self.batch = batch
         self._needs = needs
         self._clock, self._store = needs.clock, needs.store
-        self.progress = Progress(batch.request_counts.total)
+        self.progress = BatchProgress(batch.request_counts.total)
         self._news = asyncio.Event()
         self._moving = asyncio.Lock()
         self._writer = OutputWriter(needs.batch_store, needs.store, needs.blobs, needs.batch_format)
@@ -146,7 +146,7 @@ class BatchRun:
 
     async def run(self) -> None:
         """Until the batch has ended. What it raises, another run may get past."""
-        self.progress = Progress(self.batch.request_counts.total)
+        self.progress = BatchProgress(self.batch.request_counts.total)
         if self.batch.status is BatchStatus.VALIDATING:
             await self._validate()
         if self.batch.in_progress_at is None and self.batch.status is BatchStatus.CANCELLING:

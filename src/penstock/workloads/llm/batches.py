@@ -178,7 +178,7 @@ def page_of(kept: Iterable[S], query: BatchStoreQuery) -> list[S]:
 # -- what lines say -----------------------------------------------------------------
 
 
-class Asked(Struct, frozen=True):
+class LineRequest(Struct, frozen=True):
     """What a line asks for, as a job."""
 
     topic: str
@@ -190,7 +190,7 @@ class BatchFormat(Protocol):
 
     endpoints: tuple[str, ...]
 
-    def ask(self, endpoint: str, body: bytes) -> Asked:
+    def ask(self, endpoint: str, body: bytes) -> LineRequest:
         """Raises PenstockError if this can't be asked."""
 
     def tell(self, endpoint: str, body: bytes, job: Job, result: bytes) -> bytes:

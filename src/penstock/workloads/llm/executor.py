@@ -30,7 +30,7 @@ from penstock.ports.executor import (
     TopicPaused,
 )
 from penstock.workloads.llm.health import EngineHealth, RunnerHealth
-from penstock.workloads.llm.runner import Runner, TenantRunner, Watch, answer, choices_of
+from penstock.workloads.llm.runner import ProgressListener, Runner, TenantRunner, answer, choices_of
 from penstock.workloads.llm.values import (
     TOPICS,
     Delta,
@@ -225,7 +225,7 @@ async def _answered(
         return Outcome(JobState.SUCCEEDED, _encode(await runner.embed(model, ask)))
     if isinstance(ask, TokenizeRequest):
         return Outcome(JobState.SUCCEEDED, _encode(await runner.tokenize(model, ask)))
-    watch: Watch = ctx if choices_of(ask) == 1 else _SeveralAnswers(ctx)
+    watch: ProgressListener = ctx if choices_of(ask) == 1 else _SeveralAnswers(ctx)
     result = await answer(runner, model, ask, tell if ask.stream else None, watch)
     return Outcome(JobState.SUCCEEDED, _encode(result))
 

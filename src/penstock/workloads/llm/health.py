@@ -45,7 +45,7 @@ class Stay:
     """Whether nobody else was inside for any part of its stay."""
 
 
-class Gate:
+class ExclusiveGate:
     """Who wants to be alone waits until those inside have left; nobody else enters meanwhile."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class RunnerHealth:
         """`state` tells whether a model is in memory: loading, ready or gone."""
         self._runner, self._state, self._clock = runner, state, clock or SystemClock()
         self._records: dict[str, _Record] = {}
-        self.gate = Gate()
+        self.gate = ExclusiveGate()
         self.listeners: list[Callable[[str, EngineHealth], None]] = []
         """Called with the model when it falls ill (or its illness changes), and when it is well
         again."""

@@ -41,7 +41,7 @@ few enough that who comes later is not behind all of a large job."""
 T = TypeVar("T")
 
 
-class Watch(Protocol):
+class ProgressListener(Protocol):
     """Hears how an answer comes about; the Context of a job is one. Called from any thread."""
 
     def progress(self, fraction: float | None = None, message: str = "") -> None:
@@ -72,7 +72,11 @@ class Runner(Protocol):
         """Give its memory back once its jobs have ended."""
 
     def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         """Answer number `choice`: Deltas as they come, then one Completion. A runner for which an
         answer may have a history before its first Delta tells it to `watch`.
@@ -107,7 +111,7 @@ async def answer(
     model: str,
     ask: GenerationRequest,
     tell: Callable[[Delta], None] | None = None,
-    watch: Watch | None = None,
+    watch: ProgressListener | None = None,
 ) -> LlmResult:
     """All of its answers, computed side by side. When it is cancelled, or one fails, all end."""
     said = await side_by_side(
@@ -152,7 +156,7 @@ async def _said(
     ask: GenerationRequest,
     choice: int,
     tell: Callable[[Delta], None] | None,
-    watch: Watch | None,
+    watch: ProgressListener | None,
 ) -> Completion:
     async with aclosing(generate(runner, model, ask, choice, watch)) as pieces:
         async for piece in pieces:
@@ -164,7 +168,11 @@ async def _said(
 
 
 async def generate(
-    runner: Runner, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+    runner: Runner,
+    model: str,
+    ask: GenerationRequest,
+    choice: int = 0,
+    watch: ProgressListener | None = None,
 ) -> AsyncGenerator[Delta | Completion, None]:
     """As `Runner.generate`, with tools for every model: calls that are forced are, and a model
     whose template knows no tools is told of them in words."""

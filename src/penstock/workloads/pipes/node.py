@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from penstock.core.errors import Misconfigured
 from penstock.lifecycles.processor import ERRORS, ProcessorEvent
-from penstock.workloads.llm.runner import Loading, Watch
+from penstock.workloads.llm.runner import Loading, ProgressListener
 from penstock.workloads.llm.values import (
     Completion,
     Delta,
@@ -623,7 +623,11 @@ class Node:
         self.mesh.join(addresses)
 
     async def generate(
-        self, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None, tenant: str = ""
+        self,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
+        tenant: str = "",
     ) -> AsyncGenerator[Delta | Completion, None]:
         await self.start()
         if self.origin is None:

@@ -17,7 +17,7 @@ from os import urandom
 from typing import Protocol
 
 from penstock.lifecycles.processor import ERRORS, ProcessorEvent
-from penstock.workloads.llm.runner import Watch
+from penstock.workloads.llm.runner import ProgressListener
 from penstock.workloads.llm.values import (
     Completion,
     Delta,
@@ -133,7 +133,11 @@ class Origin:
         return Counter(node for trip in self._trips.values() for node in trip.nodes)
 
     async def generate(
-        self, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None, tenant: str = ""
+        self,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
+        tenant: str = "",
     ) -> AsyncGenerator[Delta | Completion, None]:
         trip = await self._begin(ask, choice, watch)
         trip.tenant = tenant
@@ -286,7 +290,9 @@ class Origin:
 
     # -- a trip ---------------------------------------------------------------------
 
-    async def _begin(self, ask: GenerationRequest, choice: int, watch: Watch | None) -> Trip:
+    async def _begin(
+        self, ask: GenerationRequest, choice: int, watch: ProgressListener | None
+    ) -> Trip:
         ids = await asyncio.to_thread(self.text.prompt_of, ask, choice)
         if len(ids) >= self.context:
             raise LlmFailure(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
 from penstock.workloads.llm.health import RunnerHealth
-from penstock.workloads.llm.runner import Loading, Watch
+from penstock.workloads.llm.runner import Loading, ProgressListener
 from penstock.workloads.llm.values import (
     Completion,
     Delta,
@@ -54,7 +54,11 @@ class PipeRunner:
         """A node gives its layers back when it leaves, not before."""
 
     def generate(
-        self, model: str, ask: GenerationRequest, choice: int = 0, watch: Watch | None = None
+        self,
+        model: str,
+        ask: GenerationRequest,
+        choice: int = 0,
+        watch: ProgressListener | None = None,
     ) -> AsyncGenerator[Delta | Completion, None]:
         self._check(model)
         return self._node.generate(ask, choice, watch, self._tenant)

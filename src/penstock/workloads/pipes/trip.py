@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from penstock.workloads.llm.runner import Watch
+from penstock.workloads.llm.runner import ProgressListener
 from penstock.workloads.llm.values import Delta, LlmCode, LlmFailure
 from penstock.workloads.pipes.job import ChunkState, Hop, Job, OriginText
 from penstock.workloads.pipes.prefixes import Kept
@@ -82,7 +82,7 @@ class Trip:
     used up."""
     sampler: Sampler
     writer: Writer
-    watch: Watch | None = None
+    watch: ProgressListener | None = None
     tenant: str = ""
     events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
     avoid: set[str] = field(default_factory=set)

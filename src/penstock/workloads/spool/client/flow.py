@@ -26,7 +26,7 @@ from penstock.workloads.spool.client.work import MAX_PROMPT, PROMPT
 from penstock.workloads.spool.disk.files import read_text
 from penstock.workloads.spool.disk.ids import JobId, order_of
 from penstock.workloads.spool.disk.peers import is_served
-from penstock.workloads.spool.disk.watching import Names, Watch
+from penstock.workloads.spool.disk.watching import FolderWatch, Names
 from penstock.workloads.spool.disk.workspace import FORWARD, Workspace
 
 _FIRST, _LONGEST, _GROWTH = 0.05, 1.0, 1.5
@@ -59,7 +59,7 @@ def ended(workspace: Workspace, job_id: JobId, patience: WaitBackoff) -> None:
 
 async def ended_async(workspace: Workspace, job_id: JobId, patience: WaitBackoff) -> None:
     moved = asyncio.Event()
-    watch = Watch(moved.set)
+    watch = FolderWatch(moved.set)
     try:
         for folder in _ends(workspace):
             watch.add(folder, lambda name: moved.set() if name == job_id else None)

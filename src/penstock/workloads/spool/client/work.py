@@ -24,7 +24,7 @@ from penstock.workloads.spool.disk.files import (
     move,
     write_file,
 )
-from penstock.workloads.spool.disk.ids import IdSource, JobId, check_job_id
+from penstock.workloads.spool.disk.ids import JobId, SpoolIds, check_job_id
 from penstock.workloads.spool.disk.images import check_image, image_name, read_image
 from penstock.workloads.spool.disk.meta import (
     KIND,
@@ -139,12 +139,12 @@ class Work:
         create: bool = True,
         *,
         clock: Clock | None = None,
-        ids: IdSource | None = None,
+        ids: SpoolIds | None = None,
     ) -> None:
         """Misconfigured if the workspace can't be used, or is missing and not to be made."""
         self.workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._clock = clock or SystemClock()
-        self._ids = ids or IdSource()
+        self._ids = ids or SpoolIds()
         if create:
             self.workspace.create()
         else:

@@ -65,7 +65,7 @@ def submitted_near(job_id: JobId) -> float:
     return order_of(job_id)[0] / 1_000_000
 
 
-class IdSource:
+class SpoolIds:
     """Ids that no other id of this process equals, in any thread, and after a fork.
 
     That another machine or container has the same pid is for the one who makes the folder to

@@ -60,7 +60,7 @@ class _Events:
             self.fd = NOT_WATCHED
 
 
-class Watch:
+class FolderWatch:
     """For the running event loop: calls back with each name."""
 
     def __init__(self, overflowed: Callable[[], None] | None = None) -> None:

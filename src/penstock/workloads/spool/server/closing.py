@@ -32,15 +32,15 @@ from penstock.workloads.spool.disk.meta import Meta, seen_meta, stamp, write_met
 from penstock.workloads.spool.disk.peers import Claims, returning
 from penstock.workloads.spool.disk.removing import TMP, remove_tree
 from penstock.workloads.spool.disk.workspace import Workspace
-from penstock.workloads.spool.server.outcomes import SAME_ID, Outcome, failed
-from penstock.workloads.spool.server.requests import Gone, is_folder
+from penstock.workloads.spool.server.outcomes import SAME_ID, SpoolOutcome, failed
+from penstock.workloads.spool.server.requests import JobGone, is_folder
 from penstock.workloads.spool.server.running import (
     Attempts,
-    Event,
     EventKind,
-    Health,
+    JobEvent,
     Loss,
     Running,
+    ServerHealth,
     Tell,
     Threads,
     count_attempt,
@@ -58,7 +58,7 @@ def lose(workspace: Workspace, job_id: str, loss: Loss) -> Attempts:
     try:
         return count_attempt(folder, loss, workspace.sync)
     except FileNotFoundError:
-        raise Gone(job_id) from None
+        raise JobGone(job_id) from None
 
 
 def requeue(workspace: Workspace, job_id: str) -> None:
@@ -71,7 +71,7 @@ def requeue(workspace: Workspace, job_id: str) -> None:
         failpoint("spool-returning")
         move(folder, target, sync=workspace.sync)
     except FileNotFoundError:
-        raise Gone(job_id) from None
+        raise JobGone(job_id) from None
 
 
 def give_up(workspace: Workspace, job_id: str, attempts: Attempts, code: str, now: float) -> None:
@@ -111,7 +111,7 @@ class JobCloser:
         claims: Claims,
         threads: Threads,
         clock: Clock,
-        health: Health,
+        health: ServerHealth,
         tell: Tell,
         *,
         attempts: int,
@@ -120,7 +120,7 @@ class JobCloser:
         self._clock, self._health, self._tell = clock, health, tell
         self._most = attempts
 
-    async def end(self, running: Running, outcome: Outcome) -> None:
+    async def end(self, running: Running, outcome: SpoolOutcome) -> None:
         """DONE or FAILED, when the disk lets it."""
         try:
             await self._insisting(running, lambda: self._write(running, outcome))
@@ -153,7 +153,7 @@ class JobCloser:
 
     # -- blocking, in a thread ---------------------------------------------------------
 
-    def _write(self, running: Running, outcome: Outcome) -> None:
+    def _write(self, running: Running, outcome: SpoolOutcome) -> None:
         self._check(running)
         meta = self._meta(running, outcome)
         try:
@@ -166,7 +166,7 @@ class JobCloser:
             raise
         self._left(running)
 
-    def _write_elsewhere(self, running: Running, outcome: Outcome) -> None:
+    def _write_elsewhere(self, running: Running, outcome: SpoolOutcome) -> None:
         """Under the next id that is free: two jobs have the same, and neither is overwritten."""
         self._check(running)
         meta = self._meta(running, outcome)
@@ -205,15 +205,15 @@ class JobCloser:
         try:
             found = os.lstat(running.folder).st_ino
         except FileNotFoundError:
-            raise Gone(running.job_id) from None
+            raise JobGone(running.job_id) from None
         if found != running.folder_id or not self._claims.holds(running.job_id):
-            raise Gone(running.job_id)
+            raise JobGone(running.job_id)
 
     def _left(self, running: Running) -> None:
         running.ended = True
         self._claims.drop(running.job_id)
 
-    def _meta(self, running: Running, outcome: Outcome) -> Meta:
+    def _meta(self, running: Running, outcome: SpoolOutcome) -> Meta:
         return structs.replace(
             running.meta or seen_meta(running.folder),
             **{**running.facts, **outcome.facts},
@@ -247,7 +247,7 @@ class JobCloser:
     ) -> None:
         now = self._clock
         self._tell(
-            Event(
+            JobEvent(
                 at=now.now(),
                 what=what,
                 job_id=running.job_id,

@@ -58,7 +58,7 @@ INVALID, PARENT_FAILED, INTERNAL = "INVALID", "PARENT_FAILED", "INTERNAL"
 SAME_ID = "SAME_ID"
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
+class SpoolOutcome(Struct, frozen=True, kw_only=True):
     """DONE with files, or FAILED with an error."""
 
     facts: Mapping[str, Any] = {}
@@ -77,7 +77,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 def answered(
     ask: GenerationRequest | EmbeddingRequest, result: LlmResult | EmbeddingResult, seconds: float
-) -> Outcome:
+) -> SpoolOutcome:
     used = result.usage
     facts = {
         "model": result.model,
@@ -87,29 +87,29 @@ def answered(
     }
     if isinstance(result, EmbeddingResult) or isinstance(ask, EmbeddingRequest):
         assert isinstance(result, EmbeddingResult)
-        return Outcome(facts=facts, files=of_embedding(result))
+        return SpoolOutcome(facts=facts, files=of_embedding(result))
     facts |= {
         "completion_tokens": used.completion_tokens,
         "finish_reason": result.choices[0].finish_reason,
         "tokens_per_second": _speed(result, seconds),
         "seed": ask.sampling.seed,
     }
-    return Outcome(facts=facts, files=of_answer(result), tokens=used.completion_tokens)
+    return SpoolOutcome(facts=facts, files=of_answer(result), tokens=used.completion_tokens)
 
 
-def failed(code: str, error: str) -> Outcome:
-    return Outcome(code=code, error=error)
+def failed(code: str, error: str) -> SpoolOutcome:
+    return SpoolOutcome(code=code, error=error)
 
 
-def unfit(problem: Unfit) -> Outcome:
+def unfit(problem: Unfit) -> SpoolOutcome:
     return failed(LlmCode.INVALID_PROMPT if problem.field == PROMPT else INVALID, str(problem))
 
 
-def refused(failure: LlmFailure) -> Outcome:
+def refused(failure: LlmFailure) -> SpoolOutcome:
     facts = {
         name: failure.facts[name] for name in ("prompt_tokens", "model") if name in failure.facts
     }
-    return Outcome(facts=facts, code=failure.code, error=_told(failure))
+    return SpoolOutcome(facts=facts, code=failure.code, error=_told(failure))
 
 
 def _told(failure: LlmFailure) -> str:
@@ -132,7 +132,7 @@ _FIRST = 0.1
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Partial:
+class PartialWriter:
     """Of one job; `tell` takes each piece as it comes, `close` before the job ends."""
 
     def __init__(self, folder: Path, max_tokens: int, clock: Clock, threads: Threads) -> None:

@@ -20,7 +20,14 @@ from penstock.workloads.spool.disk.ids import Turn
 from penstock.workloads.spool.disk.peers import Claims
 from penstock.workloads.spool.disk.removing import open_up
 from penstock.workloads.spool.disk.workspace import Workspace
-from penstock.workloads.spool.server.running import Event, EventKind, Health, Running, Tell, Why
+from penstock.workloads.spool.server.running import (
+    EventKind,
+    JobEvent,
+    Running,
+    ServerHealth,
+    Tell,
+    Why,
+)
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -153,7 +160,7 @@ class Pool:
         claims: Claims,
         process: Process,
         clock: Clock,
-        health: Health,
+        health: ServerHealth,
         tell: Tell,
         *,
         workers: int,
@@ -227,7 +234,7 @@ class Pool:
         self.running[running.job_id] = running
         self._put_off.discard(running.job_id)
         running.task = asyncio.create_task(self._one(running, over))
-        self._tell(Event(at=self._clock.now(), what=EventKind.CLAIMED, job_id=running.job_id))
+        self._tell(JobEvent(at=self._clock.now(), what=EventKind.CLAIMED, job_id=running.job_id))
 
     async def _one(self, running: Running, over: Callable[[], None]) -> None:
         try:

@@ -32,15 +32,15 @@ from penstock.workloads.spool.server.closing import JobCloser
 from penstock.workloads.spool.server.outcomes import (
     DEADLINE,
     TIMEOUT,
-    Outcome,
-    Partial,
+    PartialWriter,
+    SpoolOutcome,
     answered,
     failed,
     refused,
     unfit,
 )
 from penstock.workloads.spool.server.requests import (
-    Gone,
+    JobGone,
     NotYet,
     ParentFailed,
     Parents,
@@ -69,29 +69,29 @@ class TimeIsUp(Exception):
         self.code = code
 
 
-class Limit(Struct, frozen=True):
+class TimeLimit(Struct, frozen=True):
     seconds: float
     """From now on."""
     code: str
     message: str
 
 
-def deadline_of(options: SpoolOptions, now: float) -> Limit | None:
+def deadline_of(options: SpoolOptions, now: float) -> TimeLimit | None:
     """For all that is done with it."""
     if options.deadline is None:
         return None
-    return Limit(options.deadline - now, DEADLINE, "its deadline passed before it had ended")
+    return TimeLimit(options.deadline - now, DEADLINE, "its deadline passed before it had ended")
 
 
-def timeout_of(options: SpoolOptions) -> Limit | None:
+def timeout_of(options: SpoolOptions) -> TimeLimit | None:
     """For the time in which it is computed."""
     if options.timeout is None:
         return None
-    return Limit(options.timeout, TIMEOUT, f"it ran for longer than {options.timeout:g} s")
+    return TimeLimit(options.timeout, TIMEOUT, f"it ran for longer than {options.timeout:g} s")
 
 
 @asynccontextmanager
-async def within(limit: Limit | None) -> AsyncIterator[None]:
+async def within(limit: TimeLimit | None) -> AsyncIterator[None]:
     """Raises TimeIsUp when it is over, before anything is begun if it is already."""
     if limit is None:
         yield
@@ -140,7 +140,7 @@ class Processor:
             except asyncio.CancelledError:
                 if not running.ended:
                     await self._cut(running)
-        except Gone:
+        except JobGone:
             self._closing.let_go(running)
 
     async def _run(self, running: Running) -> None:
@@ -159,14 +159,14 @@ class Processor:
     async def _cut(self, running: Running) -> None:
         """It was ended from outside."""
         if running.why is Why.GONE:
-            raise Gone(running.job_id)
+            raise JobGone(running.job_id)
         if running.why is Why.CANCELLED:
             why = running.reason or "cancelled"
             await self._closing.end(running, failed(outcomes.CANCELLED, why))
         else:
             await self._closing.requeue(running, Why.STOP.value)
 
-    async def _outcome(self, running: Running) -> Outcome:
+    async def _outcome(self, running: Running) -> SpoolOutcome:
         try:
             prepared = await self._threads.do(self._prepared, running)
             return await self._computed(running, prepared)
@@ -176,7 +176,7 @@ class Processor:
             return failed(outcomes.PARENT_FAILED, str(problem))
         except TimeIsUp as late:
             return failed(late.code, str(late))
-        except (Gone, NotYet, EngineUnavailable, EngineCrashed):
+        except (JobGone, NotYet, EngineUnavailable, EngineCrashed):
             raise
         except LlmFailure as failure:
             return refused(failure)
@@ -198,7 +198,7 @@ class Processor:
         running.model = job.options.model or self.default_model
         return Prepared(job=job, ask=request_for(job, self._parents, self._max_tokens))
 
-    async def _computed(self, running: Running, prepared: Prepared) -> Outcome:
+    async def _computed(self, running: Running, prepared: Prepared) -> SpoolOutcome:
         options = prepared.job.options
         async with (
             within(deadline_of(options, self._clock.now())),
@@ -218,7 +218,7 @@ class Processor:
         if job.images and not (await self._runner.load(model)).vision:
             raise LlmFailure(LlmCode.NOT_SUPPORTED, f"the model {model} can't look at images")
         most = ask.max_tokens or self._max_tokens
-        partial = Partial(running.folder, most, self._clock, self._threads)
+        partial = PartialWriter(running.folder, most, self._clock, self._threads)
         try:
             return await answer(self._runner, model, ask, partial.tell)
         finally:

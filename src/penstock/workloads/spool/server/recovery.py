@@ -16,7 +16,7 @@ from penstock.workloads.spool.disk.ids import is_job_id
 from penstock.workloads.spool.disk.peers import Peer, Peers, original_runs, returning
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server.closing import give_up, lose, requeue
-from penstock.workloads.spool.server.requests import Gone
+from penstock.workloads.spool.server.requests import JobGone
 from penstock.workloads.spool.server.running import Loss
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Recovery:
             else:
                 give_up(self._workspace, job_id, attempts, LOST, self._clock.now())
                 found.failed.append(job_id)
-        except Gone:
+        except JobGone:
             pass
         except Exception as error:  # one job that can't be moved must not end the server
             found.stuck.append(job_id)

@@ -38,7 +38,7 @@ _MAX_IMAGES = 256 << 20
 """Bytes of all images of a job: they are all in memory at once."""
 
 
-class Gone(Exception):
+class JobGone(Exception):
     """A folder that somebody took away."""
 
 
@@ -58,7 +58,7 @@ def is_folder(path: Path) -> bool:
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
     except FileNotFoundError:
-        raise Gone(path.name) from None
+        raise JobGone(path.name) from None
 
 
 def read_job(folder: Path) -> Spooled:
@@ -91,7 +91,7 @@ def read_images(folder: Path) -> tuple[bytes, ...]:
         if not is_folder(folder / IMAGES):
             raise Unfit(IMAGES, "is not a folder")
         names = sorted(os.listdir(folder / IMAGES))
-    except (Gone, FileNotFoundError):
+    except (JobGone, FileNotFoundError):
         return ()
     if len(names) > MAX_IMAGES:
         raise Unfit(IMAGES, f"are {len(names)}; at most {MAX_IMAGES} are allowed")
@@ -119,7 +119,7 @@ class NotYet(Exception):
     """The parent has not ended: the job waits for it."""
 
 
-class History(Struct, frozen=True, kw_only=True):
+class ParentHistory(Struct, frozen=True, kw_only=True):
     """What was said before a job, from the first job of its conversation on."""
 
     system: str = ""
@@ -134,20 +134,20 @@ class Parents:
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
 
-    def history(self, job: Spooled) -> History:
+    def history(self, job: Spooled) -> ParentHistory:
         """Raises ParentFailed, NotYet, or Unfit if a parent's files are."""
         for _ in range(_LOOKS):
             try:
                 return self._read(job)
-            except Gone:  # a parent was cleaned or queued again while it was read: look again
+            except JobGone:  # a parent was cleaned or queued again while it was read: look again
                 continue
             except ParentFailed:
                 if is_original(job.job_id):  # the original keeps a parent's name, and no more
-                    return History()
+                    return ParentHistory()
                 raise
         raise ParentFailed(f"a parent of this job, as {job.meta.parent}, is moved all the time")
 
-    def _read(self, job: Spooled) -> History:
+    def _read(self, job: Spooled) -> ParentHistory:
         """Gone if a parent's folder was taken away meanwhile."""
         system, turns, text, size = "", list[Message](), "", 0
         for folder in reversed(self._chain(job)):
@@ -163,7 +163,7 @@ class Parents:
                 turns.append(Message(role="user", content=prompt))
             turns.append(Message(role="assistant", content=answer))
             text += prompt + answer
-        return History(system=system, messages=tuple(turns), text=text)
+        return ParentHistory(system=system, messages=tuple(turns), text=text)
 
     def _chain(self, job: Spooled) -> list[Path]:
         """The folders of its parents, the nearest first."""
@@ -213,7 +213,7 @@ def embedding_of(job: Spooled) -> EmbeddingRequest:
 
 
 def generation_of(
-    job: Spooled, history: History, *, max_tokens: int, seed: int
+    job: Spooled, history: ParentHistory, *, max_tokens: int, seed: int
 ) -> GenerationRequest:
     """`max_tokens` and `seed` are for a job that names none."""
     options = job.options
@@ -237,7 +237,7 @@ def sampled(job: Spooled, seed: int) -> object:
     return given if given.seed is not None else structs.replace(given, seed=seed)
 
 
-def _conversation(job: Spooled, history: History) -> tuple[Message, ...]:
+def _conversation(job: Spooled, history: ParentHistory) -> tuple[Message, ...]:
     system = job.options.system or history.system
     turns: list[Message] = [Message(role="system", content=system)] if system else []
     turns += [*history.messages, *job.options.messages]
@@ -279,7 +279,7 @@ def request_for(
         raise LlmFailure(LlmCode.NOT_SUPPORTED, "this server has no voice: tts is not supported")
     if job.kind is JobKind.EMBED:
         return embedding_of(job)
-    history = parents.history(job) if job.meta.parent else History()
+    history = parents.history(job) if job.meta.parent else ParentHistory()
     # Told in the metadata, so that an answer can be had again.
     seed = secrets.randbelow(_SEEDS)
     return generation_of(job, history, max_tokens=max_tokens, seed=seed)

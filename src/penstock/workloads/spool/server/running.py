@@ -23,7 +23,7 @@ from penstock.workloads.spool.disk.workspace import Workspace
 log = logging.getLogger(__name__)
 
 
-class Health:
+class ServerHealth:
     """Troubles that last, each under a name; told when they come and when they are over."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class EventKind(StrEnum):
     """Somebody else took its folder away."""
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class JobEvent(Struct, frozen=True, kw_only=True):
     """One thing that happened to one job."""
 
     at: float
@@ -73,7 +73,7 @@ class Event(Struct, frozen=True, kw_only=True):
     """Why it failed or was given back, in a sentence."""
 
 
-Tell = Callable[[Event], None]
+Tell = Callable[[JobEvent], None]
 
 
 class Counts(Struct, kw_only=True):
@@ -86,7 +86,7 @@ class Counts(Struct, kw_only=True):
     let_go: int = 0
     tokens: int = 0
 
-    def add(self, event: Event) -> None:
+    def add(self, event: JobEvent) -> None:
         match event.what:
             case EventKind.CLAIMED:
                 self.claimed += 1

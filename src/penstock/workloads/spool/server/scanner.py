@@ -23,7 +23,7 @@ from penstock.workloads.spool.disk.meta import OPTIONS, read_options, seen_meta
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server.pool import Queue, Waiting
 from penstock.workloads.spool.server.requests import PROMPT
-from penstock.workloads.spool.server.running import Health, Threads, read_attempts
+from penstock.workloads.spool.server.running import ServerHealth, Threads, read_attempts
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,12 @@ class Scanner:
     """Fills a Queue; `next` waits for the job whose turn it is."""
 
     def __init__(
-        self, workspace: Workspace, every: float, clock: Clock, threads: Threads, health: Health
+        self,
+        workspace: Workspace,
+        every: float,
+        clock: Clock,
+        threads: Threads,
+        health: ServerHealth,
     ) -> None:
         self._workspace, self._every, self._health = workspace, every, health
         self._clock, self._threads = clock, threads

@@ -16,7 +16,7 @@ from penstock.workloads.llm.runner import Loading, Runner
 from penstock.workloads.spool.client.changes import clean
 from penstock.workloads.spool.config import ServerConfig
 from penstock.workloads.spool.disk.peers import Claims, Peers, remove_pid, write_pid
-from penstock.workloads.spool.disk.watching import Watch
+from penstock.workloads.spool.disk.watching import FolderWatch
 from penstock.workloads.spool.disk.workspace import Workspace
 from penstock.workloads.spool.server.closing import JobCloser
 from penstock.workloads.spool.server.outcomes import CANCELLED
@@ -26,9 +26,9 @@ from penstock.workloads.spool.server.recovery import Recovered, Recovery
 from penstock.workloads.spool.server.running import (
     CancelNotes,
     Counts,
-    Event,
     EventKind,
-    Health,
+    JobEvent,
+    ServerHealth,
     Tell,
     Threads,
     Why,
@@ -55,7 +55,7 @@ class Patrol:
         cancelling: CancelNotes,
         clock: Clock,
         threads: Threads,
-        health: Health,
+        health: ServerHealth,
     ) -> None:
         self._config, self._claims, self._recovery = config, claims, recovery
         self._pool, self._cancelling = pool, cancelling
@@ -157,7 +157,7 @@ class Server:
         """Told of each thing that happens to a job."""
         self._runner, self._clock = runner, clock or SystemClock()
         self._workspace = Workspace(config.workspace, config.sync)
-        self._health = Health()
+        self._health = ServerHealth()
         runner.health.listeners.append(self._engine_changed)
         self._threads = Threads(min(_THREADS, config.workers + 2))
         self._claims = Claims(self._workspace.private)
@@ -166,7 +166,7 @@ class Server:
         """What goes on until the last job has left."""
         self._finding: list[asyncio.Task[None]] = []
         """What brings new jobs."""
-        self._watch: Watch | None = None
+        self._watch: FolderWatch | None = None
         self._at_once = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._over: asyncio.Future[None] | None = None
@@ -222,7 +222,7 @@ class Server:
         return len(self._scanner.queue)
 
     @property
-    def health(self) -> Health:
+    def health(self) -> ServerHealth:
         """What keeps it from its work, as a disk without room or an engine out of memory."""
         return self._health
 
@@ -272,7 +272,7 @@ class Server:
     # ----------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        self._watch = Watch(self._scanner.look)
+        self._watch = FolderWatch(self._scanner.look)
         self._watch.add(self._workspace.folder(Status.QUEUED), self._scanner.came)
         self._watch.add(self._cancelling.folder, self._cancelling.came)
         for ended in SPOOL.final:
@@ -295,7 +295,7 @@ class Server:
             self._health.over(f"model {model}")
             self._scanner.resume(model)
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: JobEvent) -> None:
         self.counts.add(event)
         if event.what is EventKind.CLAIMED:
             self._cancelling.check(event.job_id)
