@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.api.openai.splice import Heard
+from penstock.api.openai.splice import StreamSplice
 from penstock.core.errors import Conflict
 from penstock.workloads.llm.values import (
     Choice,
@@ -35,7 +35,7 @@ PLACES = st.lists(st.integers(0, 100), max_size=6)
 def test_however_an_answer_is_cut_and_broken_off_it_is_told_once(
     text: str, heard: int, first: list[int], second: list[int]
 ) -> None:
-    told, listener = "", Heard()
+    told, listener = "", StreamSplice()
     for part in cut(text[:heard], first):
         told += listener.take(FIRST, Delta(text=part)).text
     for part in cut(text, second):
@@ -46,7 +46,7 @@ def test_however_an_answer_is_cut_and_broken_off_it_is_told_once(
 
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))
 def test_an_answer_that_is_another_one_is_noticed(first: str, second: str) -> None:
-    listener = Heard()
+    listener = StreamSplice()
     listener.take(FIRST, Delta(text=first))
     if second.startswith(first):
         assert listener.take(SECOND, Delta(text=second)).text == second[len(first) :]
@@ -58,7 +58,7 @@ def test_an_answer_that_is_another_one_is_noticed(first: str, second: str) -> No
 
 def test_answers_tools_thoughts_and_logprobs_are_kept_apart() -> None:
     token = TokenLogprob("a", -1.0)
-    listener = Heard()
+    listener = StreamSplice()
 
     def pieces() -> list[Delta]:
         return [
@@ -81,7 +81,7 @@ def test_answers_tools_thoughts_and_logprobs_are_kept_apart() -> None:
 
 
 def test_an_end_of_another_job_is_compared_as_a_whole() -> None:
-    listener = Heard()
+    listener = StreamSplice()
     listener.take(FIRST, Delta(text="ab"))
     (rest,) = listener.finish(("its retry", 1), [Choice(text="abc")])
     assert rest.text == "c"

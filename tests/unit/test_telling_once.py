@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from penstock.api.openai.splice import Heard
+from penstock.api.openai.splice import StreamSplice
 from penstock.core.errors import Conflict
 from penstock.ports.engine_api import Streamed
 from penstock.workloads.llm.answers import Answer, TextStream
@@ -45,7 +45,7 @@ def test_a_text_is_told_once_whoever_says_it(
 
 
 def test_a_second_attempt_may_end_before_it_has_told_what_the_first_one_did() -> None:
-    heard = Heard()
+    heard = StreamSplice()
     heard.take(("j", 1), Delta(text="one two"))
     heard.take(("j", 2), Delta(text="one"))
     (rest,) = heard.finish(("j", 2), [Choice(text="one two three")])
@@ -54,7 +54,7 @@ def test_a_second_attempt_may_end_before_it_has_told_what_the_first_one_did() ->
 
 
 def test_a_second_attempt_that_says_less_is_another_answer() -> None:
-    heard = Heard()
+    heard = StreamSplice()
     heard.take(("j", 1), Delta(text="one two"))
     heard.take(("j", 2), Delta(text="one"))
     with pytest.raises(Conflict):

@@ -253,7 +253,6 @@ class EmbeddingBody(Asking, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Vectors are cut to this length and normalised again."""
 
 
-TextBody = ChatBody | CompletionBody
 AnyBody = ChatBody | CompletionBody | EmbeddingBody
 B = TypeVar("B", bound=Struct)
 

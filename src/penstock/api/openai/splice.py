@@ -62,7 +62,7 @@ class Track:
         return whole[len(said) :]
 
 
-class Told:
+class SplicedAnswer:
     """What a reader was told of one answer."""
 
     def __init__(self) -> None:
@@ -120,12 +120,12 @@ class Told:
         return (self._text, self._reasoning, *self._calls)
 
 
-class Heard:
+class StreamSplice:
     """What a reader was told of all the answers to a request."""
 
     def __init__(self) -> None:
         self._attempt: Attempt | None = None
-        self._answers: dict[int, Told] = {}
+        self._answers: dict[int, SplicedAnswer] = {}
 
     def take(self, attempt: Attempt, piece: Delta) -> Delta:
         """The piece, without what was told before. Raises Conflict."""
@@ -152,10 +152,10 @@ class Heard:
             told.again()
         return True
 
-    def _told(self, choice: int) -> Told:
+    def _told(self, choice: int) -> SplicedAnswer:
         found = self._answers.get(choice)
         if found is None:
-            found = self._answers[choice] = Told()
+            found = self._answers[choice] = SplicedAnswer()
         return found
 
 

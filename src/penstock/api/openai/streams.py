@@ -25,7 +25,7 @@ from penstock.api.openai.answers import (
 from penstock.api.openai.errors import OpenAiError, tell
 from penstock.api.openai.model_job import ModelJob
 from penstock.api.openai.requests import ChatBody, CompletionBody, Generating
-from penstock.api.openai.splice import Heard
+from penstock.api.openai.splice import StreamSplice
 from penstock.api.reply import EVENT_STREAM, Headers, encode
 from penstock.core.errors import PenstockError
 from penstock.workloads.llm.values import Choice, Delta, LlmResult, ToolDelta
@@ -59,7 +59,7 @@ async def stream(
 ) -> AsyncGenerator[bytes, None]:
     """The first item is empty: the answer begins, or a heartbeat is due. An error before it is
     raised and can have a status; a later one is part of the stream, and its end."""
-    heard, begun = Heard(), False
+    heard, begun = StreamSplice(), False
     try:
         async with (
             aclosing(job.pieces()) as source,
