@@ -370,16 +370,17 @@ async def test_a_job_of_the_original_s_wrk_runs_without_a_parent_that_is_missing
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as place:
-        job_id = original.wrk(tmp_path, b"go on", parent="1_2_3")
+        job_id = original.wrk(place.workspace.path, b"go on", parent="1_2_3")
         await place.done(job_id)
 
 
 @run_async
 async def test_the_pid_file_comes_back_after_another_server_took_it_along(tmp_path: Path) -> None:
-    async with serving(tmp_path, scan=0.05):
-        (tmp_path / ".nrvnad.pid").unlink()
-        await soon(lambda: (tmp_path / ".nrvnad.pid").exists(), "the pid file is back")
-        assert (tmp_path / ".nrvnad.pid").read_text() == str(os.getpid())
+    async with serving(tmp_path, scan=0.05) as place:
+        file = place.workspace.path / ".nrvnad.pid"
+        file.unlink()
+        await soon(file.exists, "the pid file is back")
+        assert file.read_text() == str(os.getpid())
 
 
 @run_async

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.openai.conftest import Running
@@ -52,12 +53,12 @@ async def test_audio_in_a_chat_reaches_the_model(tmp_path: Path) -> None:
     runner = saying(said("x"))
     part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "mp3"}}
     async with door(tmp_path, runner) as one, one.client() as client:
-        messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, part]}]
+        asked = {"type": "text", "text": "What is it?"}
+        messages: Any = [{"role": "user", "content": [asked, part]}]
         await client.chat.completions.create(model="fake", messages=messages)
         with pytest.raises(openai.BadRequestError, match="only for the role user"):
-            await client.chat.completions.create(
-                model="fake", messages=[{"role": "system", "content": [part]}]
-            )
+            messages = [{"role": "system", "content": [part]}]
+            await client.chat.completions.create(model="fake", messages=messages)
     (request,) = runner.asks
     assert isinstance(request, ChatRequest)
     assert isinstance((request.messages[0].content or "")[1], AudioPart)

@@ -54,7 +54,9 @@ async def test_an_image_below_an_allowed_source_reaches_the_model_and_no_other_i
     assert fetched == [f"{allowed}cat.png"]
     (request,) = runner.asks
     assert isinstance(request, ChatRequest)
-    (part,) = request.messages[0].content or ()
+    content = request.messages[0].content
+    assert isinstance(content, tuple)
+    (part,) = content
     assert isinstance(part, ImagePart)
     assert part.image_url.url == PIXEL
 

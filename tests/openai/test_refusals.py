@@ -49,8 +49,12 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "sound": (
         CHAT,
-        {"messages": _part({"type": "input_audio", "input_audio": {}})},
-        "messages[0].content[0].type",
+        {
+            "messages": _part(
+                {"type": "input_audio", "input_audio": {"data": "AA", "format": "ogg"}}
+            )
+        },
+        "messages[0].content[0].input_audio.format",
     ),
     "an image of the system": (
         CHAT,

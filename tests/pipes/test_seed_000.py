@@ -189,7 +189,7 @@ async def test_an_answer_ends_where_the_model_ends_it(small: SmallModel) -> None
     async with Network(small) as network:
         node = await network.split(0, 3, LAYERS)
         assert node.origin is not None
-        text = node.origin._text
+        text = node.origin.text
         text.ends = text.ends | {ids[3]}
         result = await ask(node, asked(count=30))
     assert result.choices[0].text == small.text(PROMPT, 3)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.adapters.llama import protocol
 from penstock.workloads.llm.values import (
+    AudioPart,
     ChatRequest,
     CompletionRequest,
     Delta,
@@ -103,7 +104,8 @@ def test_an_image_is_never_fetched() -> None:
     with pytest.raises(LlmFailure) as refused:
         body(ask)
     assert refused.value.code is LlmCode.INVALID_PROMPT
-    assert protocol.has_images(ask)
+    assert protocol.has_part(ask, ImagePart)
+    assert not protocol.has_part(ask, AudioPart)
 
 
 def test_tools_are_dropped_where_none_may_be_used() -> None:
