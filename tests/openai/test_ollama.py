@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,7 +82,8 @@ async def test_loaded_models_and_their_state_are_listed(tmp_path: Path) -> None:
         await client.chat.completions.create(
             model="fake", messages=[{"role": "user", "content": "hi"}]
         )
-        (model,) = (await one.call("GET", "/v1/models")).json["data"]
-        assert model["state"] == "ready"
+        async with asyncio.timeout(20):  # its worker reports it with its next sign of life
+            while (await one.call("GET", "/v1/models")).json["data"][0]["state"] != "ready":
+                await asyncio.sleep(0.05)
         (loaded,) = (await one.call("GET", "/api/ps")).json["models"]
         assert loaded["name"] == "fake"
