@@ -83,7 +83,7 @@ async def test_loaded_models_and_their_state_are_listed(tmp_path: Path) -> None:
             model="fake", messages=[{"role": "user", "content": "hi"}]
         )
         async with asyncio.timeout(20):  # its worker reports it with its next sign of life
-            while (await one.call("GET", "/v1/models")).json["data"][0]["state"] != "ready":
+            while (await one.call("GET", "/v1/models")).json["data"][0]["state"] != "ready":  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         (loaded,) = (await one.call("GET", "/api/ps")).json["models"]
         assert loaded["name"] == "fake"
