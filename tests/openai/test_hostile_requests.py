@@ -12,7 +12,7 @@ from tests.openai.door import door, said, saying
 
 from penstock.api.openai.responses import ResponseBody, chat_request
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import LlmCode, LlmFailure, Piece
+from penstock.workloads.llm.values import Delta, LlmCode, LlmFailure
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -116,7 +116,7 @@ def test_many_calls_in_one_request_take_little_time() -> None:
 @run_async
 async def test_a_response_that_is_not_finished_can_not_be_continued(tmp_path: Path) -> None:
     go_on = asyncio.Event()
-    runner = saying(Piece(text="x"), go_on, said("x"))
+    runner = saying(Delta(text="x"), go_on, said("x"))
     async with door(tmp_path, runner) as one, one.client() as client:
         events = await client.responses.create(model="fake", input="a", stream=True)
         first = await anext(aiter(events))

@@ -33,7 +33,7 @@ async def test_an_image_below_an_allowed_source_reaches_the_model_and_no_other_i
     fetched: list[str] = []
 
     async def fetch(session: aiohttp.ClientSession, where: str, url: str) -> str:
-        fetched.append(url)
+        fetched.append(str(url))
         return PIXEL
 
     monkeypatch.setattr(images, "_fetched", fetch)

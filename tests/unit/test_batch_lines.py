@@ -82,7 +82,7 @@ def test_a_body_that_can_not_be_asked_is_one_more_wrong_line(kind: str) -> None:
     """Any other error would be tried again for ever."""
     body = {"model": "fake", "messages": [{"role": "user", "content": "x"}], **HOSTILE[kind]}
     line = {"custom_id": "a", "method": "POST", "url": CHAT, "body": body}
-    check = LineCheck(CHAT, OpenAiDialect())
+    check = LineCheck(CHAT, OpenAiBatchFormat())
     check.look(7, json.dumps(line).encode())
     (error,) = check.conclude()
     assert error.line == 7

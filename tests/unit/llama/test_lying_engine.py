@@ -15,9 +15,9 @@ from penstock.adapters.llama.engine import Engine
 from penstock.adapters.llama.process import EngineSpec
 from penstock.adapters.llama.sizing import Size
 from penstock.testing.aio import run_async
-from penstock.workloads.llm.values import Completion, LlmCode, LlmFailure
+from penstock.workloads.llm.values import CompletionRequest, LlmCode, LlmFailure
 
-ASK = Completion(prompts=("hello",))
+ASK = CompletionRequest(prompts=("hello",))
 
 
 class LivingProcess:

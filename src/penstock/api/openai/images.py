@@ -51,11 +51,11 @@ async def with_images(call: Call, request: LlmRequest) -> LlmRequest:
 def refuse_urls(request: LlmRequest) -> None:
     """For requests that wait for their turn: the image may be another one by then. Raises
     InvalidRequest."""
-    for number, index, _ in _urls(request) if isinstance(request, Chat) else ():
+    for number, index, _ in _urls(request) if isinstance(request, ChatRequest) else ():
         raise InvalidRequest(_place(number, index), "must be a data: URI in a batch")
 
 
-def _urls(request: Chat) -> list[tuple[int, int, str]]:
+def _urls(request: ChatRequest) -> list[tuple[int, int, str]]:
     """Images by URL: the message, the part, and the URL."""
     return [
         (number, index, part.image_url.url)
