@@ -22,7 +22,8 @@ from penstock.ports.executor import CancelToken, Context
 from penstock.testing import InMemoryEngine
 from penstock.workloads.container.config import WorkerConfig
 from penstock.workloads.container.job import ErrorCode, Limits
-from penstock.workloads.function.definition import JobFunction, JobOptions, SubmitOptions
+from penstock.workloads.function.definition import JobFunction
+from penstock.workloads.function.options import JobOptions, SubmitOptions
 from penstock.workloads.llm.batches import Batches
 from penstock.workloads.pipeline.interface import Pipelines
 from penstock.workloads.pipeline.retrying import BREAKER_OPEN
