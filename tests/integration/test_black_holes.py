@@ -22,6 +22,7 @@ from tests.support.black_hole import BlackHole, black_hole
 from tests.support.waiting import eventually, soon
 
 import penstock
+from penstock import JobState
 from penstock.adapters.http import connection as http
 from penstock.adapters.http import engine_api
 from penstock.adapters.link import blocking, renewal
@@ -195,6 +196,23 @@ def test_calls_go_on_when_the_network_is_back(network: Network, way: str) -> Non
         network.gate.set()
         assert result.result(LIMIT) == "done"
         assert gathered.result(LIMIT) == ["done"]
+        assert getattr(followed.result(LIMIT)[-1], "transition").after == "SUCCEEDED"  # noqa: B009
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_tells_of_the_end_that_came_while_its_engine_was_lost(
+    network: Network, way: str
+) -> None:
+    here = network.here.submit("job.wait")
+    eventually(lambda: here.refresh().state is JobState.RUNNING and here.logs(), "it has begun")
+    with network.connect(way, reconnect_timeout=6) as ps, ThreadPoolExecutor(1) as threads:
+        updates = ps.get(here.job_id).follow()
+        next(updates)  # its log; no move comes before it is cut off
+        followed = threads.submit(list, updates)
+        network.cut()
+        network.gate.set()
+        here.result(LIMIT)
+        network.heal()
         assert getattr(followed.result(LIMIT)[-1], "transition").after == "SUCCEEDED"  # noqa: B009
 
 

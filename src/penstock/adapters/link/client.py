@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
 from msgspec import Raw
 
 from penstock.adapters.link.address import Address
@@ -49,6 +50,7 @@ from penstock.adapters.link.renewal import (
     ping_interval,
 )
 from penstock.core.errors import NotRunning, PenstockError, Unavailable
+from penstock.core.job import Job
 from penstock.ports.bus import AnyMessage, Handler, Reader
 from penstock.ports.process import CALLER_TIMEOUT, close_in_children, fileno_of
 
@@ -62,6 +64,7 @@ _BUFFERED = 10_000
 _GOODBYE = 2.0
 """Seconds that the last frames have to leave."""
 _Received = Item | End | Failure | ConnectionLost
+_read_job = msgspec.msgpack.Decoder(Job).decode
 
 
 class Link:
@@ -313,6 +316,10 @@ class Link:
     async def stream(
         self, method: str, decode: Decode[T], params: Mapping[str, object]
     ) -> AsyncIterator[T]:
+        if method == "follow" and params.get("after_move") is None:
+            # Else nobody could tell which moves were missed while the connection was lost.
+            job = await self.call("get", _read_job, {"job_id": params["job_id"]})
+            params = {**params, "after_move": job.version}
         reading = Reading(self.address, method, params, self._reconnect_timeout)
         while True:
             protocol = self._protocol or await self._connected(reading)
