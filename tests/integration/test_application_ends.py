@@ -43,7 +43,15 @@ def began(name, count):
     while len(list(here.glob(f"{name}-*"))) < count:
         time.sleep(0.01)
 """
-NOISE = ("Task was destroyed", "Unclosed", "never awaited", "Event loop is closed", "Exception in")
+NOISE = (
+    "Task was destroyed",
+    "never retrieved",
+    "Unclosed",
+    "never awaited",
+    "Event loop is closed",
+    "Exception in",
+    "RuntimeError",
+)
 
 
 class Script:
@@ -57,7 +65,7 @@ class Script:
             cwd=folder,
             text=True,
             stderr=subprocess.PIPE,
-            env={"PENSTOCK_DATA_DIR": "data", "PENSTOCK_HTTP": "", **env},
+            env={**os.environ, "PENSTOCK_DATA_DIR": "data", "PENSTOCK_HTTP": "", **env},
         )
 
     def ended(self, within: float = 30.0) -> str:
@@ -191,6 +199,30 @@ def test_ctrl_c_ends_running_jobs_at_once(tmp_path: Path, how: str, inside: bool
     told = script.ended()
     assert told.splitlines()[-1] == "KeyboardInterrupt"
     assert script.process.returncode == -signal.SIGINT
+    assert states(tmp_path) == [JobState.FAILED]
+
+
+CALLS = {
+    "result": "job.result()",
+    "gather": "penstock.gather(job)",
+    "as_completed": "list(penstock.as_completed([job]))",
+    "follow": "list(job.follow())",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_ctrl_c_ends_a_call_that_waits_without_noise(tmp_path: Path, call: str) -> None:
+    text = f"""
+with app.run(drain_timeout=3600):
+    job = once.submit(1)
+    began("once", 1)
+    {CALLS[call]}
+"""
+    script = Script(tmp_path, text)
+    eventually((tmp_path / "once-1").exists)
+    time.sleep(0.3)
+    script.process.send_signal(signal.SIGINT)
+    assert script.ended().splitlines()[-1] == "KeyboardInterrupt"
     assert states(tmp_path) == [JobState.FAILED]
 
 

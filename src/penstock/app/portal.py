@@ -94,6 +94,12 @@ class Portal:
         if not self._woken:  # one wake-up serves all who come until the loop looks
             self._woken = True
             self.loop.call_soon_threadsafe(self._start)
+        try:
+            call.wait()
+        except BaseException:  # Ctrl-C
+            self.loop.call_soon_threadsafe(self._abandon, call)
+            call.wait(_CANCELLED_WITHIN)
+            raise
         return call.result()
 
     def check_thread(self) -> None:
@@ -139,6 +145,12 @@ class Portal:
             else:
                 self._running.add(call)
                 call.future.add_done_callback(partial(self._end, call))
+
+    def _abandon(self, call: _Call[Any]) -> None:
+        """Cancel work that nobody waits for any longer."""
+        if call in self._running:
+            call.future.add_done_callback(_retrieve)
+            call.future.cancel()
 
     def _end(self, call: _Call[Any], done: asyncio.Future[Any] | Unavailable) -> None:
         if call not in self._running:
@@ -186,11 +198,21 @@ class _Call(Generic[T]):
         self._error = error
         self._ended.release()
 
+    def wait(self, seconds: float = -1) -> None:
+        """Wait for its end; with `seconds`, no longer than that."""
+        self._ended.acquire(timeout=seconds)
+
     def result(self) -> T:
-        self._ended.acquire()
+        """What came of it, after its end."""
         if self._error is not None:
             raise self._error
         return self.read(self.future)
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Else asyncio complains of an exception that nobody has read."""
+    if not future.cancelled():
+        future.exception()
 
 
 class LoopThread(Portal):
