@@ -154,6 +154,7 @@ def test_every_exception_is_told_with_its_code(pages: dict[str, str]) -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", told, re.M))
     ours = {k.__name__: k.code for k in kinds(errors.PenstockError) if k.__module__ in HOME}
     assert rows == ours
+    assert set(rows) - set(penstock.__all__) == set()
 
 
 HOME = {errors.__name__}
