@@ -13,6 +13,7 @@ import pytest
 from tests.support.waiting import eventually
 
 import penstock
+from penstock.app.engine import Engine
 from penstock.core.errors import AlreadyRunning, Misconfigured, Unavailable
 from penstock.testing.aio import run_async
 
@@ -120,6 +121,26 @@ def test_who_joined_takes_the_engine_over_when_its_owner_leaves(tmp_path: Path) 
     assert double(third, 2) == 4
     assert third.client().get(kept.job_id).state in ("PENDING", "SCHEDULED")
     third.close()
+
+
+def test_who_could_not_take_the_engine_over_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = an_app(), an_app()
+    first.start(tmp_path)
+    second.start(tmp_path)
+    start, failures = Engine.start, [OSError("Address already in use")]
+
+    async def refused_once(engine: Engine) -> None:
+        if failures:
+            raise failures.pop()
+        await start(engine)
+
+    monkeypatch.setattr(Engine, "start", refused_once)
+    first.close()
+    assert double(second, 2) == 4
+    assert not failures
+    second.close()
 
 
 def test_sharing_can_be_forbidden(tmp_path: Path) -> None:

@@ -198,8 +198,11 @@ class Membership:
                 continue
             try:
                 await self._have_engine(lock)
-            except PenstockError as error:
-                log.error("the engine of %s can't go on here: %s", self._settings.data_dir, error)
+            except Exception as error:  # whatever it is, this process goes on standing by
+                surprise = None if isinstance(error, PenstockError) else error
+                folder = self._settings.data_dir
+                log.error("the engine of %s can't go on here: %s", folder, error, exc_info=surprise)
+                lock.close()  # another process may be luckier
                 await asyncio.sleep(_RETRY)
             finally:
                 lock.close()
