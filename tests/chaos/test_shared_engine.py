@@ -29,6 +29,8 @@ KILLS = 10
 def web(tmp_path: Path) -> Iterator[Web]:
     with cluster(tmp_path) as made:
         yield Web(made)
+        for process in made.processes:
+            print(made.log_of(process))  # shown if the test failed
 
 
 class Web:
@@ -49,6 +51,8 @@ class Web:
             str(self.port),
             "--workers",
             str(workers),
+            "--lifespan",
+            "on",  # a process that can't start says why, and answers nobody
         ]
         log = open(self.cluster.folder / "0-uvicorn.log", "wb")  # noqa: SIM115 given to the child
         process = subprocess.Popen(

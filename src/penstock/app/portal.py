@@ -91,10 +91,10 @@ class Portal:
             raise _again(self._failure)
         call = _Call(begin)
         self._coming.append(call)
-        if not self._woken:  # one wake-up serves all who come until the loop looks
-            self._woken = True
-            self.loop.call_soon_threadsafe(self._start)
         try:
+            if not self._woken:  # one wake-up serves all who come until the loop looks
+                self._woken = True
+                self.loop.call_soon_threadsafe(self._start)
             call.wait()
         except BaseException:  # Ctrl-C
             self.loop.call_soon_threadsafe(self._abandon, call)
@@ -148,6 +148,7 @@ class Portal:
 
     def _abandon(self, call: _Call[Any]) -> None:
         """Cancel work that nobody waits for any longer."""
+        self._start()  # perhaps the loop was not told of it
         if call in self._running:
             call.future.add_done_callback(_retrieve)
             call.future.cancel()
