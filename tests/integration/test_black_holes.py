@@ -234,6 +234,22 @@ def test_a_silent_stream_may_lose_its_engine_again_and_again(network: Network, w
         assert followed.result(LIMIT)
 
 
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+def test_a_try_to_reconnect_that_is_swallowed_is_not_the_last(network: Network, way: str) -> None:
+    hole = network.holes[way]
+    with network.connect(way, reconnect_timeout=4) as ps, ThreadPoolExecutor(2) as threads:
+        updates = ps.submit("job.wait").follow()
+        next(updates)
+        accepted = hole.accepted
+        network.cut()
+        followed, submitted = threads.submit(list, updates), threads.submit(ps.submit, "job.wait")
+        eventually(lambda: hole.accepted >= accepted + 2, "both try while the network is down")
+        network.heal()
+        network.gate.set()
+        assert submitted.result(LIMIT).result(LIMIT) == "done"
+        assert followed.result(LIMIT)
+
+
 def test_a_client_can_be_closed_while_its_engine_is_gone(network: Network) -> None:
     for way in WAYS:
         began = time.monotonic()

@@ -32,7 +32,6 @@ from penstock.adapters.link.frames import (
 )
 from penstock.adapters.link.proxy import Decode, remote_api
 from penstock.adapters.link.renewal import (
-    HANDSHAKE_TIMEOUT,
     MAX_UNANSWERED,
     PING_INTERVAL,
     RECONNECT_TIMEOUT,
@@ -112,7 +111,9 @@ class BlockingLink:
                 raise NotRunning(f"not connected to {self._address}")
             left = sending.time_left()
             try:
-                self._open(HANDSHAKE_TIMEOUT if left is None else min(left, HANDSHAKE_TIMEOUT))
+                # Not all of the time: what is sent while the network is down is never answered.
+                patience = self._ping_interval
+                self._open(patience if left is None else min(left, patience))
             except Unavailable:
                 if not has_failed:
                     log.warning("lost the connection to %s; reconnecting", self._address)

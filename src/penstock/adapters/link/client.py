@@ -109,14 +109,17 @@ class Link:
 
     # -- connecting ---------------------------------------------------------------
 
-    async def connect(self) -> None:
-        """Connect once. Raises NotRunning, NotPermitted, Misconfigured."""
+    async def connect(self, patience: float = HANDSHAKE_TIMEOUT) -> None:
+        """Connect once. Raises NotRunning, NotPermitted, Misconfigured.
+
+        `patience`: seconds within which the engine must have answered.
+        """
         self.address.check_local()
         self._opened = None
         self._welcome = asyncio.get_running_loop().create_future()
         self._down.clear()
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT):
+            async with asyncio.timeout(patience):
                 protocol = await self._open()
                 protocol.send(Hello(PROTOCOL, self._token))
                 await self._welcome
@@ -220,7 +223,7 @@ class Link:
         log.warning("lost the connection to %s; reconnecting", self.address)
         for pause in pauses():
             try:
-                await self.connect()
+                await self.connect(self._ping_interval)  # there is time for more than one try
             except Unavailable:
                 await asyncio.sleep(pause)
             else:

@@ -29,7 +29,7 @@ from penstock.workloads.pipeline.records import PipelineEvent
 RECONNECT_TIMEOUT = 60.0
 """Seconds that a call without a timeout of its own waits for an engine that was lost."""
 HANDSHAKE_TIMEOUT = 10.0
-"""Seconds within which an engine must have answered the first frame."""
+"""Seconds within which an engine must have answered the first frame of the first connection."""
 PING_INTERVAL = 10.0
 """Seconds between pings."""
 MAX_UNANSWERED = 3
@@ -53,7 +53,8 @@ class ConnectionLost(Exception):
 
 
 def ping_interval(reconnect_timeout: float | None) -> float:
-    """Such that an engine is not missed for longer than a call would wait for it."""
+    """Such that an engine is not missed for longer than a call would wait for it, and that there is
+    time for three tries to reach it."""
     if reconnect_timeout is None:
         return PING_INTERVAL
     return min(PING_INTERVAL, max(reconnect_timeout, _LEAST_SILENCE) / MAX_UNANSWERED)
