@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -81,9 +82,10 @@ def test_the_crawl_has_less_than_forty_lines(program: Path) -> None:
 @pytest.mark.timeout(120)
 def test_no_download_that_had_finished_is_done_twice(tmp_path: Path, program: Path) -> None:
     pages, output = tmp_path / "pages.log", tmp_path / "crawl.log"
+    path = os.pathsep.join(filter(None, (str(program), os.environ.get("PYTHONPATH"))))
     with (
         running(program / "pages.py", "0", log=pages),
-        cluster(tmp_path, PYTHONPATH=str(program)) as c,
+        cluster(tmp_path, PYTHONPATH=path) as c,
     ):
         port = eventually(lambda: pages.read_text().strip(), "the server listens")
         kept, dropped = f"127.0.0.1:{port}", f"localhost:{port}"
