@@ -27,7 +27,8 @@ KILLS = 10
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[Web]:
-    with cluster(tmp_path) as made:
+    # Each kill takes a worker, too: an unlucky job loses its own every time, and must not end.
+    with cluster(tmp_path, PENSTOCK_MAX_ATTEMPTS=str(KILLS + 1)) as made:
         yield Web(made)
         for process in made.processes:
             print(made.log_of(process))  # shown if the test failed
