@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import penstock
-from penstock import App, Client, Context, JobFailed, Retry
+from penstock import App, Client, Context, JobFailed, Retry, Step
 from penstock.core.errors import InvalidRequest, TooLarge, UnreadablePointer
 from penstock.ports.engine_api import KeyRole
 from penstock.testing import RecordingContext
@@ -86,6 +86,15 @@ async def leave_what(ctx: Context, path: str) -> str:
 @app.job("job.leave.blocking")
 async def leave_blocking(ctx: Context) -> None:
     ctx.artifact_sync("x", b"x")
+
+
+@app.job("job.leave.row")
+async def leave_row(ctx: Context) -> str:
+    try:
+        await ctx.checkpoint([Step("artifact:x", 0)])
+    except InvalidRequest as error:
+        return error.field
+    return "kept"
 
 
 async def train(ctx: Context) -> int:
@@ -159,6 +168,10 @@ def test_a_name_that_is_no_relative_path_is_refused(ps: Client, name: str) -> No
 def test_a_file_that_is_not_there_is_refused(ps: Client, tmp_path: Path) -> None:
     said = ps.submit("job.leave.source", {"path": str(tmp_path / "nothing")}).result(timeout=30)
     assert "No such file" in said
+
+
+def test_a_row_under_the_name_of_an_artifact_is_refused(ps: Client) -> None:
+    assert ps.submit("job.leave.row").result(timeout=30) == "rows[0].name"
 
 
 def test_async_code_is_told_to_await(ps: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from hashlib import sha256
 
 import msgspec
@@ -64,6 +65,17 @@ def check_count(count: int) -> None:
 ROW = "artifact:"
 """How the names of their rows begin."""
 _LONGEST = 150
+
+
+def check_rows(rows: Iterable[object]) -> None:
+    """Raises InvalidRequest if a job's own row has a name that only artifacts may have."""
+    for index, row in enumerate(rows):
+        if str(getattr(row, "name", "")).startswith(ROW):
+            raise InvalidRequest(
+                f"rows[{index}].name",
+                f"must not begin with {ROW!r}",
+                hint="leave a file with ctx.artifact(name, source)",
+            )
 
 
 def row_name(name: str) -> str:

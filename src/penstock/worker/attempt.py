@@ -23,7 +23,7 @@ from msgspec import Raw
 from msgspec.json import decode, encode
 from msgspec.structs import replace
 
-from penstock.core.artifact import ROW, Artifact, check_count
+from penstock.core.artifact import ROW, Artifact, check_count, check_rows
 from penstock.core.errors import InvalidRequest, PenstockError
 from penstock.core.job import Job, JobRequest, JobResult
 from penstock.core.ledger import Step, artifact_of, artifact_row
@@ -192,9 +192,11 @@ class Attempt(RunsSteps):
     def checkpoint(
         self, rows: Sequence[Step], notes: Sequence[str] = ()
     ) -> Coroutine[Any, Any, None]:
+        check_rows(rows)
         return self._host.checkpoints.checkpoint(self.key, rows, notes)
 
     def checkpoint_sync(self, rows: Sequence[Step], notes: Sequence[str] = ()) -> None:
+        check_rows(rows)
         self._host.checkpoints.checkpoint_sync(self.key, rows, notes, self.cancel)
 
     async def artifact(self, name: str, source: Source, media_type: str | None = None) -> Artifact:
