@@ -22,6 +22,7 @@ from msgspec import Struct
 import penstock
 from penstock.app.offline import offline
 from penstock.config import load
+from penstock.core.errors import StoreFailed
 from penstock.ports import process
 from penstock.workloads.pipeline.records import ItemOutcome
 from penstock.workloads.pipeline.rows import RunRows
@@ -110,7 +111,12 @@ def left_in(folder: Path) -> Left | None:
     """None where nothing was accepted."""
     if not (folder / "data" / "penstock.db").exists():
         return None
-    return asyncio.run(_left_in(folder))
+    try:
+        return asyncio.run(_left_in(folder))
+    except StoreFailed as error:
+        if type(error) is not StoreFailed or "start an engine on it once" not in (error.hint or ""):
+            raise
+        return None  # killed before its database had all its tables
 
 
 async def _left_in(folder: Path) -> Left | None:

@@ -694,6 +694,22 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path) ->
     assert path.read_bytes() == before
 
 
+@run_async
+async def test_a_file_that_was_never_filled_is_told_to_a_reader_and_taken_by_an_engine(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.db"
+    raw(path).close()
+    path.touch()
+    reader = SqliteBackend(path)
+    with pytest.raises(StoreFailed, match="holds nothing yet") as refused:
+        await reader.open(own=False)
+    assert refused.value.code == "STORE_FAILED"
+    owner = SqliteBackend(path)
+    await owner.open()
+    await owner.close()
+
+
 def test_somebody_elses_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     other = raw(path)

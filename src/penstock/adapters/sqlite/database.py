@@ -96,6 +96,12 @@ def open_reader(path: Path, schema: Schema) -> apsw.Connection:
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(5000)
         connection.pragma("cache_size", -16_384)
+        if _is_empty(connection):
+            connection.close()
+            raise StoreFailed(
+                f"{path} holds nothing yet: the process that made it was killed at its start",
+                hint="start an engine on it once",
+            )
         _check_ours(connection, path, schema)
         if connection.pragma("user_version") < len(schema.migrations()):
             raise StoreFailed(
@@ -114,8 +120,7 @@ def _prepare(
             hint="check the permissions of the file and its folder",
         )
     connection.set_busy_timeout(5000)
-    version = connection.pragma("user_version")
-    if version or connection.execute("SELECT count(*) FROM sqlite_schema").get:
+    if not _is_empty(connection):
         _check_ours(connection, path, schema)
     connection.pragma("journal_mode", "wal")
     connection.pragma("synchronous", _SYNCHRONOUS[durability])
@@ -124,6 +129,12 @@ def _prepare(
     connection.pragma("foreign_keys", True)
     connection.pragma("wal_autocheckpoint", 4000)
     migrate(connection, path, schema)
+
+
+def _is_empty(connection: apsw.Connection) -> bool:
+    """Whether it is a file in which no engine, and nobody else, has written anything."""
+    tables = connection.execute("SELECT count(*) FROM sqlite_schema").get
+    return not (tables or connection.pragma("user_version"))
 
 
 def _check_ours(connection: apsw.Connection, path: Path, schema: Schema) -> None:

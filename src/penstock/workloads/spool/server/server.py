@@ -77,11 +77,16 @@ class Patrol:
         """At the jobs in `processing`, until cancelled."""
         while True:
             await self._clock.sleep(self._config.scan)
-            with suppress(OSError):  # the original takes it along when it leaves
-                await self._threads.do(write_pid, self._config.workspace, missing=True)
             self._pool.let_go()
             self._cancelling.look()
             await self.recover()
+
+    async def keep_pid(self) -> None:
+        """Write the pid file again when an original server that left took it along."""
+        while True:
+            await self._clock.sleep(self._config.scan)
+            with suppress(OSError):
+                await self._threads.do(write_pid, self._config.workspace, missing=True)
 
     async def recover(self) -> Recovered:
         try:
@@ -250,6 +255,7 @@ class Server:
             self._own(self._scanner.run()),
             self._own(self._pool.run(self._following)),
             self._own(self._patrol.expire(self._scanner.queue)),
+            self._own(self._patrol.keep_pid()),
             self._own(self._retention.run()),
         ]
 
