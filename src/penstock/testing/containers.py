@@ -2,7 +2,7 @@
 
 It is honest where real ones are awkward: a container that writes stands still until somebody
 reads, and then no kill comes through either; without a reader its output is lost; a name is
-taken until it is removed; who waits when the engine dies is told so.
+taken until it is removed; calls under way raise an error when the engine dies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calls to an engine's HTTP API: one session, many connections, and when to try again.
 
 A call is repeated only where that is safe: if it changes nothing, or if the engine answers
-the same call twice with the same thing. Everything else is sent once, and a caller whose
-answer was lost is told so.
+the same call twice with the same thing. Everything else is sent once; if
+its answer is lost, the call raises an error.
 """
 
 from __future__ import annotations
