@@ -138,7 +138,7 @@ async def main(config: LpConfig, pids: list[int], how: str) -> None:
     while not isinstance(node.find(frozenset()), Way):
         await node.changed(1.0)
     assert node.origin is not None
-    node.origin._text.ends = frozenset()  # answers are as long as was asked
+    node.origin.text.ends = frozenset()  # answers are as long as was asked
     figures = await measured(node, PLANS[how], Clocks(pids))
     for number, pid in enumerate(pids):
         figures[f"resident_{number}"] = resident(pid)
